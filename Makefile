@@ -1,0 +1,58 @@
+# Everything here runs in a virtual environment that the first target makes by itself. `make` alone lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV ?= .venv
+PYTHON ?= python3
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+export PYSPARK_PYTHON := $(abspath $(PY))
+export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
+
+.PHONY: help install java demo check test kernels test-fast test-slow test-engines model bench golden clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
+
+$(READY): pyproject.toml
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "installing lastword and its tools into $(VENV) (once; about a minute)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -e '.[spark,dev]'
+	@touch $(READY)
+
+install: $(READY) ## the virtual environment with everything
+
+java:
+	@./scripts/need-java
+
+kernels: $(READY)
+	@$(PY) -c 'import lastword.kernels as k; k.warm(print)'
+
+demo: java $(READY) kernels ## the main job on real data: flights as a changelog, written, cleaned and restored with Spark and Python
+	@$(PY) examples/demo/main.py
+
+check: $(READY) kernels ## format, lint, types, layers, fast tests; under a minute with warm caches
+	@$(VENV)/bin/ruff format --check --quiet .
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-logo 2>&1 | tail -n 20; test $${PIPESTATUS[0]} -eq 0
+	@$(PY) -m pytest -n 2 -m 'not slow and not spark and not kafka'
+
+test: java check test-slow test-engines ## check, then every other test: slow ones, Spark, real Kafka
+
+test-slow: $(READY) kernels
+	@$(PY) -m pytest -n 2 -m 'slow and not spark and not kafka'
+
+test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka
+	@$(PY) -m pytest -n 2 --dist loadgroup -m 'spark or kafka'
+
+model: $(READY) kernels ## random operations against a dict: make model N=5000
+	@LASTWORD_MODEL_EXAMPLES=$(or $(N),2000) $(PY) -m pytest tests/model -q
+
+bench: java $(READY) kernels ## named workloads beside a rival measured in the same run: make bench SIZE=full ONLY=clean
+	@$(PY) -m bench.run --size $(or $(SIZE),small) $(if $(ONLY),--only $(ONLY))
+
+golden: $(READY) kernels ## rewrite the expected text of the golden scripts, to be read in the diff
+	@LASTWORD_REWRITE=1 $(PY) -m pytest tests/cli -q
+
+clean: ## remove the virtual environment and what tools left
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-output
