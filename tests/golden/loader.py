@@ -1,0 +1,102 @@
+"""Opens the golden cases of `data/`: what Kafka's own classes read, and the files they read it from.
+
+A stage of a case is one log directory. Records, batches and index entries come as the dicts of the JSON lines, with
+byte strings already decoded, so that a test compares bytes with bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parent / "data"
+
+
+def names(pattern: str = "*") -> list[str]:
+    """Names of the cases that match a glob, sorted."""
+    return sorted(path.parent.name for path in DATA.glob(f"{pattern}/case.json"))
+
+
+def case(name: str) -> Case:
+    return Case(name)
+
+
+def partition_files(directory: Path, suffix: str = ".log") -> list[Path]:
+    """Files of one kind below a log directory or a partition directory, ordered by partition and base offset."""
+    return sorted(directory.rglob(f"*{suffix}"))
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+
+    @property
+    def directory(self) -> Path:
+        return DATA / self.name
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """case.json: kafka, codecs, config, stages, files, summary."""
+        return json.loads((self.directory / "case.json").read_text(encoding="utf-8"))
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The topic's settings in Kafka's spelling."""
+        return self.facts["config"]
+
+    @property
+    def stages(self) -> list[str]:
+        return sorted(self.facts["stages"])
+
+    def expected(self, stage: str) -> list[dict[str, Any]]:
+        """Records in file order. `key` and `value` are bytes or None, or `value` is missing (`value_sha256`, `value_len`)."""
+        return [_record(line) for line in self._lines(stage, "expected")]
+
+    def batches(self, stage: str) -> list[dict[str, Any]]:
+        return list(self._lines(stage, "batches"))
+
+    def indexes(self, stage: str) -> list[dict[str, Any]]:
+        return list(self._lines(stage, "indexes"))
+
+    def unpack(self, target: Path, *stages: str) -> Path:
+        """Extracts the archive (or some stages of it) into `target`, modification times kept; returns `target`."""
+        with tarfile.open(self.directory / "data.tar.gz") as archive:
+            members = [m for m in archive if not stages or m.name.removeprefix("./").split("/")[0] in stages]
+            archive.extractall(target, members=members, filter="data")
+        return target
+
+    def _lines(self, stage: str, kind: str) -> Iterator[dict[str, Any]]:
+        with gzip.open(self.directory / f"{stage}.{kind}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+
+def value_matches(expected: dict[str, Any], value: bytes | None) -> bool:
+    """Compares a value with a line of `expected`, whichever way the line holds it."""
+    if "value_sha256" in expected:
+        return (
+            value is not None
+            and len(value) == expected["value_len"]
+            and hashlib.sha256(value).hexdigest() == expected["value_sha256"]
+        )
+    return value == expected["value"]
+
+
+def _record(line: dict[str, Any]) -> dict[str, Any]:
+    line["key"] = _bytes(line["key"])
+    if "value" in line:
+        line["value"] = _bytes(line["value"])
+    line["headers"] = tuple((name, _bytes(value)) for name, value in line["headers"])
+    return line
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
