@@ -1,0 +1,82 @@
+"""What all results have in common: frozen, a `to_dict()` with the fields of `--json`, a plain table in a notebook.
+
+A value is a frozen dataclass that also inherits `Value`. Its fields are its interface: the same names are Python
+attributes, JSON fields and columns. Units are part of the name (`_bytes`, `_ms`, `_ratio`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class Value:
+    """Mixin for frozen dataclasses."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Field names and plain values: nested values become dicts, tuples become lists."""
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def _repr_html_(self) -> str:
+        rows = [(name, _cell(value)) for name, value in self.to_dict().items()]
+        return table_html(type(self).__name__, ("field", "value"), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Value):
+    """How far a long call is. `eta_seconds` is None until there is something to judge by."""
+
+    verb: str
+    done_bytes: int
+    total_bytes: int
+    seconds: float
+    eta_seconds: float | None
+
+    @classmethod
+    def at(cls, verb: str, done_bytes: int, total_bytes: int, seconds: float) -> Progress:
+        """A Progress whose eta goes on at the average speed so far."""
+        known = 0 < done_bytes <= total_bytes and seconds > 0
+        return cls(
+            verb,
+            done_bytes,
+            total_bytes,
+            seconds,
+            seconds * (total_bytes - done_bytes) / done_bytes if known else None,
+        )
+
+    def __str__(self) -> str:
+        share = 100 if self.total_bytes <= 0 else 100 * self.done_bytes // self.total_bytes
+        return f"{self.verb}: {share} %"
+
+
+ProgressLike = Callable[[Progress], None]
+
+
+def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """One plain table, every text escaped."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f"<table><caption>{html.escape(title)}</caption><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Value):
+        return value.to_dict()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(_plain(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
