@@ -1,0 +1,423 @@
+"""Every error that lastword raises on purpose, ordered by what the caller can do about it.
+
+    LastwordError
+    ├── UsageError        exit 2, also ValueError: fix the call
+    │   ├── ReadOnlyError            opened to read, asked to write
+    │   ├── NotALogDirError          the path holds no log directory
+    │   ├── UnknownTopicError        no such topic; names the nearest
+    │   ├── TopicExistsError         create_topic without exist_ok
+    │   ├── InvalidTopicError        a name that cannot be a directory of Kafka's
+    │   ├── InvalidSettingError      a value out of its range or of the wrong kind
+    │   │   └── UnknownSettingError  no such setting; names the nearest
+    │   ├── NoPolicyError            nothing may be removed without a cleanup.policy
+    │   ├── OffsetOutOfRangeError    below log start or above log end
+    │   ├── KeyRequiredError         a compacted topic needs keys
+    │   ├── SerializerError          a key or value that its serializer refuses
+    │   ├── RecordTooLargeError      larger than max.message.bytes
+    │   ├── SequenceGapError         a producer's sequences must rise without a hole
+    │   └── SparkOptionError         an option or column that the Spark source does not take
+    ├── DataError         exit 3: the bytes are bad
+    │   ├── CorruptBatchError        length, CRC, count or fields contradict each other
+    │   ├── CorruptFileError         a checkpoint, index or properties file is damaged
+    │   ├── UnknownMagicError        a message format that is not read
+    │   ├── UnsupportedBatchError    a sound batch of a kind that the operation cannot treat
+    │   ├── DecompressionLimitError  a payload that grows past its bound
+    │   ├── CertificateError         a rewrite that does not hold what it must: nothing was published
+    │   └── QuarantinedError         the partition was set aside after an earlier DataError
+    ├── BusyError         exit 4: try again
+    │   └── LogDirLockedError        another process writes there
+    ├── CapacityError     exit 5: make room
+    │   ├── DiskFullError            no room on the drive; the log is unchanged
+    │   └── StateTooLargeError       a restore past max_bytes
+    ├── StorageError      exit 6, also OSError: the drive or its permissions
+    │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
+    │   ├── FileVanishedError        also FileNotFoundError: gone since it was listed
+    │   └── FileTakenError           also FileExistsError
+    └── MissingError      exit 7, also ImportError: install something
+
+`str(error)` has the message and, on a second line, the remedy. All errors pickle, so that Spark's tasks can send them home.
+Where a sentence is fixed, a class method of the error makes it, so that it reads the same from every caller.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, ClassVar, Protocol
+
+
+class LastwordError(Exception):
+    """Base of all. Attributes: message, remedy, file, position (byte in the file), offset (of a record).
+
+    On the class: `exit_code` (of the command line), `retriable` (the same call may succeed later), `kafka_code` (the error code
+    of Kafka's protocol).
+    """
+
+    exit_code: ClassVar[int] = 70
+    retriable: ClassVar[bool] = False
+    kafka_code: ClassVar[int] = -1  # UNKNOWN_SERVER_ERROR
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str | None = None,
+        file: str | None = None,
+        position: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.file = file
+        self.position = position
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  fix: {self.remedy}" if self.remedy else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(kind: type[LastwordError], args: tuple[Any, ...], state: dict[str, Any]) -> LastwordError:
+    """Unpickle without calling `__init__`, whose keywords differ from class to class."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class BatchProblem(Protocol):
+    """Where a scan reports damage instead of raising: dump shows it, verify counts it."""
+
+    def report(self, file: str, position: int | None, offset: int | None, code: str, text: str) -> None: ...
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that `name` was probably meant to be, or None."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+# ---------------------------------------------------------------- exit 2: fix the call
+
+
+class UsageError(LastwordError, ValueError):
+    exit_code = 2
+    kafka_code = 42  # INVALID_REQUEST
+
+
+class ReadOnlyError(UsageError):
+    kafka_code = 44  # POLICY_VIOLATION
+
+    @classmethod
+    def opened(cls, path: str) -> ReadOnlyError:
+        return cls(f'{path} was opened with mode "r"', remedy=f'lastword.open("{path}", "a")', file=path)
+
+
+class NotALogDirError(UsageError):
+    kafka_code = 57  # LOG_DIR_NOT_FOUND
+
+
+class UnknownTopicError(UsageError):
+    kafka_code = 3  # UNKNOWN_TOPIC_OR_PARTITION
+
+    @classmethod
+    def named(cls, topic: str, where: str, known: Iterable[str]) -> UnknownTopicError:
+        near = nearest(topic, known)
+        hint = f"; nearest: {near!r}" if near else ""
+        return cls(f"no topic {topic!r} in {where}{hint}", remedy="create_topic if it is new", file=where)
+
+
+class TopicExistsError(UsageError):
+    kafka_code = 36  # TOPIC_ALREADY_EXISTS
+
+
+class InvalidTopicError(UsageError):
+    kafka_code = 17  # INVALID_TOPIC_EXCEPTION
+
+
+class InvalidSettingError(UsageError):
+    """One or several settings are wrong. `problems`: one line each, all found at once."""
+
+    kafka_code = 40  # INVALID_CONFIG
+
+    def __init__(self, message: str, *, problems: Iterable[str] = (), **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.problems = list(problems) or [message]
+
+
+class UnknownSettingError(InvalidSettingError):
+    @classmethod
+    def named(cls, name: str, known: Iterable[str], where: str = "") -> UnknownSettingError:
+        return cls(unknown_setting(name, known, where), remedy="`lastword config DIR` lists all")
+
+
+def unknown_setting(name: str, known: Iterable[str], where: str = "") -> str:
+    """The sentence for a setting that does not exist. `where` is a prefix such as "lastword.toml:9: "."""
+    near = nearest(name, known)
+    return f"{where}unknown setting {name!r}" + (f"; nearest: {near}" if near else "")
+
+
+class NoPolicyError(UsageError):
+    kafka_code = 44  # POLICY_VIOLATION
+
+    @classmethod
+    def of(cls, topic: str, directory: str = "DIR") -> NoPolicyError:
+        return cls(
+            f"{topic} has no known cleanup.policy: nothing may be removed",
+            remedy=f"lastword config {directory} {topic} --set cleanup.policy=compact",
+        )
+
+
+class OffsetOutOfRangeError(UsageError):
+    kafka_code = 1  # OFFSET_OUT_OF_RANGE
+
+    @classmethod
+    def below(cls, partition: str, offset: int, log_start: int, why: str = "") -> OffsetOutOfRangeError:
+        reason = f" ({why})" if why else ""
+        return cls(
+            f"{partition}: offset {offset} is below log start {log_start}{reason}",
+            remedy=f'start at "earliest"; {offset}-{log_start - 1} are gone',
+            offset=offset,
+        )
+
+    @classmethod
+    def above(cls, partition: str, offset: int, log_end: int) -> OffsetOutOfRangeError:
+        return cls(
+            f"{partition}: offset {offset} is above log end {log_end}",
+            remedy='start at "latest", or check that this is the log that the offset was saved for',
+            offset=offset,
+        )
+
+
+class KeyRequiredError(UsageError):
+    kafka_code = 87  # INVALID_RECORD
+
+    @classmethod
+    def of(cls, partition: str) -> KeyRequiredError:
+        return cls(
+            f"{partition}: a compacted topic takes no record without a key",
+            remedy="give a key, or set cleanup.policy=delete",
+        )
+
+
+class SerializerError(UsageError):
+    kafka_code = 87  # INVALID_RECORD
+
+
+class RecordTooLargeError(UsageError):
+    kafka_code = 10  # MESSAGE_TOO_LARGE
+
+
+class SequenceGapError(UsageError):
+    kafka_code = 45  # OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class SparkOptionError(UsageError):
+    kafka_code = 42  # INVALID_REQUEST
+
+
+# ---------------------------------------------------------------- exit 3: the bytes are bad
+
+
+class DataError(LastwordError):
+    """Damaged or untreatable bytes. `code` is a short stable name of the problem, for reports and JSON.
+
+    A message that does not name its file gets file and position put in front.
+    """
+
+    exit_code = 3
+    kafka_code = 2  # CORRUPT_MESSAGE
+    code = "bad-data"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        remedy: str | None = None,
+        file: str | None = None,
+        position: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        if file is not None and file not in message:
+            at = "" if position is None else f" position {position}"
+            message = f"{file}{at}: {message}"
+        super().__init__(message, remedy=remedy, file=file, position=position, offset=offset)
+        if code is not None:
+            self.code = code
+
+
+class CorruptBatchError(DataError):
+    code = "corrupt-batch"
+
+    @classmethod
+    def crc(cls, file: str, position: int, offset: int, stored: int, computed: int) -> CorruptBatchError:
+        return cls(
+            f"offset {offset} has CRC {stored:08x}, computed {computed:08x}",
+            code="bad-crc",
+            remedy="restore the file from a copy; `lastword verify` lists all damage",
+            file=file,
+            position=position,
+            offset=offset,
+        )
+
+
+class CorruptFileError(DataError):
+    code = "corrupt-file"
+    kafka_code = 56  # KAFKA_STORAGE_ERROR
+
+
+class UnknownMagicError(DataError):
+    code = "unknown-magic"
+    kafka_code = 43  # UNSUPPORTED_FOR_MESSAGE_FORMAT
+
+
+class UnsupportedBatchError(DataError):
+    code = "unsupported-batch"
+    kafka_code = 43  # UNSUPPORTED_FOR_MESSAGE_FORMAT
+
+
+class DecompressionLimitError(DataError):
+    code = "decompression-limit"
+    kafka_code = 10  # MESSAGE_TOO_LARGE
+
+
+class CertificateError(DataError):
+    code = "certificate"
+
+
+class QuarantinedError(DataError):
+    code = "quarantined"
+    kafka_code = 56  # KAFKA_STORAGE_ERROR
+
+
+# ---------------------------------------------------------------- exit 4: try again
+
+
+class BusyError(LastwordError):
+    exit_code = 4
+    retriable = True
+    kafka_code = 7  # REQUEST_TIMED_OUT
+
+
+class LogDirLockedError(BusyError):
+    """`pid` and `process` name the holder; None where the system hides them (another PID namespace)."""
+
+    def __init__(
+        self, message: str, *, pid: int | None = None, process: str | None = None, **facts: Any
+    ) -> None:
+        super().__init__(message, **facts)
+        self.pid = pid
+        self.process = process
+
+    @classmethod
+    def held(cls, path: str, pid: int | None, process: str | None) -> LogDirLockedError:
+        holder = "another process" if pid is None else f"process {pid}" + (f" ({process})" if process else "")
+        return cls(
+            f"{path} is in use by {holder}",
+            remedy=f'stop it, or look without a lock: lastword.open("{path}")',
+            file=path,
+            pid=pid,
+            process=process,
+        )
+
+
+# ---------------------------------------------------------------- exit 5: make room
+
+
+class CapacityError(LastwordError):
+    exit_code = 5
+    retriable = True
+    kafka_code = 56  # KAFKA_STORAGE_ERROR
+
+
+class DiskFullError(CapacityError):
+    """`needed_bytes` did not fit in `free_bytes`; what was begun was taken back."""
+
+    def __init__(
+        self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None, **facts: Any
+    ) -> None:
+        super().__init__(message, **facts)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+    @classmethod
+    def of(cls, what: str, where: str, needed_bytes: int, free_bytes: int, file: str) -> DiskFullError:
+        from lastword.units import format_bytes
+
+        needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
+        return cls(
+            f"{what} needs {needed} on {where}, {free} free; log unchanged",
+            remedy="free space, or clean smaller ones first",
+            file=file,
+            needed_bytes=needed_bytes,
+            free_bytes=free_bytes,
+        )
+
+
+class StateTooLargeError(CapacityError):
+    retriable = False
+
+
+# ---------------------------------------------------------------- exit 6: the drive
+
+
+class StorageError(LastwordError, OSError):
+    """An operating system error with its path; `errno` as the system gave it."""
+
+    exit_code = 6
+    kafka_code = 56  # KAFKA_STORAGE_ERROR
+
+    def __init__(self, message: str, *, errno: int | None = None, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.errno = errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = self.__dict__.copy()
+        state["errno"] = self.errno  # a C slot of OSError, not in __dict__
+        return _rebuild_storage, (type(self), self.args, state)
+
+
+def _rebuild_storage(kind: type[StorageError], args: tuple[Any, ...], state: dict[str, Any]) -> LastwordError:
+    number = state.pop("errno")
+    error = _rebuild(kind, args, state)
+    assert isinstance(error, StorageError)
+    error.errno = number
+    return error
+
+
+class SyncFailedError(StorageError):
+    """fsync failed. What was written since the last good one may or may not be on the drive, and asking again would lie:
+    the kernel forgets the error once it was told. So the directory stays offline until it is opened and recovered again."""
+
+    @classmethod
+    def of(cls, file: str, why: str, root: str, errno: int | None) -> SyncFailedError:
+        return cls(
+            f"fsync of {file}: {why}; {root} is offline",
+            remedy="check the drive, open again",
+            file=file,
+            errno=errno,
+        )
+
+
+class FileVanishedError(StorageError, FileNotFoundError):
+    retriable = True
+
+
+class FileTakenError(StorageError, FileExistsError):
+    pass
+
+
+# ---------------------------------------------------------------- exit 7: install something
+
+
+class MissingError(LastwordError, ImportError):
+    exit_code = 7
+    kafka_code = 76  # UNSUPPORTED_COMPRESSION_TYPE, the one case that a client could meet
+
+    @classmethod
+    def extra(cls, feature: str, needs: str, extra: str) -> MissingError:
+        return cls(f"{feature} needs {needs}", remedy=f'pip install "lastword[{extra}]"')
