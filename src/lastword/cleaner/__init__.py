@@ -1,0 +1,98 @@
+"""The cleaner: what a compacted log may forget, and how it forgets it without losing a word.
+
+It stands on `logdir`, `resolve`, `partition`, `segment` and `records`. Read `cleaner.py` first: the round,
+once, at one altitude. Then `choose.py` (the decision, a `Plan`), `groups.py`, `rewrite.py`,
+`certificate.py`, `report.py`.
+
+Three parts of a log
+--------------------
+
+    log start          first dirty offset        limit (first uncleanable)        log end
+        |  clean              |  dirty                   |  uncleanable               |
+        +---------------------+--------------------------+----------------------------+
+        one record for a key  new since the last round   active segment, lags
+
+A round takes everything below the limit and leaves, for each key, the newest record there.
+
+The resolve limit
+-----------------
+
+A record may kill an older one only if nothing can take the killer back. So the limit is never above what is
+fsynced: a round syncs the log up to its limit before its first swap. Without that, a power cut could lose a
+newer record that was acknowledged `os`, after it had cost the log an older one that was acknowledged
+`disk`.
+
+Map and dead bitmaps
+--------------------
+
+`resolve` walks the segments once, in offset order, with a map from key to its newest offset. When a key is
+met again the map holds the offset that is replaced: that bit is set in the dead bitmap of its segment.
+Nothing after this pass looks at a key. A map too small for all keys takes several passes, each over a share
+of the hash range; the bitmaps collect, and there is still one rewrite. Example, two segments, X marks dead:
+
+    offset    0     1     2     3   |   4     5     6     7
+    record   a=1   b=1   a=2   c=1  |  b=-   c=2   d=1   a=3        (b=- is a tombstone)
+    dead      X     X     X     X   |   .     .     .     .
+    after                           |  b=-   c=2   d=1   a=3        offsets stay, gaps are normal
+
+A batch without a dead bit is copied as it is, byte for byte; one with dead bits only is skipped; a mixed
+one is cut by record lengths. The last batch of each output stays, at least as an empty one (61 bytes): the
+file still covers its range of offsets, for Kafka's recovery too. So does the last batch of each producer,
+which carries its sequence.
+
+The life of a tombstone
+-----------------------
+
+    append      delete("b") is a record with a null value: it kills b's older records as any newer one does
+    round 1     it survives; its batch gets a delete horizon, now + delete.retention.ms: a reader in the
+                middle of the log has that long to learn of the delete. The horizon is written once, and
+                never moved
+    round n     now >= horizon: map pass and rewrite drop it, with any older copy that is left
+
+A horizon is set on tombstones below the limit that are the newest of their key, and no others: older copies
+leave the log in the same round at the latest, swaps go in ascending order, so nobody can see the old value
+after the clock began.
+
+The certificate
+---------------
+
+Before anything is published the new file is read back and compared by ways in which the bitmaps take no part:
+
+  1. the map pass kept a sum of H(key, offset) over live records, adding each record as it came and
+  subtracting for each kill H(the killer's key, the killed offset). Two keys taken for one leave this sum
+  wrong. It must equal the sum over the new file; 2. the CRC of each survivor's bytes, with its offset and
+  timestamp, summed over the sources, must equal the sum over the new file; 3. offsets ascend, and the
+  counts agree.
+
+Every source batch has its CRC checked in both passes, so damage is never put under a fresh checksum. If
+anything fails the outputs are removed, the sources stay as they were, and the partition is quarantined, on
+disk, with the reason.
+
+The swap, and what a crash leaves
+---------------------------------
+
+`partition.swap` publishes one certified group at a time, lowest offsets first.
+
+    crash while mapping or rewriting    the log as it was; leftovers in <partition>/lastword/ go with the
+                                        next round
+    crash within a swap                 opening the log finishes it or undoes it: old or new, never a mix
+    crash between two swaps             a log with some groups clean: right, only bigger than it will be
+    crash before the checkpoint         the same range is resolved again, and found clean
+
+The first dirty offset is recorded after the last swap is durable, and only then.
+
+What it does not do, and why that is fine
+-----------------------------------------
+
+- It keeps no account of garbage between runs: each round reads the log below its limit once. Nothing but
+time is lost. - It does not merge batches, only segments. Many small survivors' batches compress worse than
+one big one would. - It refuses logs with transactions (`UnsupportedBatchError`), rather than guessing which
+of them were aborted. - It runs when it is called; nothing here waits in the background.
+"""
+
+from __future__ import annotations
+
+from lastword.cleaner.choose import Plan, Reason
+from lastword.cleaner.report import CleanRound
+
+__all__ = ["CleanRound", "Plan", "Reason"]

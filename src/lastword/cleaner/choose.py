@@ -1,0 +1,288 @@
+"""Deciding whether a partition is cleaned, up to where, and saying why: a `Plan`.
+
+Strategy `kafka`: the dirty part is what lies between the first dirty offset and the first uncleanable one,
+and the log is due when the dirty bytes are more than `min.cleanable.dirty.ratio` of all cleanable bytes, or
+when a record is older than `max.compaction.lag.ms`. A round covers the log from its start.
+
+    log start      first dirty                  first uncleanable               log end
+        | clean        | dirty                       | lag, or active segment       |
+        +--------------+-----------------------------+------------------------------+
+
+Choosing reads sizes and timestamps, no record. `due=False` means now: the active segment counts as closed
+(the round rolls it first) and the ratio is ignored; lags and horizons hold all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from lastword.config import TopicConfig
+from lastword.errors import UsageError
+from lastword.units import format_bytes, format_duration
+from lastword.values import Value
+
+Action = Literal["clean", "keep"]
+STRATEGIES = ("kafka",)
+
+# Codes of reasons, as `--json` prints them.
+NEWEST = "newest"
+ACTIVE_SEGMENT = "active-segment"
+COMPACTION_LAG = "compaction-lag"
+BELOW_RATIO = "below-ratio"
+NOT_WORTH_IT = "not-worth-it"
+TOMBSTONE_HORIZON = "tombstone-horizon"
+QUARANTINED = "quarantined"
+NO_POLICY = "no-policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason(Value):
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.code}, {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Value):
+    """What a round would do with one partition, or why there is none. Carries all that a round needs to be
+    carried out.
+
+    segments          how many segments are rewritten (all below `limit` while not `exact`)
+    read_bytes        bytes the round reads: map passes and rewrite; write_bytes, free_bytes: as the round's
+                      report
+    exact             the records were looked at: the figures are what the round will do, to the byte
+    reasons           what holds records back; of a kept partition the first is why
+    start, limit      first dirty offset; the round ends before `limit`, which is a segment's base or the
+                      log end
+    """
+
+    topic: str
+    partition: int
+    action: Action
+    due: bool
+    strategy: str
+    segments: int
+    read_bytes: int
+    write_bytes: int
+    free_bytes: int
+    exact: bool
+    reasons: tuple[Reason, ...]
+    log_start: int = 0
+    start: int = 0
+    limit: int = 0
+    total_segments: int = 0
+    total_bytes: int = 0
+    dirty_bytes: int = 0
+    dirty_ratio: float = 0.0
+    rolls_active: bool = False
+    now_ms: int = 0
+    map_bytes: int = 0
+    delete_retention_ms: int = 0
+    segment_bytes: int = 1 << 30
+    segment_index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+    max_message_bytes: int = 1 << 20
+
+    def __str__(self) -> str:
+        name = f"{self.topic}-{self.partition}"
+        if self.action == "keep":
+            return f"{name}: keep: {self.reasons[0] if self.reasons else 'nothing to do'}"
+        about = "" if self.exact else "~"
+        return (
+            f"{name}: clean: {self.segments} of {self.total_segments} segments, "
+            f"read {about}{format_bytes(self.read_bytes)}, write {about}{format_bytes(self.write_bytes)}, "
+            f"free {about}{format_bytes(self.free_bytes)}"
+        )
+
+    def kept(self, code: str, text: str) -> Plan:
+        """This plan, turned into leaving the partition alone for one more reason, which goes first."""
+        return replace(
+            self,
+            action="keep",
+            segments=0,
+            read_bytes=0,
+            write_bytes=0,
+            free_bytes=0,
+            reasons=(Reason(code, text), *self.reasons),
+        )
+
+
+class ChoosableHeader(Protocol):
+    @property
+    def max_timestamp(self) -> int: ...
+
+
+class Choosable(Protocol):
+    """What choosing needs to know of a segment."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def largest_timestamp(self) -> int: ...
+    @property
+    def mtime_ms(self) -> int: ...
+    def position_of(self, offset: int) -> int: ...
+    def headers(self) -> Iterator[ChoosableHeader]: ...
+
+
+def choose(
+    topic: str,
+    partition: int,
+    segments: Sequence[Choosable],
+    config: TopicConfig,
+    *,
+    log_start: int,
+    log_end: int,
+    first_dirty: int | None,
+    now_ms: int,
+    map_bytes: int,
+    due: bool = False,
+    strategy: str = "kafka",
+    quarantine: str | None = None,
+) -> Plan:
+    """Decide about one partition from its segments (in offset order; the last is the active one).
+
+    first_dirty   the cleaner's checkpoint, None if there is none; corrected here where it makes no sense
+    quarantine    why the partition is in quarantine, or None
+    """
+    if strategy not in STRATEGIES:
+        raise UsageError(f"unknown strategy {strategy!r}", remedy=f"use one of: {', '.join(STRATEGIES)}")
+    start = corrected_first_dirty(first_dirty, log_start, log_end)
+    plan = Plan(
+        topic=topic,
+        partition=partition,
+        action="clean",
+        due=due,
+        strategy=strategy,
+        segments=0,
+        read_bytes=0,
+        write_bytes=0,
+        free_bytes=0,
+        exact=False,
+        reasons=(),
+        log_start=log_start,
+        start=start,
+        limit=start,
+        total_segments=len(segments),
+        total_bytes=sum(s.size for s in segments),
+        now_ms=now_ms,
+        map_bytes=map_bytes,
+        delete_retention_ms=config.delete_retention_ms,
+        segment_bytes=config.segment_bytes,
+        segment_index_bytes=config.segment_index_bytes,
+        index_interval_bytes=config.index_interval_bytes,
+        max_message_bytes=config.max_message_bytes,
+    )
+    if config.cleanup_policy is None:
+        return plan.kept(NO_POLICY, "cleanup.policy is not known: nothing may be removed")
+    if "compact" not in config.cleanup_policy:
+        return plan.kept(
+            NO_POLICY, f"cleanup.policy is {','.join(sorted(config.cleanup_policy))}: nothing is compacted"
+        )
+    if quarantine is not None:
+        return plan.kept(QUARANTINED, quarantine)
+    return _kafka(plan, segments, config)
+
+
+def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int) -> int:
+    """A checkpoint below the log start or above the log end is not believed: the whole log counts as dirty."""
+    if first_dirty is None or first_dirty < log_start or first_dirty > log_end:
+        return log_start
+    return first_dirty
+
+
+def _kafka(plan: Plan, segments: Sequence[Choosable], config: TopicConfig) -> Plan:
+    closed, reasons = _cleanable(plan, segments, config)
+    if not closed:
+        plan = replace(plan, reasons=tuple(reasons[1:]))
+        return (
+            plan.kept(reasons[0].code, reasons[0].text) if reasons else plan.kept(NEWEST, "the log is empty")
+        )
+    limit = closed[-1].next_offset if len(closed) == len(segments) else segments[len(closed)].base_offset
+    dirty_bytes = _dirty_bytes(closed, plan.start)
+    total_bytes = sum(s.size for s in closed)
+    ratio = dirty_bytes / total_bytes if total_bytes else 0.0
+    plan = replace(
+        plan,
+        limit=limit,
+        segments=len(closed),
+        read_bytes=2 * total_bytes,
+        dirty_bytes=dirty_bytes,
+        dirty_ratio=ratio,
+        rolls_active=not plan.due and len(closed) == len(segments),
+        reasons=tuple(reasons),
+    )
+    if total_bytes == 0:
+        return plan.kept(NEWEST, "the log holds no records")
+    if not plan.due:
+        return plan
+    overdue_ms = _overdue_ms(closed, plan.start, plan.now_ms, config.max_compaction_lag_ms)
+    if ratio > config.min_cleanable_dirty_ratio or (overdue_ms is not None and dirty_bytes > 0):
+        return plan
+    return plan.kept(
+        BELOW_RATIO,
+        f"{ratio:.0%} of the bytes are dirty, due above {config.min_cleanable_dirty_ratio:.0%}",
+    )
+
+
+def _cleanable(
+    plan: Plan, segments: Sequence[Choosable], config: TopicConfig
+) -> tuple[Sequence[Choosable], list[Reason]]:
+    """The segments a round may take (a prefix of the log), and what holds back the others."""
+    reasons = []
+    count = len(segments)
+    if plan.due:
+        count = max(0, count - 1)
+        if segments and segments[-1].size:
+            held = f"{format_bytes(segments[-1].size)} from {segments[-1].base_offset} on are not closed yet"
+            reasons.append(Reason(ACTIVE_SEGMENT, held))
+    elif segments and segments[-1].size == 0:
+        count -= 1  # an empty active segment has nothing to close
+    lag_ms = config.min_compaction_lag_ms
+    if lag_ms > 0:
+        for i, one in enumerate(segments[:count]):
+            if one.next_offset <= plan.start:
+                continue
+            stamp = one.largest_timestamp if one.largest_timestamp >= 0 else one.mtime_ms
+            if stamp > plan.now_ms - lag_ms:
+                wait = format_duration(stamp + lag_ms - plan.now_ms)
+                reasons.insert(
+                    0, Reason(COMPACTION_LAG, f"records from {one.base_offset} on may be cleaned in {wait}")
+                )
+                count = i
+                break
+    return segments[:count], reasons
+
+
+def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int) -> int:
+    """Bytes from the batch of `first_dirty` on: within its segment by position, so that no byte counts twice."""
+    dirty = 0
+    for one in closed:
+        if one.next_offset <= first_dirty:
+            continue
+        dirty += one.size
+        if one.base_offset < first_dirty:
+            dirty -= one.position_of(first_dirty)
+    return dirty
+
+
+def _overdue_ms(closed: Iterable[Choosable], first_dirty: int, now_ms: int, max_lag_ms: int) -> int | None:
+    """By how long the oldest dirty segment has passed `max.compaction.lag.ms`; None while it has not."""
+    stamps = []
+    for one in closed:
+        if one.next_offset <= first_dirty or one.size == 0:
+            continue
+        header = next(iter(one.headers()), None)
+        if header is not None and header.max_timestamp > 0:
+            stamps.append(header.max_timestamp)
+    if not stamps or min(stamps) >= now_ms - max_lag_ms:
+        return None
+    return now_ms - max_lag_ms - min(stamps)

@@ -1,0 +1,122 @@
+"""Which neighbouring segments a round rewrites together, and which it leaves alone.
+
+A round knows each segment's garbage exactly (`SegmentFacts` of the map pass), so it need not touch a
+segment that has none. A segment *needs* a rewrite when it holds a dead record, or a tombstone whose clock
+must start: a live one in a batch that carries no delete horizon yet. Nothing else is a reason, so an
+insert-only log is never rewritten.
+
+Neighbours that need a rewrite share one output when their survivors fit. A segment that needs none joins
+only when it is small: carrying up to a twentieth of `segment.bytes` along is the price of one file less. In
+a crowded log (more than 3 files for each full one, and 64) small neighbours are merged although nothing in
+them is dead; otherwise a log rolled by the clock would collect files without end. Merging moves whole runs
+into one full file, so a byte is moved about once.
+
+Limits of an output are Kafka's: `segment.bytes`, both indexes within `segment.index.bytes`, offsets within
+2^31 of its base. One group gives one segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_OFFSET_RANGE = (1 << 31) - 1  # an index entry's relative offset is a signed 32-bit number
+SMALL_SHARE = 20  # 1/20 of segment.bytes: what one file less is worth, in bytes moved
+OFFSET_INDEX_ENTRY_BYTES = 8
+TIME_INDEX_ENTRY_BYTES = 12
+
+
+class Facts(Protocol):
+    """What grouping needs to know of a segment; `resolve.SegmentFacts` has it."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def dead_records(self) -> int: ...
+    @property
+    def live_bytes(self) -> int: ...
+    @property
+    def tombstones_without_horizon(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one output segment, in bytes."""
+
+    segment_bytes: int
+    segment_index_bytes: int
+    index_interval_bytes: int
+
+    def fit(self, live_bytes: int) -> bool:
+        """May a segment of `live_bytes` exist? An index gets an entry per interval, the time index one more."""
+        if live_bytes > self.segment_bytes:
+            return False
+        entries = live_bytes // max(self.index_interval_bytes, 1) + 1
+        return entries * TIME_INDEX_ENTRY_BYTES <= self.segment_index_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Segments `first` to `last` (indexes into the round's segments, both included) become one segment."""
+
+    first: int
+    last: int
+    base_offset: int
+    next_offset: int
+    size_bytes: int  # of the sources
+    live_bytes: int  # of what survives, before recompression and horizons
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first + 1
+
+
+def needs_rewrite(facts: Facts) -> bool:
+    return facts.dead_records > 0 or facts.tombstones_without_horizon > 0
+
+
+def group(facts: Sequence[Facts], limits: Limits) -> tuple[Group, ...]:
+    """The groups to rewrite, in offset order; segments in none of them stay as they are."""
+    total_bytes = sum(one.size_bytes for one in facts)
+    crowded = len(facts) > 3 * -(-total_bytes // limits.segment_bytes) + 64
+    small_bytes = limits.segment_bytes // (2 if crowded else SMALL_SHARE)
+    groups: list[Group] = []
+    run: list[int] = []
+
+    def close() -> None:
+        needed = any(needs_rewrite(facts[i]) for i in run)
+        if needed or (crowded and len(run) > 1):
+            groups.append(_group(facts, run))
+        run.clear()
+
+    for i, one in enumerate(facts):
+        if not needs_rewrite(one) and one.live_bytes > small_bytes:
+            close()
+            continue
+        if run and not _fits(facts, run, one, limits):
+            close()
+        run.append(i)
+    close()
+    return tuple(groups)
+
+
+def _fits(facts: Sequence[Facts], run: Sequence[int], one: Facts, limits: Limits) -> bool:
+    if one.next_offset - 1 - facts[run[0]].base_offset > MAX_OFFSET_RANGE:
+        return False
+    return limits.fit(sum(facts[i].live_bytes for i in run) + one.live_bytes)
+
+
+def _group(facts: Sequence[Facts], run: Sequence[int]) -> Group:
+    return Group(
+        first=run[0],
+        last=run[-1],
+        base_offset=facts[run[0]].base_offset,
+        next_offset=facts[run[-1]].next_offset,
+        size_bytes=sum(facts[i].size_bytes for i in run),
+        live_bytes=sum(facts[i].live_bytes for i in run),
+    )

@@ -1,0 +1,87 @@
+"""A partition that the cleaner must not touch until somebody looked at it.
+
+A damaged source batch, or a certificate that does not hold, puts `<partition>/lastword/quarantine.json` on disk:
+one JSON object with the reason and the time. It is durable before the error leaves the cleaner, it survives
+restarts, it stops nothing but cleaning, and `retry` removes it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from lastword.errors import LastwordError
+from lastword.files import Files
+from lastword.segment import names
+from lastword.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine(Value):
+    """Why and since when a partition is not cleaned. `file`, `position`, `offset` as the error named them, or
+    None.
+    """
+
+    reason: str
+    time_ms: int
+    error: str = ""  # class name of the error
+    file: str | None = None
+    position: int | None = None
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def load(files: Files, directory: str) -> Quarantine | None:
+    """The partition's quarantine, or None. A file that cannot be understood is a quarantine too."""
+    path = _path(directory)
+    if not files.exists(path):
+        return None
+    try:
+        fields = json.loads(files.read_bytes(path))
+        return Quarantine(
+            reason=str(fields["reason"]),
+            time_ms=int(fields["time_ms"]),
+            error=str(fields.get("error", "")),
+            file=fields.get("file"),
+            position=fields.get("position"),
+            offset=fields.get("offset"),
+        )
+    except (ValueError, KeyError, TypeError):
+        return Quarantine(reason=f"{path} is there, but not readable", time_ms=0, file=path)
+
+
+def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quarantine:
+    """Remember on disk that `error` stopped the cleaning of this partition. The first reason is kept."""
+    there = load(files, directory)
+    if there is not None:
+        return there
+    found = Quarantine(
+        reason=error.message,
+        time_ms=now_ms,
+        error=type(error).__name__,
+        file=None if error.file is None else str(error.file),
+        position=error.position,
+        offset=error.offset,
+    )
+    ours = f"{directory}/{names.PRIVATE}"
+    if not files.exists(ours):
+        files.mkdir(ours)
+        files.fsync_dir(directory)
+    files.write_atomic(_path(directory), json.dumps(found.to_dict(), indent=2).encode() + b"\n")
+    return found
+
+
+def retry(files: Files, directory: str) -> bool:
+    """Let the cleaner try this partition again. True if it was in quarantine."""
+    path = _path(directory)
+    if not files.exists(path):
+        return False
+    files.unlink(path, missing_ok=True)
+    files.fsync_dir(f"{directory}/{names.PRIVATE}")
+    return True
+
+
+def _path(directory: str) -> str:
+    return f"{directory}/{names.PRIVATE}/{names.QUARANTINE}"
