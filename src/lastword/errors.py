@@ -15,6 +15,9 @@
     │   ├── SerializerError          a key or value that its serializer refuses
     │   ├── RecordTooLargeError      larger than max.message.bytes
     │   ├── SequenceGapError         a producer's sequences must rise without a hole
+    │   ├── ProducerFencedError      a newer epoch of this producer id has written already
+    │   │   └── CoordinatorFencedError  a marker from a transaction coordinator that was replaced
+    │   ├── TransactionStateError    what a producer may not do while its transaction is open, or without one
     │   └── SparkOptionError         an option or column that the Spark source does not take
     ├── DataError         exit 3: the bytes are bad
     │   ├── CorruptBatchError        length, CRC, count or fields contradict each other
@@ -213,6 +216,18 @@ class RecordTooLargeError(UsageError):
 
 class SequenceGapError(UsageError):
     kafka_code = 45  # OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class ProducerFencedError(UsageError):
+    kafka_code = 47  # INVALID_PRODUCER_EPOCH
+
+
+class CoordinatorFencedError(ProducerFencedError):
+    kafka_code = 52  # TRANSACTION_COORDINATOR_FENCED
+
+
+class TransactionStateError(UsageError):
+    kafka_code = 48  # INVALID_TXN_STATE
 
 
 class SparkOptionError(UsageError):
