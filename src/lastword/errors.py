@@ -38,8 +38,9 @@
     │   └── FileTakenError           also FileExistsError
     └── MissingError      exit 7, also ImportError: install something
 
-`str(error)` has the message and, on a second line, the remedy. All errors pickle, so that Spark's tasks can send them home.
-Where a sentence is fixed, a class method of the error makes it, so that it reads the same from every caller.
+`str(error)` has the message and, on a second line, the remedy. All errors pickle, so that Spark's tasks can
+send them home. Where a sentence is fixed, a class method of the error makes it, so that it reads the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ from typing import Any, ClassVar, Protocol
 class LastwordError(Exception):
     """Base of all. Attributes: message, remedy, file, position (byte in the file), offset (of a record).
 
-    On the class: `exit_code` (of the command line), `retriable` (the same call may succeed later), `kafka_code` (the error code
-    of Kafka's protocol).
+    On the class: `exit_code` (of the command line), `retriable` (the same call may succeed later),
+    `kafka_code` (the error code of Kafka's protocol).
     """
 
     exit_code: ClassVar[int] = 70
@@ -405,8 +406,11 @@ def _rebuild_storage(kind: type[StorageError], args: tuple[Any, ...], state: dic
 
 
 class SyncFailedError(StorageError):
-    """fsync failed. What was written since the last good one may or may not be on the drive, and asking again would lie:
-    the kernel forgets the error once it was told. So the directory stays offline until it is opened and recovered again."""
+    """fsync failed: what was written since the last good one may or may not be on the drive.
+
+    Asking again would lie, for the kernel forgets the error once it was told. So the directory stays offline
+    until it is opened and recovered again.
+    """
 
     @classmethod
     def of(cls, file: str, why: str, root: str, errno: int | None) -> SyncFailedError:

@@ -130,7 +130,7 @@ def format_time(timestamp_ms: int) -> str:
 
 
 def parse_when(text: str, *, now_ms: int) -> Literal["earliest", "latest"] | int | datetime:
-    """A place in a log as typed: `earliest`, `latest`, an offset, ISO 8601 with a zone, or an age such as `90m`.
+    """A place in a log as typed: `earliest`, `latest`, an offset, ISO 8601 with a zone, or an age (`90m`).
 
     Returns what `Topic.read` takes: the word, an int (offset), or an aware datetime.
     """

@@ -1,0 +1,167 @@
+"""Counters, gauges and histograms of this process, light enough to be always on.
+
+Each metric is a module constant; code calls `add`, `set` or `observe` with its label values. Nothing here
+needs prometheus_client: `register()` loads it and shows the same numbers under the prefix `lastword_`.
+Labels never hold keys.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from lastword.errors import MissingError
+
+PREFIX = "lastword_"
+SECONDS_BUCKETS = (
+    1e-5, 2.5e-5, 1e-4, 2.5e-4, 1e-3, 2.5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 2.5, 10.0, 60.0, 600.0
+)  # fmt: skip
+
+_all: list[Metric] = []
+Labels = tuple[str, ...]
+
+
+class Metric:
+    """A name with one number (or histogram) per combination of label values."""
+
+    kind = ""
+
+    def __init__(self, name: str, text: str, labels: Labels = ()) -> None:
+        self.name = name
+        self.text = text
+        self.labels = labels
+        self._lock = threading.Lock()
+        self._values: dict[Labels, Any] = {}
+        _all.append(self)
+
+    def value(self, *labels: str) -> Any:
+        """The number now; 0 if nothing was told yet."""
+        with self._lock:
+            return self._values.get(labels, 0)
+
+    def samples(self) -> list[tuple[Labels, Any]]:
+        with self._lock:
+            return sorted((labels, self._copy(value)) for labels, value in self._values.items())
+
+    def remove(self, *labels: str) -> None:
+        """Forget one combination, as when a topic is deleted."""
+        with self._lock:
+            self._values.pop(labels, None)
+
+    @staticmethod
+    def _copy(value: Any) -> Any:
+        return value
+
+
+class Counter(Metric):
+    kind = "counter"
+
+    def add(self, amount: float, *labels: str) -> None:
+        with self._lock:
+            self._values[labels] = self._values.get(labels, 0) + amount
+
+
+class Gauge(Metric):
+    kind = "gauge"
+
+    def set(self, value: float, *labels: str) -> None:
+        with self._lock:
+            self._values[labels] = value
+
+    def add(self, amount: float, *labels: str) -> None:
+        with self._lock:
+            self._values[labels] = self._values.get(labels, 0) + amount
+
+
+class Histogram(Metric):
+    """Counts per bucket (last: everything above), then the sum of all values."""
+
+    kind = "histogram"
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        bucket = 0
+        for bound in SECONDS_BUCKETS:
+            if seconds <= bound:
+                break
+            bucket += 1
+        with self._lock:
+            counts = self._values.get(labels)
+            if counts is None:
+                counts = self._values[labels] = [0] * (len(SECONDS_BUCKETS) + 1) + [0.0]
+            counts[bucket] += 1
+            counts[-1] += seconds
+
+    def count(self, *labels: str) -> int:
+        with self._lock:
+            return sum(self._values.get(labels, (0,))[:-1])
+
+    @staticmethod
+    def _copy(value: Any) -> Any:
+        return list(value)
+
+
+# ---------------------------------------------------------------- the names
+
+_PARTITION = ("topic", "partition")
+LOG_SIZE_BYTES = Gauge("log_size_bytes", "Bytes of all segments", _PARTITION)
+LOG_START_OFFSET = Gauge("log_start_offset", "First offset that may be read", _PARTITION)
+LOG_END_OFFSET = Gauge("log_end_offset", "Offset that the next record gets", _PARTITION)
+LOG_SEGMENTS = Gauge("log_segments", "Segments, the active one included", _PARTITION)
+
+APPEND_RECORDS = Counter("append_records_total", "Records appended", ("topic",))
+APPEND_BYTES = Counter("append_bytes_total", "Bytes appended, batch headers included", ("topic",))
+READ_BYTES = Counter("read_bytes_total", "Bytes read for readers", ("topic",))
+STATE_RESTORE_SECONDS = Gauge(
+    "state_restore_seconds", "How long the last restore of a state took", ("topic",)
+)
+
+APPEND_SECONDS = Histogram("append_duration_seconds", "From call to acknowledgement", ("ack",))
+FSYNC_SECONDS = Histogram("fsync_duration_seconds", "One fsync of a file or directory", ("dir",))
+
+CLEANER_READ_BYTES = Counter("cleaner_read_bytes_total", "Bytes read by cleanings", ("dir",))
+CLEANER_WRITTEN_BYTES = Counter("cleaner_written_bytes_total", "Bytes written by cleanings", ("dir",))
+CLEANER_FREED_BYTES = Counter("cleaner_freed_bytes_total", "Bytes freed by cleanings", ("dir",))
+CLEANER_ROUNDS = Counter("cleaner_rounds_total", "Rounds by result", ("dir", "result"))
+CLEANER_ROUND_SECONDS = Histogram("cleaner_round_duration_seconds", "One round", ("dir",))
+CLEANER_MAP_USED_RATIO = Gauge("cleaner_map_used_ratio", "Key map in use after the last round", ("dir",))
+QUARANTINED_PARTITIONS = Gauge("cleaner_quarantined_partitions", "Partitions set aside", ("dir",))
+DIR_OFFLINE = Gauge("dir_offline", "1 after a failed sync, until opened again", ("dir",))
+CERTIFICATE_FAILURES = Counter(
+    "certificate_failures_total", "Rewrites refused by their certificate", ("dir",)
+)
+
+
+def metrics() -> Iterator[Metric]:
+    """All metrics, for tests and for exporters of another kind."""
+    return iter(_all)
+
+
+def register(registry: Any = None) -> None:
+    """Show all metrics in a prometheus_client registry (its default one if none is given)."""
+    try:
+        from prometheus_client import REGISTRY
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    except ImportError:
+        raise MissingError.extra("lastword.metrics.register", "prometheus-client", "metrics") from None
+
+    class Collector:
+        def collect(self) -> Iterator[Any]:
+            for metric in _all:
+                name = PREFIX + metric.name
+                if metric.kind == "histogram":
+                    family = HistogramMetricFamily(name, metric.text, labels=metric.labels)
+                    for labels, counts in metric.samples():
+                        total, buckets = 0, []
+                        for bound, count in zip((*SECONDS_BUCKETS, None), counts[:-1], strict=True):
+                            total += count
+                            buckets.append(("+Inf" if bound is None else repr(bound), total))
+                        family.add_metric(labels, buckets, sum_value=counts[-1])
+                else:
+                    made = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                    family = made(name, metric.text, labels=metric.labels)
+                    for labels, value in metric.samples():
+                        family.add_metric(labels, value)
+                yield family
+
+    (REGISTRY if registry is None else registry).register(Collector())
