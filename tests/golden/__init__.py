@@ -1,1 +1,1 @@
-"""Directories that real Kafka wrote, read and cleaned by lastword. `loader` opens a case; `data/README.md` says what is in one."""
+"""Directories that real Kafka wrote, as lastword reads and cleans them. Start at `loader.py`."""

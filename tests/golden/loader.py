@@ -1,7 +1,7 @@
 """Opens the golden cases of `data/`: what Kafka's own classes read, and the files they read it from.
 
-A stage of a case is one log directory. Records, batches and index entries come as the dicts of the JSON lines, with
-byte strings already decoded, so that a test compares bytes with bytes.
+A stage of a case is one log directory. Records, batches and index entries come as the dicts of the JSON
+lines, with byte strings already decoded, so that a test compares bytes with bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def case(name: str) -> Case:
 
 
 def partition_files(directory: Path, suffix: str = ".log") -> list[Path]:
-    """Files of one kind below a log directory or a partition directory, ordered by partition and base offset."""
+    """Files of one kind below a log or partition directory, ordered by partition and base offset."""
     return sorted(directory.rglob(f"*{suffix}"))
 
 
@@ -57,7 +57,7 @@ class Case:
         return sorted(self.facts["stages"])
 
     def expected(self, stage: str) -> list[dict[str, Any]]:
-        """Records in file order. `key` and `value` are bytes or None, or `value` is missing (`value_sha256`, `value_len`)."""
+        """Records in file order, with bytes as bytes. Of a value over 4 KiB only a digest is there."""
         return [_record(line) for line in self._lines(stage, "expected")]
 
     def batches(self, stage: str) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ class Case:
         return list(self._lines(stage, "indexes"))
 
     def unpack(self, target: Path, *stages: str) -> Path:
-        """Extracts the archive (or some stages of it) into `target`, modification times kept; returns `target`."""
+        """Extracts the archive, or some stages of it, into `target`, which it returns; mtimes are kept."""
         with tarfile.open(self.directory / "data.tar.gz") as archive:
             members = [m for m in archive if not stages or m.name.removeprefix("./").split("/")[0] in stages]
             archive.extractall(target, members=members, filter="data")

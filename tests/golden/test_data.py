@@ -1,4 +1,4 @@
-"""The golden data itself: every file is the one that was recorded, and unpacking keeps what Kafka's rules look at."""
+"""The golden data itself: every file is the recorded one, and unpacking keeps what Kafka's rules look at."""
 
 from __future__ import annotations
 

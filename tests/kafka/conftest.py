@@ -1,0 +1,35 @@
+"""One JVM with Kafka's tools for the whole session; brokers are started by the tests, few and shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
+from tests.support.kafka import Tools
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.kafka)
+            item.add_marker(pytest.mark.xdist_group("kafka"))  # one worker, so that all share these fixtures
+
+
+@pytest.fixture(scope="session")
+def kafka_jars() -> KafkaJars:
+    try:
+        return KafkaJars.find_or_fetch()
+    except KafkaMissing as missing:
+        if must_not_skip(missing):
+            raise
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def tools(kafka_jars: KafkaJars, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tools]:
+    with Tools(kafka_jars, tmp_path_factory.mktemp("tools") / "tools.log") as tools:
+        yield tools

@@ -1,0 +1,67 @@
+"""The runner itself: what it puts into a broker comes out again, and the dump tool's faults are seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.golden import loader
+from tests.support.kafka import Broker, KafkaRecord, Tools, adopt, complaints
+
+RECORDS = [
+    KafkaRecord(b"ada", b"1", 1_700_000_000_000, (("h", b"x"), ("h", None), ("", b""))),
+    KafkaRecord(b"", b"", 1_700_000_000_001),
+    KafkaRecord(None, None, 1_699_999_999_999),
+    KafkaRecord(b"ada", None, 1_700_000_000_002),
+]
+
+
+def test_a_broker_keeps_what_was_produced_over_a_kill_and_adopts_a_directory(
+    tools: Tools, tmp_path: Path
+) -> None:
+    golden = loader.case("v2-mixed")
+    source = golden.unpack(tmp_path / "golden") / "data" / "v2-mixed-0"
+    broker = Broker(tools, tmp_path / "logs")
+    with broker:
+        broker.create_topics({"mine": {"partitions": 2}, "theirs": {}})
+        assert broker.produce("mine", [RECORDS[:1], RECORDS[1:]], compression_type="zstd") == [0, 1, 2, 3]
+    adopt(broker.directory, "theirs-0", source)
+    broker.start()
+    broker.kill()
+    with broker:
+        seen = broker.consume("mine", "theirs")
+    assert [(r.key, r.value, r.timestamp, r.headers) for r in seen["mine-0"].records] == [
+        (r.key, r.value, r.timestamp, r.headers) for r in RECORDS
+    ]
+    assert seen["mine-1"].records == ()
+    expected = golden.expected("data")
+    assert [(r.offset, r.key, r.headers) for r in seen["theirs-0"].records] == [
+        (line["offset"], line["key"], line["headers"]) for line in expected
+    ]
+
+
+def test_the_dump_tool_complains_of_a_flipped_bit(tools: Tools, tmp_path: Path) -> None:
+    partition = loader.case("v2-none").unpack(tmp_path) / "data" / "v2-none-0"
+    logs = loader.partition_files(partition)
+    assert complaints(tools.dump_log(logs)) == []
+    damaged = bytearray(logs[1].read_bytes())
+    damaged[70] ^= 4
+    logs[1].write_bytes(damaged)
+    assert complaints(tools.dump_log(logs)) != []
+
+
+def test_the_dump_tool_complains_of_a_wrong_index(tools: Tools, tmp_path: Path) -> None:
+    partition = loader.case("v2-none").unpack(tmp_path) / "data" / "v2-none-0"
+    indexes = loader.partition_files(partition, ".index") + loader.partition_files(partition, ".timeindex")
+    assert complaints(tools.dump_log(indexes)) == []
+    index = loader.partition_files(partition, ".index")[0]
+    data = bytearray(index.read_bytes())
+    data[3] += 1
+    index.write_bytes(data)
+    assert complaints(tools.dump_log(indexes)) != []
+
+
+def test_the_dump_tool_says_what_it_refuses(tools: Tools) -> None:
+    with pytest.raises(RuntimeError):
+        tools.dump_log([Path("/nowhere/00000000000000000000.log")])

@@ -1,0 +1,140 @@
+"""Finds or fetches the jars of one real Kafka, and compiles our small Java programs against them.
+
+Jars come from Maven Central once, with Maven, into the user's cache; LASTWORD_KAFKA_LIB names a directory
+that has them already. What is missing is told as one sentence (`KafkaMissing`), which a test turns into a
+skip. With CI=true only an unreachable Maven Central may be a reason to skip; everything else there is a
+failure of the machine's setup.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+KAFKA_VERSION = "4.3.1"
+HERE = Path(__file__).parent / "jvm"
+#: Maven's words when it could not reach a repository, as against one that lacks the jar or a pom that is
+#: wrong.
+UNREACHABLE = re.compile(
+    r"Unknown host|UnknownHostException|Connection refused|timed out|Network is unreachable|No route to host"
+    r"|Temporary failure in name resolution|Could not transfer|Connect to .* failed|status: 5\d\d|handshake",
+    re.IGNORECASE,
+)
+
+
+class KafkaMissing(Exception):
+    """Real Kafka can't be run here; the text says what to install. CI excuses no `setup_fault`."""
+
+    def __init__(self, reason: str, *, setup_fault: bool = True) -> None:
+        super().__init__(reason)
+        self.setup_fault = setup_fault
+
+
+def must_not_skip(missing: KafkaMissing) -> bool:
+    return missing.setup_fault and os.environ.get("CI", "").lower() in ("true", "1")
+
+
+@dataclass(frozen=True)
+class KafkaJars:
+    """A Java, and a directory with all the jars that a Kafka broker, its tools and its clients need."""
+
+    java: str
+    directory: Path
+
+    @staticmethod
+    def find_or_fetch() -> KafkaJars:
+        java = find_java()
+        given = os.environ.get("LASTWORD_KAFKA_LIB")
+        if given:
+            if not complete(Path(given)):
+                raise KafkaMissing(f"LASTWORD_KAFKA_LIB={given} holds no jars of Kafka {KAFKA_VERSION}")
+            return KafkaJars(java, Path(given))
+        cached = cache_directory() / f"kafka-{KAFKA_VERSION}"
+        if not complete(cached):
+            fetch(cached)
+        return KafkaJars(java, cached)
+
+    @property
+    def classpath(self) -> str:
+        return f"{self.directory}/*"
+
+    def compiled(self, sources: Path) -> str:
+        """A class path with the .java files of `sources` compiled; done again only when one changed."""
+        files = sorted(sources.glob("*.java"))
+        digest = hashlib.sha256()
+        for path in files:
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        classes = cache_directory() / f"kafka-{KAFKA_VERSION}-classes" / digest.hexdigest()[:16]
+        if not classes.exists():
+            self._compile(files, classes)
+        return f"{classes}:{self.classpath}"
+
+    def _compile(self, files: list[Path], classes: Path) -> None:
+        javac = shutil.which("javac") or str(Path(self.java).resolve().parent / "javac")
+        if not Path(javac).exists():
+            raise KafkaMissing(f"no javac beside {self.java}: apt-get install openjdk-17-jdk-headless")
+        private = classes.with_name(f"{classes.name}.{os.getpid()}")
+        private.mkdir(parents=True)
+        command = [javac, "-nowarn", "-d", str(private), "-cp", self.classpath, *map(str, files)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            shutil.rmtree(private)
+            raise RuntimeError(f"javac: {done.stderr}")
+        _publish(private, classes)
+
+
+def find_java() -> str:
+    """The java of JAVA_HOME, or else of PATH, if it is 17 or newer."""
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    remedy = "apt-get install openjdk-17-jdk-headless"
+    if not java or not Path(java).exists():
+        raise KafkaMissing(f"no Java: {remedy}")
+    said = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
+    version = re.search(r'version "(\d+)', said)
+    if not version or int(version[1]) < 17:
+        raise KafkaMissing(f"{java} is not Java 17 or newer: {remedy}")
+    return java
+
+
+def cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lastword"
+
+
+def complete(directory: Path) -> bool:
+    """Whether a fetch into `directory` ended: the newest jars of broker, tools and logger are all there."""
+    wanted = (f"kafka_2.13-{KAFKA_VERSION}.jar", f"kafka-tools-{KAFKA_VERSION}.jar", "log4j-core-*.jar")
+    return all(any(directory.glob(pattern)) for pattern in wanted)
+
+
+def fetch(target: Path) -> None:
+    """Lets Maven put all the jars of pom.xml into `target`: all of them, or none."""
+    maven = shutil.which("mvn")
+    if not maven:
+        raise KafkaMissing(f"no Maven to fetch Kafka {KAFKA_VERSION} with: apt-get install maven")
+    private = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.rmtree(private, ignore_errors=True)
+    private.mkdir(parents=True)
+    command = [maven, "--batch-mode", "--quiet", "--file", str(HERE / "pom.xml")]
+    command += ["dependency:copy-dependencies", f"-DoutputDirectory={private}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode or not complete(private):
+        said = (done.stdout + done.stderr).strip()
+        shutil.rmtree(private, ignore_errors=True)
+        away = bool(UNREACHABLE.search(said))
+        what = "Maven Central can't be reached" if away else "Maven could not fetch Kafka"
+        raise KafkaMissing(f"{what}: {said[:400]}", setup_fault=not away)
+    _publish(private, target)
+
+
+def _publish(private: Path, target: Path) -> None:
+    """Moves a finished directory to its place; another process that was faster wins."""
+    try:
+        private.rename(target)
+    except OSError:
+        shutil.rmtree(private)

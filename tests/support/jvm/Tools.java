@@ -1,0 +1,202 @@
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.BufferedReader;
+import java.io.ByteArrayOutputStream;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Future;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.serialization.ByteArrayDeserializer;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+import org.apache.kafka.common.utils.Exit;
+
+/**
+ * Kafka's clients and tools behind one long-lived process, since each start of a JVM costs more than most tests.
+ *
+ * <p>A line of JSON on stdin is a request, {"do": "produce", ...}; the answer is one line on stdout, {"ok": ...} or
+ * {"error": "..."}. Byte strings are base64. Nothing else is printed: what a tool prints is the answer to its request.
+ */
+public class Tools {
+    static final ObjectMapper JSON = new ObjectMapper();
+    static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false,
+            StandardCharsets.UTF_8);
+
+    static class Exited extends RuntimeException {
+        Exited(int code, String message) {
+            super("exit " + code + (message == null ? "" : ": " + message));
+        }
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        Exit.setExitProcedure((code, message) -> { throw new Exited(code, message); });
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line; (line = in.readLine()) != null; ) {
+            ObjectNode answer = JSON.createObjectNode();
+            try {
+                answer.set("ok", handle(JSON.readTree(line)));
+            } catch (Throwable problem) {
+                StringBuilder text = new StringBuilder(problem.toString());
+                for (Throwable cause = problem.getCause(); cause != null; cause = cause.getCause())
+                    text.append(" <- ").append(cause);
+                answer = JSON.createObjectNode().put("error", text.toString());
+            }
+            OUT.println(JSON.writeValueAsString(answer));
+            OUT.flush();
+        }
+    }
+
+    static JsonNode handle(JsonNode request) throws Exception {
+        return switch (request.get("do").asText()) {
+            case "format" -> format(request);
+            case "create" -> create(request);
+            case "produce" -> produce(request);
+            case "consume" -> consume(request);
+            case "dump" -> dump(request);
+            default -> throw new IllegalArgumentException("no such request: " + request);
+        };
+    }
+
+    /** Gives a new broker its metadata directory, as `kafka-storage format` does. */
+    static JsonNode format(JsonNode request) throws Exception {
+        ByteArrayOutputStream printed = new ByteArrayOutputStream();
+        String[] arguments = {"format", "--ignore-formatted", "--cluster-id", request.get("cluster").asText(),
+            "--config", request.get("config").asText()};
+        int code = kafka.tools.StorageTool.execute(arguments, new PrintStream(printed, true));
+        if (code != 0) throw new IllegalStateException(printed.toString());
+        return JSON.getNodeFactory().textNode(printed.toString());
+    }
+
+    static JsonNode create(JsonNode request) throws Exception {
+        try (Admin admin = Admin.create(client(request))) {
+            List<NewTopic> topics = new ArrayList<>();
+            for (JsonNode topic : request.get("topics")) {
+                NewTopic one = new NewTopic(topic.get("name").asText(), topic.get("partitions").asInt(), (short) 1);
+                topics.add(one.configs(strings(topic.get("config"))));
+            }
+            admin.createTopics(topics).all().get();
+        }
+        return JSON.getNodeFactory().nullNode();
+    }
+
+    /** Each inner list of "batches" is flushed by itself, and so becomes one batch of its partition. Answers with offsets. */
+    static JsonNode produce(JsonNode request) throws Exception {
+        Map<String, Object> config = client(request);
+        config.put("key.serializer", ByteArraySerializer.class);
+        config.put("value.serializer", ByteArraySerializer.class);
+        config.put("linger.ms", "60000");
+        config.put("batch.size", "8388608");
+        config.put("max.request.size", "16777216");
+        config.putAll(strings(request.get("config")));
+        String topic = request.get("topic").asText();
+        ArrayNode offsets = JSON.createArrayNode();
+        try (KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(config)) {
+            for (JsonNode batch : request.get("batches")) {
+                List<Future<RecordMetadata>> sent = new ArrayList<>();
+                for (JsonNode r : batch) {
+                    ProducerRecord<byte[], byte[]> record = new ProducerRecord<>(topic, r.get("partition").asInt(),
+                            r.get("timestamp").isNull() ? null : r.get("timestamp").asLong(),
+                            bytes(r.get("key")), bytes(r.get("value")));
+                    for (JsonNode header : r.get("headers"))
+                        record.headers().add(header.get(0).asText(), bytes(header.get(1)));
+                    sent.add(producer.send(record));
+                }
+                producer.flush();
+                for (Future<RecordMetadata> one : sent) offsets.add(one.get().offset());
+            }
+        }
+        return offsets;
+    }
+
+    /** Every record of a topic from the first offset to the end it had when asked, partition by partition. */
+    static JsonNode consume(JsonNode request) throws Exception {
+        Map<String, Object> config = client(request);
+        config.put("key.deserializer", ByteArrayDeserializer.class);
+        config.put("value.deserializer", ByteArrayDeserializer.class);
+        config.put("enable.auto.commit", "false");
+        config.put("isolation.level", request.get("isolation").asText());
+        ObjectNode answer = JSON.createObjectNode();
+        try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(config)) {
+            List<TopicPartition> partitions = new ArrayList<>();
+            for (JsonNode topic : request.get("topics"))
+                consumer.partitionsFor(topic.asText()).forEach(
+                        p -> partitions.add(new TopicPartition(p.topic(), p.partition())));
+            consumer.assign(partitions);
+            consumer.seekToBeginning(partitions);
+            Map<TopicPartition, Long> begins = consumer.beginningOffsets(partitions);
+            Map<TopicPartition, Long> ends = consumer.endOffsets(partitions);
+            for (TopicPartition partition : partitions) {
+                ObjectNode one = answer.putObject(partition.toString());
+                one.put("start", begins.get(partition)).put("end", ends.get(partition)).putArray("records");
+            }
+            long deadline = System.nanoTime() + Duration.ofSeconds(60).toNanos();
+            while (partitions.stream().anyMatch(p -> consumer.position(p) < ends.get(p))) {
+                if (System.nanoTime() > deadline) throw new IllegalStateException("the consumer did not reach " + ends);
+                for (ConsumerRecord<byte[], byte[]> r : consumer.poll(Duration.ofMillis(200))) {
+                    ObjectNode record = ((ArrayNode) answer.get(r.topic() + "-" + r.partition()).get("records")).addObject();
+                    record.put("offset", r.offset()).put("timestamp", r.timestamp());
+                    record.put("timestamp_type", r.timestampType().toString());
+                    record.put("key", text(r.key())).put("value", text(r.value()));
+                    ArrayNode headers = record.putArray("headers");
+                    for (Header h : r.headers()) headers.addArray().add(h.key()).add(text(h.value()));
+                }
+            }
+        }
+        return answer;
+    }
+
+    /** DumpLogSegments with these arguments; answers with what it prints on both its streams. */
+    static JsonNode dump(JsonNode request) throws Exception {
+        List<String> arguments = new ArrayList<>();
+        for (JsonNode argument : request.get("arguments")) arguments.add(argument.asText());
+        PrintStream out = System.out;
+        PrintStream err = System.err;
+        ByteArrayOutputStream printed = new ByteArrayOutputStream();
+        PrintStream both = new PrintStream(printed, true, StandardCharsets.UTF_8);
+        System.setOut(both);
+        System.setErr(both);
+        try {
+            org.apache.kafka.tools.DumpLogSegments.main(arguments.toArray(new String[0]));
+        } finally {
+            System.setOut(out);
+            System.setErr(err);
+        }
+        return JSON.getNodeFactory().textNode(printed.toString(StandardCharsets.UTF_8));
+    }
+
+    static Map<String, Object> client(JsonNode request) {
+        Map<String, Object> config = new HashMap<>();
+        config.put("bootstrap.servers", request.get("bootstrap").asText());
+        return config;
+    }
+
+    static Map<String, String> strings(JsonNode object) {
+        Map<String, String> map = new HashMap<>();
+        object.fields().forEachRemaining(entry -> map.put(entry.getKey(), entry.getValue().asText()));
+        return map;
+    }
+
+    static byte[] bytes(JsonNode text) {
+        return text.isNull() ? null : Base64.getDecoder().decode(text.asText());
+    }
+
+    static String text(byte[] bytes) {
+        return bytes == null ? null : Base64.getEncoder().encodeToString(bytes);
+    }
+}

@@ -1,0 +1,329 @@
+"""One real Kafka broker on the loopback interface, its clients and its dump tool.
+
+    jars = KafkaJars.find_or_fetch()
+    with Tools(jars) as tools, Broker(tools, directory) as broker:
+        broker.create_topic("users", cleanup_policy="compact")
+        broker.produce("users", [[KafkaRecord(b"ada", b"1"), KafkaRecord(b"bob", None)]])
+        broker.consume("users")["users-0"].records
+
+A broker starts in about three seconds; a request to `Tools` takes milliseconds. The log
+directory is `directory` itself; what a broker keeps besides lies in `directory.kafka/`, so the two stay
+together. The broker's own cleaner is off unless a test asks for it, so that nothing but the test changes a
+log.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.jars import HERE, KafkaJars
+
+CLUSTER = "bGFzdHdvcmQtdGVzdHMhIQ"
+STARTED = "Kafka Server started"
+
+
+@dataclass(frozen=True)
+class KafkaRecord:
+    """A record as Kafka's clients give and take it; a timestamp of None lets the client take the clock."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int = 0
+    offset: int = -1
+    timestamp_type: str = "CreateTime"
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """One partition as a consumer saw it: its first offset, its end, and every record between."""
+
+    start: int
+    end: int
+    records: tuple[KafkaRecord, ...]
+
+    def newest(self) -> dict[bytes | None, bytes | None]:
+        return {record.key: record.value for record in self.records}
+
+
+class Tools:
+    """A JVM with Kafka's clients and tools, driven by lines of JSON. Not for several threads at once."""
+
+    def __init__(self, jars: KafkaJars, log_file: Path | None = None) -> None:
+        self.jars = jars
+        command = [
+            jars.java,
+            "-Xmx512m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            *_logging(log_file, "warn"),
+        ]
+        command += ["-cp", jars.compiled(HERE), "Tools"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, do: str, **request: Any) -> Any:
+        """Sends one request and waits for its answer; RuntimeError with Kafka's words if it fails."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the JVM of Kafka's tools ended with {self._process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["ok"]
+
+    def dump_log(self, files: Iterable[Path], *options: str) -> str:
+        """What DumpLogSegments prints. Without options: --deep-iteration, which reads every record."""
+        names = ",".join(str(path) for path in files)
+        return self.ask("dump", arguments=[*(options or ("--deep-iteration",)), "--files", names])
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=20)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Tools:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+#: The lines that DumpLogSegments prints of a sound file. Its exit code never tells, and what it finds wrong
+#: goes to stderr in several forms, so every line of another kind counts as a complaint. Gaps between
+#: offsets are normal in a cleaned log.
+SOUND = re.compile(
+    r"|Dumping .*|Log starting offset: \d+"
+    r"|baseOffset: .* isvalid: true|\| offset: .*"
+    r"|offset: \d+ position: \d+|timestamp: \d+ offset: \d+"
+    r"|version: \d+ producerId: .*|producerId: .*"
+    r"|.* passed sanity check\.|.* is empty\."
+    r"|Non-consecutive offsets in .*| +-?\d+ is followed by \d+"
+)
+
+
+def complaints(printed: str) -> list[str]:
+    """Lines of DumpLogSegments that tell of a fault."""
+    return [line for line in printed.splitlines() if not SOUND.fullmatch(line)]
+
+
+@dataclass
+class Broker:
+    """A single-node Kafka on `directory`; `with` starts it and stops it cleanly."""
+
+    tools: Tools
+    directory: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    _process: subprocess.Popen[bytes] | None = None
+    _port: int = 0
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def home(self) -> Path:
+        """What is the broker's own: settings, KRaft metadata, its log."""
+        return self.directory.with_name(self.directory.name + ".kafka")
+
+    @property
+    def log_text(self) -> str:
+        path = self.home / "server.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start(self, *, seconds: float = 60) -> Broker:
+        """Returns when the broker has started; RuntimeError with the end of its log if it ends before."""
+        assert self._process is None, "already started"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(exist_ok=True)
+        self._port, controller = _free_ports(2)
+        config = self.home / "server.properties"
+        config.write_text("".join(f"{k}={v}\n" for k, v in self._properties(controller).items()))
+        if not (self.home / "metadata" / "meta.properties").exists():
+            self.tools.ask("format", cluster=CLUSTER, config=str(config))
+        log = self.home / "server.log"
+        log.unlink(missing_ok=True)
+        command = [self.tools.jars.java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        command += ["-Djava.net.preferIPv4Stack=true", *_logging(log, "info")]
+        command += ["-cp", self.tools.jars.classpath, "kafka.Kafka", str(config)]
+        with (self.home / "server.out").open("wb") as out:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        deadline = time.monotonic() + seconds
+        while STARTED not in self.log_text:
+            if self._process.poll() is not None:
+                code, self._process = self._process.returncode, None
+                raise RuntimeError(f"the broker ended with {code} while starting:\n{self._last_words()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"the broker did not start in {seconds} s:\n{self._last_words()}")
+            time.sleep(0.05)
+        return self
+
+    def stop(self) -> None:
+        """A clean shutdown: logs closed, the marker written, the lock gone."""
+        self._end("terminate")
+
+    def kill(self) -> None:
+        """What a crash of the process leaves."""
+        self._end("kill")
+
+    def _end(self, how: str) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            getattr(process, how)()
+            process.wait(timeout=60)
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def create_topic(self, name: str, partitions: int = 1, **config: str) -> None:
+        """`config` in Python's spelling: cleanup_policy="compact"."""
+        self.create_topics({name: {"partitions": partitions, **config}})
+
+    def create_topics(self, topics: dict[str, dict[str, Any]]) -> None:
+        wanted = []
+        for name, settings in topics.items():
+            config = {k.replace("_", "."): str(v) for k, v in settings.items() if k != "partitions"}
+            wanted.append({"name": name, "partitions": settings.get("partitions", 1), "config": config})
+        self.tools.ask("create", bootstrap=self.bootstrap, topics=wanted)
+
+    def produce(self, topic: str, batches: Sequence[Sequence[KafkaRecord]], **config: str) -> list[int]:
+        """Sends each inner list as one batch; `config` is the producer's. Returns the offsets."""
+        lines = [[_to_json(record) for record in batch] for batch in batches]
+        settings = {k.replace("_", "."): str(v) for k, v in config.items()}
+        return self.tools.ask(
+            "produce", bootstrap=self.bootstrap, topic=topic, batches=lines, config=settings
+        )
+
+    def consume(self, *topics: str, isolation: str = "read_uncommitted") -> dict[str, Consumed]:
+        """Every partition of the topics, from its first record to the end it has now."""
+        answer = self.tools.ask("consume", bootstrap=self.bootstrap, topics=topics, isolation=isolation)
+        return {
+            name: Consumed(one["start"], one["end"], tuple(_from_json(line, name) for line in one["records"]))
+            for name, one in answer.items()
+        }
+
+    def _properties(self, controller_port: int) -> dict[str, str]:
+        voter = f"127.0.0.1:{controller_port}"
+        properties = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{voter}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{voter}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "log.dirs": str(self.directory),
+            "metadata.log.dir": str(self.home / "metadata"),
+            "log.cleaner.enable": "false",
+            "log.retention.ms": "-1",
+            "auto.create.topics.enable": "false",
+            "controlled.shutdown.enable": "false",
+            "default.replication.factor": "1",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            # a start waits until the broker before it is forgotten, also after a clean stop
+            "broker.heartbeat.interval.ms": "200",
+            "broker.session.timeout.ms": "1500",
+        }
+        return properties | self.settings
+
+    def _last_words(self) -> str:
+        lines = (
+            self.log_text.splitlines() + (self.home / "server.out").read_text(errors="replace").splitlines()
+        )
+        return "\n".join(lines[-40:])
+
+
+def adopt(directory: Path, partition: str, source: Path) -> None:
+    """Puts the files of `source` in the place of a partition that the (stopped) broker of `directory` knows.
+
+    The partition keeps its `partition.metadata`: a directory without the topic's id would be set aside as a
+    stray. What the checkpoints say of it is forgotten, and with it the clean-shutdown marker, so the broker
+    checks every batch.
+    """
+    target = directory / partition
+    assert not (directory / ".lock").exists(), f"{directory} is in use"
+    metadata = (target / "partition.metadata").read_bytes()
+    shutil.rmtree(target)
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("partition.metadata"))
+    (target / "partition.metadata").write_bytes(metadata)
+    topic, _, number = partition.rpartition("-")
+    for checkpoint in directory.glob("*-offset-checkpoint"):
+        lines = checkpoint.read_text().splitlines()[2:]
+        kept = [line for line in lines if line.split()[:2] != [topic, number]]
+        checkpoint.write_text("".join(f"{line}\n" for line in ("0", str(len(kept)), *kept)))
+    (directory / ".kafka_cleanshutdown").unlink(missing_ok=True)
+
+
+def _logging(log_file: Path | None, level: str) -> list[str]:
+    return [
+        f"-Dlog4j2.configurationFile={HERE / 'log4j2.xml'}",
+        f"-Dlastword.log={log_file or '/dev/null'}",
+        f"-Dlastword.level={level}",
+    ]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _to_json(record: KafkaRecord) -> dict[str, Any]:
+    return {
+        "partition": record.partition,
+        "timestamp": record.timestamp,
+        "key": _base64(record.key),
+        "value": _base64(record.value),
+        "headers": [[name, _base64(value)] for name, value in record.headers],
+    }
+
+
+def _from_json(line: dict[str, Any], partition: str) -> KafkaRecord:
+    return KafkaRecord(
+        key=_unbase64(line["key"]),
+        value=_unbase64(line["value"]),
+        timestamp=line["timestamp"],
+        headers=tuple((name, _unbase64(value)) for name, value in line["headers"]),
+        partition=int(partition.rpartition("-")[2]),
+        offset=line["offset"],
+        timestamp_type=line["timestamp_type"],
+    )
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _unbase64(value: str | None) -> bytes | None:
+    return None if value is None else base64.b64decode(value)
