@@ -1,0 +1,146 @@
+"""Real Kafka as a rival and as a writer of data: its segment code, and its cleaner class without a broker
+around it.
+
+Both are small Java programs in `java/`, compiled once against the jars that the interop tests use. Data
+sets are written by Kafka's own code and are the same bytes each time, so that both sides work on the same
+files.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.jars import HERE as LOGGING
+from tests.support.jars import KafkaJars
+
+SOURCES = Path(__file__).parent / "java"
+MIB = 1 << 20
+#: The flags that Kafka's own start script gives a broker.
+BROKER_FLAGS = [
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A shape of traffic: how many records over how many keys, which key comes next, how long a value is."""
+
+    records: int
+    keys: int
+    value_bytes: int
+    choice: str
+    codec: str = "none"
+    partitions: int = 1
+    seed: int = 1
+
+    def scaled(self, records: int | None) -> DataSet:
+        """The same shape with another number of records, and as many records a key as before."""
+        if records is None:
+            return self
+        keys = max(1, self.keys * records // self.records)
+        return DataSet(records, keys, self.value_bytes, self.choice, self.codec, self.partitions, self.seed)
+
+
+#: a: uniform updates. b: a few keys get most of them. c: values of 1 KiB. u: each key once, so nothing is
+#: garbage.
+DATA_SETS: dict[str, DataSet] = {
+    f"{name}-{codec}": DataSet(records, keys, value_bytes, choice, codec, seed=seed)
+    for name, records, keys, value_bytes, choice, seed in (
+        ("a", 10_000_000, 2_000_000, 100, "uniform", 1),
+        ("b", 10_000_000, 2_000_000, 100, "zipf", 2),
+        ("c", 1_000_000, 200_000, 1024, "uniform", 3),
+        ("u", 10_000_000, 10_000_000, 100, "once", 4),
+    )
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd")
+} | {"p4-none": DataSet(10_000_000, 2_000_000, 100, "uniform", partitions=4)}
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Where a data set lies (`partitions`: its directories), and what its writer counted."""
+
+    name: str
+    partitions: tuple[Path, ...]
+    records: int
+    distinct: int
+    bytes: int
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KafkaCleaning:
+    """What Kafka's cleaner did in one repetition over one partition."""
+
+    repetition: int
+    records: int
+    kept: int
+    passes: int
+    source_bytes: int
+    written_bytes: int
+    cpu_seconds: float
+    wall_seconds: float
+    map_seconds: float
+    map_used_ratio: float
+
+
+def generate(
+    name: str,
+    directory: Path,
+    n: int | None = None,
+    *,
+    batch_bytes: int = 16 << 10,
+    segment_bytes: int = 128 * MIB,
+) -> Generated:
+    """Writes data set `name` with `n` records below `directory`, or finds it there from an earlier run."""
+    data = DATA_SETS[name].scaled(n)
+    target = directory / f"{name}-{data.records}-{segment_bytes}"
+    facts_file = target / "facts.json"
+    if not facts_file.exists():
+        target.mkdir(parents=True, exist_ok=True)
+        arguments = [target, name, data.partitions, data.records, data.keys, data.value_bytes, data.choice]
+        arguments += [data.codec, batch_bytes, segment_bytes, data.seed]
+        facts_file.write_text(_run("SegmentWriter", arguments)[0])
+    facts = json.loads(facts_file.read_text())
+    return Generated(
+        name,
+        tuple(target / f"{name}-{number}" for number in range(data.partitions)),
+        facts["records"],
+        facts["distinct"],
+        facts["bytes"],
+        facts,
+    )
+
+
+def clean(
+    partition: Path,
+    work: Path,
+    *,
+    repetitions: int = 4,
+    buffer_bytes: int = 128 * MIB,
+    segment_bytes: int = 128 * MIB,
+    keep: bool = False,
+) -> list[KafkaCleaning]:
+    """Kafka's cleaner over a copy of `partition` below `work`; the first repetition runs in a cold JVM."""
+    arguments = [partition, work, repetitions, buffer_bytes, segment_bytes, *(["keep"] if keep else [])]
+    return [KafkaCleaning(**json.loads(line)) for line in _run("CleanerRun", arguments)]
+
+
+def _run(program: str, arguments: list[Any]) -> list[str]:
+    jars = KafkaJars.find_or_fetch()
+    command = [jars.java, "-Xms1g", "-Xmx4g", *BROKER_FLAGS]
+    command += [f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
+    command += ["-cp", jars.compiled(SOURCES), program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{program} ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+    return lines

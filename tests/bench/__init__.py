@@ -1,0 +1,1 @@
+"""The benchmarks' own programs, at sizes that take a second."""

@@ -1,0 +1,61 @@
+"""The benchmark's data is what it says, and Kafka's cleaner keeps of it what it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import kafka
+from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
+
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
+SEGMENT_BYTES = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def needs_kafka() -> None:
+    try:
+        KafkaJars.find_or_fetch()
+    except KafkaMissing as missing:
+        if must_not_skip(missing):
+            raise
+        pytest.skip(str(missing))
+
+
+def logs(partition: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in partition.glob("*.log")}
+
+
+def test_a_data_set_is_the_same_bytes_each_time_and_kafka_keeps_a_record_a_key(tmp_path: Path) -> None:
+    one, two = (kafka.generate("a-none", tmp_path / x, 20_000, segment_bytes=SEGMENT_BYTES) for x in "12")
+    assert logs(one.partitions[0]) == logs(two.partitions[0])
+    assert len(logs(one.partitions[0])) == 3
+    assert one.bytes == sum(map(len, logs(one.partitions[0]).values()))
+    cleanings = kafka.clean(one.partitions[0], tmp_path / "work", repetitions=2, segment_bytes=SEGMENT_BYTES)
+    assert [c.repetition for c in cleanings] == [1, 2]
+    assert {(c.records, c.kept, c.passes, c.source_bytes) for c in cleanings} == {
+        (20_000, one.distinct, 1, one.bytes)
+    }
+    assert 0 < one.distinct < 4_000
+    assert logs(one.partitions[0]) == logs(two.partitions[0]), "the source was changed"
+
+
+def test_a_small_buffer_takes_kafka_more_passes(tmp_path: Path) -> None:
+    data = kafka.generate("u-lz4", tmp_path, 20_000, segment_bytes=SEGMENT_BYTES)
+    assert data.distinct == 20_000
+    (cleaning,) = kafka.clean(
+        data.partitions[0],
+        tmp_path / "work",
+        repetitions=1,
+        buffer_bytes=1 << 18,
+        segment_bytes=SEGMENT_BYTES,
+    )
+    assert cleaning.passes >= 2
+    assert cleaning.kept == 20_000
+
+
+def test_four_partitions_share_the_keys(tmp_path: Path) -> None:
+    data = kafka.generate("p4-none", tmp_path, 4_000, segment_bytes=SEGMENT_BYTES)
+    assert len(data.partitions) == 4
+    assert all(any(path.stat().st_size for path in part.glob("*.log")) for part in data.partitions)
