@@ -1,0 +1,68 @@
+"""A record as users hold it: key and value decoded by the topic's serializers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Record(Generic[K, V]):
+    """One record.
+
+    topic, partition, offset   where it lies; the offset is permanent
+    timestamp                  milliseconds since 1970, -1 for none
+    timestamp_type             "create" (the writer's) or "append" (the log's)
+    key, value                 decoded; None for null
+    headers                    pairs of str and bytes or None, in order
+    has_key                    False only for a null key (a JSON `null` is a key)
+    is_tombstone               True only for a null value (a JSON `null` is a value)
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: str
+    key: K | None
+    value: V | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    has_key: bool = field(default=True, repr=False)
+    is_tombstone: bool = field(default=False, repr=False)
+
+    @property
+    def time(self) -> datetime | None:
+        """The timestamp as an aware datetime in UTC; None if there is none."""
+        return None if self.timestamp < 0 else datetime.fromtimestamp(self.timestamp / 1000, UTC)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of `lastword read --json`, keys and values as Python objects."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "timestamp": self.timestamp,
+            "timestamp_type": self.timestamp_type,
+            "key": self.key,
+            "value": self.value,
+            "headers": [[name, value] for name, value in self.headers],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Where an acknowledged record lies: partition, offset, and the timestamp it got (milliseconds since 1970)."""
+
+    partition: int
+    offset: int
+    timestamp: int
+
+    def __str__(self) -> str:
+        return f"partition {self.partition}, offset {self.offset}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"partition": self.partition, "offset": self.offset, "timestamp": self.timestamp}

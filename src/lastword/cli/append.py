@@ -1,0 +1,132 @@
+"""`lastword append`: records from the command line, or from stdin as `lastword read --json` prints them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastword.cli.options import Directory, Partition, Session, Target, command
+from lastword.cli.output import argument_bytes, field_bytes
+
+if TYPE_CHECKING:
+    from lastword.api.topic import Topic
+
+EXAMPLES = """
+lastword append data users ada '{"city": "London"}'
+lastword append data users --delete bob
+lastword read data users --json | lastword append copy users
+printf 'ada=London\\nbob=Oslo\\n' | lastword append data cities --delimiter =
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "append", examples=EXAMPLES)(append)
+
+
+def append(
+    out: Session,
+    directory: Directory,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    key: Annotated[str | None, typer.Argument(metavar="KEY")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE")] = None,
+    partition: Partition = None,
+    delete: Annotated[str | None, typer.Option(metavar="KEY", help="append a tombstone for this key")] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(metavar="D", help="stdin has lines of KEY D VALUE instead of JSON")
+    ] = None,
+    ack: Annotated[
+        str | None, typer.Option(metavar="os|disk", help="what it must survive: a kill, or a power cut")
+    ] = None,
+) -> None:
+    """Append one record, a tombstone, or what stdin holds."""
+    from lastword.errors import UsageError
+
+    if delete is not None and (key is not None or value is not None):
+        raise UsageError("--delete takes the place of KEY VALUE", remedy="give one of them")
+    if key is not None and value is None:
+        raise UsageError("a key without a value", remedy=f"give a value, or remove the key: --delete {key}")
+    with out.open(Target([directory], topic, partition), "a") as logs:
+        into = logs.topic(topic, key_serializer="bytes", value_serializer="bytes")
+        names = into.serializer_names
+        if delete is not None or key is not None:
+            _one(out, into, names, key, value, delete, partition, ack)
+            return
+        records = _lines(names, delimiter) if delimiter is not None else _objects(names)
+        appended = into.extend(records, partition=partition, ack=ack)
+    out.summary(f"appended {appended} records", topic=topic, records=appended)
+
+
+def _one(
+    out: Session,
+    into: Topic[Any, Any],
+    names: tuple[str | None, str | None],
+    key: str | None,
+    value: str | None,
+    delete: str | None,
+    partition: int | None,
+    ack: str | None,
+) -> None:
+    chosen = argument_bytes(delete if delete is not None else key or "", names[0], "key")
+    data = None if value is None else argument_bytes(value, names[1], "value")
+    appended = into.append(chosen, data, partition=partition, ack=ack)
+    if out.as_json:
+        out.summary(topic=into.name, records=1, **appended.to_dict())
+    elif not out.quiet:
+        out.line(f"{into.name}-{appended.partition} offset {appended.offset}")
+
+
+def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any]:
+    """Lines of KEY D VALUE. A line without D is an error: half a batch of guesses helps nobody."""
+    from lastword.errors import UsageError
+
+    if not delimiter:
+        raise UsageError("the delimiter is empty", remedy="--delimiter =")
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        text = line.removesuffix(b"\n").decode("utf-8", "surrogateescape")
+        key, found, value = text.partition(delimiter)
+        if not found:
+            raise UsageError(f"stdin line {number} has no {delimiter!r}", remedy="one record a line: KEY D VALUE")
+        yield argument_bytes(key, names[0], "key"), argument_bytes(value, names[1], "value")
+
+
+def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
+    """Objects of type `record`, one a line; other types, such as `summary`, are passed over."""
+    from lastword.api.record import Record
+    from lastword.errors import UsageError
+
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise ValueError("not an object")
+        except ValueError:
+            raise UsageError(
+                f"stdin line {number} is not a JSON object",
+                remedy="lines as `lastword read --json` prints them, or --delimiter",
+            ) from None
+        if fields.get("type", "record") != "record":
+            continue
+        if "key" not in fields or "value" not in fields:
+            raise UsageError(f"stdin line {number} has no key or no value", remedy='{"key": ..., "value": ...}')
+        try:
+            yield Record(
+                "",
+                -1,
+                -1,
+                int(fields.get("timestamp", -1)),
+                "create",
+                field_bytes(fields["key"], names[0], "key"),
+                field_bytes(fields["value"], names[1], "value"),
+                tuple((str(name), field_bytes(value, "bytes", "header")) for name, value in fields.get("headers", ())),
+                fields["key"] is not None,
+                fields["value"] is None,
+            )
+        except (TypeError, ValueError) as error:
+            message = getattr(error, "message", None) or "its fields are not those of a record"
+            raise UsageError(f"stdin line {number}: {message}", remedy="lines as `lastword read --json` prints them") from None

@@ -1,0 +1,46 @@
+"""`lastword config`: settings with their source, or changes to them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lastword.cli.options import Directory, Session, Sets, Target, TopicName, command, settings_of
+
+EXAMPLES = """
+lastword config data
+lastword config data users
+lastword config data users --set cleanup.policy=compact --set segment.bytes=64MiB
+lastword config data users --unset segment.bytes
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "config", examples=EXAMPLES)(config)
+
+
+def config(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    settings: Sets = None,
+    unset: Annotated[list[str] | None, typer.Option(metavar="name", help="back to the default")] = None,
+) -> None:
+    """Show settings and where each comes from, or change them in lastword.toml (comments stay)."""
+    changes = settings_of(settings)
+    if changes or unset:
+        with out.open(Target([directory], topic, None), "a") as logs:
+            logs.configure(topic, set=changes, unset=unset or ())
+        done = [f"{name}={value}" for name, value in changes.items()] + [f"{name} unset" for name in unset or ()]
+        out.summary(f"{topic or 'all topics'}: {', '.join(done)}", topic=topic, set=changes, unset=unset or [])
+        return
+    with out.open(Target([directory], topic, None)) as logs:
+        rows = logs.settings(topic)
+    for name, value, source in rows:
+        out.row("setting", {"topic": topic, "name": name, "value": value, "source": source})
+    out.table(
+        ("SETTING", "VALUE", "SOURCE"),
+        [(name, "-" if value is None else str(value), source) for name, value, source in rows],
+    )
+    out.summary(settings=len(rows))

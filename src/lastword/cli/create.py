@@ -1,0 +1,57 @@
+"""`lastword create`: a topic."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lastword.cli.options import Directory, MoreDirs, Session, Sets, Target, command, settings_of
+
+EXAMPLES = """
+lastword create data users --set cleanup.policy=compact
+lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
+lastword create data totals --key-serializer str --value-serializer int64 --set cleanup.policy=compact
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "create", examples=EXAMPLES)(create)
+
+
+def create(
+    out: Session,
+    directory: Directory,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="the new topic's name")],
+    partitions: Annotated[int, typer.Option(metavar="N", help="number of partitions", min=1)] = 1,
+    settings: Sets = None,
+    key_serializer: Annotated[str, typer.Option(metavar="NAME", help="how keys are stored")] = "bytes",
+    value_serializer: Annotated[str, typer.Option(metavar="NAME", help="how values are stored")] = "bytes",
+    partitioner: Annotated[str, typer.Option(metavar="NAME", help="murmur2 or crc32")] = "murmur2",
+    more: MoreDirs = None,
+) -> None:
+    """Create a topic; the directory too, if it is new.
+
+    Without --set cleanup.policy=... nothing is ever removed from the topic.
+    """
+    from lastword.config import keyword_names
+
+    config = keyword_names(settings_of(settings))
+    with out.open(Target([directory, *(more or ())], topic, None), "a") as logs:
+        created = logs.create_topic(
+            topic,
+            partitions,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            partitioner=partitioner,
+            **config,
+        )
+        policy = created.config.cleanup_policy
+    text = ",".join(sorted(policy)) if policy else None
+    out.summary(
+        f"created {topic}: {partitions} partition{'s' if partitions != 1 else ''}, "
+        + (f"cleanup.policy={text}" if text else "no cleanup.policy: nothing is removed"),
+        topic=topic,
+        partitions=partitions,
+        policy=text,
+    )

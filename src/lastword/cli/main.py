@@ -1,0 +1,143 @@
+"""The command `lastword`: one file per command, one way out for errors.
+
+Exit codes: 0 done; 1 done, bad news; 2 fix the call; 3 data damaged, the rest was finished; 4 busy; 5 no room; 6 storage failed;
+7 install something; 70 our bug; 130 interrupted. A closed pipe ends with 0: whoever reads has seen enough.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from lastword.cli import append, bench, clean, config, create, dump, ls, read, verify
+from lastword.cli.output import Output
+from lastword.errors import LastwordError, UsageError, nearest
+
+app = typer.Typer(
+    name="lastword",
+    help="A keyed, compacted commit log whose bytes are Kafka's.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+LOOKS = (ls, read, verify, dump)
+CHANGES = (create, config, append, clean)
+for module in (*LOOKS, *CHANGES, bench):
+    module.register(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from lastword import __version__
+
+        typer.echo(f"lastword {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(
+    epilog="\b\nExamples:\n"
+    "  lastword create data users --set cleanup.policy=compact\n"
+    '  lastword append data users ada \'{"city": "London"}\'\n'
+    "  lastword read data users\n"
+    "  lastword clean data --dry-run"
+)
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version")
+    ] = False,
+) -> None:
+    """A keyed, compacted commit log whose bytes are Kafka's."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run and leave with the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    code = run(arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        code = 0
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code. Never raises for what a user can meet."""
+    talk = Output(as_json="--json" in arguments)
+    try:
+        code = app(args=arguments, prog_name="lastword", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except LastwordError as error:
+        talk.error(error)
+        return error.exit_code
+    except BrokenPipeError:
+        _forget_stdout()
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        talk.say("interrupted: stopped at a safe point, what was finished stays")
+        return 130
+    except typer.Exit as leave:
+        return leave.exit_code
+    except Exception as error:
+        if hasattr(error, "format_message"):  # the parser's own errors: the call must be fixed
+            talk.error(_usage(error, arguments))
+            return 2
+        return _our_bug(error, talk)
+
+
+def _usage(error: Any, arguments: list[str]) -> UsageError:
+    """The parser's error in our words, with the nearest name for what it does not know."""
+    message = str(error.format_message()).rstrip(".")
+    kind = type(error).__name__
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    if kind == "NoSuchOption":
+        option = getattr(error, "option_name", "")
+        near = nearest(option, _options(command))
+        message = f"unknown option {option!r}" + (f"; nearest: {near}" if near else "")
+    elif "No such command" in message:
+        near = nearest(command, _commands())
+        message = f"unknown command {command!r}" + (f"; nearest: {near}" if near else "")
+        return UsageError(message, remedy="lastword --help")
+    else:
+        message = message[:1].lower() + message[1:]
+    known = command in _commands()
+    return UsageError(message, remedy=f"lastword {command} --help" if known else "lastword --help")
+
+
+def _commands() -> dict[str, Any]:
+    return typer.main.get_command(app).commands  # type: ignore[attr-defined,no-any-return]
+
+
+def _options(command: str) -> list[str]:
+    chosen = _commands().get(command) or typer.main.get_command(app)
+    names = [name for one in chosen.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")]
+    return [*names, "--help", "--version"]
+
+
+def _our_bug(error: Exception, talk: Output) -> int:
+    if os.environ.get("LASTWORD_TRACEBACK"):
+        raise error
+    where = ""
+    trace = error.__traceback__
+    while trace is not None:
+        where = f" ({os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    bug = LastwordError(
+        f"{type(error).__name__}: {error}{where}",
+        remedy="this is our bug: please report it, with the output of the same command under LASTWORD_TRACEBACK=1",
+    )
+    talk.error(bug)
+    return bug.exit_code
+
+
+def _forget_stdout() -> None:
+    """Python flushes stdout once more at exit; into nothing, or it would complain about the closed pipe."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)

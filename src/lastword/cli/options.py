@@ -1,0 +1,169 @@
+"""What every command has in common: its global options, its target, and how its errors leave.
+
+`@command(app)` adds the options that hold everywhere to a command's own and gives it an `Output` first. `Target`
+turns `DIR [TOPIC] [-p N]` into what to open; a partition's own directory may stand for all three.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastword.cli.output import Output
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.clock import Clock
+
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="a log directory, or one partition's directory")]
+TopicName = Annotated[str | None, typer.Argument(metavar="TOPIC", help="a topic's name")]
+Partition = Annotated[
+    int | None, typer.Option("-p", "--partition", metavar="N", help="only this partition", min=0)
+]
+MoreDirs = Annotated[
+    list[str] | None, typer.Option("--dir", metavar="D", help="another of Kafka's log.dirs; may be repeated")
+]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="name=value", help="a setting; may be repeated")
+]
+
+_EVERYWHERE: dict[str, tuple[Any, Any]] = {
+    "json": (Annotated[bool, typer.Option("--json", help="one JSON object a line")], False),
+    "quiet": (Annotated[bool, typer.Option("-q", "--quiet", help="data and errors only")], False),
+    "verbose": (Annotated[bool, typer.Option("-v", "--verbose", help="say more")], False),
+    "progress": (
+        Annotated[bool | None, typer.Option("--progress/--no-progress", help="JSON lines, or a bar")],
+        None,
+    ),
+    "color": (Annotated[str, typer.Option(metavar="auto|always|never", help="colour in text")], "auto"),
+    "config": (
+        Annotated[str | None, typer.Option(metavar="FILE", help="another lastword.toml")],
+        None,
+    ),
+}
+
+
+@dataclass(slots=True)
+class Context:
+    """What the process brings to a command; tests set the clock."""
+
+    clock: Clock | None = None
+
+
+CONTEXT = Context()
+
+
+class Session(Output):
+    """An Output that also knows the settings file, the clock and how to open."""
+
+    config: str | None = None
+
+    def open(self, target: Target, mode: str = "r", **settings: Any) -> LogDir:
+        import lastword
+
+        paths: Any = target.paths if len(target.paths) > 1 else target.paths[0]
+        extra: dict[str, Any] = {} if CONTEXT.clock is None else {"clock": CONTEXT.clock}
+        return lastword.open(paths, mode, config=self.config, **extra, **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The directories to open, the topic and the partition that a command line names."""
+
+    paths: list[str]
+    topic: str | None
+    partition: int | None
+
+    @classmethod
+    def of(
+        cls, directory: str, topic: str | None, partition: int | None, more: list[str] | None = None
+    ) -> Target:
+        """`DIR TOPIC -p N`, or a partition's own directory in place of DIR."""
+        from lastword.errors import UsageError
+        from lastword.segment import names
+
+        trimmed = directory.rstrip("/") or "/"
+        parent, name = os.path.split(os.path.abspath(trimmed))
+        parsed = names.parse_partition_dir(name)
+        if topic is None and partition is None and parsed is not None and _looks_like_partition(trimmed):
+            return cls([os.path.dirname(trimmed) or ".", *(more or ())], parsed.topic, parsed.partition)
+        if partition is not None and topic is None:
+            raise UsageError(
+                "--partition needs a topic", remedy=f"give the topic: {directory} TOPIC -p {partition}"
+            )
+        return cls([directory, *(more or ())], topic, partition)
+
+
+def _looks_like_partition(directory: str) -> bool:
+    """A directory whose name ends with -N is a partition's if it holds its files, not if it holds partitions."""
+    if not os.path.isdir(directory):
+        return False
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.endswith((".log", ".index")) or entry.name in ("partition.metadata", "leader-epoch-checkpoint"):
+                return True
+    return False
+
+
+def command(app: typer.Typer, name: str, *, examples: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register `fn(out, ...)` as a command; `examples` ends its help."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(fn, eval_str=True)
+        parameters = list(own.parameters.values())[1:]
+        for option, (annotation, default) in _EVERYWHERE.items():
+            parameters.append(
+                inspect.Parameter(
+                    option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+                )
+            )
+
+        @functools.wraps(fn)
+        def run(**arguments: Any) -> Any:
+            common = {option: arguments.pop(option) for option in _EVERYWHERE}
+            return fn(session(**common), **arguments)
+
+        parameters.sort(key=lambda parameter: parameter.kind)
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del run.__wrapped__  # type: ignore[attr-defined]
+        text = inspect.cleandoc(examples)
+        app.command(name, epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.splitlines()))(run)
+        return run
+
+    return register
+
+
+def session(
+    json: bool, quiet: bool, verbose: bool, progress: bool | None, color: str, config: str | None
+) -> Session:
+    from lastword.errors import UsageError, nearest
+
+    choices = ("auto", "always", "never")
+    if color not in choices:
+        near = nearest(color, choices)
+        raise UsageError(
+            f"unknown --color {color!r}" + (f"; nearest: {near}" if near else ""), remedy="auto, always or never"
+        )
+    out = Session(as_json=json, quiet=quiet, verbose=verbose, progress=progress, color=color)
+    out.config = config
+    return out
+
+
+def settings_of(pairs: list[str] | None) -> dict[str, str]:
+    """`name=value` pairs of --set as a dict; names as Kafka writes them."""
+    from lastword.errors import UsageError
+
+    settings = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--set {pair!r} has no '='", remedy="--set name=value")
+        settings[name.strip()] = value.strip()
+    return settings

@@ -1,0 +1,265 @@
+"""Where a command's values become text or JSON. stdout carries data, stderr carries talk.
+
+JSON is one object a line with `"type"`, the last of them the `summary`. Bytes are strings if they are UTF-8, else
+`{"base64": "..."}`. A key or value of a `json` topic stands as itself; the one value that JSON could not tell from a
+tombstone, the four bytes `null`, and values that look like the base64 form, are given as base64 of their bytes, so
+what `read --json` prints is what `append` takes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from lastword.cli.text import cut, table, terminal_width
+from lastword.errors import LastwordError
+from lastword.values import Progress
+
+BAR_AFTER_SECONDS = 1.0
+COLORS = {"red": "31", "yellow": "33", "dim": "2"}
+
+
+class Output:
+    """One command's voice: rows and lines on stdout, progress, warnings and errors on stderr."""
+
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        quiet: bool = False,
+        verbose: bool = False,
+        progress: bool | None = None,
+        color: str = "auto",
+    ) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self.verbose = verbose
+        self.wants_progress = progress
+        self.stdout: TextIO = sys.stdout
+        self.stderr: TextIO = sys.stderr
+        self.on_terminal = self.stdout.isatty()
+        self.colored = color == "always" or (
+            color == "auto" and self.on_terminal and not os.environ.get("NO_COLOR")
+        )
+
+    # -- data
+
+    def line(self, text: str) -> None:
+        """One line of text; nothing in JSON mode."""
+        if not self.as_json:
+            self.stdout.write((cut(text, terminal_width()) if self.on_terminal else text) + "\n")
+
+    def row(self, kind: str, fields: dict[str, Any]) -> None:
+        """One object of JSON; nothing in text mode."""
+        if self.as_json:
+            self.stdout.write(
+                json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"), default=plain)
+                + "\n"
+            )
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
+        if rows and not self.as_json:
+            for text in table(header, rows, right):
+                self.line(text)
+
+    def summary(self, text: str | None = None, *, ok: bool = True, **totals: Any) -> None:
+        """The last word of a command: a line of text (unless quiet), or the object of type `summary`."""
+        if self.as_json:
+            self.row("summary", {"ok": ok, **totals})
+        elif text and not self.quiet:
+            self.line(text)
+
+    def paint(self, text: str, color: str) -> str:
+        return f"\x1b[{COLORS[color]}m{text}\x1b[0m" if self.colored else text
+
+    # -- talk
+
+    def say(self, text: str) -> None:
+        """For people, on stderr; not with -q, and not in JSON."""
+        if not self.quiet and not self.as_json:
+            self.stderr.write(text + "\n")
+
+    def warning(self, message: str) -> None:
+        if self.as_json:
+            self._talk("warning", {"message": message})
+        elif not self.quiet:
+            self.stderr.write(self.paint(f"warning: {message}", "yellow") + "\n")
+
+    def error(self, error: BaseException) -> None:
+        """`error: ...` and `  fix: ...`, or one object; never a traceback."""
+        message = error.message if isinstance(error, LastwordError) else str(error)
+        remedy = error.remedy if isinstance(error, LastwordError) else getattr(error, "remedy", None)
+        if self.as_json:
+            self._talk(
+                "error",
+                {
+                    "class": type(error).__name__,
+                    "message": message,
+                    "remedy": remedy,
+                    "file": None if getattr(error, "file", None) is None else str(error.file),  # type: ignore[attr-defined]
+                    "position": getattr(error, "position", None),
+                    "code": getattr(error, "exit_code", 70),
+                },
+            )
+            return
+        self.stderr.write(self.paint("error:", "red") + f" {message}\n")
+        if remedy:
+            self.stderr.write(f"  fix: {remedy}\n")
+
+    def _talk(self, kind: str, fields: dict[str, Any]) -> None:
+        self.stderr.write(
+            json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"), default=plain)
+            + "\n"
+        )
+
+    # -- progress
+
+    @contextmanager
+    def progress(self, verb: str) -> Iterator[Any]:
+        """Gives a function of Progress: a bar on a terminal after a second, objects on stderr with --progress."""
+        shown = self.wants_progress
+        if shown is None:
+            shown = self.stderr.isatty() and not self.quiet and not self.as_json
+        if not shown:
+            yield None
+        elif self.stderr.isatty() and not self.as_json:
+            with _bar(verb) as update:
+                yield update
+        else:
+            yield self._progress_lines()
+
+    def _progress_lines(self) -> Any:
+        last = [0.0]
+
+        def update(progress: Progress) -> None:
+            now = time.monotonic()
+            if now - last[0] >= BAR_AFTER_SECONDS or progress.done_bytes >= progress.total_bytes:
+                last[0] = now
+                self._talk("progress", progress.to_dict())
+
+        return update
+
+
+@contextmanager
+def _bar(verb: str) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    began = time.monotonic()
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(verb, total=None)
+    started = False
+
+    def update(progress: Progress) -> None:
+        nonlocal started
+        if not started and time.monotonic() - began >= BAR_AFTER_SECONDS:
+            bar.start()
+            started = True
+        bar.update(
+            task, description=progress.verb, completed=progress.done_bytes, total=progress.total_bytes
+        )
+
+    try:
+        yield update
+    finally:
+        if started:
+            bar.stop()
+
+
+# -- bytes in JSON
+
+
+def plain(value: Any) -> Any:
+    """The `default` of json.dumps."""
+    if isinstance(value, bytes):
+        return bytes_json(value)
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return str(value)
+
+
+def bytes_json(data: bytes | None) -> Any:
+    """A string if it is UTF-8, else the base64 form; None stays null."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def field_json(data: bytes | None, serializer: str | None) -> Any:
+    """A key or value as JSON: of a `json`, `int32`, `int64` or `float64` topic as itself, if its bytes say exactly that."""
+    if data is None or serializer in (None, "bytes", "str"):
+        return bytes_json(data)
+    from lastword.api.serializers import SERIALIZERS
+    from lastword.errors import SerializerError
+
+    chosen = SERIALIZERS[serializer]
+    try:
+        value = chosen.decode(data, "field")
+        exact = value is not None and not is_base64_form(value) and chosen.encode(value, "field") == data
+    except SerializerError:
+        exact = False
+    return value if exact else {"base64": base64.b64encode(data).decode()}
+
+
+def field_bytes(value: Any, serializer: str | None, what: str) -> bytes | None:
+    """The inverse of `field_json`. UsageError or SerializerError for what the topic cannot take."""
+    from lastword.api.serializers import SERIALIZERS
+    from lastword.errors import UsageError
+
+    if value is None:
+        return None
+    if is_base64_form(value):
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except ValueError:
+            raise UsageError(f"the {what} is not base64", remedy='give {"base64": "..."} of the bytes') from None
+    if serializer in (None, "bytes", "str"):
+        if not isinstance(value, str):
+            raise UsageError(
+                f"the {what} is a JSON {type(value).__name__}, and the topic stores {serializer or 'bytes'}",
+                remedy="give a string, or create the topic with a json serializer",
+            )
+        return value.encode("utf-8", "surrogatepass")
+    return SERIALIZERS[serializer].encode(value, what)
+
+
+def is_base64_form(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) == 1 and isinstance(value.get("base64"), str)
+
+
+def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
+    """The bytes of a key or value typed on a command line: text as it is, numbers and JSON parsed."""
+    from lastword.api.serializers import SERIALIZERS
+    from lastword.errors import UsageError
+
+    if serializer in (None, "bytes", "str"):
+        return os.fsencode(text)
+    try:
+        parsed = {"json": json.loads, "int32": int, "int64": int, "float64": float}[serializer](text)
+    except ValueError:
+        raise UsageError(
+            f"the {what} {text!r} is not {serializer}, which this topic stores",
+            remedy=f"""quote it for the shell, as in '"{text}"'""" if serializer == "json" else f"give {serializer}",
+        ) from None
+    return SERIALIZERS[serializer].encode(parsed, what)

@@ -1,0 +1,63 @@
+"""Partitioners: the hash of Kafka's Java client, librdkafka's, and what a callable may answer."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword.api.partitioners import (
+    by_crc32,
+    by_murmur2,
+    choose,
+    murmur2,
+    murmur2_columns,
+    partitioner_of,
+)
+from lastword.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("key", "signed"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_answers_as_the_java_client(key, signed):
+    assert murmur2(key) == signed & 0xFFFFFFFF
+    # The sign bit is cleared: negating or taking Python's modulo of the signed number gives another partition.
+    assert by_murmur2(key, 7) == (signed & 0x7FFFFFFF) % 7
+
+
+def test_crc32_is_unsigned():
+    assert by_crc32(b"123456789", 1 << 32) == 0xCBF43926
+    assert by_crc32(b"123456789", 10) == 0xCBF43926 % 10
+    assert by_crc32(b"", 3) == 0
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20))
+def test_murmur2_of_columns_is_murmur2_of_each(keys):
+    data = np.frombuffer(b"".join(keys), np.uint8)
+    lengths = np.array([len(key) for key in keys], np.int64)
+    positions = np.concatenate([[0], np.cumsum(lengths)])[:-1].astype(np.int64)
+    assert murmur2_columns(data, positions, lengths).tolist() == [murmur2(key) for key in keys]
+
+
+def test_callables_are_checked():
+    name, last = partitioner_of(lambda key, n: n - 1)
+    assert name is None
+    assert choose(last, b"k", 4) == 3
+    for wrong in (4, -1, None, "0"):
+        with pytest.raises(UsageError, match="partitioner answered"):
+            choose(lambda key, n, wrong=wrong: wrong, b"k", 4)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UsageError, match="nearest: murmur2"):
+        partitioner_of("murmur3")
+    with pytest.raises(UsageError):
+        partitioner_of(7)

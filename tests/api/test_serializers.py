@@ -1,0 +1,100 @@
+"""Serializers: Kafka's byte forms, both directions, and what each refuses."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword.api.serializers import SERIALIZERS, serializer_of
+from lastword.errors import SerializerError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "data"),
+    [
+        ("bytes", b"\x00\xff", b"\x00\xff"),
+        ("str", "Zürich", b"Z\xc3\xbcrich"),
+        ("json", {"b": 1, "a": [None, True, "é"]}, '{"a":[null,true,"é"],"b":1}'.encode()),
+        ("json", None, b"null"),
+        ("int32", -2, b"\xff\xff\xff\xfe"),
+        ("int64", 258, b"\0\0\0\0\0\0\x01\x02"),
+        ("float64", 1.5, b"\x3f\xf8\0\0\0\0\0\0"),
+    ],
+)
+def test_byte_forms(name, value, data):
+    serializer = serializer_of(name)
+    assert serializer.encode(value, "value") == data
+    assert serializer.decode(data, "value") == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bytes", "text"),
+        ("str", b"bytes"),
+        ("str", "\ud800"),
+        ("json", {1, 2}),
+        ("json", math.nan),
+        ("int32", 1 << 31),
+        ("int32", True),
+        ("int64", 1.0),
+        ("float64", "x"),
+    ],
+)
+def test_encode_refuses_without_showing_the_data(name, value):
+    with pytest.raises(SerializerError) as caught:
+        serializer_of(name).encode(value, "key")
+    assert name in caught.value.message and "key" in caught.value.message
+    assert repr(value) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("str", b"secret\xff"), ("json", b"{secret"), ("int32", b"12345"), ("int64", b""), ("float64", b"1")],
+)
+def test_decode_refuses_without_showing_the_data(name, data):
+    with pytest.raises(SerializerError) as caught:
+        serializer_of(name).decode(data, "value")
+    assert "secret" not in str(caught.value)
+
+
+def test_pairs_and_objects():
+    pair = serializer_of((lambda value: value.encode("utf-16"), lambda data: data.decode("utf-16")))
+    assert pair.name is None
+    assert pair.decode(pair.encode("x", "key"), "key") == "x"
+
+    class Loud:
+        def dumps(self, value):
+            return json.dumps(value).upper().encode()
+
+        def loads(self, data):
+            return json.loads(data.lower())
+
+    assert serializer_of(Loud()).encode("a", "key") == b'"A"'
+    with pytest.raises(SerializerError, match="not bytes"):
+        serializer_of((str, str)).encode(1, "key")
+
+
+@pytest.mark.parametrize("given_", ["jsn", "pickle", 3, (1, 2), object()])
+def test_unknown_serializers_are_refused(given_):
+    with pytest.raises(UsageError) as caught:
+        serializer_of(given_)
+    assert "json" in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+).filter(lambda value: "\\ud" not in json.dumps(value))
+
+
+@given(JSON)
+def test_json_is_canonical(value):
+    json_ = SERIALIZERS["json"]
+    data = json_.encode(value, "key")
+    assert json_.encode(json_.decode(data, "key"), "key") == data
+    if isinstance(value, dict):
+        assert json_.encode(dict(reversed(value.items())), "key") == data
