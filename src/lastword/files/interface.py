@@ -12,9 +12,6 @@ until `guard(root)` is called again (which is what opening the directory again d
 stay refused for ever.
 """
 
-# This is where paths become system calls, so `os` is called directly:
-# ruff: noqa: PTH
-
 from __future__ import annotations
 
 import contextlib

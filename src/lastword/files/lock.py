@@ -18,9 +18,6 @@ inodes: one that has opened the old file just before would lock it after, while 
 locks a new one. A left-over file locks nothing.
 """
 
-# This is where paths become system calls, so `os` is called directly:
-# ruff: noqa: PTH
-
 from __future__ import annotations
 
 import contextlib

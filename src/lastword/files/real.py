@@ -1,8 +1,5 @@
 """`OsFiles`: storage on the operating system, with its errors turned into ours once, here."""
 
-# This is where paths become system calls, so `os` is called directly:
-# ruff: noqa: PTH
-
 from __future__ import annotations
 
 import contextlib

@@ -1,0 +1,53 @@
+"""`LogConfig`: settings of the process that holds the directory, under Kafka's broker names."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from lastword.config.setting import choice, count, duration, flag, size, sizes_by_path, table, words
+from lastword.config.topic import ACKS, STRATEGIES
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+    log_dirs: tuple[str, ...] = words("behaviour", "The log directories that are seen as one.")
+    log_retention_check_interval_ms: int = duration(
+        "5m", "cost", "How often old segments are looked for.", low=1
+    )
+    producer_id_expiration_ms: int = duration(
+        "1d", "behaviour", "A producer that was silent for longer is forgotten.", low=1
+    )
+    log_cleaner_enable: bool = flag(True, "behaviour", "Clean in the background while opened to append.")
+    log_cleaner_threads: int = count(
+        1, "cost", "Rounds at once; they share the key map's memory.", low=1, high=1024
+    )
+    log_cleaner_dedupe_buffer_size: int = size(
+        "128MiB",
+        "cost",
+        "Memory of all threads' key maps. Too small for a log's keys: more passes, never a wrong result.",
+        low=1 << 16,
+    )
+    log_cleaner_io_max_bytes_per_second: int | None = size(
+        None, "cost", "What cleaning may read and write per drive and second. Not set: no limit.", low=1
+    )
+    log_cleaner_backoff_ms: int = duration("15s", "cost", "Pause of the cleaner when nothing was due.")
+    drives: dict[str, int] = sizes_by_path("cost", "The limit of single drives, by path.")  # noqa: RUF009
+    lastword_ack: str = choice(
+        "os", "behaviour", "As the topic setting, for all topics that do not say.", ACKS
+    )
+    lastword_strategy: str = choice(
+        "kafka", "cost", "As the topic setting, for all topics that do not say.", STRATEGIES
+    )
+    sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    def source(self, name: str) -> str:
+        """Where a value comes from: `argument`, `environment`, `lastword.toml:1` or `default`."""
+        return self.sources.get(name.replace("_", "."), "default")
+
+    @property
+    def map_bytes(self) -> int:
+        """Key map of one thread."""
+        return self.log_cleaner_dedupe_buffer_size // self.log_cleaner_threads
+
+
+INSTANCE_SETTINGS = table(LogConfig)

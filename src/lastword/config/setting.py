@@ -1,0 +1,219 @@
+"""One setting as a fact: its Kafka name, unit, default, range, and what it costs.
+
+The fields of `TopicConfig` and `LogConfig` carry a `Setting` each, made by the helpers below; the loader,
+the command `config` and docs/settings.md all read these and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from lastword.errors import LastwordError
+from lastword.units import exact_bytes, exact_duration, parse_bytes, parse_duration_ms
+
+MAX_INT = 2**31 - 1
+MAX_LONG = 2**63 - 1
+POLICIES = ("compact", "delete")
+
+Group = Literal["behaviour", "cost"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """`name`: dotted, as Kafka spells it. `group`: whether it changes what is kept and served, or only what
+    that costs."""
+
+    name: str
+    unit: str
+    group: Group
+    text: str
+    parse: Callable[[Any], Any]
+    show: Callable[[Any], str]
+    allowed: str
+
+    @property
+    def keyword(self) -> str:
+        """The name as a Python keyword and attribute: dots become underscores."""
+        return self.name.replace(".", "_")
+
+    @property
+    def variable(self) -> str:
+        """The name of the environment variable that sets it."""
+        return "LASTWORD_" + self.name.removeprefix("lastword.").replace(".", "_").upper()
+
+    def read(self, value: Any) -> Any:
+        """The value in its own type, checked. Raises ValueError with what is allowed."""
+        try:
+            return self.parse(value)
+        except (TypeError, ValueError, LastwordError):
+            raise ValueError(f"{value!r} is not {self.allowed}") from None
+
+
+def _field(
+    unit: str,
+    group: Group,
+    text: str,
+    parse: Callable[[Any], Any],
+    show: Callable[[Any], str],
+    allowed: str,
+    default: Any,
+) -> Any:
+    facts = {"unit": unit, "group": group, "text": text, "parse": parse, "show": show, "allowed": allowed}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=facts)
+    return dataclasses.field(default=default, metadata=facts)
+
+
+def _ranged(parse: Callable[[Any], int | float], low: float, high: float) -> Callable[[Any], Any]:
+    def checked(value: Any) -> Any:
+        number = parse(value)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return checked
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError
+    return int(value)
+
+
+def _fraction(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError
+    return float(value)
+
+
+def _range_text(kind: str, low: int, high: int, show: Callable[[int], str]) -> str:
+    return f"{kind} from {show(low)}" + (f" to {show(high)}" if high < MAX_INT else "")
+
+
+def size(default: str | int | None, group: Group, text: str, low: int = 0, high: int = MAX_LONG) -> Any:
+    """Bytes. A default of None means: not set, and no value says so but its absence."""
+    return _field(
+        "bytes",
+        group,
+        text,
+        _ranged(parse_bytes, low, high),
+        lambda value: "none" if value is None else exact_bytes(value),
+        _range_text("a size", low, high, exact_bytes),
+        None if default is None else parse_bytes(default),
+    )
+
+
+def duration(default: str | int, group: Group, text: str, low: int = 0, high: int = MAX_LONG) -> Any:
+    """Milliseconds."""
+    return _field(
+        "ms",
+        group,
+        text,
+        _ranged(parse_duration_ms, low, high),
+        exact_duration,
+        _range_text("a duration", low, high, exact_duration),
+        parse_duration_ms(default),
+    )
+
+
+def count(default: int, group: Group, text: str, low: int = 0, high: int = MAX_LONG) -> Any:
+    allowed = _range_text("a whole number", low, high, str)
+    return _field("count", group, text, _ranged(_whole, low, high), str, allowed, default)
+
+
+def ratio(default: float, group: Group, text: str) -> Any:
+    return _field("ratio", group, text, _ranged(_fraction, 0, 1), str, "a number from 0 to 1", default)
+
+
+def flag(default: bool, group: Group, text: str) -> Any:
+    def parse(value: Any) -> bool:
+        if isinstance(value, bool):
+            return value
+        return {"true": True, "false": False}[str(value).strip().lower()]
+
+    def checked(value: Any) -> bool:
+        try:
+            return parse(value)
+        except KeyError:
+            raise ValueError from None
+
+    return _field("true or false", group, text, checked, lambda v: str(v).lower(), "true or false", default)
+
+
+def choice(default: str | None, group: Group, text: str, known: tuple[str, ...]) -> Any:
+    def parse(value: Any) -> str:
+        if value not in known:
+            raise ValueError
+        return str(value)
+
+    return _field("", group, text, parse, str, "one of " + ", ".join(known), default)
+
+
+def word(default: str | None, group: Group, text: str) -> Any:
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError
+        return value
+
+    return _field("", group, text, parse, lambda v: "none" if v is None else v, "a name", default)
+
+
+def words(group: Group, text: str) -> Any:
+    """A list, or one string with commas between."""
+
+    def parse(value: Any) -> tuple[str, ...]:
+        parts = value.split(",") if isinstance(value, str) else list(value)
+        return tuple(str(part).strip() for part in parts if str(part).strip())
+
+    return _field("list", group, text, parse, ",".join, "a list of paths", ())
+
+
+def policy(group: Group, text: str) -> Any:
+    """`compact`, `delete` or both. None, the default, is no policy at all; an empty list is refused."""
+
+    def parse(value: Any) -> frozenset[str]:
+        parts = value.split(",") if isinstance(value, str) else list(value)
+        names = frozenset(str(part).strip() for part in parts)
+        if not names or not names <= set(POLICIES):
+            raise ValueError
+        return names
+
+    def show(value: frozenset[str] | None) -> str:
+        return "none" if value is None else ",".join(sorted(value))
+
+    return _field("list", group, text, parse, show, "compact, delete, or compact,delete", None)
+
+
+def sizes_by_path(group: Group, text: str) -> Any:
+    def parse(value: Any) -> dict[str, int]:
+        if not isinstance(value, Mapping):
+            raise TypeError
+        rates = {str(path): parse_bytes(rate) for path, rate in value.items()}
+        if any(rate < 1 for rate in rates.values()):
+            raise ValueError
+        return rates
+
+    def show(value: Mapping[str, int]) -> str:
+        return ", ".join(f"{path}: {exact_bytes(rate)}" for path, rate in value.items()) or "none"
+
+    facts = {
+        "unit": "bytes per second",
+        "group": group,
+        "text": text,
+        "parse": parse,
+        "show": show,
+        "allowed": 'sizes by path, as drives."/srv/d2" = "20MiB"',
+    }
+    return dataclasses.field(default_factory=dict, metadata=facts)
+
+
+def table(kind: type[Any]) -> dict[str, Setting]:
+    """The settings of a config class by dotted name, in the order of its fields."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.metadata:
+            name = field.name.replace("_", ".")
+            found[name] = Setting(name=name, **field.metadata)
+    return found

@@ -1,0 +1,259 @@
+"""`Settings`: every value with its source, all mistakes told at once.
+
+    argument or option  >  LASTWORD_... variable  >  [topics.NAME]  >  [defaults]  >  top level  >  built in
+
+The top level holds what the process needs (`LogConfig`); a few names of ours are known there and per topic.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lastword.config.instance import INSTANCE_SETTINGS, LogConfig
+from lastword.config.setting import Setting
+from lastword.config.toml import Entry, read_entries
+from lastword.config.topic import TOPIC_SETTINGS, TopicConfig
+from lastword.errors import InvalidSettingError, UnknownSettingError, nearest, unknown_setting
+
+FILE_NAME = "lastword.toml"
+PREFIX = "LASTWORD_"
+ALL_SETTINGS: dict[str, Setting] = {**INSTANCE_SETTINGS, **TOPIC_SETTINGS}
+
+
+class Value(NamedTuple):
+    value: Any
+    source: str
+
+
+Layer = dict[str, Value]
+
+
+class Settings:
+    """What was said, by whom. Immutable; load again to see a changed file."""
+
+    def __init__(
+        self, arguments: Layer, environment: Layer, topics: dict[str, Layer], defaults: Layer, top: Layer
+    ) -> None:
+        self._over: Layer = {**environment, **arguments}
+        self._topics = topics
+        self._defaults = defaults
+        self._top = top
+        self.instance: LogConfig = self._build(LogConfig, INSTANCE_SETTINGS, [self._over, top])
+
+    @classmethod
+    def load(
+        cls,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+        config_file: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Settings:
+        """Read and check everything before anything is opened.
+
+        `paths`: log directories; the lastword.toml in them is read unless `config_file` names another.
+        `env`: default the process's own. `arguments`: by keyword or dotted name. Raises
+        `UnknownSettingError` or `InvalidSettingError` whose `problems` lists all that is wrong, wherever it
+        stands.
+        """
+        if isinstance(paths, str | os.PathLike):
+            paths = [paths]
+        problems = Problems()
+        given = _arguments(arguments or {}, problems)
+        environment = _environment(os.environ if env is None else env, problems)
+        file = _file_of([os.fspath(path) for path in paths], config_file)
+        text, shown = "", ""
+        if file is not None:
+            shown = os.path.basename(file) if config_file is None else file
+            text = _read(file)
+        return cls._checked(given, environment, text, shown, problems)
+
+    @classmethod
+    def from_text(cls, text: str, shown_name: str = FILE_NAME) -> Settings:
+        """The settings of one file's text, and nothing else. `shown_name` goes into sources and errors."""
+        return cls._checked({}, {}, text, shown_name, Problems())
+
+    @classmethod
+    def _checked(
+        cls, given: Layer, environment: Layer, text: str, shown: str, problems: Problems
+    ) -> Settings:
+        topics: dict[str, Layer] = {}
+        defaults: Layer = {}
+        top: Layer = {}
+        for entry in read_entries(text, shown):
+            _place(entry, shown, topics, defaults, top, problems)
+        problems.raise_any()
+        settings = cls(given, environment, topics, defaults, top)
+        settings._check_together()
+        return settings
+
+    def topic(self, name: str) -> TopicConfig:
+        """The settings of a topic, whether the file mentions it or not."""
+        shared: Layer = {name: value for name, value in self._top.items() if name in TOPIC_SETTINGS}
+        layers = [self._over, self._topics.get(name, {}), self._defaults, shared]
+        config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
+        return config
+
+    @property
+    def topic_names(self) -> list[str]:
+        """Topics that lastword.toml has a table for."""
+        return sorted(self._topics)
+
+    @staticmethod
+    def _build(kind: type[Any], known: Mapping[str, Setting], layers: list[Layer]) -> Any:
+        values, sources = {}, {}
+        for name, setting in known.items():
+            for layer in layers:
+                if name in layer:
+                    values[setting.keyword], sources[name] = layer[name]
+                    break
+        return kind(**values, sources=sources)
+
+    def _check_together(self) -> None:
+        problems = Problems()
+        for name in [None, *self.topic_names]:
+            config = self.topic(name if name is not None else "")
+            for setting, sentence in config.contradictions():
+                where = "" if name is None else f"topic {name}: "
+                problems.add(f"{config.source(setting)}: {where}{sentence}")
+        problems.raise_any()
+
+
+class Problems:
+    """Collects sentences; raises one error with all of them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.unknown = False
+
+    def add(self, line: str, *, unknown: bool = False) -> None:
+        if line not in self.lines:
+            self.lines.append(line)
+        self.unknown |= unknown
+
+    def raise_any(self) -> None:
+        if not self.lines:
+            return
+        kind = UnknownSettingError if self.unknown else InvalidSettingError
+        remedy = "`lastword config DIR` lists all" if self.unknown else None
+        raise kind("\n".join(self.lines), problems=self.lines, remedy=remedy)
+
+
+def parse_topic_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked values by dotted name, from keywords or dotted names; None stays None (it resets). All
+    problems at once."""
+    problems = Problems()
+    parsed = parse_named(values, TOPIC_SETTINGS, problems)
+    problems.raise_any()
+    config = TopicConfig(**{TOPIC_SETTINGS[n].keyword: v for n, v in parsed.items() if v is not None})
+    for _, sentence in config.contradictions():
+        problems.add(sentence)
+    problems.raise_any()
+    return parsed
+
+
+def parse_named(
+    values: Mapping[str, Any], known: Mapping[str, Setting], problems: Problems
+) -> dict[str, Any]:
+    by_keyword = {setting.keyword: setting for setting in known.values()}
+    parsed: dict[str, Any] = {}
+    for given, value in values.items():
+        setting = known.get(given) or by_keyword.get(given)
+        if setting is None:
+            spelled: Iterable[str] = known if "." in given else [*by_keyword, *known]
+            problems.add(unknown_setting(given, spelled), unknown=True)
+        elif value is None:
+            parsed[setting.name] = None
+        else:
+            try:
+                parsed[setting.name] = setting.read(value)
+            except ValueError as error:
+                problems.add(f"{given}: {error}")
+    return parsed
+
+
+def _arguments(values: Mapping[str, Any], problems: Problems) -> Layer:
+    parsed = parse_named(values, ALL_SETTINGS, problems)
+    return {name: Value(value, "argument") for name, value in parsed.items() if value is not None}
+
+
+def _environment(env: Mapping[str, str], problems: Problems) -> Layer:
+    by_variable = {setting.variable: setting for setting in ALL_SETTINGS.values()}
+    layer: Layer = {}
+    for variable, text in env.items():
+        if not variable.startswith(PREFIX):
+            continue
+        setting = by_variable.get(variable)
+        if setting is None:
+            # Variables of another purpose may carry the prefix, so only what is nearly a setting is refused.
+            short = {known.removeprefix(PREFIX): known for known in by_variable}
+            near = nearest(variable.removeprefix(PREFIX), short, cutoff=0.75)
+            if near:
+                problems.add(
+                    f"environment: unknown setting {variable!r}; nearest: {short[near]}", unknown=True
+                )
+            continue
+        try:
+            layer[setting.name] = Value(setting.read(text), "environment")
+        except ValueError as error:
+            problems.add(f"environment: {variable}: {error}")
+    return layer
+
+
+def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None) -> str | None:
+    if config_file is not None:
+        return os.fspath(config_file)
+    from lastword.files import DEFAULT
+
+    found = [path for path in (os.path.join(p, FILE_NAME) for p in paths) if DEFAULT.exists(path)]
+    if len(found) > 1:
+        raise InvalidSettingError(
+            f"{' and '.join(found)} both hold settings", remedy="keep one, or name one with config="
+        )
+    return found[0] if found else None
+
+
+def _read(file: str) -> str:
+    from lastword.files import DEFAULT
+
+    try:
+        return DEFAULT.read_bytes(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidSettingError(f"{file}: not UTF-8 at byte {error.start}", file=file) from None
+
+
+def _place(
+    entry: Entry, shown: str, topics: dict[str, Layer], defaults: Layer, top: Layer, problems: Problems
+) -> None:
+    """Check one entry of the file and put it into its layer."""
+    where = f" in {entry.where}" if entry.where else ""
+    line = f"{shown}:{entry.line}"
+    known = TOPIC_SETTINGS if entry.table else INSTANCE_SETTINGS
+    setting = known.get(entry.name)
+    if setting is None:
+        problems.add(f"{line}: unknown setting {entry.name!r}{where}{_hint(entry, known)}", unknown=True)
+        return
+    try:
+        value = setting.read(entry.value)
+    except ValueError as error:
+        problems.add(f"{line}: {entry.name}{where}: {error}")
+        return
+    source = f"{line} {entry.where}".rstrip()
+    if entry.topic is not None:
+        topics.setdefault(entry.topic, {})[entry.name] = Value(value, source)
+    elif entry.table:
+        defaults[entry.name] = Value(value, source)
+    elif entry.name == "drives" and "drives" in top:
+        top["drives"] = Value({**top["drives"].value, **value}, top["drives"].source)
+    else:
+        top[entry.name] = Value(value, source)
+
+
+def _hint(entry: Entry, known: Mapping[str, Setting]) -> str:
+    if entry.table and entry.name in INSTANCE_SETTINGS:
+        return "; it holds for the whole directory: put it above all tables"
+    if not entry.table and entry.name in TOPIC_SETTINGS:
+        return "; it is a topic's: put it under [defaults] or [topics.NAME]"
+    near = nearest(entry.name, known)
+    return f"; nearest: {near}" if near else ""

@@ -1,0 +1,128 @@
+"""Changing lastword.toml: comments and order stay, the file is replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lastword.config.instance import INSTANCE_SETTINGS
+from lastword.config.settings import Problems, Settings, parse_named
+from lastword.config.topic import TOPIC_SETTINGS
+from lastword.errors import LastwordError
+from lastword.files import Files
+
+Change = tuple[tuple[str, ...], Any]
+"""A path of keys and the value to put there; None takes it out."""
+
+
+def write_topic_settings(
+    files: Files,
+    path: str | os.PathLike[str],
+    topic: str | None,
+    set: Mapping[str, Any] | None = None,
+    unset: Iterable[str] = (),
+) -> Settings:
+    """Set and unset values in [topics.TOPIC] of the lastword.toml at `path`; the file is made if absent.
+
+    `topic` None: what holds for the whole directory goes to the top, topic settings to [defaults]. A value
+    of None unsets. Values are written as they were given ("7d" stays "7d"). Everything is checked first, and
+    nothing is written if anything in the new file would be refused. Returns the settings of the new file
+    alone.
+    """
+    path = os.fspath(path)
+    known = TOPIC_SETTINGS if topic is not None else {**TOPIC_SETTINGS, **INSTANCE_SETTINGS}
+    given = {**dict.fromkeys(unset), **(set or {})}
+    problems = Problems()
+    parse_named(given, known, problems)
+    problems.raise_any()
+    changes = [_change(name, value, topic) for name, value in given.items()]
+    shown = os.path.basename(path)
+    old = files.read_bytes(path).decode("utf-8") if files.exists(path) else ""
+    Settings.from_text(old, shown)  # a file that is refused as it stands is not edited
+    new = _edit(old, changes)
+    settings = Settings.from_text(new, shown)
+    files.write_atomic(path, new.encode("utf-8"))
+    return settings
+
+
+def remove_topic_settings(files: Files, path: str | os.PathLike[str], topic: str) -> None:
+    """Take [topics.TOPIC] out, as when the topic is deleted. A file without it stays untouched."""
+    path = os.fspath(path)
+    if not files.exists(path):
+        return
+    old = files.read_bytes(path).decode("utf-8")
+    if topic in tomllib.loads(old).get("topics", {}):
+        files.write_atomic(path, _edit(old, [(("topics", topic), None)]).encode("utf-8"))
+
+
+def _change(given: str, value: Any, topic: str | None) -> Change:
+    name = given if "." in given or given == "drives" else given.replace("_", ".")
+    if isinstance(value, frozenset | tuple | list):
+        value = ",".join(sorted(value))
+    if topic is not None:
+        return ("topics", topic, *name.split(".")), value
+    if name in INSTANCE_SETTINGS:
+        return tuple(name.split(".")), value
+    return ("defaults", *name.split(".")), value
+
+
+def _edit(text: str, changes: list[Change]) -> str:
+    import tomlkit  # only commands that change settings pay for it
+
+    document = tomlkit.parse(text)
+    expected = tomllib.loads(text)
+    for path, value in changes:
+        if value is None:
+            _take_out(document, path)
+            _take_out(expected, path)
+        else:
+            _put(document, path, value)
+            _put_plain(expected, path, value)
+    new = tomlkit.dumps(document)
+    if _without_empty(tomllib.loads(new)) != _without_empty(expected):
+        raise LastwordError("these settings cannot be edited in place", remedy="edit lastword.toml by hand")
+    return new
+
+
+def _put(document: Any, path: tuple[str, ...], value: Any) -> None:
+    import tomlkit
+
+    node, tables = document, 0
+    if path[0] in ("topics", "defaults"):
+        # Tables get a header of their own, the setting's name inside stays dotted.
+        tables = 2 if path[0] == "topics" else 1
+        for depth in range(tables):
+            key = path[depth]
+            if key not in node:
+                node.add(key, tomlkit.table(is_super_table=path[0] == "topics" and depth == 0))
+            node = node[key]
+    rest = path[tables:]
+    for depth, key in enumerate(rest[:-1]):
+        if key not in node:
+            node.append(tomlkit.key(list(rest[depth:])), value)
+            return
+        node = node[key]
+    node[rest[-1]] = value
+
+
+def _put_plain(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
+
+
+def _take_out(tree: Any, path: tuple[str, ...]) -> None:
+    for key in path[:-1]:
+        if key not in tree:
+            return
+        tree = tree[key]
+    if path[-1] in tree:
+        del tree[path[-1]]
+
+
+def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:
+    """Empty tables say nothing: an emptied one may or may not leave its header behind."""
+    pruned = {k: _without_empty(v) if isinstance(v, dict) else v for k, v in tree.items()}
+    return {k: v for k, v in pruned.items() if v != {}}
