@@ -1,0 +1,60 @@
+"""Where compiled kernels are kept: a private folder, named by a digest of the kernels' sources."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import stat
+import tempfile
+from pathlib import Path
+
+import llvmlite
+import numba
+import numpy
+
+
+@functools.cache
+def sources_digest() -> str:
+    """16 hex digits over every source file of this package and the versions that compile it.
+
+    Numba's own cache looks only at the file of the function that is called, so an edit of a step it uses would go unnoticed.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    versions = (platform.python_version(), numba.__version__, llvmlite.__version__, numpy.__version__)
+    digest.update(repr((versions, bool(numba.config.BOUNDSCHECK))).encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _private_folder(path: Path) -> bool:
+    """Make `path` a folder that only we can write to: the cache holds pickles, and who may write them runs code as us."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = path.lstat()
+    except OSError:
+        return False
+    ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+    return ours and os.access(path, os.W_OK | os.X_OK)
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """The folder for compiled kernels, made if it is missing.
+
+    `LASTWORD_CACHE_DIR`, else the user's cache directory, else a folder of ours in the temporary directory.
+    """
+    name = f"kernels-{sources_digest()}"
+    chosen = os.environ.get("LASTWORD_CACHE_DIR")
+    if chosen:
+        roots = [Path(chosen)]
+    else:
+        user = os.environ.get("XDG_CACHE_HOME")
+        roots = [(Path(user) if user else Path("~/.cache").expanduser()) / "lastword"]
+    roots.append(Path(tempfile.gettempdir()) / f"lastword-{os.getuid()}")
+    for root in roots:
+        if _private_folder(root / name):
+            return root / name
+    return Path(tempfile.mkdtemp(prefix="lastword-kernels-"))

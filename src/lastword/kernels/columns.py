@@ -1,0 +1,160 @@
+"""Records of a chunk into columns: where each key, value and header list lies."""
+
+from __future__ import annotations
+
+from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels.memory import load8
+from lastword.kernels.table import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_TIMESTAMP,
+    CONTROL,
+    COUNT,
+    LAST_OFFSET,
+    LOG_APPEND,
+    MAX_TIMESTAMP,
+    PLAIN_END,
+    PLAIN_POSITION,
+    SMALLEST_RECORD_BYTES,
+)
+from lastword.kernels.varint import read_varint, read_varlong
+
+
+@inline
+def read_bounds(data, position, end):
+    """(body position, body end, sound) of the record at `position`, whose batch ends at `end`."""
+    size, body = read_varint(data, position)
+    return body, body + size, size >= SMALLEST_RECORD_BYTES - 1 and size <= end - body
+
+
+@inline
+def read_key(data, body, body_end):
+    """(timestamp delta, offset delta, key position, key length, value length's position, sound) of a record's body.
+
+    Reads at most 21 bytes past the body: slack covers them. The key's length is -1 for null, and is inside the body.
+    """
+    timestamp_delta, position, sound = read_varlong(data, body + 1)
+    offset_delta, position = read_varint(data, position)
+    key_length, position = read_varint(data, position)
+    present = max(key_length, 0)
+    sound = sound and key_length >= -1 and present <= body_end - position
+    return timestamp_delta, offset_delta, position, key_length, position + present, sound
+
+
+@inline
+def read_value(data, position, body_end):
+    """(value position, value length, position after the value, sound) at the value's length."""
+    value_length, position = read_varint(data, position)
+    present = max(value_length, 0)
+    return position, value_length, position + present, value_length >= -1 and present <= body_end - position
+
+
+@inline
+def skip_headers(data, position, body_end):
+    """(position of the first header, count, sound): every header is looked at, and the body must end with the last one."""
+    count, position = read_varint(data, position)
+    first = position
+    if count < 0 or count > body_end - position:
+        return first, count, False
+    for _ in range(count):
+        size, position = read_varint(data, position)
+        if size < 0 or size > body_end - position:
+            return first, count, False
+        size, position = read_varint(data, position + size)
+        if size < -1 or max(size, 0) > body_end - position:
+            return first, count, False
+        position += max(size, 0)
+    return first, count, position == body_end
+
+
+@kernel
+def decode_rows(
+    plain,
+    table,
+    rows,
+    with_control,
+    offset,
+    timestamp,
+    key_position,
+    key_length,
+    value_position,
+    value_length,
+    header_position,
+    header_count,
+    row_of,
+):
+    """Fill one entry of every column for each record of the first `rows` rows.
+
+    Positions are bytes in `plain`; lengths are -1 for null; `row_of` is the batch's row. Control batches are left out unless
+    `with_control`. Returns (records, row, status): on a BAD_ status, `row` is the batch that is malformed.
+    """
+    done = 0
+    for row in range(rows):
+        attributes = table[row, ATTRIBUTES]
+        if attributes & CONTROL and not with_control:
+            continue
+        position = table[row, PLAIN_POSITION]
+        end = table[row, PLAIN_END]
+        count = table[row, COUNT]
+        if position < 0 or position > end or end > plain.size - SLACK:
+            return done, row, NO_SLACK
+        if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
+            return done, row, BAD_COUNT
+        if count > offset.size - done:
+            return done, row, FULL
+        base_offset = table[row, BASE_OFFSET]
+        span = table[row, LAST_OFFSET] - base_offset
+        base_timestamp = table[row, BASE_TIMESTAMP]
+        log_append = attributes & LOG_APPEND != 0
+        previous = -1
+        for i in range(done, done + count):
+            body, body_end, sound = read_bounds(plain, position, end)
+            if not sound:
+                return done, row, BAD_RECORD
+            delta, offset_delta, key_at, key_size, position, sound = read_key(plain, body, body_end)
+            if not sound or offset_delta <= previous or offset_delta > span:
+                return done, row, BAD_RECORD
+            previous = offset_delta
+            value_at, value_size, position, sound = read_value(plain, position, body_end)
+            if not sound:
+                return done, row, BAD_RECORD
+            if body_end - position == 1 and load8(plain, position) == 0:
+                headers_at, headers = body_end, 0
+            else:
+                headers_at, headers, sound = skip_headers(plain, position, body_end)
+                if not sound:
+                    return done, row, BAD_RECORD
+            position = body_end
+            offset[i] = base_offset + offset_delta
+            timestamp[i] = table[row, MAX_TIMESTAMP] if log_append else base_timestamp + delta
+            key_position[i] = key_at
+            key_length[i] = key_size
+            value_position[i] = value_at
+            value_length[i] = value_size
+            header_position[i] = headers_at
+            header_count[i] = headers
+            row_of[i] = row
+        if position != end:
+            return done, row, BAD_RECORD
+        done += count
+    return done, rows, OK
+
+
+@kernel
+def decode_headers(
+    plain, header_position, header_count, name_position, name_length, value_position, value_length
+):
+    """Fill one entry for each header of each record, from columns that `decode_rows` has checked; gives their number."""
+    done = 0
+    for i in range(header_position.size):
+        position = header_position[i]
+        for _ in range(header_count[i]):
+            size, position = read_varint(plain, position)
+            name_position[done] = position
+            name_length[done] = size
+            size, position = read_varint(plain, position + size)
+            value_position[done] = position
+            value_length[done] = size
+            position += max(size, 0)
+            done += 1
+    return done

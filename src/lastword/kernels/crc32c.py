@@ -1,0 +1,141 @@
+"""CRC-32C over a slice: the CPU's own instruction where it has one (11-16 GB/s), else slicing by 8 (2.4 GB/s)."""
+
+from __future__ import annotations
+
+import platform
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import config
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from lastword.kernels import inline, kernel
+from lastword.kernels.memory import load8, load64
+
+POLYNOMIAL = 0x82F63B78
+
+
+def _tables() -> np.ndarray:
+    tables = np.zeros((8, 256), np.uint32)
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = (value >> 1) ^ (POLYNOMIAL if value & 1 else 0)
+        tables[0, byte] = value
+    for byte in range(256):
+        value = int(tables[0, byte])
+        for step in range(1, 8):
+            value = int(tables[0, value & 255]) ^ (value >> 8)
+            tables[step, byte] = value
+    return tables
+
+
+TABLES = _tables()
+
+
+def _hardware() -> str | None:
+    """The LLVM intrinsic's family on this machine: "x86", "aarch64" or None."""
+    if (
+        config.CPU_NAME or config.CPU_FEATURES
+    ):  # code is made for another machine than this one: no assumptions
+        return None
+    features = binding.get_host_cpu_features()
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64") and features.get("sse4.2"):
+        return "x86"
+    if machine in ("aarch64", "arm64") and features.get("crc"):
+        return "aarch64"
+    return None
+
+
+HARDWARE = _hardware()
+
+
+def _instruction(name, wide_state, data_bits):
+    """A CRC instruction as a function (uint64 state, uint64 data) -> uint64 state."""
+
+    def typing(typingctx, state, data):
+        def codegen(context, builder, signature, args):
+            state_type = ir.IntType(64 if wide_state else 32)
+            data_type = ir.IntType(data_bits)
+            function_type = ir.FunctionType(state_type, [state_type, data_type])
+            function = cgutils.get_or_insert_function(builder.module, function_type, name)
+            before = args[0] if wide_state else builder.trunc(args[0], state_type)
+            operand = args[1] if data_bits == 64 else builder.trunc(args[1], data_type)
+            after = builder.call(function, [before, operand])
+            return after if wide_state else builder.zext(after, ir.IntType(64))
+
+        return types.uint64(types.uint64, types.uint64), codegen
+
+    typing.__name__ = "crc_step"
+    return intrinsic(typing)
+
+
+@inline
+def _table8(state, word):
+    word ^= state
+    return np.uint64(
+        TABLES[7, word & np.uint64(255)]
+        ^ TABLES[6, (word >> np.uint64(8)) & np.uint64(255)]
+        ^ TABLES[5, (word >> np.uint64(16)) & np.uint64(255)]
+        ^ TABLES[4, (word >> np.uint64(24)) & np.uint64(255)]
+        ^ TABLES[3, (word >> np.uint64(32)) & np.uint64(255)]
+        ^ TABLES[2, (word >> np.uint64(40)) & np.uint64(255)]
+        ^ TABLES[1, (word >> np.uint64(48)) & np.uint64(255)]
+        ^ TABLES[0, word >> np.uint64(56)]
+    )
+
+
+@inline
+def _table1(state, byte):
+    return np.uint64(TABLES[0, (state ^ byte) & np.uint64(255)]) ^ (state >> np.uint64(8))
+
+
+if HARDWARE == "x86":
+    _step8 = _instruction("llvm.x86.sse42.crc32.64.64", True, 64)
+    _step1 = _instruction("llvm.x86.sse42.crc32.32.8", False, 8)
+elif HARDWARE == "aarch64":
+    _step8 = _instruction("llvm.aarch64.crc32cx", False, 64)
+    _step1 = _instruction("llvm.aarch64.crc32cb", False, 32)
+else:
+    _step8 = _table8
+    _step1 = _table1
+
+
+@inline
+def crc_of(data, position, size):
+    """CRC-32C of data[position:position + size], as int64 in [0, 2^32)."""
+    state = np.uint64(0xFFFFFFFF)
+    end = position + size
+    while end - position >= 8:
+        state = _step8(state, load64(data, position))
+        position += 8
+    while position < end:
+        state = _step1(state, np.uint64(load8(data, position)))
+        position += 1
+    return np.int64(state ^ np.uint64(0xFFFFFFFF))
+
+
+@kernel
+def crc32c(data, position, size):
+    """CRC-32C of data[position:position + size]; -1 when that is not inside `data`."""
+    if position < 0 or size < 0 or position > data.size or size > data.size - position:
+        return np.int64(-1)
+    return crc_of(data, position, size)
+
+
+@kernel
+def crc32c_by_table(data, position, size):
+    """The same from tables alone, whatever the CPU has."""
+    if position < 0 or size < 0 or position > data.size or size > data.size - position:
+        return np.int64(-1)
+    state = np.uint64(0xFFFFFFFF)
+    end = position + size
+    while end - position >= 8:
+        state = _table8(state, load64(data, position))
+        position += 8
+    while position < end:
+        state = _table1(state, np.uint64(load8(data, position)))
+        position += 1
+    return np.int64(state ^ np.uint64(0xFFFFFFFF))

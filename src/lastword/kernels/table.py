@@ -1,0 +1,36 @@
+"""The batch table: `int64[rows, FIELDS]`, one row a batch of magic 2.
+
+POSITION is where the batch starts in the bytes as they lie on disk (`raw`), FILE_POSITION where that is in its file, SIZE its bytes
+there. PLAIN_POSITION and PLAIN_END bound its records, uncompressed, in `plain`. BASE_TIMESTAMP is the raw field at byte 27: the
+base timestamp, or the delete horizon when HORIZON is among the ATTRIBUTES. All others are the header's fields.
+"""
+
+POSITION = 0
+FILE_POSITION = 1
+SIZE = 2
+BASE_OFFSET = 3
+LAST_OFFSET = 4
+ATTRIBUTES = 5
+COUNT = 6
+BASE_TIMESTAMP = 7
+MAX_TIMESTAMP = 8
+PRODUCER_ID = 9
+PRODUCER_EPOCH = 10
+BASE_SEQUENCE = 11
+LEADER_EPOCH = 12
+CRC = 13
+MAGIC = 14
+PLAIN_POSITION = 15
+PLAIN_END = 16
+FIELDS = 17
+
+# Bits of ATTRIBUTES.
+CODEC = 0x07
+LOG_APPEND = 0x08
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+HORIZON = 0x40
+
+HEADER_BYTES = 61
+SMALLEST_RECORD_BYTES = 7
+"""Length, attributes, timestamp delta, offset delta, key length, value length, header count: one byte each."""

@@ -1,0 +1,329 @@
+"""Whole batches of a file in memory, as kernels want them: raw bytes, plain bytes, and a table with one row a batch.
+
+A `ChunkReader` reads on and on into the same buffers, so a `Chunk` holds until the next one is asked for. Every batch's length, magic, CRC
+and offsets are checked before anything looks at its records; batches before a bad one are still given out, then the error is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword import kernels
+from lastword.errors import (
+    CorruptBatchError,
+    DataError,
+    DecompressionLimitError,
+    UnknownMagicError,
+    UnsupportedBatchError,
+)
+from lastword.kernels import table as fields
+from lastword.kernels.batches import walk_batches
+from lastword.kernels.crc32c import crc32c
+
+Bytes = NDArray[np.uint8]
+Table = NDArray[np.int64]
+
+CHUNK_BYTES = 1 << 20
+_FIRST_ROWS = 1024
+_MOST_ROWS = 16384
+
+
+class Source(Protocol):
+    """What a ChunkReader reads: a `files.Handle` is one."""
+
+    def pread_into(self, buffer: memoryview, position: int) -> int: ...
+
+
+class BytesSource:
+    """A file's content that is already in memory."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data = memoryview(data)
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        part = self._data[position : position + len(buffer)]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Whole batches. `raw`: bytes as on disk; `plain`: the same array, or the inflated records when any batch is compressed.
+
+    `table`: int64[rows, FIELDS], columns named in `kernels.table`. Both buffers have slack after their last batch.
+    """
+
+    raw: Bytes
+    plain: Bytes
+    table: Table
+    file: str
+    scratch: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Number of batches."""
+        return int(self.table.shape[0])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all batches on disk."""
+        return int(self.table[:, fields.SIZE].sum())
+
+    @property
+    def next_offset(self) -> int:
+        """One past the last batch's last offset."""
+        return int(self.table[-1, fields.LAST_OFFSET]) + 1
+
+    def data_rows(self) -> NDArray[np.bool_]:
+        """Which batches hold users' records, not control records."""
+        return (self.table[:, fields.ATTRIBUTES] & fields.CONTROL) == 0
+
+    def raise_status(self, row: int, status: int) -> NoReturn:
+        """Raise the error for a kernel's bad status about batch `row`."""
+        position = int(self.table[row, fields.FILE_POSITION])
+        offset = int(self.table[row, fields.BASE_OFFSET])
+        if status == kernels.NO_SLACK:
+            raise ValueError("a chunk's buffers need slack after their last batch")
+        text = kernels.STATUS_TEXT[status]
+        if status == kernels.TRANSACTIONAL:
+            raise UnsupportedBatchError(
+                f"offset {offset} is in a {text}: transactions are not cleaned or resolved",
+                code="transactional",
+                remedy="leave this topic to Kafka's own cleaner",
+                file=self.file,
+                position=position,
+                offset=offset,
+            )
+        raise CorruptBatchError(
+            f"offset {offset}: {text} in this batch",
+            code=text.replace(" ", "-"),
+            remedy="restore the file from a copy; `lastword verify` lists all damage",
+            file=self.file,
+            position=position,
+            offset=offset,
+        )
+
+
+class ChunkReader:
+    """Iterates over the batches of `source` between two positions, about `chunk_bytes` at a time.
+
+    Args:
+        source: a handle with `pread_into(buffer, position)`.
+        file: its name, for errors.
+        start_position, end_position: where a batch starts, and where the bytes to read end.
+        verify: check every CRC. Lengths, magic and offsets are checked always.
+        max_batch_bytes: a larger batch is an error; None: whatever fits the file.
+        first_offset: no batch may start below it.
+        stop_at_partial_tail: end quietly at a batch whose bytes are not all there, as a reader of a growing file must.
+
+    Raises CorruptBatchError, UnknownMagicError or DecompressionLimitError, with file, position and offset. `position` is where the
+    next chunk starts, `next_offset` one past the last batch read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        file: str,
+        start_position: int,
+        end_position: int,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        verify: bool = True,
+        max_batch_bytes: int | None = None,
+        first_offset: int = 0,
+        stop_at_partial_tail: bool = False,
+    ) -> None:
+        self.position = start_position
+        self.next_offset = first_offset
+        self._source = source
+        self._file = file
+        self._end = end_position
+        self._verify = verify
+        self._max_batch_bytes = max_batch_bytes
+        self._stop_at_partial_tail = stop_at_partial_tail
+        capacity = max(min(chunk_bytes, end_position - start_position), fields.HEADER_BYTES)
+        self._raw = np.empty(capacity + kernels.SLACK, np.uint8)
+        self._have = 0  # bytes in `_raw`, the first of them from `position`
+        self._used = 0  # of those, bytes given out
+        self._plain = np.empty(0, np.uint8)
+        self._table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
+        self._scratch: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        self._drop_used()
+        while self.position < self._end:
+            self._fill()
+            rows, used, next_offset, status = self._walk()
+            if rows:
+                self._used = used
+                self.next_offset = next_offset
+                return self._chunk(rows)
+            if status == kernels.MORE and self._grow():
+                continue
+            if status == kernels.MORE and self._stop_at_partial_tail:
+                break
+            self._raise(status)
+        raise StopIteration
+
+    def _drop_used(self) -> None:
+        if self._used:
+            rest = self._have - self._used
+            self._raw[:rest] = self._raw[self._used : self._have]
+            self.position += self._used
+            self._have = rest
+            self._used = 0
+
+    def _fill(self) -> None:
+        want = min(self._raw.size - kernels.SLACK, self._end - self.position)
+        view = memoryview(self._raw)
+        while self._have < want:
+            got = self._source.pread_into(view[self._have : want], self.position + self._have)
+            if got <= 0:  # shorter than its owner said: what is there may still be whole batches
+                self._end = self.position + self._have
+                return
+            self._have += got
+
+    def _walk(self) -> tuple[int, int, int, int]:
+        row, used, offset = 0, 0, self.next_offset
+        while True:
+            row, used, offset, status = walk_batches(
+                self._raw, used, self._have, self.position, offset, self._verify, self._table, row
+            )
+            if status != kernels.FULL or row >= _MOST_ROWS:
+                return row, used, offset, status
+            larger = np.empty((4 * row, fields.FIELDS), np.int64)
+            larger[:row] = self._table
+            self._table = larger
+
+    def _grow(self) -> bool:
+        """Make room for the first batch; False when the bytes to read do not hold all of it."""
+        left = self._end - self.position
+        if self._have < 17:
+            return self._have < left
+        size = self._first_size()
+        if self._max_batch_bytes is not None and size > self._max_batch_bytes:
+            self._raise(kernels.BAD_LENGTH)
+        if size > left or size <= self._have:
+            return False
+        larger = np.empty(size + kernels.SLACK, np.uint8)
+        larger[: self._have] = self._raw[: self._have]
+        self._raw = larger
+        return True
+
+    def _first_size(self) -> int:
+        return int.from_bytes(self._raw[8:12].tobytes(), "big", signed=True) + 12
+
+    def _chunk(self, rows: int) -> Chunk:
+        table = self._table[:rows]
+        if self._max_batch_bytes is not None and (table[:, fields.SIZE] > self._max_batch_bytes).any():
+            row = int(np.argmax(table[:, fields.SIZE] > self._max_batch_bytes))
+            Chunk(self._raw, self._raw, table, self._file).raise_status(row, kernels.BAD_LENGTH)
+        plain = self._raw
+        if (table[:, fields.ATTRIBUTES] & fields.CODEC).any():
+            self._inflate(table)
+            plain = self._plain
+        return Chunk(self._raw, plain, table, self._file, self._scratch)
+
+    def _inflate(self, table: Table) -> None:
+        """Put the records of every batch into `_plain`, one batch after another."""
+        raw = memoryview(self._raw)
+        done = 0
+        for row in range(table.shape[0]):
+            start = int(table[row, fields.POSITION]) + fields.HEADER_BYTES
+            end = int(table[row, fields.POSITION] + table[row, fields.SIZE])
+            codec = int(table[row, fields.ATTRIBUTES]) & fields.CODEC
+            if codec and end > start:
+                size = self._inflate_one(codec, raw[start:end], done, table, row)
+            else:
+                size = end - start
+                self._need_plain(done, size)
+                self._plain[done : done + size] = self._raw[start:end]
+            table[row, fields.PLAIN_POSITION] = done
+            table[row, fields.PLAIN_END] = done + size
+            done += size
+
+    def _inflate_one(self, codec: int, data: memoryview, done: int, table: Table, row: int) -> int:
+        from lastword.records.compression import decompress_into
+
+        believable = min(max(64 << 20, 1024 * len(data)), (1 << 31) - 1)
+        room = max(8 * len(data), 1 << 16)
+        while True:
+            room = min(room, believable)
+            self._need_plain(done, room)
+            usable = min(self._plain.size - kernels.SLACK, done + believable)
+            try:
+                return decompress_into(codec, data, self._plain[:usable], done)
+            except DecompressionLimitError as error:
+                if usable - done >= believable:
+                    raise self._located(error, table, row) from None
+                room = 4 * (usable - done)
+            except DataError as error:
+                raise self._located(error, table, row) from None
+
+    def _located(self, error: DataError, table: Table, row: int) -> DataError:
+        return type(error)(
+            error.message,
+            code=error.code,
+            remedy=error.remedy,
+            file=self._file,
+            position=int(table[row, fields.FILE_POSITION]),
+            offset=int(table[row, fields.BASE_OFFSET]),
+        )
+
+    def _need_plain(self, used: int, room: int) -> None:
+        if used + room + kernels.SLACK > self._plain.size:
+            larger = np.empty(2 * (used + room) + kernels.SLACK, np.uint8)
+            larger[:used] = self._plain[:used]
+            self._plain = larger
+
+    def _raise(self, status: int) -> NoReturn:
+        """Raise for the batch at `position`, which is at the start of `_raw`."""
+        head = self._raw[: min(self._have, fields.HEADER_BYTES)].tobytes()
+        offset = int.from_bytes(head[:8], "big", signed=True)
+        at: dict[str, Any] = {"file": self._file, "position": self.position, "offset": offset}
+        remedy = "restore the file from a copy; `lastword verify` lists all damage"
+        if status == kernels.MORE:
+            left = self._end - self.position
+            raise CorruptBatchError(
+                f"the last {left} bytes are not a whole batch",
+                code="truncated",
+                remedy="open the log for writing: recovery cuts a torn tail",
+                **at,
+            )
+        if status == kernels.BAD_MAGIC:
+            raise UnknownMagicError(
+                f"offset {offset} has magic {head[16]}; magic 2 is read",
+                remedy="let Kafka rewrite the topic with message format 2",
+                **at,
+            )
+        if status == kernels.BAD_CRC:
+            size = self._first_size()
+            stored = int.from_bytes(head[17:21], "big")
+            raise CorruptBatchError.crc(
+                self._file, self.position, offset, stored, int(crc32c(self._raw, 21, size - 21))
+            )
+        detail = f"; at least {self.next_offset} was due" if status == kernels.BAD_OFFSET else ""
+        raise CorruptBatchError(
+            f"offset {offset}: {kernels.STATUS_TEXT[status]}{detail}",
+            code=kernels.STATUS_TEXT[status].replace(" ", "-"),
+            remedy=remedy,
+            **at,
+        )
+
+
+def chunk_of(data: bytes | bytearray | memoryview, file: str = "<memory>", *, verify: bool = True) -> Chunk:
+    """All batches in `data` as one chunk; raises as ChunkReader does. `data` must hold at least one batch."""
+    reader = ChunkReader(BytesSource(data), file, 0, len(data), chunk_bytes=max(len(data), 1), verify=verify)
+    reader._table = np.empty((max(len(data) // fields.HEADER_BYTES, 1), fields.FIELDS), np.int64)
+    chunk = next(reader)
+    if reader._used != len(data):
+        next(reader)
+    return chunk

@@ -1,0 +1,246 @@
+"""Records as columns: where each key, value and header list of a chunk lies, and the ways out of that view.
+
+`decode_columns` is what readers, tools and Spark share. From there `to_arrow` makes one Arrow batch without a Python object per record,
+`raw_records` the plain values for those who want them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword import kernels
+from lastword.kernels import table as fields
+from lastword.kernels.columns import decode_headers, decode_rows
+from lastword.kernels.gather import gather_spans, span_bytes
+from lastword.records.chunk import Bytes, Chunk
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from lastword.records.record import RawRecord
+
+Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+
+ARROW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+"""The columns of Spark's Kafka source, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordColumns:
+    """One entry a record. Positions are bytes in `chunk.plain`; lengths are -1 for null; `row` is the batch in `chunk.table`.
+
+    offset, timestamp (ms), the positions: int64; lengths, header_count, row: int32. Valid as long as the chunk.
+    """
+
+    offset: Int64s
+    timestamp: Int64s
+    key_position: Int64s
+    key_length: Int32s
+    value_position: Int64s
+    value_length: Int32s
+    header_position: Int64s
+    header_count: Int32s
+    row: Int32s
+
+    def __len__(self) -> int:
+        return int(self.offset.size)
+
+    def select(self, which: Any) -> RecordColumns:
+        """The records that a slice, a bool mask or an array of indices picks."""
+        return RecordColumns(*(getattr(self, name)[which] for name in self.__slots__))
+
+
+_TYPES = (np.int64, np.int64, np.int64, np.int32, np.int64, np.int32, np.int64, np.int32, np.int32)
+
+
+def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColumns:
+    """Columns of every record in the chunk, in order; control batches only on request. Raises CorruptBatchError.
+
+    The arrays are reused by the next chunk of the same reader: `select` with a mask or indices copies.
+    """
+    table = chunk.table
+    room = (table[:, fields.PLAIN_END] - table[:, fields.PLAIN_POSITION]) // fields.SMALLEST_RECORD_BYTES
+    counts = np.minimum(table[:, fields.COUNT], room)  # a count is believed only as far as the bytes go
+    if not include_control:
+        counts = counts[chunk.data_rows()]
+    size = int(counts.sum())
+    arrays: list[Any] | None = chunk.scratch.get("columns")
+    if arrays is None or arrays[0].size < size:
+        arrays = [np.empty(max(size + size // 4, 1024), kind) for kind in _TYPES]
+        chunk.scratch["columns"] = arrays
+    done, row, status = decode_rows(chunk.plain, table, table.shape[0], include_control, *arrays)
+    if status != kernels.OK:
+        chunk.raise_status(row, status)
+    return RecordColumns(*(array[:done] for array in arrays))
+
+
+def to_arrow(
+    columns: RecordColumns,
+    chunk: Chunk,
+    names: Sequence[str] = ARROW_COLUMNS,
+    *,
+    topic: str = "",
+    partition: int = 0,
+) -> pa.RecordBatch:
+    """An Arrow batch with the named columns, in the shape of Spark's Kafka source (`headers` null where a record has none).
+
+    It holds its own memory. Timestamps are microseconds UTC; one that microseconds cannot hold becomes the nearest that they can.
+    """
+    import pyarrow as pa
+
+    size = len(columns)
+    arrays: list[pa.Array] = []
+    for name in names:
+        if name == "key":
+            arrays.append(binary_array(chunk.plain, columns.key_position, columns.key_length))
+        elif name == "value":
+            arrays.append(binary_array(chunk.plain, columns.value_position, columns.value_length))
+        elif name == "topic":
+            arrays.append(_repeated(topic, size))
+        elif name == "partition":
+            arrays.append(_fixed(np.full(size, partition, np.int32), pa.int32()))
+        elif name == "offset":
+            arrays.append(_fixed(columns.offset.copy(), pa.int64()))
+        elif name == "timestamp":
+            most = np.iinfo(np.int64).max // 1000
+            micros = np.clip(columns.timestamp, -most, most) * 1000
+            arrays.append(_fixed(micros, pa.timestamp("us", tz="UTC")))
+        elif name == "timestampType":
+            types = ((chunk.table[:, fields.ATTRIBUTES] & fields.LOG_APPEND) != 0).astype(np.int32)
+            arrays.append(_fixed(types[columns.row], pa.int32()))
+        elif name == "headers":
+            arrays.append(_headers(columns, chunk))
+        else:
+            raise ValueError(f"no column {name!r}; there are {', '.join(ARROW_COLUMNS)}")
+    return pa.RecordBatch.from_arrays(arrays, names=list(names))
+
+
+def binary_array(source: Bytes, position: Int64s, length: Int32s) -> pa.Array:
+    """An Arrow binary array of source[position:position + length]; a negative length is a null."""
+    import pyarrow as pa
+
+    total, nulls = span_bytes(length)
+    if total > np.iinfo(np.int32).max:
+        raise ValueError("more than 2 GiB in one Arrow column: decode smaller chunks")
+    size = int(position.size)
+    offsets = np.empty(size + 1, np.int32)
+    data = np.empty(total + kernels.SLACK, np.uint8)
+    validity = np.zeros((size + 7) // 8 if nulls else 0, np.uint8)
+    if gather_spans(source, position, length, offsets, data, validity) != kernels.OK:
+        raise ValueError("a span lies outside its buffer")
+    valid = pa.py_buffer(validity) if nulls else None
+    return pa.Array.from_buffers(
+        pa.binary(), size, [valid, pa.py_buffer(offsets), pa.py_buffer(data)[:total]], null_count=int(nulls)
+    )
+
+
+def _fixed(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)], null_count=0)
+
+
+@lru_cache(maxsize=16)
+def _repeated_block(text: str, size: int) -> pa.Array:
+    import pyarrow as pa
+
+    encoded = text.encode()
+    offsets = np.arange(size + 1, dtype=np.int32) * len(encoded)
+    return pa.Array.from_buffers(
+        pa.string(), size, [None, pa.py_buffer(offsets), pa.py_buffer(encoded * size)], null_count=0
+    )
+
+
+def _repeated(text: str, size: int) -> pa.Array:
+    """`text`, `size` times: a slice of a block that is kept."""
+    rounded = 1 << max(size - 1, 1023).bit_length()
+    return _repeated_block(text, rounded)[:size]
+
+
+def _header_spans(columns: RecordColumns, chunk: Chunk) -> tuple[Int64s, Int32s, Int64s, Int32s]:
+    total = int(columns.header_count.sum())
+    spans = (
+        np.empty(total, np.int64),
+        np.empty(total, np.int32),
+        np.empty(total, np.int64),
+        np.empty(total, np.int32),
+    )
+    decode_headers(
+        chunk.plain,
+        np.ascontiguousarray(columns.header_position),
+        np.ascontiguousarray(columns.header_count),
+        *spans,
+    )
+    return spans
+
+
+def _headers(columns: RecordColumns, chunk: Chunk) -> pa.Array:
+    import pyarrow as pa
+
+    kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+    counts = columns.header_count
+    if not counts.any():
+        return pa.nulls(len(columns), kind)
+    name_position, name_length, value_position, value_length = _header_spans(columns, chunk)
+    names = binary_array(chunk.plain, name_position, name_length)
+    try:
+        names = names.cast(pa.string())
+    except pa.ArrowInvalid:  # not UTF-8: what Java would show
+        names = pa.array([name.decode("utf-8", "replace") for name in names.to_pylist()], pa.string())
+    values = binary_array(chunk.plain, value_position, value_length)
+    pairs = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
+    offsets = np.zeros(counts.size + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    present = np.packbits(counts > 0, bitorder="little")
+    return pa.Array.from_buffers(
+        kind, counts.size, [pa.py_buffer(present), pa.py_buffer(offsets)], children=[pairs]
+    )
+
+
+def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
+    """The records as values, with bytes of their own."""
+    from lastword.records.record import RawRecord
+
+    data = memoryview(chunk.plain)
+    types = ((chunk.table[:, fields.ATTRIBUTES] & fields.LOG_APPEND) != 0).astype(np.int64)[columns.row]
+    headers: list[tuple[tuple[str, bytes | None], ...]] | None = None
+    if columns.header_count.any():
+        headers = _header_tuples(columns, chunk)
+    records = []
+    rows = zip(
+        columns.offset.tolist(),
+        columns.timestamp.tolist(),
+        types.tolist(),
+        columns.key_position.tolist(),
+        columns.key_length.tolist(),
+        columns.value_position.tolist(),
+        columns.value_length.tolist(),
+        strict=True,
+    )
+    for index, (offset, timestamp, kind, key_at, key_size, value_at, value_size) in enumerate(rows):
+        key = bytes(data[key_at : key_at + key_size]) if key_size >= 0 else None
+        value = bytes(data[value_at : value_at + value_size]) if value_size >= 0 else None
+        records.append(RawRecord(offset, timestamp, kind, key, value, headers[index] if headers else ()))
+    return records
+
+
+def _header_tuples(columns: RecordColumns, chunk: Chunk) -> list[tuple[tuple[str, bytes | None], ...]]:
+    data = memoryview(chunk.plain)
+    pairs = []
+    for name_at, name_size, value_at, value_size in zip(
+        *(spans.tolist() for spans in _header_spans(columns, chunk)), strict=True
+    ):
+        name = bytes(data[name_at : name_at + name_size]).decode("utf-8", "replace")
+        pairs.append((name, bytes(data[value_at : value_at + value_size]) if value_size >= 0 else None))
+    result = []
+    start = 0
+    for count in columns.header_count.tolist():
+        result.append(tuple(pairs[start : start + count]))
+        start += count
+    return result
