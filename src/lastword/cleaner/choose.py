@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from lastword.config import TopicConfig
+from lastword.config.topic import STRATEGIES
 from lastword.errors import UsageError
 from lastword.units import format_bytes, format_duration
 from lastword.values import Value
 
 Action = Literal["clean", "keep"]
-STRATEGIES = ("kafka",)
+
 
 # Codes of reasons, as `--json` prints them.
 NEWEST = "newest"
@@ -193,7 +194,7 @@ def choose(
 
 
 def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int) -> int:
-    """A checkpoint below the log start or above the log end is not believed: the whole log counts as dirty."""
+    """A checkpoint outside the log is not believed: then the whole log counts as dirty."""
     if first_dirty is None or first_dirty < log_start or first_dirty > log_end:
         return log_start
     return first_dirty
@@ -263,7 +264,7 @@ def _cleanable(
 
 
 def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int) -> int:
-    """Bytes from the batch of `first_dirty` on: within its segment by position, so that no byte counts twice."""
+    """Bytes from the batch of `first_dirty` on; by position in its segment, so no byte counts twice."""
     dirty = 0
     for one in closed:
         if one.next_offset <= first_dirty:

@@ -53,7 +53,7 @@ class Limits:
     index_interval_bytes: int
 
     def fit(self, live_bytes: int) -> bool:
-        """May a segment of `live_bytes` exist? An index gets an entry per interval, the time index one more."""
+        """May a segment of `live_bytes` exist? Indexes get an entry per interval, the time index one more."""
         if live_bytes > self.segment_bytes:
             return False
         entries = live_bytes // max(self.index_interval_bytes, 1) + 1

@@ -56,11 +56,15 @@ class Certificate(Value):
 
 @dataclass(frozen=True, slots=True)
 class TombstonesWaiting(Value):
-    """Tombstones below the round's end that stay until their horizon; `first_offset` is the one due first."""
+    """Tombstones below the round's end that stay until their horizon.
+
+    first_offset, first_due_ms   the one due first, and its horizon in milliseconds since 1970; -1 if it
+                                 lies in a segment that was not rewritten
+    """
 
     count: int = 0
     first_offset: int = -1
-    first_due_ms: int = -1  # its delete horizon, milliseconds since 1970
+    first_due_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +109,16 @@ class CleanRound(Value):
         text = f"{self.topic}-{self.partition}: {self.records_read} records -> {self.records_kept}"
         if not self.complete:
             text += ", stopped before its end"
+        return text + self._waiting()
+
+    def _waiting(self) -> str:
         waiting = self.tombstones
-        if waiting.count:
-            wait = format_duration(max(0, waiting.first_due_ms - self.now_ms))
-            if waiting.count == 1:
-                text += f"; the tombstone at {waiting.first_offset} may go in {wait}"
-            else:
-                text += (
-                    f"; {waiting.count} tombstones wait, the one at {waiting.first_offset} may go in {wait}"
-                )
-        return text
+        if not waiting.count:
+            return ""
+        what = "1 tombstone waits" if waiting.count == 1 else f"{waiting.count} tombstones wait"
+        if waiting.first_offset < 0:
+            return f"; {what}"
+        wait = format_duration(max(0, waiting.first_due_ms - self.now_ms))
+        if waiting.count == 1:
+            return f"; the tombstone at {waiting.first_offset} may go in {wait}"
+        return f"; {what}, the one at {waiting.first_offset} may go in {wait}"

@@ -1,0 +1,102 @@
+"""Adding up a round: from what resolve knows and what was built, to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lastword.cleaner.built import BuiltGroup, BuiltRound, Mapped
+from lastword.cleaner.choose import Plan
+from lastword.cleaner.report import Certificate, CleanRound, Phases, Removed, TombstonesWaiting
+
+if TYPE_CHECKING:
+    from lastword.resolve import Resolution, SegmentFacts
+
+_MASK = (1 << 64) - 1
+
+
+def removable(facts: Sequence[SegmentFacts]) -> Removed:
+    """What a rewrite of these segments drops, by rule."""
+    due = sum(one.due_tombstones for one in facts)
+    keyless = sum(one.keyless for one in facts)
+    dead = sum(one.dead_records for one in facts)
+    return Removed(superseded=dead - due - keyless, tombstone=due, keyless=keyless)
+
+
+def mapped(plan: Plan, resolution: Resolution) -> Mapped:
+    dirty = [one for one in resolution.segments if one.next_offset > plan.start]
+    return Mapped(
+        segments=len(resolution.segments),
+        bytes=sum(one.size_bytes for one in resolution.segments),
+        records=sum(one.records for one in resolution.segments),
+        removable=removable(resolution.segments),
+        dirty_bytes=sum(one.size_bytes for one in dirty),
+        dirty_live_bytes=sum(one.live_bytes for one in dirty),
+        tombstones=sum(one.tombstones for one in resolution.segments),
+        passes=resolution.passes,
+        used_ratio=resolution.map_used_ratio,
+        seconds=resolution.seconds,
+    )
+
+
+def nothing_mapped() -> Mapped:
+    """Of a round that was stopped while it mapped."""
+    return Mapped(0, 0, 0, Removed(), 0, 0, 0, 0, 0.0, 0.0)
+
+
+def report(
+    built: BuiltRound, done: Sequence[BuiltGroup], *, complete: bool, swap_seconds: float
+) -> CleanRound:
+    """The report of a round whose groups `done` were published."""
+    plan, found = built.plan, built.mapped
+    removed = Removed(
+        superseded=sum(one.removed.superseded for one in done),
+        tombstone=sum(one.removed.tombstone for one in done),
+        keyless=sum(one.removed.keyless for one in done),
+    )
+    source_bytes = sum(one.read_bytes for one in done)
+    written_bytes = sum(one.output.size_bytes for one in done)
+    rewrite_seconds = sum(one.seconds for one in done)
+    return CleanRound(
+        topic=plan.topic,
+        partition=plan.partition,
+        strategy=plan.strategy,
+        start=plan.start,
+        end=plan.limit,
+        complete=complete,
+        records_read=found.records,
+        records_kept=found.records - removed.total,
+        removed=removed,
+        read_bytes=found.passes * found.bytes + source_bytes,
+        written_bytes=written_bytes,
+        freed_bytes=source_bytes - written_bytes,
+        seconds=found.seconds + rewrite_seconds + swap_seconds,
+        phases=Phases(map=found.seconds, rewrite=rewrite_seconds, swap=swap_seconds),
+        map_used_ratio=found.used_ratio,
+        survivorship=found.dirty_live_bytes / found.dirty_bytes if found.dirty_bytes else 1.0,
+        certificate=_certificate(done),
+        tombstones=_waiting(found.tombstones, [one.tombstones for one in done]),
+        segments_before=found.segments,
+        segments_after=found.segments - sum(len(one.sources) - 1 for one in done),
+        map_passes=found.passes,
+        now_ms=plan.now_ms,
+    )
+
+
+def _certificate(done: Sequence[BuiltGroup]) -> Certificate | None:
+    if not done:
+        return None
+    return Certificate(
+        records=sum(one.records_kept for one in done),
+        key_offset_digest=f"{sum(one.key_offset_digest for one in done) & _MASK:016x}",
+        content_digest=f"{sum(one.content_digest for one in done) & _MASK:016x}",
+    )
+
+
+def _waiting(count: int, rewritten: Sequence[TombstonesWaiting]) -> TombstonesWaiting:
+    """All live tombstones are counted; which is due first is known of those that were rewritten."""
+    seen = [one for one in rewritten if one.count]
+    if not count or sum(one.count for one in seen) < count:
+        return TombstonesWaiting(count)
+    first = min(seen, key=lambda one: (one.first_due_ms, one.first_offset))
+    return TombstonesWaiting(count, first.first_offset, first.first_due_ms)

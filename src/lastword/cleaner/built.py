@@ -1,0 +1,94 @@
+"""What a rewrite hands on, as plain facts: no handles, no arrays, so it crosses processes.
+
+`build` makes them where the files are, `publish` uses them where the log is open. A source is named with
+its inode and size: a swap that finds anything else there refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from lastword.cleaner.choose import Plan
+from lastword.cleaner.report import Removed, TombstonesWaiting
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """One segment as it was read: its .log file."""
+
+    path: str
+    base_offset: int
+    size_bytes: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFacts:
+    """A complete, synced segment in a private directory. `next_offset` is that of the last source."""
+
+    directory: str
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    largest_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltGroup:
+    """One certified output and what it stands for.
+
+    key_offset_digest, content_digest   unsigned 64-bit sums that sources and output agreed on
+    read_bytes                          of the sources, once; seconds: rewrite and certificate
+    """
+
+    sources: tuple[SourceFacts, ...]
+    output: OutputFacts
+    records_read: int
+    records_kept: int
+    removed: Removed
+    key_offset_digest: int
+    content_digest: int
+    tombstones: TombstonesWaiting
+    read_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What the map pass found below the limit: sums.
+
+    bytes, records      of the segments there
+    removable           what this round drops, by rule
+    dirty_bytes         of segments with an offset at or above the first dirty one; dirty_live_bytes: what
+                        survives there
+    tombstones          live ones: they wait for their horizon
+    passes, used_ratio  of the key map
+    """
+
+    segments: int
+    bytes: int
+    records: int
+    removable: Removed
+    dirty_bytes: int
+    dirty_live_bytes: int
+    tombstones: int
+    passes: int
+    used_ratio: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRound:
+    """A round before its swaps. `groups` ascend; each was certified when it was built.
+
+    Within one process `groups` is lazy: the next is built when the one before has been swapped, so that a
+    round needs room for one output at a time. `collected` makes it picklable.
+    """
+
+    plan: Plan
+    mapped: Mapped
+    groups: Iterable[BuiltGroup]
+
+    def collected(self) -> BuiltRound:
+        return replace(self, groups=tuple(self.groups))

@@ -1,0 +1,387 @@
+"""One round over one partition: choose, map, rewrite, swap, account.
+
+`clean` is the round in this process. Its steps are also there by themselves, for an engine that rewrites
+elsewhere: `prepare` (where the log is open) gives a plan, `build` (anywhere that sees the files; it takes no
+lock and changes nothing but `<partition>/lastword/`) a `BuiltRound` of plain facts, `publish` (where the
+log is open) swaps it in. A round that fails or is killed at any point leaves a log that holds the newest
+value of every key; `lastword.cleaner` has the list.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lastword.cleaner import account, quarantine, staging
+from lastword.cleaner.built import BuiltGroup, BuiltRound
+from lastword.cleaner.choose import NEWEST, TOMBSTONE_HORIZON, Plan, choose
+from lastword.cleaner.groups import Group, Limits, group
+from lastword.cleaner.report import CleanRound
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.errors import BusyError, DataError, DiskFullError, LastwordError, UnsupportedBatchError
+from lastword.files import Files
+from lastword.partition.log import PartitionLog
+from lastword.partition.view import PartitionView
+from lastword.segment import names
+from lastword.segment.segment import Segment
+from lastword.values import Progress, ProgressLike
+
+if TYPE_CHECKING:
+    from lastword.resolve import Resolution
+
+DEFAULT_MAP_BYTES = 128 << 20
+
+
+def clean(
+    log: PartitionLog,
+    config: TopicConfig,
+    *,
+    first_dirty: int | None,
+    record_first_dirty: Callable[[int], None],
+    due: bool = False,
+    strategy: str = "kafka",
+    map_bytes: int = DEFAULT_MAP_BYTES,
+    salt: bytes | None = None,
+    progress: ProgressLike | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> CleanRound | None:
+    """One round over `log`; None when the plan is to keep it (`plan` tells why).
+
+    first_dirty         the cleaner's checkpoint for this partition, None if there is none
+    record_first_dirty  called with the new one, after the last swap is durable
+    salt                of the key map, secret; None: a fresh one
+    stop                asked after each chunk; once true, the round ends early and its unpublished files go
+    """
+    with alone(log.directory):
+        plan = prepare(log, config, first_dirty=first_dirty, due=due, strategy=strategy, map_bytes=map_bytes)
+        if plan.action != "clean":
+            return None
+        try:
+            built = _build(log.files, log.directory, log.segments, plan, log.clock, salt, progress, stop)
+        except _Stopped:
+            built = BuiltRound(plan, account.nothing_mapped(), ())
+            return account.report(built, [], complete=False, swap_seconds=0.0)
+        return publish(log, built, record_first_dirty=record_first_dirty)
+
+
+def prepare(
+    log: PartitionLog,
+    config: TopicConfig,
+    *,
+    first_dirty: int | None,
+    due: bool = False,
+    strategy: str = "kafka",
+    map_bytes: int = DEFAULT_MAP_BYTES,
+) -> Plan:
+    """Choose, close the active segment if the plan says so, and make durable what the round builds on.
+
+    A record may kill an older one only when it cannot be lost itself: so everything below the limit is synced
+    before the map pass reads it. Leftovers of earlier rounds are removed here.
+    """
+    with log.lock:
+        chosen = _choose(log, config, log.files, log.clock, first_dirty, due, strategy, map_bytes)
+        if chosen.action == "clean" and chosen.rolls_active:
+            log.roll()
+            chosen = replace(chosen, limit=log.active.base_offset)
+    if chosen.action == "clean":
+        log.sync()
+        if log.synced_to < chosen.limit:
+            raise BusyError(f"{log.directory} is synced up to {log.synced_to} only", remedy="try again")
+        staging.remove_leftovers(log.files, log.directory)
+    return chosen
+
+
+def build(
+    view: PartitionView,
+    plan: Plan,
+    *,
+    files: Files,
+    clock: Clock,
+    salt: bytes | None = None,
+    progress: ProgressLike | None = None,
+) -> BuiltRound:
+    """Map and rewrite by `plan` (from `prepare`); the value can be pickled and given to `publish`."""
+    return _build(files, view.directory, view.segments, plan, clock, salt, progress, None).collected()
+
+
+def publish(log: PartitionLog, built: BuiltRound, *, record_first_dirty: Callable[[int], None]) -> CleanRound:
+    """Swap each certified group in, lowest offsets first, then record how far the log is clean now.
+
+    The order protects deletes: when a tombstone goes, older copies below it went with it or before.
+    """
+    done: list[BuiltGroup] = []
+    swap_seconds = 0.0
+    complete = True
+    try:
+        for one in built.groups:
+            started = log.clock.monotonic()
+            _swap(log, one)
+            staging.discard(log.files, one.output.directory)
+            swap_seconds += log.clock.monotonic() - started
+            done.append(one)
+    except _Stopped:
+        complete = False
+    except LastwordError:
+        with suppress(LastwordError):  # the first error is the one to tell
+            staging.remove_leftovers(log.files, log.directory)
+        raise
+    if complete:
+        record_first_dirty(built.plan.limit)
+    return account.report(built, done, complete=complete, swap_seconds=swap_seconds)
+
+
+def plan(
+    view: PartitionView,
+    config: TopicConfig,
+    *,
+    files: Files,
+    clock: Clock,
+    first_dirty: int | None,
+    due: bool = False,
+    strategy: str = "kafka",
+    map_bytes: int = DEFAULT_MAP_BYTES,
+    salt: bytes | None = None,
+    progress: ProgressLike | None = None,
+) -> Plan:
+    """What `clean` would do now, to the byte: the log is resolved, and rewritten into nothing.
+
+    Takes no lock and changes nothing.
+    """
+    from lastword.cleaner.rewrite import rewrite
+
+    chosen = _choose(view, config, files, clock, first_dirty, due, strategy, map_bytes)
+    if chosen.action != "clean":
+        return chosen
+    sources = _below(view.segments, chosen.limit)
+    steps = _Steps("plan", 2 * sum(one.size for one in sources), clock, progress, None)
+    resolution = _resolve(sources, chosen, salt, steps)
+    found = group(resolution.segments, _limits(chosen))
+    if not found:
+        return _nothing_to_do(chosen, resolution)
+    source_bytes = sum(one.size_bytes for one in found)
+    written_bytes = 0
+    for one in found:
+        written_bytes += rewrite(one, sources, resolution, chosen, None, steps.chunk).size_bytes
+    return replace(
+        chosen,
+        segments=sum(one.count for one in found),
+        read_bytes=resolution.passes * sum(one.size for one in sources) + source_bytes,
+        write_bytes=written_bytes,
+        free_bytes=source_bytes - written_bytes,
+        exact=True,
+    )
+
+
+_cleaning: set[str] = set()
+_cleaning_lock = threading.Lock()
+
+
+@contextmanager
+def alone(directory: str) -> Iterator[None]:
+    """Hold the only cleaning of a partition in this process; BusyError if there is one.
+
+    Other processes are kept out by the log directory's lock.
+    """
+    real = os.path.realpath(directory)
+    with _cleaning_lock:
+        if real in _cleaning:
+            raise BusyError(f"{directory} is being cleaned", remedy="wait until that ends", file=directory)
+        _cleaning.add(real)
+    try:
+        yield
+    finally:
+        with _cleaning_lock:
+            _cleaning.discard(real)
+
+
+# ---------------------------------------------------------------- steps of a round
+
+
+def _choose(
+    log: PartitionLog | PartitionView,
+    config: TopicConfig,
+    files: Files,
+    clock: Clock,
+    first_dirty: int | None,
+    due: bool,
+    strategy: str,
+    map_bytes: int,
+) -> Plan:
+    set_aside = quarantine.load(files, log.directory)
+    return choose(
+        log.topic,
+        log.partition,
+        log.segments,
+        config,
+        log_start=log.log_start,
+        log_end=log.log_end,
+        first_dirty=first_dirty,
+        now_ms=clock.now_ms(),
+        map_bytes=map_bytes,
+        due=due,
+        strategy=strategy,
+        quarantine=None if set_aside is None else set_aside.reason,
+    )
+
+
+def _build(
+    files: Files,
+    directory: str,
+    segments: Sequence[Segment],
+    plan: Plan,
+    clock: Clock,
+    salt: bytes | None,
+    progress: ProgressLike | None,
+    stop: Callable[[], bool] | None,
+) -> BuiltRound:
+    """Map now; rewrite each group when it is asked for."""
+    sources = _below(segments, plan.limit)
+    steps = _Steps("clean", 2 * sum(one.size for one in sources), clock, progress, stop)
+    with _quarantining(files, directory, plan):
+        resolution = _resolve(sources, plan, salt, steps)
+    found = group(resolution.segments, _limits(plan))
+    rewritten = _rewrite_each(files, directory, sources, plan, resolution, found, steps)
+    return BuiltRound(plan, account.mapped(plan, resolution), rewritten)
+
+
+def _resolve(sources: Sequence[Segment], plan: Plan, salt: bytes | None, steps: _Steps) -> Resolution:
+    from lastword.resolve import resolve
+
+    return resolve(
+        sources,
+        map_bytes=plan.map_bytes,
+        salt=os.urandom(16) if salt is None else salt,
+        now_ms=plan.now_ms,
+        progress=steps.chunk,
+    )
+
+
+def _rewrite_each(
+    files: Files,
+    directory: str,
+    sources: Sequence[Segment],
+    plan: Plan,
+    resolution: Resolution,
+    found: Sequence[Group],
+    steps: _Steps,
+) -> Iterator[BuiltGroup]:
+    """Rewrite and certify one group after another; one that fails leaves nothing behind."""
+    from lastword.cleaner.certificate import certify
+    from lastword.cleaner.rewrite import Output, rewrite
+
+    for one in found:
+        started = steps.clock.monotonic()
+        _check_room(files, directory, plan, one)
+        staged = staging.make(files, directory, one.base_offset)
+        try:
+            with _quarantining(files, directory, plan):
+                output = Output(files, staged, one.base_offset, plan)
+                rewritten = rewrite(one, sources, resolution, plan, output, steps.chunk)
+                built = certify(output, rewritten, one, sources, resolution)
+        except BaseException:
+            with suppress(LastwordError):  # the first error is the one to tell
+                staging.discard(files, staged)
+            raise
+        yield replace(built, seconds=steps.clock.monotonic() - started)
+
+
+def _swap(log: PartitionLog, built: BuiltGroup) -> None:
+    """Publish one group, if its sources still are the files that it was made of."""
+    with log.lock:
+        by_base = {one.base_offset: one for one in log.segments}
+        old = []
+        for source in built.sources:
+            segment = by_base.get(source.base_offset)
+            facts = log.files.stat(source.path)
+            same = facts is not None and (facts.inode, facts.size) == (source.inode, source.size_bytes)
+            if segment is None or segment.active or not same:
+                raise BusyError(
+                    f"{source.path} changed while it was cleaned; nothing was published",
+                    remedy="clean again",
+                    file=source.path,
+                )
+            old.append(segment)
+        new = Segment.load(log.files, built.output.directory, built.output.base_offset)
+        log.replace(old, [new])
+
+
+def _below(segments: Sequence[Segment], limit: int) -> list[Segment]:
+    return [one for one in segments if one.base_offset < limit]
+
+
+def _limits(plan: Plan) -> Limits:
+    return Limits(plan.segment_bytes, plan.segment_index_bytes, plan.index_interval_bytes)
+
+
+def _nothing_to_do(plan: Plan, resolution: Resolution) -> Plan:
+    waiting = sum(one.tombstones for one in resolution.segments)
+    plan = replace(plan, exact=True)
+    if waiting:
+        return plan.kept(
+            TOMBSTONE_HORIZON, f"{waiting} tombstones wait; every other record is its key's newest"
+        )
+    return plan.kept(NEWEST, "every record is the newest of its key")
+
+
+def _check_room(files: Files, directory: str, plan: Plan, one: Group) -> None:
+    """Refuse before writing what will not fit. A guess that is too low still ends well: appends are whole or
+    nothing.
+    """
+    needed, free = one.live_bytes, files.free_bytes(directory)
+    if needed > free:
+        raise DiskFullError.of(
+            f"{plan.topic}-{plan.partition}", os.path.dirname(directory), needed, free, directory
+        )
+
+
+@contextmanager
+def _quarantining(files: Files, directory: str, plan: Plan) -> Iterator[None]:
+    """Damage stops the cleaning of this partition, durably, until somebody looked at it."""
+    try:
+        yield
+    except UnsupportedBatchError:
+        raise  # sound, only not for us
+    except DataError as error:
+        quarantine.put(files, directory, error, plan.now_ms)
+        where = f"{directory}/{names.PRIVATE}/{names.QUARANTINE}"
+        error.message = f"{error.message}; {plan.topic}-{plan.partition} is quarantined"
+        error.remedy = f"{error.remedy or 'restore the file from a copy'}; then remove {where}"
+        error.args = (error.message,)
+        raise
+
+
+class _Stopped(Exception):
+    """The caller asked to stop. Never leaves this module."""
+
+
+class _Steps:
+    """Tells progress and asks whether to stop, after each chunk."""
+
+    def __init__(
+        self,
+        verb: str,
+        total_bytes: int,
+        clock: Clock,
+        progress: ProgressLike | None,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        self.clock = clock
+        self._verb = verb
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._started = clock.monotonic()
+        self._progress = progress
+        self._stop = stop
+
+    def chunk(self, done_bytes: int) -> None:
+        if self._stop is not None and self._stop():
+            raise _Stopped
+        self._done_bytes += done_bytes
+        if self._progress is not None:
+            seconds = self.clock.monotonic() - self._started
+            self._progress(Progress.at(self._verb, self._done_bytes, self._total_bytes, seconds))

@@ -1,0 +1,175 @@
+"""Choosing: from sizes and timestamps alone, with a reason for everything that is held back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lastword.cleaner.choose import Plan, choose, corrected_first_dirty
+from lastword.config import TopicConfig
+from lastword.errors import UsageError
+
+NOW = 1_700_000_000_000
+HOUR = 3_600_000
+
+
+@dataclass(frozen=True)
+class FakeSegment:
+    base_offset: int
+    next_offset: int
+    size: int
+    largest_timestamp: int = NOW - 48 * HOUR
+    mtime_ms: int = NOW
+    first_timestamp: int = NOW - 48 * HOUR
+
+    def position_of(self, offset: int) -> int:
+        share = (offset - self.base_offset) / (self.next_offset - self.base_offset)
+        return int(share * self.size)
+
+    def headers(self) -> Iterator[Any]:
+        yield SimpleNamespace(max_timestamp=self.first_timestamp)
+
+
+def segments(*sizes: int) -> list[FakeSegment]:
+    """Segments of 100 offsets each; the last is the active one."""
+    return [FakeSegment(100 * i, 100 * i + 100, size) for i, size in enumerate(sizes)]
+
+
+def compact(**changes: Any) -> TopicConfig:
+    return replace(TopicConfig(), cleanup_policy=frozenset({"compact"}), **changes)
+
+
+def decide(these: list[FakeSegment], config: TopicConfig | None = None, **more: Any) -> Plan:
+    given: dict[str, Any] = {
+        "log_start": 0,
+        "log_end": these[-1].next_offset if these else 0,
+        "first_dirty": None,
+        "now_ms": NOW,
+        "map_bytes": 1 << 20,
+    }
+    return choose("t", 0, these, config or compact(), **(given | more))
+
+
+def codes(plan: Plan) -> list[str]:
+    return [reason.code for reason in plan.reasons]
+
+
+def test_due_leaves_the_active_segment_and_says_so() -> None:
+    plan = decide(segments(1000, 1000, 500), due=True)
+    assert (plan.action, plan.start, plan.limit, plan.rolls_active) == ("clean", 0, 200, False)
+    assert codes(plan) == ["active-segment"]
+
+
+def test_now_takes_the_active_segment_too() -> None:
+    plan = decide(segments(1000, 1000, 500))
+    assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 300, True)
+    assert codes(plan) == []
+
+
+def test_now_does_not_roll_an_empty_active_segment() -> None:
+    these = [*segments(1000), FakeSegment(100, 100, 0)]
+    plan = decide(these)
+    assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 100, False)
+
+
+def test_an_unknown_policy_keeps_everything() -> None:
+    plan = decide(segments(10, 10), TopicConfig())
+    assert (plan.action, codes(plan)) == ("keep", ["no-policy"])
+
+
+def test_delete_alone_is_never_compacted() -> None:
+    plan = decide(segments(10, 10), replace(TopicConfig(), cleanup_policy=frozenset({"delete"})))
+    assert (plan.action, codes(plan)) == ("keep", ["no-policy"])
+
+
+def test_compact_and_delete_is_compacted() -> None:
+    both = replace(TopicConfig(), cleanup_policy=frozenset({"compact", "delete"}))
+    assert decide(segments(10, 10), both).action == "clean"
+
+
+def test_quarantine_keeps_with_its_reason() -> None:
+    plan = decide(segments(10, 10), quarantine="bad CRC at 7")
+    assert (plan.action, codes(plan)) == ("keep", ["quarantined"])
+    assert "bad CRC at 7" in str(plan)
+
+
+def test_due_needs_strictly_more_than_the_ratio() -> None:
+    these = segments(1000, 1000, 10)
+    assert codes(decide(these, due=True, first_dirty=100)) == ["below-ratio", "active-segment"]
+    assert decide(these, compact(min_cleanable_dirty_ratio=0.49), due=True, first_dirty=100).action == "clean"
+    assert decide(these, due=False, first_dirty=100).action == "clean"
+
+
+def test_the_ratio_counts_no_byte_twice() -> None:
+    plan = decide(segments(710, 10), due=True, first_dirty=50)
+    assert (plan.dirty_bytes, plan.dirty_ratio) == (355, 0.5)
+
+
+def test_min_compaction_lag_ends_the_round_at_a_segment() -> None:
+    these = segments(1000, 1000, 1000)
+    these[1] = replace(these[1], largest_timestamp=NOW - HOUR + 1)
+    plan = decide(these, compact(min_compaction_lag_ms=HOUR))
+    assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 100, False)
+    assert codes(plan) == ["compaction-lag"]
+    these[1] = replace(these[1], largest_timestamp=NOW - HOUR)
+    assert decide(these, compact(min_compaction_lag_ms=HOUR)).limit == 300
+
+
+def test_min_lag_falls_back_to_the_file_time() -> None:
+    these = segments(1000, 1000)
+    these[0] = replace(these[0], largest_timestamp=-1, mtime_ms=NOW)
+    plan = decide(these, compact(min_compaction_lag_ms=HOUR))
+    assert (plan.action, codes(plan)) == ("keep", ["compaction-lag"])
+
+
+def test_min_lag_does_not_look_at_clean_segments() -> None:
+    these = segments(1000, 1000, 1000)
+    these[0] = replace(these[0], largest_timestamp=NOW)
+    assert decide(these, compact(min_compaction_lag_ms=HOUR), first_dirty=100).limit == 300
+
+
+def test_max_compaction_lag_makes_a_log_due_below_its_ratio() -> None:
+    these = segments(9000, 100, 10)
+    assert decide(these, compact(max_compaction_lag_ms=HOUR), due=True, first_dirty=100).action == "clean"
+    these[1] = replace(these[1], first_timestamp=NOW - HOUR)
+    assert decide(these, compact(max_compaction_lag_ms=HOUR), due=True, first_dirty=100).action == "keep"
+
+
+def test_max_lag_needs_something_dirty() -> None:
+    plan = decide(segments(9000, 10), compact(max_compaction_lag_ms=1), due=True, first_dirty=100)
+    assert (plan.action, codes(plan)) == ("keep", ["below-ratio", "active-segment"])
+
+
+def test_nothing_closed() -> None:
+    plan = decide(segments(500), due=True)
+    assert (plan.action, codes(plan)) == ("keep", ["active-segment"])
+
+
+def test_an_empty_log() -> None:
+    plan = decide([FakeSegment(0, 0, 0)])
+    assert (plan.action, codes(plan)) == ("keep", ["newest"])
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "expected"), [(None, 50), (10, 50), (50, 50), (90, 90), (100, 100), (101, 50)]
+)
+def test_a_checkpoint_outside_the_log_is_not_believed(checkpoint: int | None, expected: int) -> None:
+    assert corrected_first_dirty(checkpoint, 50, 100) == expected
+
+
+def test_unknown_strategy() -> None:
+    with pytest.raises(UsageError, match="kafka"):
+        decide(segments(10, 10), strategy="newest-first")
+
+
+def test_a_plan_is_a_value_with_its_fields() -> None:
+    fields = decide(segments(1000, 500), due=True).to_dict()
+    wanted = (
+        "topic partition action due strategy segments read_bytes write_bytes free_bytes exact reasons".split()
+    )
+    assert set(wanted) <= set(fields)
+    assert fields["reasons"][0]["code"] == "active-segment"

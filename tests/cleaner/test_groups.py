@@ -1,0 +1,102 @@
+"""Which segments are rewritten together: exact garbage decides, Kafka's limits bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from lastword.cleaner.groups import MAX_OFFSET_RANGE, Limits, group, needs_rewrite
+
+LIMITS = Limits(segment_bytes=1000, segment_index_bytes=10 << 20, index_interval_bytes=4096)
+
+
+@dataclass(frozen=True)
+class Facts:
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    dead_records: int
+    live_bytes: int
+    tombstones_without_horizon: int = 0
+
+
+def run(*segments: tuple[int, int] | tuple[int, int, int], limits: Limits = LIMITS) -> list[tuple[int, int]]:
+    """Segments as (live bytes, dead records[, tombstones without horizon]); groups as (first, last)."""
+    facts = []
+    for i, (live, dead, *tombs) in enumerate(segments):
+        facts.append(Facts(100 * i, 100 * i + 100, live + 10 * dead, dead, live, *tombs))
+    return [(g.first, g.last) for g in group(facts, limits)]
+
+
+def test_nothing_dead_nothing_rewritten() -> None:
+    assert run((1000, 0), (1000, 0), (10, 0)) == []
+
+
+def test_an_empty_log_has_no_groups() -> None:
+    assert run() == []
+
+
+def test_only_segments_with_garbage_are_touched() -> None:
+    assert run((900, 0), (500, 3), (900, 0)) == [(1, 1)]
+
+
+def test_a_tombstone_whose_clock_must_start_is_a_reason() -> None:
+    assert run((900, 0), (900, 0, 1), (900, 0)) == [(1, 1)]
+
+
+def test_dirty_neighbours_share_an_output_while_their_survivors_fit() -> None:
+    assert run((400, 1), (400, 1), (400, 1), (400, 1)) == [(0, 1), (2, 3)]
+
+
+def test_live_bytes_count_not_sizes_on_disk() -> None:
+    assert run((300, 90), (300, 90), (300, 90)) == [(0, 2)]
+
+
+def test_a_segment_larger_than_the_limit_is_a_group_of_its_own() -> None:
+    assert run((2000, 1), (10, 1)) == [(0, 0), (1, 1)]
+
+
+def test_small_clean_neighbours_come_along_and_big_ones_do_not() -> None:
+    assert run((50, 0), (400, 1), (50, 0)) == [(0, 2)]
+    assert run((51, 0), (400, 1), (51, 0)) == [(1, 1)]
+
+
+def test_small_clean_segments_alone_stay_while_the_log_is_not_crowded() -> None:
+    assert run(*[(10, 0)] * 60) == []
+
+
+def test_a_crowded_log_is_merged_although_nothing_is_dead() -> None:
+    groups = run(*[(10, 0)] * 80)
+    assert groups == [(0, 79)]
+
+
+def test_a_merged_log_is_not_crowded_any_more() -> None:
+    groups = run(*[(100, 0)] * 200)
+    assert all(last > first for first, last in groups)
+    assert run(*[(1000, 0)] * len(groups)) == []
+
+
+def test_offsets_of_an_output_stay_within_an_index_entry() -> None:
+    far = MAX_OFFSET_RANGE
+    facts = [Facts(0, 10, 50, 1, 40), Facts(far - 5, far + 1, 50, 1, 40), Facts(far + 1, far + 2, 50, 1, 40)]
+    assert [(g.first, g.last) for g in group(facts, LIMITS)] == [(0, 1), (2, 2)]
+
+
+def test_index_sizes_bound_a_group() -> None:
+    limits = Limits(segment_bytes=1 << 30, segment_index_bytes=120, index_interval_bytes=100)
+    assert limits.fit(999)
+    assert not limits.fit(1000)
+    assert run((500, 1), (499, 1), (500, 1), limits=limits) == [(0, 1), (2, 2)]
+
+
+def test_a_group_tells_its_range_and_bytes() -> None:
+    facts = [Facts(0, 100, 500, 10, 400), Facts(100, 250, 500, 10, 300)]
+    (one,) = group(facts, LIMITS)
+    assert (one.base_offset, one.next_offset, one.count) == (0, 250, 2)
+    assert (one.size_bytes, one.live_bytes) == (1000, 700)
+
+
+@pytest.mark.parametrize(("dead", "tombs", "expected"), [(0, 0, False), (1, 0, True), (0, 1, True)])
+def test_needs_rewrite(dead: int, tombs: int, expected: bool) -> None:
+    assert needs_rewrite(Facts(0, 1, 100, dead, 100, tombs)) is expected
