@@ -1,0 +1,166 @@
+"""`SegmentAppender`: writes batches at the end of a segment and their index entries behind them.
+
+Order of the bytes: first the log, then the indexes, so that a reader beside the writer never finds an entry that points
+at nothing. Index files hold their entries and nothing else; they are not extended in advance (Kafka's way: 20 MiB of
+zeros for each active segment, which a crash leaves behind), and a broker reads them all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lastword.errors import LastwordError
+from lastword.files import FileFacts, Files, Handle
+from lastword.records.batch import BatchHeader
+from lastword.segment import names, offset_index, time_index
+from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.offset_index import OffsetIndex
+from lastword.segment.segment import Segment
+from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
+
+
+class SegmentAppender:
+    """The writing end of the active segment. Not safe for two threads: the partition's lock is held around it."""
+
+    def __init__(self, segment: Segment, log: Handle, index: Handle, times: Handle, builder: IndexBuilder) -> None:
+        self.segment = segment
+        self._log = log
+        self._index = index
+        self._times = times
+        self._builder = builder
+        self._index_bytes = len(segment.offset_index) * offset_index.ENTRY_BYTES
+        self._time_bytes = len(segment.time_index) * time_index.ENTRY_BYTES
+        self.rolling_timestamp = segment.first_timestamp
+        """Largest timestamp of the first batch: rolling by time counts from it. -1 without one."""
+
+    @classmethod
+    def create(cls, files: Files, directory: str, base_offset: int, *, index_interval_bytes: int) -> SegmentAppender:
+        """A new empty segment; FileTakenError if there is one. On failure nothing stays behind."""
+        paths = [f"{directory}/{names.segment_file(base_offset, extension)}" for extension in names.SEGMENT_EXTENSIONS[:3]]
+        made: list[Handle] = []
+        try:
+            for path in paths:
+                made.append(files.open_append(path, create=True, exclusive=True))
+            facts = made[0].stat()
+        except LastwordError:
+            for handle in made:
+                handle.close()
+                files.unlink(handle.path, missing_ok=True)
+            raise
+        segment = _writable(files, directory, base_offset, facts)
+        segment.next_offset, segment.largest_timestamp = base_offset, NO_TIMESTAMP
+        return cls(segment, *made, IndexBuilder(base_offset, index_interval_bytes))
+
+    @classmethod
+    def resume(cls, segment: Segment, *, index_interval_bytes: int) -> SegmentAppender:
+        """Goes on with a segment that recovery found sound to its last byte, indexes included.
+
+        A last time entry that closing added is taken back, so that the index stays what the rule makes of the log.
+        """
+        files = segment.files
+        offsets, times = segment.offset_index, segment.time_index
+        kept = [entry for entry in times.entries() if len(offsets) and entry.offset <= offsets.last.offset]
+        last_time = kept[-1].timestamp if kept else NO_TIMESTAMP
+        builder = IndexBuilder(
+            segment.base_offset, index_interval_bytes, entry_position=offsets.last.position, time_entry=last_time
+        )
+        if kept:
+            builder.seen(kept[-1].offset, kept[-1].timestamp)
+        next_offset = segment.base_offset
+        for header in segment.headers(offsets.last.position):
+            builder.seen(header.last_offset, header.max_timestamp)
+            next_offset = header.next_offset
+        log = files.open_append(segment.file)
+        index = files.open_append(segment.path(names.INDEX), create=True)
+        time_handle = files.open_append(segment.path(names.TIME_INDEX), create=True)
+        for handle, size in ((index, offsets.size_bytes), (time_handle, len(kept) * time_index.ENTRY_BYTES)):
+            if handle.size() != size:
+                handle.truncate(size)
+        segment.time_index = TimeIndex(
+            b"".join(time_index.pack_entry(e.timestamp, e.offset - segment.base_offset) for e in kept),
+            segment.base_offset,
+        )
+        segment.next_offset, segment.largest_timestamp = next_offset, builder.largest_timestamp
+        segment.active = True
+        return cls(segment, log, index, time_handle, builder)
+
+    def append(self, data: bytes | bytearray | memoryview, batches: Sequence[BatchHeader]) -> None:
+        """Writes `data`, which is exactly these batches; their positions count from its beginning.
+
+        All or nothing: when the indexes find no room, the log is cut back too.
+        """
+        segment, builder = self.segment, self._builder
+        start = segment.size
+        before = len(builder.offset_entries), len(builder.time_entries)
+        self._log.append(data)
+        for header in batches:
+            builder.batch(start + header.position, header.last_offset, header.max_timestamp)
+        new_offsets = bytes(builder.offset_entries[before[0] :])
+        new_times = bytes(builder.time_entries[before[1] :])
+        try:
+            if new_offsets:
+                self._index.append(new_offsets)
+            if new_times:
+                self._times.append(new_times)
+        except LastwordError:
+            self._take_back(start)
+            raise
+        self._index_bytes += len(new_offsets)
+        self._time_bytes += len(new_times)
+        segment.offset_index.extend(new_offsets)
+        segment.time_index.extend(new_times)
+        if start == 0 and batches:
+            self.rolling_timestamp = batches[0].max_timestamp
+        segment.largest_timestamp = builder.largest_timestamp
+        # Readers in other threads bound themselves by these two: the bytes are there before the numbers grow.
+        segment.size = start + len(data)
+        segment.next_offset = batches[-1].next_offset
+
+    def _take_back(self, size: int) -> None:
+        self._log.truncate(size)
+        self._index.truncate(self._index_bytes)
+        self._times.truncate(self._time_bytes)
+        segment, interval = self.segment, self._builder.interval_bytes
+        offsets, times = segment.offset_index.last, segment.time_index.last
+        self._builder = IndexBuilder(
+            segment.base_offset, interval, entry_position=offsets.position, time_entry=times.timestamp
+        )
+        self._builder.seen(times.offset, times.timestamp)
+        for header in segment.headers(offsets.position):
+            self._builder.seen(header.last_offset, header.max_timestamp)
+
+    def is_full(self, max_index_bytes: int) -> bool:
+        """Has an index no room for another entry (and the time index for its last one)?"""
+        return (
+            self._index_bytes // offset_index.ENTRY_BYTES >= max_index_bytes // offset_index.ENTRY_BYTES
+            or self._time_bytes // time_index.ENTRY_BYTES >= max_index_bytes // time_index.ENTRY_BYTES - 1
+        )
+
+    def sync_log(self) -> None:
+        self._log.fsync()
+
+    def sync_indexes(self) -> None:
+        self._index.fsync()
+        self._times.fsync()
+
+    def finish(self) -> None:
+        """No more batches: the time index gets its last entry."""
+        before = len(self._builder.time_entries)
+        self._builder.finish()
+        new = bytes(self._builder.time_entries[before:])
+        if new:
+            self._times.append(new)
+            self._time_bytes += len(new)
+            self.segment.time_index.extend(new)
+
+    def close(self) -> None:
+        self.segment.active = False
+        for handle in (self._log, self._index, self._times):
+            handle.close()
+
+
+def _writable(files: Files, directory: str, base_offset: int, facts: FileFacts) -> Segment:
+    segment = Segment(files, directory, base_offset, facts=facts, active=True)
+    segment.offset_index = OffsetIndex(b"", base_offset, 0)
+    segment.time_index = TimeIndex(b"", base_offset)
+    return segment

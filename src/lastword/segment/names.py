@@ -1,0 +1,154 @@
+"""Every file and directory name of a log directory, made and parsed here and nowhere else.
+
+```
+<root>/.lock                                     held while somebody writes (POSIX record lock)
+<root>/meta.properties  .kafka_cleanshutdown     Kafka's
+<root>/*-checkpoint                              text checkpoints (logdir.checkpoints)
+<root>/lastword.toml                             ours
+<root>/<topic>-<partition>/                      one partition; the number follows the *last* dash
+<root>/<topic>-<partition>.<32 hex>-delete       being deleted; also -future (moving) and -stray (not served)
+    <20 digits>.log .index .timeindex .txnindex  one segment; the number is its base offset
+    <20 digits>.snapshot                         producer state of everything below that offset
+    <file of a segment>.cleaned .swap .deleted   a rewrite on its way (partition.swap)
+    leader-epoch-checkpoint  partition.metadata  Kafka's
+    lastword/                                    ours: staging, quarantine, what was acknowledged at "disk"
+```
+
+Kafka's suffixes are used for nothing else: a non-numeric `x.cleaned` or a directory of ours in the root
+stops a broker from starting.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from lastword.errors import InvalidTopicError
+
+LOG = ".log"
+INDEX = ".index"
+TIME_INDEX = ".timeindex"
+TXN_INDEX = ".txnindex"
+SNAPSHOT = ".snapshot"
+SEGMENT_EXTENSIONS = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+"""The files of one segment, in the order in which they are renamed."""
+
+CLEANED = ".cleaned"
+SWAP = ".swap"
+DELETED = ".deleted"
+SUFFIXES = (CLEANED, SWAP, DELETED)
+
+LOCK = ".lock"
+META_PROPERTIES = "meta.properties"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+FIRST_DIRTY = "cleaner-offset-checkpoint"
+SETTINGS = "lastword.toml"
+
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+PRIVATE = "lastword"
+"""The one directory of ours in a partition; brokers serve and clean a partition that has it."""
+SYNCED = "synced"
+QUARANTINE = "quarantine"
+
+MAX_RELATIVE_OFFSET = 2**31 - 1
+"""Offsets in a segment lie at most this far above its base: indexes hold them in four bytes."""
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_SEGMENT_FILE = re.compile(
+    r"(\d{20,})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)(\.cleaned|\.swap|\.deleted)?"
+)
+_MARKED = re.compile(r"(.+)-(\d+)\.([0-9a-f]{32})-(delete|future|stray)")
+_PLAIN = re.compile(r"(.+)-(\d+)")
+_MAX_OFFSET = 2**63 - 1
+_MAX_PARTITION = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """A parsed file name: `00000000000000000042.index.swap` is (42, ".index", ".swap")."""
+
+    base_offset: int
+    extension: str
+    suffix: str
+
+    @property
+    def name(self) -> str:
+        return segment_file(self.base_offset, self.extension, self.suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDir:
+    """A parsed partition directory name; `marker` is "", "delete", "future" or "stray"."""
+
+    topic: str
+    partition: int
+    marker: str = ""
+
+
+def segment_file(base_offset: int, extension: str, suffix: str = "") -> str:
+    """The name of one file of the segment at `base_offset`."""
+    return f"{base_offset:020d}{extension}{suffix}"
+
+
+def parse_segment_file(name: str) -> SegmentFile | None:
+    """The parts of a segment's or snapshot's file name, or None for any other file."""
+    match = _SEGMENT_FILE.fullmatch(name)
+    if match is None:
+        return None
+    base_offset = int(match[1])
+    if base_offset > _MAX_OFFSET:
+        return None
+    return SegmentFile(base_offset, match[2], match[3] or "")
+
+
+def partition_dir(topic: str, partition: int) -> str:
+    """The name of a partition's directory, of a checked topic name."""
+    return f"{check_topic(topic)}-{check_partition(partition)}"
+
+
+def marked_partition_dir(topic: str, partition: int, marker: str, token: str) -> str:
+    """`<topic>-<partition>.<token>-<marker>`, at most 255 characters: the topic is cut if it must be.
+
+    `token` is 32 hex digits that make the name unique.
+    """
+    tail = f"-{partition}.{token}-{marker}"
+    return topic[: 255 - len(tail)] + tail
+
+
+def parse_partition_dir(name: str) -> PartitionDir | None:
+    """What a directory name in the root says, or None if it is no partition's."""
+    match = _MARKED.fullmatch(name)
+    marker = match[4] if match is not None else ""
+    if match is None:
+        match = _PLAIN.fullmatch(name)
+    if match is None or not _is_topic(match[1]):
+        return None
+    partition = int(match[2])
+    if partition > _MAX_PARTITION or (not marker and match[2] != str(partition)):
+        return None  # "t-01" would be a second directory of t-1
+    return PartitionDir(match[1], partition, marker)
+
+
+def _is_topic(name: str) -> bool:
+    return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
+
+
+def check_topic(name: str) -> str:
+    """The name itself, if Kafka accepts it; otherwise InvalidTopicError."""
+    if not isinstance(name, str) or not _is_topic(name):
+        raise InvalidTopicError(
+            f"{name!r} is no topic name",
+            remedy="use 1 to 249 of the characters a-z A-Z 0-9 . _ - (and not . or .. alone)",
+        )
+    return name
+
+
+def check_partition(partition: int) -> int:
+    """The number itself, if a partition can have it; otherwise InvalidTopicError."""
+    if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= _MAX_PARTITION:
+        raise InvalidTopicError(f"{partition!r} is no partition number", remedy="partitions count from 0")
+    return partition

@@ -1,0 +1,203 @@
+"""Walking the batches of a file without decoding their records. Plain Python: no kernel is loaded for it.
+
+`headers` reads headers only, and of large batches nothing else. `SoundWalk` also verifies every checksum and the order
+of the offsets; it is what recovery trusts. Neither changes anything.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lastword.errors import CorruptBatchError, DataError, UnknownMagicError
+from lastword.files import Handle
+from lastword.records.batch import (
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    SMALLEST_LENGTH,
+    STEP_BYTES,
+    BatchHeader,
+    crc_ok,
+    read_header,
+)
+from lastword.segment.names import MAX_RELATIVE_OFFSET
+
+_BLOCK_BYTES = 1 << 16
+_WALK_BYTES = 1 << 20
+_LARGE_BATCH_BYTES = 8192  # from here on a read per header costs less than reading everything
+
+# Something that may be the first 17 bytes of an entry: an offset below 2^48, a length below 2^31, magic 0 to 2.
+_CANDIDATE = re.compile(rb"(?s)(?=\x00\x00.{6}[\x00-\x7f].{7}[\x00-\x02])")
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Where a file stops making sense, and why. `offset` is the first one that is not there."""
+
+    position: int
+    offset: int
+    code: str
+    text: str
+
+
+def headers(
+    handle: Handle, file: str, start: int, end: int, *, stop_at_partial_tail: bool = False
+) -> Iterator[BatchHeader]:
+    """Headers of the batches in [start, end) bytes; `start` is a batch's first byte.
+
+    Checksums are not verified. A batch cut short by `end` ends the walk if `stop_at_partial_tail`, and is
+    CorruptBatchError otherwise; other nonsense always is.
+    """
+    position = start
+    block, block_start, size = b"", start, 0
+    while position < end:
+        at = position - block_start
+        if len(block) - at < HEADER_BYTES and block_start + len(block) < end:
+            want = HEADER_BYTES if size > _LARGE_BATCH_BYTES else _BLOCK_BYTES
+            block, block_start, at = handle.pread(min(want, end - position), position), position, 0
+        if stop_at_partial_tail and _is_partial(block, at, end - position):
+            return
+        header = read_header(block, at, at + end - position, file, file_position=position)
+        yield header
+        size = header.size
+        position += size
+
+
+def _is_partial(block: bytes, at: int, left: int) -> bool:
+    """May what is left be the beginning of an entry whose rest was not written (yet)?"""
+    if left < STEP_BYTES:
+        return True
+    length = int.from_bytes(block[at + 8 : at + 12], "big", signed=True)
+    return length >= SMALLEST_LENGTH and length > left - OVERHEAD_BYTES
+
+
+class SoundWalk:
+    """Iterates over the sound batches of [start, end); afterwards says where and why it stopped.
+
+    Sound: a whole batch of magic 2 with a right checksum, whose offsets follow those before it and lie in the
+    segment's range. The first batch that is not ends the walk; `damage` tells why, `position` and `next_offset` how far
+    the file is sound. A message of magic 0 or 1 is not damage: UnknownMagicError, so that nobody cuts it off.
+    """
+
+    def __init__(self, handle: Handle, file: str, start: int, end: int, base_offset: int, next_offset: int) -> None:
+        self._handle = handle
+        self._file = file
+        self._end = end
+        self._base_offset = base_offset
+        self.position = start
+        self.next_offset = next_offset
+        self.damage: Damage | None = None
+
+    def __iter__(self) -> Iterator[BatchHeader]:
+        block, block_start = b"", self.position
+        while self.position < self._end:
+            at = self.position - block_start
+            size = self._whole_size(block, at)
+            if size < 0:  # the header, or the rest of the batch, lies behind this block
+                want = min(max(_WALK_BYTES, -size), self._end - self.position)
+                block, block_start, at = self._handle.pread(want, self.position), self.position, 0
+                if len(block) < want:
+                    return self._stop("short-file", "the file ends before its size")
+                size = self._whole_size(block, at)
+            if size <= 0:
+                left = self._end - self.position
+                return self._stop("incomplete-batch", f"{left} bytes that are no whole batch")
+            header = self._check(block, at, size)
+            if header is None:
+                return None
+            self.position += header.size
+            self.next_offset = header.next_offset
+            yield header
+        return None
+
+    def _whole_size(self, block: bytes, at: int) -> int:
+        """Size of the entry at `at`; minus the bytes needed if the block has too few; 0 if no entry can be there."""
+        left = self._end - self.position
+        if left < STEP_BYTES:
+            return 0
+        if len(block) - at < STEP_BYTES:
+            return -STEP_BYTES
+        length = int.from_bytes(block[at + 8 : at + 12], "big", signed=True)
+        if length < SMALLEST_LENGTH or length > left - OVERHEAD_BYTES:
+            return 0
+        size = length + OVERHEAD_BYTES
+        return size if len(block) - at >= size else -size
+
+    def _check(self, block: bytes, at: int, size: int) -> BatchHeader | None:
+        try:
+            header = read_header(block, at, at + size, self._file, file_position=self.position)
+        except UnknownMagicError as error:
+            if block[at + 16] > 1:
+                self._stop("bad-magic", str(error.message))
+                return None
+            raise
+        except DataError as error:
+            self._stop("bad-header", str(error.message))
+            return None
+        if not crc_ok(block, header, at):
+            self._stop("bad-crc", f"offset {header.base_offset}: the checksum is wrong")
+        elif header.base_offset < self.next_offset:
+            self._stop("offsets-fall", f"offset {header.base_offset} follows {self.next_offset - 1}")
+        elif header.last_offset - self._base_offset > MAX_RELATIVE_OFFSET:
+            raise CorruptBatchError(
+                f"offset {header.last_offset} is more than 2^31 above the segment's base {self._base_offset}",
+                code="offset-overflow",
+                remedy="open the directory with Kafka once: it splits such a segment",
+                file=self._file,
+                position=self.position,
+                offset=header.base_offset,
+            )
+        else:
+            return header
+        return None
+
+    def _stop(self, code: str, text: str) -> None:
+        self.damage = Damage(self.position, self.next_offset, code, text)
+
+
+def sound_batch_after(handle: Handle, file: str, damage: Damage, end: int, base_offset: int) -> int | None:
+    """Position of a sound entry behind `damage`, or None: then what follows is only a torn tail.
+
+    Every byte is tried as a first one: a length that was hit by the damage leads nowhere. An entry counts if its
+    checksum is right and its offsets belong behind the damage.
+    """
+    start = damage.position + 1
+    overlap = b""
+    position = start
+    while position < end:
+        part = handle.pread(min(_WALK_BYTES, end - position), position)
+        if not part:
+            return None
+        data = overlap + part
+        data_start = position - len(overlap)
+        if data.strip(b"\0"):
+            for match in _CANDIDATE.finditer(data):
+                candidate = data_start + match.start()
+                if _is_sound(handle, file, candidate, end, damage.offset, base_offset):
+                    return candidate
+        overlap = data[-(STEP_BYTES - 1) :]
+        position += len(part)
+    return None
+
+
+def _is_sound(handle: Handle, file: str, position: int, end: int, min_offset: int, base_offset: int) -> bool:
+    prefix = handle.pread(min(HEADER_BYTES, end - position), position)
+    if len(prefix) < STEP_BYTES:
+        return False
+    offset = int.from_bytes(prefix[:8], "big")
+    length = int.from_bytes(prefix[8:12], "big", signed=True)
+    if length < SMALLEST_LENGTH or length > end - position - OVERHEAD_BYTES:
+        return False
+    if offset < min_offset or offset - base_offset > MAX_RELATIVE_OFFSET:
+        return False
+    if prefix[16] == 2 and (length < HEADER_BYTES - OVERHEAD_BYTES or prefix[21] != 0):
+        return False
+    entry = handle.pread(length + OVERHEAD_BYTES, position)
+    if prefix[16] < 2:
+        return zlib.crc32(memoryview(entry)[16:]) == int.from_bytes(entry[12:16], "big")
+    try:
+        return crc_ok(entry, read_header(entry, 0, len(entry), file))
+    except DataError:
+        return False

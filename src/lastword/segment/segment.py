@@ -1,0 +1,244 @@
+"""`Segment`: the batches from one base offset on, as they lie on disk, and what can be asked of them without decoding.
+
+A segment is named by its base offset and consists of `.log`, `.index` and `.timeindex`. The log is the truth. The
+indexes only say where to begin: what they point at is checked to be a sound batch that begins low enough before it is
+used, and without them a search begins at the first byte. So a damaged index costs time, never a wrong answer.
+
+The object holds facts and opens the file when it is first read. If by then another file lies under that name (a
+rewrite was published meanwhile), that is `FileVanishedError`: the list of segments that this one came from is old.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lastword.errors import DataError, FileVanishedError
+from lastword.files import FileFacts, Files, Handle
+from lastword.records.batch import BatchHeader, crc_ok
+from lastword.segment import names
+from lastword.segment.offset_index import OffsetEntry, OffsetIndex
+from lastword.segment.scan import headers
+from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
+
+if TYPE_CHECKING:
+    from lastword.records.chunk import Chunk
+
+DEFAULT_CHUNK_BYTES = 1 << 20
+
+
+class Segment:
+    """One segment of a partition directory.
+
+    `size` (bytes) is how far it may be read: the file's size, or the end of its last sound batch for one that is
+    being written. `active` marks the one that appends go to; its size and next offset grow.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        base_offset: int,
+        *,
+        facts: FileFacts,
+        suffix: str = "",
+        size: int | None = None,
+        next_offset: int | None = None,
+        active: bool = False,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.base_offset = base_offset
+        self.suffix = suffix
+        self.file = self.path(names.LOG)
+        self.size = facts.size if size is None else size
+        self.inode = facts.inode
+        self.mtime_ms = facts.mtime_ms
+        self.active = active
+        self._next_offset = next_offset
+        self._largest_timestamp: int | None = None
+        self._handle: Handle | None = None
+        self._offset_index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
+
+    @classmethod
+    def load(
+        cls, files: Files, directory: str, base_offset: int, *, suffix: str = "", active: bool = False
+    ) -> Segment:
+        """The segment as it lies there now; FileVanishedError if it does not."""
+        path = os.path.join(directory, names.segment_file(base_offset, names.LOG, suffix))
+        facts = files.stat(path)
+        if facts is None:
+            raise FileVanishedError(f"{path} is gone", file=path)
+        return cls(files, directory, base_offset, facts=facts, suffix=suffix, active=active)
+
+    def __repr__(self) -> str:
+        return f"Segment({self.file!r}, {self.size} bytes)"
+
+    def path(self, extension: str) -> str:
+        return os.path.join(self.directory, names.segment_file(self.base_offset, extension, self.suffix))
+
+    # -------------------------------------------------------------- facts
+
+    @property
+    def next_offset(self) -> int:
+        """One above the last batch's last offset; the base offset of an empty segment."""
+        if self._next_offset is None:
+            found = self.base_offset
+            for header in self.headers(self._trusted(self.offset_index.last).position):
+                found = header.next_offset
+            self._next_offset = found
+        return self._next_offset
+
+    @next_offset.setter
+    def next_offset(self, offset: int) -> None:
+        self._next_offset = offset
+
+    @property
+    def largest_timestamp(self) -> int:
+        """The largest timestamp in ms; -1 if no record has one. Read from where the time index ends."""
+        if self._largest_timestamp is None:
+            last = self.time_index.last
+            start, largest = 0, NO_TIMESTAMP
+            if last.timestamp != NO_TIMESTAMP and self._reaches(last.timestamp, last.offset):
+                start, largest = self.position_of(last.offset), last.timestamp
+            for header in self.headers(start):
+                largest = max(largest, header.max_timestamp)
+            self._largest_timestamp = largest
+        return self._largest_timestamp
+
+    @largest_timestamp.setter
+    def largest_timestamp(self, timestamp: int) -> None:
+        self._largest_timestamp = timestamp
+
+    @property
+    def first_timestamp(self) -> int:
+        """Largest timestamp of the first batch (what rolling by time counts from); -1 if there is none."""
+        for header in self.headers():
+            return header.max_timestamp
+        return NO_TIMESTAMP
+
+    # -------------------------------------------------------------- files
+
+    @property
+    def handle(self) -> Handle:
+        """The log file, opened at first use and closed with the last reference to it."""
+        handle = self._handle
+        if handle is None:
+            handle = self.files.open_read(self.file)
+            facts = handle.stat()
+            if facts.inode != self.inode or facts.size < self.size:
+                handle.close()
+                raise FileVanishedError(f"{self.file} was replaced since it was listed", file=self.file)
+            self._handle = handle
+        return handle
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        if self._offset_index is None:
+            self._offset_index = OffsetIndex(self._bytes(names.INDEX), self.base_offset, self.size)
+        return self._offset_index
+
+    @offset_index.setter
+    def offset_index(self, index: OffsetIndex) -> None:
+        self._offset_index = index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        if self._time_index is None:
+            self._time_index = TimeIndex(self._bytes(names.TIME_INDEX), self.base_offset)
+        return self._time_index
+
+    @time_index.setter
+    def time_index(self, index: TimeIndex) -> None:
+        self._time_index = index
+
+    def _bytes(self, extension: str) -> bytes:
+        try:
+            return self.files.read_bytes(self.path(extension))
+        except FileVanishedError:
+            return b""
+
+    # -------------------------------------------------------------- reading
+
+    def headers(self, start_position: int = 0, end_position: int | None = None) -> Iterator[BatchHeader]:
+        """Headers of the batches from `start_position` (the first byte of one) on, in order."""
+        end = self.size if end_position is None else end_position
+        if start_position >= end:
+            return iter(())
+        return headers(self.handle, self.file, start_position, end)
+
+    def read_batch(self, header: BatchHeader) -> bytes:
+        """The bytes of a batch that `headers` gave; its header is at position 0 of them."""
+        return self.handle.pread(header.size, header.position)
+
+    def chunk_reader(
+        self,
+        start_position: int = 0,
+        end_position: int | None = None,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        verify: bool = True,
+    ) -> Iterator[Chunk]:
+        """Chunks of whole batches, checksums verified; each is valid until the next one."""
+        from lastword.records.chunk import ChunkReader
+
+        end = self.size if end_position is None else end_position
+        return iter(
+            ChunkReader(self.handle, self.file, start_position, end, chunk_bytes=chunk_bytes, verify=verify)
+        )
+
+    def position_of(self, offset: int) -> int:
+        """Position of the first batch whose last offset is not below `offset`; `size` if there is none."""
+        for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
+            if header.last_offset >= offset:
+                return header.position
+        return self.size
+
+    def end_position_of(self, offset: int) -> int:
+        """Position behind the last batch that may hold a record below `offset`."""
+        if offset >= self.next_offset:
+            return self.size
+        for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
+            if header.base_offset >= offset:
+                return header.position
+        return self.size
+
+    def position_of_timestamp(self, timestamp: int) -> int | None:
+        """Position of the first batch whose largest timestamp is not below `timestamp`, or None."""
+        times = self.time_index.lookup(timestamp - 1)
+        start = 0
+        if times.timestamp != NO_TIMESTAMP and self._reaches(times.timestamp, times.offset):
+            start = self.position_of(times.offset)
+        for header in self.headers(start):
+            if header.max_timestamp >= timestamp:
+                return header.position
+        return None
+
+    def _trusted(self, entry: OffsetEntry) -> OffsetEntry:
+        """The entry if a sound batch lies where it points and begins low enough; else the segment's beginning."""
+        if entry.position == 0:
+            return entry
+        header = self._sound_batch(entry.position)
+        if header is not None and self.base_offset <= header.base_offset <= entry.offset:
+            return entry
+        return OffsetEntry(self.base_offset, 0)
+
+    def _sound_batch(self, position: int) -> BatchHeader | None:
+        if position >= self.size:
+            return None
+        try:
+            for header in headers(self.handle, self.file, position, self.size, stop_at_partial_tail=True):
+                data = self.read_batch(header)
+                return header if len(data) == header.size and crc_ok(data, header, 0) else None
+        except DataError:
+            pass
+        return None
+
+    def _reaches(self, timestamp: int, offset: int) -> bool:
+        """Is there a batch that ends with `offset` and has this largest timestamp? Else the time index is not this log's."""
+        for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
+            if header.last_offset >= offset:
+                return header.last_offset == offset and header.max_timestamp == timestamp
+        return False

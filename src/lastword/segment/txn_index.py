@@ -1,0 +1,181 @@
+"""The transaction index of a segment, `.txnindex`: which ranges of offsets were aborted.
+
+```
+bytes  field
+    2  version, 0
+    8  producer id
+    8  first offset of the transaction
+    8  last offset: that of its ABORT marker
+    8  last stable offset when the marker was appended
+```
+
+One 34-byte entry per *aborted* transaction, big endian, in the segment that holds the marker, even if all its data lies in
+older ones; most segments have no such file. Last offsets rise from entry to entry. A fragment at the end (a torn append) is
+ignored and cut before the next append. What is lost with this file is found again by recovering the segment: it is written
+with its segment and synced with it.
+
+A reader at offset x up to u needs every entry that ends at or above x and begins below u. It starts with the index of the
+segment that holds x and goes on to higher segments until an entry's last stable offset reaches u: from there on no
+transaction that began below u can be undecided any more.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from lastword.errors import CorruptFileError
+from lastword.files import Files, Handle
+
+ENTRY = struct.Struct(">hqqqq")
+VERSION = 0
+
+
+class AbortedTransaction(NamedTuple):
+    """One entry. The transaction's batches have this producer id and lie in [first_offset, last_offset)."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class Collected(NamedTuple):
+    """What one index adds to a read; `complete` if higher segments need not be asked."""
+
+    entries: list[AbortedTransaction]
+    complete: bool
+
+
+def encode_entries(entries: Iterable[AbortedTransaction]) -> bytes:
+    return b"".join(ENTRY.pack(VERSION, *entry) for entry in entries)
+
+
+def decode_entries(data: bytes, file: str) -> list[AbortedTransaction]:
+    """All whole entries of a file's bytes. Raises CorruptFileError for a version that is not 0."""
+    entries = []
+    for position in range(0, len(data) - ENTRY.size + 1, ENTRY.size):
+        version, *fields = ENTRY.unpack_from(data, position)
+        if version != VERSION:
+            raise CorruptFileError(
+                f"transaction index entry {position // ENTRY.size} has version {version}, known is {VERSION}",
+                remedy="remove the file: opening the log rebuilds it from the segment",
+                file=file,
+                position=position,
+            )
+        entries.append(AbortedTransaction(*fields))
+    return entries
+
+
+def check_entries(entries: Sequence[AbortedTransaction], base_offset: int, file: str) -> None:
+    """Raises CorruptFileError for entries that this segment cannot have; its index must then be rebuilt."""
+    before = base_offset - 1
+    for number, entry in enumerate(entries):
+        if entry.last_offset <= before or not 0 <= entry.first_offset <= entry.last_offset:
+            raise CorruptFileError(
+                f"transaction index entry {number} is [{entry.first_offset}, {entry.last_offset}] after offset {before}",
+                remedy="remove the file: opening the log rebuilds it from the segment",
+                file=file,
+                position=number * ENTRY.size,
+                offset=entry.last_offset,
+            )
+        before = entry.last_offset
+
+
+def collect(entries: Iterable[AbortedTransaction], fetch_offset: int, upper_bound: int) -> Collected:
+    """Entries of one index that a read of [fetch_offset, upper_bound) must know."""
+    found = []
+    for entry in entries:
+        if entry.last_offset >= fetch_offset and entry.first_offset < upper_bound:
+            found.append(entry)
+        if entry.last_stable_offset >= upper_bound:
+            return Collected(found, True)
+    return Collected(found, False)
+
+
+def collect_over(
+    indexes: Iterable[Iterable[AbortedTransaction]], fetch_offset: int, upper_bound: int
+) -> list[AbortedTransaction]:
+    """The same over the indexes of several segments in order, the first being that of the segment that holds `fetch_offset`."""
+    found: list[AbortedTransaction] = []
+    for entries in indexes:
+        more, complete = collect(entries, fetch_offset, upper_bound)
+        found += more
+        if complete:
+            break
+    return found
+
+
+class TransactionIndex:
+    """The index file of one segment. The file is read once, when it is first asked for, and made by the first append.
+
+    One thread writes (under the log's lock); others may read and iterate meanwhile. A rename of the file while it is open is
+    told by setting `path`.
+    """
+
+    def __init__(self, files: Files, path: str, base_offset: int) -> None:
+        self.files = files
+        self.path = path
+        self.base_offset = base_offset
+        self._entries: list[AbortedTransaction] | None = None
+        self._handle: Handle | None = None
+
+    @property
+    def entries(self) -> list[AbortedTransaction]:
+        if self._entries is None:
+            data = self.files.read_bytes(self.path) if self.files.exists(self.path) else b""
+            self._entries = decode_entries(data, self.path)
+        return self._entries
+
+    def check(self) -> None:
+        """Raises CorruptFileError if the entries cannot be those of this segment."""
+        check_entries(self.entries, self.base_offset, self.path)
+
+    def collect(self, fetch_offset: int, upper_bound: int) -> Collected:
+        return collect(self.entries, fetch_offset, upper_bound)
+
+    def append(self, entry: AbortedTransaction) -> None:
+        """Writes an entry, unsynced. Raises ValueError unless its last offset is above that of the entry before."""
+        entries = self.entries
+        if entries and entry.last_offset <= entries[-1].last_offset:
+            raise ValueError(
+                f"{self.path}: aborted transactions end in order, but {entry.last_offset} follows {entries[-1].last_offset}"
+            )
+        self._open().append(encode_entries([entry]))
+        entries.append(entry)
+
+    def truncate(self, offset: int) -> None:
+        """Drops every entry that ends at `offset` or above."""
+        kept = [entry for entry in self.entries if entry.last_offset < offset]
+        if len(kept) < len(self.entries):
+            self._open().truncate(len(kept) * ENTRY.size)
+            self._entries = kept
+
+    def reset(self) -> None:
+        """Drops all entries; for a file that cannot be read, too."""
+        if self.files.exists(self.path):
+            self._entries = []
+            self._open().truncate(0)
+        self._entries = []
+
+    def sync(self) -> None:
+        """fsync, if there is anything to sync."""
+        if self._handle is not None:
+            self._handle.fsync()
+        elif self.files.exists(self.path):
+            self._open().fsync()
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+    def _open(self) -> Handle:
+        if self._handle is None:
+            whole = len(self.entries) * ENTRY.size
+            handle = self.files.open_append(self.path, create=True)
+            if handle.size() != whole:
+                handle.truncate(whole)  # a fragment would shift every later entry
+            self._handle = handle
+        return self._handle
