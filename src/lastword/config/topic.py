@@ -1,4 +1,4 @@
-"""`TopicConfig`: the settings of one topic, under Kafka's names with `_` for `.`; ours begin with `lastword_`."""
+"""`TopicConfig`: settings of one topic, under Kafka's names with `_` for `.`; ours begin with `lastword_`."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TopicConfig:
         return self.cleanup_policy is not None and "delete" in self.cleanup_policy
 
     def source(self, name: str) -> str:
-        """Where a value comes from: `argument`, `environment`, `lastword.toml:9 [topics.users]`, `default`."""
+        """`argument`, `environment`, `lastword.toml:9 [topics.users]`, or `default`."""
         return self.sources.get(name.replace("_", "."), "default")
 
     def contradictions(self) -> list[tuple[str, str]]:

@@ -1,0 +1,264 @@
+"""The header of a record batch, magic 2.
+
+    pos size type  field
+      0    8 i64   base offset            ┐ outside the checksum: the log assigns them
+      8    4 i32   length                 │ total - 12, so at least 49
+     12    4 i32   leader epoch           │ -1 unknown
+     16    1 i8    magic                  ┘ 2; the same place in every format
+     17    4 u32   CRC-32C of everything from 21 on
+     21    2 i16   attributes             bits 0-2 codec, 3 log-append time, 4 transactional, 5 control,
+                                          6 the field at 27 is a delete horizon
+     23    4 i32   last offset delta      after compaction it may exceed the last remaining record's
+     27    8 i64   base timestamp, or the delete horizon: records' timestamps are relative to it either way
+     35    8 i64   max timestamp
+     43    8 i64   producer id            -1 none
+     51    2 i16   producer epoch         -1 none
+     53    4 i32   base sequence          -1 none
+     57    4 i32   record count
+     61            records, compressed if the codec says so
+
+Valid: the length is believable, the magic known, the CRC right. Durable: when the segment's file was synced
+past its end. A reader steps through a file by offset, length and magic alone. Stepping needs only these 17
+bytes of any magic.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from google_crc32c import value as crc32c
+
+from lastword.errors import CorruptBatchError, UnknownMagicError
+
+HEADER_BYTES = 61
+OVERHEAD_BYTES = 12  # base offset and length: what the length does not count
+STEP_BYTES = 17  # up to and with the magic
+SMALLEST_LENGTH = 14  # of an entry of any magic
+CRC_POSITION = 17
+CHECKED_FROM = 21
+
+CODEC_MASK = 0x07
+LOG_APPEND_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+DELETE_HORIZON_BIT = 0x40
+
+MAX_INT = 2**31 - 1
+MAX_LONG = 2**63 - 1
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+HEAD = struct.Struct(">qiibI")  # what lies before the checksummed part, and the checksum
+CHECKED = struct.Struct(">hiqqqhii")  # the checksummed part of the header
+_BASE_OFFSET = struct.Struct(">q")
+_LEADER_EPOCH = struct.Struct(">i")
+_STEP = struct.Struct(">qiib")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The fields as they lie there, and where. `position`: of the batch in its file; `size`: total bytes."""
+
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_MASK
+
+    @property
+    def log_append(self) -> bool:
+        return bool(self.attributes & LOG_APPEND_BIT)
+
+    @property
+    def transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """From when on tombstones in this batch may go; None if no round has set it."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
+
+    @property
+    def next_offset(self) -> int:
+        return self.last_offset + 1
+
+    @property
+    def end(self) -> int:
+        """Position after the batch in its file."""
+        return self.position + self.size
+
+    @property
+    def last_sequence(self) -> int:
+        """-1 if there is no producer. Sequences wrap from 2^31 - 1 to 0."""
+        if self.base_sequence < 0:
+            return -1
+        return (self.base_sequence + self.last_offset - self.base_offset) & MAX_INT
+
+
+def read_header(
+    buffer: Any, position: int, end: int, file: str, *, file_position: int | None = None
+) -> BatchHeader:
+    """Read and check the header that begins at `buffer[position]`.
+
+    `end`: where the file ends, counted as positions in `buffer`; it may lie behind the end of the buffer
+    when only headers are read, and nothing up to it is believed to be there but the 61 bytes.
+    `file_position`: the position to name and to put into the header, if the buffer is a window into its
+    file. The checksum is not looked at (`crc_ok`).
+
+    Raises `CorruptBatchError` (codes `short-header`, `bad-length`, `truncated`, `bad-header`) or
+    `UnknownMagicError`.
+    """
+    at = position if file_position is None else file_position
+    room = end - position
+    if room < STEP_BYTES:
+        raise _corrupt(f"{room} bytes are no batch", "short-header", file, at)
+    base_offset, length, leader_epoch, magic = _STEP.unpack_from(buffer, position)
+    if length < SMALLEST_LENGTH:
+        raise _corrupt(f"a batch cannot have length {length}", "bad-length", file, at, base_offset)
+    if magic != 2:
+        raise unknown_magic(magic, file, at, base_offset)
+    if length < HEADER_BYTES - OVERHEAD_BYTES:
+        raise _corrupt(f"a batch cannot have length {length}", "bad-length", file, at, base_offset)
+    if length > room - OVERHEAD_BYTES:
+        there = room - OVERHEAD_BYTES
+        raise _corrupt(
+            f"batch of length {length}, {there} bytes are there", "truncated", file, at, base_offset
+        )
+    (_, _, _, _, crc, attributes, delta, base_timestamp, max_timestamp, producer_id, producer_epoch, sequence,
+     count) = HEADER.unpack_from(buffer, position)  # fmt: skip
+    if base_offset < 0 or delta < 0 or count < 0 or base_offset > MAX_LONG - 1 - delta:
+        raise _corrupt(
+            f"base offset {base_offset}, last offset delta {delta}, count {count} contradict each other",
+            "bad-header",
+            file,
+            at,
+            base_offset,
+        )
+    return BatchHeader(
+        at,
+        length + OVERHEAD_BYTES,
+        base_offset,
+        base_offset + delta,
+        leader_epoch,
+        magic,
+        crc,
+        attributes,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        sequence,
+        count,
+    )
+
+
+def unknown_magic(magic: int, file: str, position: int, offset: int) -> UnknownMagicError:
+    """The error for a batch that is not of magic 2."""
+    if magic in (0, 1):
+        text = f"magic {magic}, the message format of Kafka before 0.11, is not supported"
+        remedy = "let a Kafka 0.11 to 3.x broker with a newer message format rewrite the topic"
+    else:
+        text = f"unknown magic {magic}"
+        remedy = "restore the file from a copy, or use a version that knows this format"
+    return UnknownMagicError(text, remedy=remedy, file=file, position=position, offset=offset)
+
+
+def _corrupt(text: str, code: str, file: str, position: int, offset: int | None = None) -> CorruptBatchError:
+    return CorruptBatchError(text, code=code, file=file, position=position, offset=offset)
+
+
+def computed_crc(buffer: Any, size: int, position: int = 0) -> int:
+    """CRC-32C of the checksummed part of the batch of `size` bytes at `buffer[position]`."""
+    return int(crc32c(bytes(memoryview(buffer)[position + CHECKED_FROM : position + size])))
+
+
+def crc_ok(buffer: Any, header: BatchHeader, position: int | None = None) -> bool:
+    """Whether the stored checksum fits the bytes. `position`: of the batch in `buffer`, by default that in
+    its file."""
+    at = header.position if position is None else position
+    return computed_crc(buffer, header.size, at) == header.crc
+
+
+def check_crc(buffer: Any, header: BatchHeader, file: str, position: int | None = None) -> None:
+    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum fits the bytes."""
+    computed = computed_crc(buffer, header.size, header.position if position is None else position)
+    if computed != header.crc:
+        raise CorruptBatchError.crc(file, header.position, header.base_offset, header.crc, computed)
+
+
+def set_base_offset(buffer: bytearray, position: int, base_offset: int, leader_epoch: int) -> None:
+    """Give the batch at `buffer[position]` its place in the log. The checksum stays right: it does not cover
+    these."""
+    _BASE_OFFSET.pack_into(buffer, position, base_offset)
+    _LEADER_EPOCH.pack_into(buffer, position + OVERHEAD_BYTES, leader_epoch)
+
+
+def write_batch(
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    attributes: int,
+    last_offset_delta: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    count: int,
+    payload: bytes,
+) -> bytes:
+    """A whole batch from its fields; length and checksum are computed."""
+    checked = (
+        CHECKED.pack(
+            attributes,
+            last_offset_delta,
+            base_timestamp,
+            max_timestamp,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            count,
+        )
+        + payload
+    )
+    length = len(checked) + CHECKED_FROM - OVERHEAD_BYTES
+    return HEAD.pack(base_offset, length, leader_epoch, 2, crc32c(checked)) + checked
+
+
+def empty_batch(header: BatchHeader) -> bytes:
+    """What stays of a batch whose records all went but whose place, producer or range must not: its header.
+
+    Kept: offsets, leader epoch, max timestamp, producer fields, the bits for timestamp type, transaction and
+    control. Cleared: codec, delete horizon, base timestamp (-1), count.
+    """
+    return write_batch(
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        attributes=header.attributes & (LOG_APPEND_BIT | TRANSACTIONAL_BIT | CONTROL_BIT),
+        last_offset_delta=header.last_offset - header.base_offset,
+        base_timestamp=-1,
+        max_timestamp=header.max_timestamp,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        count=0,
+        payload=b"",
+    )

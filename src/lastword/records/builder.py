@@ -1,0 +1,188 @@
+"""`BatchBuilder`: records in, the bytes of one batch out, as Kafka writes them.
+
+An embedded mapping appends one record a call, so the way of a single small record is kept short: one join
+for the record, two packs for the header, one checksum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lastword.errors import RecordTooLargeError, UsageError
+from lastword.records.batch import (
+    CONTROL_BIT,
+    HEADER_BYTES,
+    LOG_APPEND_BIT,
+    MAX_INT,
+    MAX_LONG,
+    TRANSACTIONAL_BIT,
+    write_batch,
+)
+from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, Header
+from lastword.records.varint import encode
+from lastword.units import NO_TIMESTAMP
+
+_NULL = encode(-1)
+_NO_HEADERS = encode(0)
+
+
+class BatchBuilder:
+    """Collects the records of one batch.
+
+    `codec`: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd. `timestamp_type`: with 1 (log append) all records get
+    the time given to `build`. Producer fields -1: no producer. The builder can be used once more after
+    `clear`.
+    """
+
+    __slots__ = (
+        "_attributes",
+        "_base_sequence",
+        "_base_timestamp",
+        "_count",
+        "_last_delta",
+        "_max_timestamp",
+        "_producer_epoch",
+        "_producer_id",
+        "_records",
+        "_size",
+        "codec",
+    )
+
+    def __init__(
+        self,
+        codec: int = 0,
+        *,
+        timestamp_type: int = CREATE_TIME,
+        producer_id: int = -1,
+        producer_epoch: int = -1,
+        base_sequence: int = -1,
+        transactional: bool = False,
+        control: bool = False,
+    ) -> None:
+        if producer_id >= 0 and (producer_epoch < 0 or (base_sequence < 0 and not control)):
+            raise UsageError(f"producer {producer_id} needs an epoch and a sequence")
+        if transactional and producer_id < 0:
+            raise UsageError("a transactional batch needs a producer id")
+        self.codec = codec
+        self._attributes = codec
+        if timestamp_type == LOG_APPEND_TIME:
+            self._attributes |= LOG_APPEND_BIT
+        if transactional:
+            self._attributes |= TRANSACTIONAL_BIT
+        if control:
+            self._attributes |= CONTROL_BIT
+        self._producer_id = producer_id
+        self._producer_epoch = producer_epoch
+        self._base_sequence = base_sequence
+        self._records: list[bytes] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the records; the next batch has the same codec and producer fields."""
+        self._records.clear()
+        self._count = 0
+        self._last_delta = -1
+        self._size = HEADER_BYTES
+        self._base_timestamp = NO_TIMESTAMP
+        self._max_timestamp = NO_TIMESTAMP
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def size_estimate(self) -> int:
+        """Bytes of the batch if it is not compressed: exact for codec 0."""
+        return self._size
+
+    def append(
+        self,
+        timestamp: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[Header] = (),
+        *,
+        offset_delta: int | None = None,
+    ) -> None:
+        """Add a record. `offset_delta`: its place after the base offset, if there are gaps; by default the
+        next one."""
+        delta = self._last_delta + 1 if offset_delta is None else offset_delta
+        if delta <= self._last_delta or delta > MAX_INT:
+            raise UsageError(f"offset delta {delta} after {self._last_delta}: offsets rise within a batch")
+        if timestamp < NO_TIMESTAMP or timestamp > MAX_LONG:
+            raise UsageError(f"{timestamp} is not a timestamp")
+        if self._count == 0:
+            self._base_timestamp = timestamp
+        parts = [b"\0", encode(timestamp - self._base_timestamp), encode(delta)]
+        if key is None:
+            parts.append(_NULL)
+        else:
+            parts.append(encode(len(key)))
+            parts.append(key)
+        if value is None:
+            parts.append(_NULL)
+        else:
+            parts.append(encode(len(value)))
+            parts.append(value)
+        if headers:
+            self._put_headers(parts, headers)
+        else:
+            parts.append(_NO_HEADERS)
+        body = b"".join(parts)
+        size = len(body)
+        if size > MAX_INT - HEADER_BYTES - 5:
+            raise RecordTooLargeError(f"a record of {size} bytes exceeds what a batch can hold")
+        record = encode(size) + body
+        self._records.append(record)
+        self._count += 1
+        self._last_delta = delta
+        self._size += len(record)
+        if timestamp > self._max_timestamp:
+            self._max_timestamp = timestamp
+
+    @staticmethod
+    def _put_headers(parts: list[bytes], headers: Iterable[Header]) -> None:
+        pairs = list(headers)
+        parts.append(encode(len(pairs)))
+        for name, value in pairs:
+            raw = name.encode("utf-8", "surrogateescape")
+            parts.append(encode(len(raw)))
+            parts.append(raw)
+            if value is None:
+                parts.append(_NULL)
+            else:
+                parts.append(encode(len(value)))
+                parts.append(value)
+
+    def build(
+        self,
+        base_offset: int = 0,
+        leader_epoch: int = 0,
+        *,
+        append_time: int | None = None,
+        last_offset_delta: int | None = None,
+    ) -> bytes:
+        """The batch. `append_time`: ms, the max timestamp of a log-append batch. `last_offset_delta`: to
+        claim more offsets than the last record's, as a cleaned batch does."""
+        if not self._records:
+            raise UsageError("a batch needs a record")
+        payload = self._records[0] if self._count == 1 else b"".join(self._records)
+        if self.codec:
+            from lastword.records.compression import compress
+
+            payload = compress(self.codec, payload)
+        if len(payload) > MAX_INT - HEADER_BYTES:
+            raise RecordTooLargeError(f"a batch of {len(payload)} bytes exceeds what its length field can
+            hold")
+        return write_batch(
+            base_offset=base_offset,
+            leader_epoch=leader_epoch,
+            attributes=self._attributes,
+            last_offset_delta=self._last_delta if last_offset_delta is None else last_offset_delta,
+            base_timestamp=self._base_timestamp,
+            max_timestamp=self._max_timestamp if append_time is None else append_time,
+            producer_id=self._producer_id,
+            producer_epoch=self._producer_epoch,
+            base_sequence=self._base_sequence,
+            count=self._count,
+            payload=payload,
+        )

@@ -1,0 +1,418 @@
+"""The codecs of batches: bytes in, bytes out, never more than a given bound.
+
+`CODECS[attributes & 7]` names them. What Kafka can read decides how each is framed:
+
+    gzip    one member, or several after each other
+    snappy  raw blocks of 32 KiB under a header of 16 bytes: 82 "SNAPPY" 00 · i32 version 1 · i32 lowest
+    reader 1, then
+            per block: i32 compressed size · block. Not the official snappy frames
+    lz4     frame 04 22 4d 18 · FLG 60 · BD 40 · HC 82: independent blocks of 64 KiB, no sizes, no checksums.
+            Kafka refuses linked blocks
+    zstd    a frame without content size or checksum
+
+A size that the data declares is a claim: room is made for what has arrived, and a payload that passes its
+bound is `DecompressionLimitError`. What contradicts itself is `CorruptBatchError`. Neither knows a file
+here; `located` adds it.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from lastword.errors import CorruptBatchError, DecompressionLimitError
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+
+_XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK = 32 << 10
+_SNAPPY_MOST = 64
+"""No snappy stream grows by more: its densest element turns 3 bytes into 64."""
+
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_HEAD = _LZ4_MAGIC + b"\x60\x40\x82"
+_LZ4_END = b"\0\0\0\0"
+_LZ4_BLOCKS = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
+_LZ4_MOST = 255
+"""No lz4 block grows by more: one byte of a match length adds at most 255."""
+
+_U32 = struct.Struct("<I")
+_I32 = struct.Struct(">i")
+_FIRST_ROOM = 64 << 10
+_local = threading.local()
+
+
+class Codec(NamedTuple):
+    """`inflate(data, limit)` gives the plain bytes, `inflate_into(data, view)` their number."""
+
+    name: str
+    compress: Callable[[Any], bytes]
+    inflate: Callable[[Any, int], bytes]
+    inflate_into: Callable[[Any, memoryview], int]
+
+
+def compress(codec: int, data: Any) -> bytes:
+    """`data` as Kafka could read it under attribute bits `codec`."""
+    return _codec(codec).compress(data)
+
+
+def decompress(codec: int, data: Any, limit: int) -> bytes:
+    """The plain bytes, at most `limit` of them."""
+    return _codec(codec).inflate(data, limit)
+
+
+def decompress_into(codec: int, data: Any, out: Any, out_position: int) -> int:
+    """Write the plain bytes into `out` from `out_position` on; returns how many. What does not fit is
+    `DecompressionLimitError`, with an undefined part of `out` written."""
+    return _codec(codec).inflate_into(data, memoryview(out).cast("B")[out_position:])
+
+
+@contextmanager
+def located(file: str, position: int, offset: int | None) -> Iterator[None]:
+    """Give errors of this module the place of the batch they came from."""
+    try:
+        yield
+    except (CorruptBatchError, DecompressionLimitError) as error:
+        if error.file is not None:
+            raise
+        raise type(error)(
+            error.message, code=error.code, remedy=error.remedy, file=file, position=position, offset=offset
+        ) from None
+
+
+def _codec(codec: int) -> Codec:
+    if not 0 <= codec < len(CODECS):
+        raise CorruptBatchError(f"codec {codec} does not exist", code="bad-codec")
+    return CODECS[codec]
+
+
+def _corrupt(codec: str, text: object) -> CorruptBatchError:
+    return CorruptBatchError(f"{codec} payload: {text}", code="bad-payload")
+
+
+def _too_large(codec: str, limit: int) -> DecompressionLimitError:
+    return DecompressionLimitError(
+        f"{codec} payload grows past {limit} bytes",
+        remedy="if the batch is genuine, raise the limit on inflated batches",
+    )
+
+
+# ---------------------------------------------------------------- none
+
+
+def _copy(data: Any) -> bytes:
+    return bytes(data)
+
+
+def _copy_bounded(data: Any, limit: int) -> bytes:
+    if len(data) > limit:
+        raise _too_large("uncompressed", limit)
+    return bytes(data)
+
+
+def _copy_into(data: Any, out: memoryview) -> int:
+    size = len(data)
+    if size > len(out):
+        raise _too_large("uncompressed", len(out))
+    out[:size] = memoryview(data).cast("B")
+    return size
+
+
+# ---------------------------------------------------------------- gzip
+
+
+def _gzip(data: Any) -> bytes:
+    deflater = zlib.compressobj(wbits=31)
+    return deflater.compress(data) + deflater.flush()
+
+
+def _gunzip_parts(data: Any, limit: int) -> Iterator[bytes]:
+    left = limit
+    rest = bytes(data)
+    while rest:
+        member = zlib.decompressobj(wbits=31)
+        while not member.eof:
+            try:
+                part = member.decompress(rest, left + 1)
+            except zlib.error as error:
+                raise _corrupt("gzip", error) from None
+            left -= len(part)
+            if left < 0:
+                raise _too_large("gzip", limit)
+            rest = member.unconsumed_tail
+            if part:
+                yield part
+            elif not member.eof:
+                raise _corrupt("gzip", "cut short")
+        rest = member.unused_data
+
+
+def _gunzip(data: Any, limit: int) -> bytes:
+    if not len(data):
+        raise _corrupt("gzip", "empty")
+    return b"".join(_gunzip_parts(data, limit))
+
+
+def _gunzip_into(data: Any, out: memoryview) -> int:
+    if not len(data):
+        raise _corrupt("gzip", "empty")
+    done = 0
+    for part in _gunzip_parts(data, len(out)):
+        out[done : done + len(part)] = part
+        done += len(part)
+    return done
+
+
+# ---------------------------------------------------------------- snappy
+
+
+def _snappy(data: Any) -> bytes:
+    import cramjam
+
+    view = memoryview(data).cast("B")
+    parts = [_XERIAL]
+    for start in range(0, len(view), _XERIAL_BLOCK):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK]))
+        parts += (_I32.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _snappy_blocks(data: Any, limit: int) -> Iterator[tuple[memoryview, int]]:
+    """(raw snappy block, size of its content), the content's sizes summing up to at most `limit`."""
+    import cramjam
+
+    view = memoryview(data).cast("B")
+    position, end, left = len(_XERIAL), len(view), limit
+    if view[:8] != _XERIAL[:8] or end < position:
+        raise _corrupt("snappy", "no xerial header")
+    if _I32.unpack_from(view, 12)[0] > 1:
+        raise _corrupt("snappy", f"needs a reader of version {_I32.unpack_from(view, 12)[0]}")
+    while position < end:
+        if view[position : position + 8] == _XERIAL[:8]:  # another stream follows
+            position += len(_XERIAL)
+            continue
+        if end - position < 4:
+            raise _corrupt("snappy", "cut short")
+        (size,) = _I32.unpack_from(view, position)
+        position += 4
+        if size < 0 or size > end - position:
+            raise _corrupt("snappy", f"block of {size} bytes, {end - position} are there")
+        block = view[position : position + size]
+        try:
+            content = cramjam.snappy.decompress_raw_len(block)
+        except cramjam.DecompressionError as error:
+            raise _corrupt("snappy", error) from None
+        if content > size * _SNAPPY_MOST:
+            raise _corrupt("snappy", f"block of {size} bytes claims {content}")
+        left -= content
+        if left < 0:
+            raise _too_large("snappy", limit)
+        yield block, content
+        position += size
+
+
+def _unsnappy(data: Any, limit: int) -> bytes:
+    out = bytearray(sum(content for _, content in _snappy_blocks(data, limit)))
+    _unsnappy_into(data, memoryview(out))
+    return bytes(out)
+
+
+def _unsnappy_into(data: Any, out: memoryview) -> int:
+    import cramjam
+
+    done = 0
+    for block, content in _snappy_blocks(data, len(out)):
+        if not content:
+            continue
+        try:
+            written = cramjam.snappy.decompress_raw_into(block, out[done : done + content])
+        except cramjam.DecompressionError as error:
+            raise _corrupt("snappy", error) from None
+        if written != content:
+            raise _corrupt("snappy", f"block of {written} bytes claims {content}")
+        done += content
+    return done
+
+
+# ---------------------------------------------------------------- lz4
+
+
+def _lz4(data: Any) -> bytes:
+    import lz4.frame
+
+    packed: bytes = lz4.frame.compress(
+        bytes(data) if isinstance(data, memoryview) else data,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        store_size=False,
+    )
+    return packed
+
+
+def _lz4_blocks(data: Any) -> Iterator[tuple[memoryview, bool, int]]:
+    """(block, whether it is compressed, the most it may hold) up to the end mark. What follows the mark is
+    not looked at, as in Kafka."""
+    view = memoryview(data).cast("B")
+    end = len(view)
+    if end < 7:
+        raise _corrupt("lz4", "cut short")
+    if view[:7] == _LZ4_HEAD:
+        position, block_most, checksums = 7, 64 << 10, False
+    else:
+        position, block_most, checksums = _lz4_head(view)
+    while True:
+        if end - position < 4:
+            raise _corrupt("lz4", "cut short: no end mark")
+        (word,) = _U32.unpack_from(view, position)
+        position += 4
+        size = word & 0x7FFFFFFF
+        if size == 0:
+            return
+        if size > block_most:
+            raise _corrupt("lz4", f"block of {size} bytes in a frame of {block_most}")
+        if size > end - position - (4 if checksums else 0):
+            raise _corrupt("lz4", f"block of {size} bytes, {end - position} are there")
+        block = view[position : position + size]
+        position += size
+        if checksums:
+            if _U32.unpack_from(view, position)[0] != xxh32(block):
+                raise _corrupt("lz4", "block with a wrong checksum")
+            position += 4
+        yield block, word < 0x80000000, block_most
+
+
+def _lz4_head(view: memoryview) -> tuple[int, int, bool]:
+    """(position of the first block, most bytes of a block, whether blocks have checksums)"""
+    if view[:4] != _LZ4_MAGIC:
+        raise _corrupt("lz4", "no frame")
+    flags, descriptor = view[4], view[5]
+    if flags >> 6 != 1 or flags & 0x03:
+        raise _corrupt("lz4", f"frame flags {flags:02x}")
+    if not flags & 0x20:
+        raise _corrupt("lz4", "linked blocks, which Kafka does not read")
+    if descriptor & 0x8F or descriptor >> 4 not in _LZ4_BLOCKS:
+        raise _corrupt("lz4", f"block descriptor {descriptor:02x}")
+    position = 14 if flags & 0x08 else 6
+    if len(view) <= position:
+        raise _corrupt("lz4", "cut short")
+    if view[position] != xxh32(view[4:position]) >> 8 & 0xFF:
+        raise _corrupt("lz4", "header with a wrong checksum")
+    return position + 1, _LZ4_BLOCKS[descriptor >> 4], bool(flags & 0x10)
+
+
+def _unlz4_parts(data: Any, limit: int) -> Iterator[Any]:
+    from lz4.block import LZ4BlockError
+    from lz4.block import decompress as unpack
+
+    left = limit
+    for block, packed, most in _lz4_blocks(data):
+        part: Any = block
+        if packed:
+            room = min(most, len(block) * _LZ4_MOST, left + 1)
+            try:
+                part = unpack(block, uncompressed_size=room)
+            except LZ4BlockError as error:
+                if room == left + 1 and room < min(most, len(block) * _LZ4_MOST):
+                    raise _too_large("lz4", limit) from None
+                raise _corrupt("lz4", error) from None
+        left -= len(part)
+        if left < 0:
+            raise _too_large("lz4", limit)
+        yield part
+
+
+def _unlz4(data: Any, limit: int) -> bytes:
+    return b"".join(_unlz4_parts(data, limit))
+
+
+def _unlz4_into(data: Any, out: memoryview) -> int:
+    done = 0
+    for part in _unlz4_parts(data, len(out)):
+        out[done : done + len(part)] = part
+        done += len(part)
+    return done
+
+
+def xxh32(data: Any) -> int:
+    """xxHash32 with seed 0: the checksum of lz4 frames. For header bytes, and the rare frame with block
+    checksums."""
+    p1, p2, p3, p4, p5 = 2654435761, 2246822519, 3266489917, 668265263, 374761393
+    mask = 0xFFFFFFFF
+    view = memoryview(data).cast("B")
+    size, position = len(view), 0
+    if size >= 16:
+        lanes = [(p1 + p2) & mask, p2, 0, -p1 & mask]
+        while position <= size - 16:
+            for lane, word in enumerate(struct.unpack_from("<4I", view, position)):
+                mixed = (lanes[lane] + word * p2) & mask
+                lanes[lane] = ((mixed << 13 | mixed >> 19) & mask) * p1 & mask
+            position += 16
+        digest = 0
+        for lane, turn in zip(lanes, (1, 7, 12, 18), strict=True):
+            digest += (lane << turn | lane >> (32 - turn)) & mask
+    else:
+        digest = p5
+    digest = (digest + size) & mask
+    while position <= size - 4:
+        digest = (digest + _U32.unpack_from(view, position)[0] * p3) & mask
+        digest = ((digest << 17 | digest >> 15) & mask) * p4 & mask
+        position += 4
+    for byte in view[position:]:
+        digest = (digest + byte * p5) & mask
+        digest = ((digest << 11 | digest >> 21) & mask) * p1 & mask
+    digest = (digest ^ digest >> 15) * p2 & mask
+    digest = (digest ^ digest >> 13) * p3 & mask
+    return digest ^ digest >> 16
+
+
+# ---------------------------------------------------------------- zstd
+
+
+def _zstd(data: Any) -> bytes:
+    packer = getattr(_local, "zstd", None)
+    if packer is None:
+        import zstandard
+
+        # Reused, for making one costs more than a small batch; one per thread, for it must not be shared.
+        packer = _local.zstd = zstandard.ZstdCompressor(
+            level=3, write_content_size=False, write_checksum=False, write_dict_id=False
+        )
+    packed: bytes = packer.compress(data)
+    return packed
+
+
+def _unzstd(data: Any, limit: int) -> bytes:
+    room = max(_FIRST_ROOM, 8 * len(data))
+    while True:
+        out = bytearray(min(room, limit))
+        try:
+            return bytes(memoryview(out)[: _unzstd_into(data, memoryview(out))])
+        except DecompressionLimitError:
+            if room >= limit:
+                raise
+            room *= 4
+
+
+def _unzstd_into(data: Any, out: memoryview) -> int:
+    import cramjam
+
+    try:
+        return int(cramjam.zstd.decompress_into(data, out))
+    except cramjam.DecompressionError as error:
+        if "write whole buffer" in str(error):
+            raise _too_large("zstd", len(out)) from None
+        raise _corrupt("zstd", error) from None
+
+
+CODECS: tuple[Codec, ...] = (
+    Codec("none", _copy, _copy_bounded, _copy_into),
+    Codec("gzip", _gzip, _gunzip, _gunzip_into),
+    Codec("snappy", _snappy, _unsnappy, _unsnappy_into),
+    Codec("lz4", _lz4, _unlz4, _unlz4_into),
+    Codec("zstd", _zstd, _unzstd, _unzstd_into),
+)
