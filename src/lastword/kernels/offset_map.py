@@ -3,7 +3,7 @@
 One block of bytes. From its bottom grows the arena, one entry for each distinct key:
 
     offset of the newest record   8 bytes
-    its bytes on disk and flags   4 bytes (30 bits, DUE, TOMBSTONE)
+    its bytes on disk and flags   4 bytes (29 bits, UNCLOCKED, DUE, TOMBSTONE)
     key length                    1 byte, or 0xFF and 4 bytes
     key
 
@@ -92,12 +92,14 @@ DEAD_BYTES = 1
 TOMBSTONES = 2
 DUE_TOMBSTONES = 3
 KEYLESS = 4
-STAT_FIELDS = 5
+UNCLOCKED_TOMBSTONES = 5  # of TOMBSTONES
+STAT_FIELDS = 6
 
 ARENA_START = 8  # so that no entry lies at 0, the empty slot
 FIXED_BYTES = 13  # of an entry: offset, size, short key length
 LONG_KEY = 255
-SIZE_MASK = (1 << 30) - 1
+SIZE_MASK = (1 << 29) - 1
+UNCLOCKED = 1 << 29  # a tombstone whose batch has no delete horizon
 DUE = 1 << 30
 TOMBSTONE = 1 << 31
 PIECE = 512
@@ -276,6 +278,8 @@ def resolve_rows(
                         size |= TOMBSTONE
                         if due_batch:
                             size |= DUE
+                        elif attributes & HORIZON == 0:
+                            size |= UNCLOCKED
                     spans[0, filled] = key_position
                     spans[1, filled] = key_length
                     spans[2, filled] = offset
@@ -373,6 +377,8 @@ def resolve_rows(
                         else:
                             if old_size & TOMBSTONE:
                                 stats[owner, TOMBSTONES] -= 1
+                            if old_size & UNCLOCKED:
+                                stats[owner, UNCLOCKED_TOMBSTONES] -= 1
                             digests[owner] -= pair_digest(key_digest, old, digest0, digest1)
                         break
                 slot += 1
@@ -391,6 +397,8 @@ def resolve_rows(
             else:
                 if size & TOMBSTONE:
                     stats[segment, TOMBSTONES] += 1
+                if size & UNCLOCKED:
+                    stats[segment, UNCLOCKED_TOMBSTONES] += 1
                 digest += pair_digest(key_digest, offset, digest0, digest1)
 
     digests[segment] += digest
@@ -451,6 +459,8 @@ def drop_outside(block, state, words, page_ids, page_segments, bases, stats, dig
             else:
                 if flags & TOMBSTONE:
                     stats[owner, TOMBSTONES] -= 1
+                if flags & UNCLOCKED:
+                    stats[owner, UNCLOCKED_TOMBSTONES] -= 1
                 key_digest = key_hash(block, key_at, key_length, words[DIGEST0], words[DIGEST1])
                 digests[owner] -= pair_digest(key_digest, offset, words[DIGEST0], words[DIGEST1])
         entry += size

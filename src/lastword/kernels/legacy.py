@@ -1,0 +1,300 @@
+"""Magic 0 and 1: headers into the batch table, and messages into the record layout of magic 2.
+
+After these every other kernel reads old formats as it reads new ones: a row's PLAIN_POSITION and PLAIN_END bound records in the
+layout of magic 2, whose offsets and timestamps are deltas to the row's BASE_OFFSET and BASE_TIMESTAMP. A row of these magics keeps
+MAGIC, and of ATTRIBUTES the codec and LOG_APPEND; it has no producer and no leader epoch (-1). The formats: `records.legacy`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lastword.kernels import (
+    BAD_CRC,
+    BAD_LENGTH,
+    BAD_MAGIC,
+    BAD_OFFSET,
+    BAD_RECORD,
+    FULL,
+    NO_SLACK,
+    OK,
+    SLACK,
+    inline,
+    kernel,
+)
+from lastword.kernels.memory import copy_wide, load8, load32, load32_be, load64_be, store8
+from lastword.kernels.table import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_SEQUENCE,
+    BASE_TIMESTAMP,
+    CODEC,
+    COUNT,
+    CRC,
+    FILE_POSITION,
+    LAST_OFFSET,
+    LEADER_EPOCH,
+    LOG_APPEND,
+    MAGIC,
+    MAX_TIMESTAMP,
+    PLAIN_END,
+    PLAIN_POSITION,
+    POSITION,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
+    SIZE,
+)
+from lastword.kernels.varint import varint_size, write_varint
+
+OVERHEAD_BYTES = 12
+GROWTH_BYTES = 8
+"""A message in the layout of magic 2 takes at most this much more than its entry does."""
+MAX_DELTA = 2**31 - 1
+
+
+def _crc_table() -> np.ndarray:
+    """uint32[8, 256]: row 0 is the usual table of CRC-32 (reflected 0xEDB88320), row k advances it by k more zero bytes."""
+    table = np.zeros((8, 256), np.uint32)
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (0xEDB88320 if value & 1 else 0)
+        table[0, byte] = value
+    for k in range(1, 8):
+        table[k] = table[0][table[k - 1] & 0xFF] ^ table[k - 1] >> np.uint32(8)
+    return table
+
+
+_CRC = _crc_table()
+
+
+@inline
+def crc32_of(data, position, size):
+    """CRC-32 of zlib, eight bytes a step, as int64; unchecked."""
+    crc = np.int64(0xFFFFFFFF)
+    end = position + size
+    while end - position >= 8:
+        low = load32(data, position) ^ crc
+        high = load32(data, position + 4)
+        crc = np.int64(
+            _CRC[7, low & 255]
+            ^ _CRC[6, low >> 8 & 255]
+            ^ _CRC[5, low >> 16 & 255]
+            ^ _CRC[4, low >> 24 & 255]
+            ^ _CRC[3, high & 255]
+            ^ _CRC[2, high >> 8 & 255]
+            ^ _CRC[1, high >> 16 & 255]
+            ^ _CRC[0, high >> 24 & 255]
+        )
+        position += 8
+    while position < end:
+        crc = np.int64(_CRC[0, (crc ^ load8(data, position)) & 255]) ^ crc >> 8
+        position += 1
+    return crc ^ np.int64(0xFFFFFFFF)
+
+
+@inline
+def read_entry(raw, position, size, magic, file_position, next_offset, verify, table, row):
+    """Fill a row from the entry raw[position:position+size] of magic 0 or 1, all of which is there; gives a status.
+
+    A wrapper's row has LAST_OFFSET only: BASE_OFFSET is the same and COUNT -1 until `translate_wrapper` has seen inside.
+    """
+    if size < 26 + 8 * magic:
+        return BAD_LENGTH
+    offset = load64_be(raw, position)
+    crc = load32_be(raw, position + 12) & 0xFFFFFFFF
+    if verify and crc32_of(raw, position + 16, size - 16) != crc:
+        return BAD_CRC
+    if offset < next_offset or offset == np.iinfo(np.int64).max:
+        return BAD_OFFSET
+    attributes = load8(raw, position + 17) & (CODEC | LOG_APPEND if magic == 1 else CODEC)
+    codec = attributes & CODEC
+    if codec > 3:  # the first that these magics do not know
+        return BAD_RECORD
+    timestamp = load64_be(raw, position + 18) if magic == 1 else -1
+    table[row, POSITION] = position
+    table[row, FILE_POSITION] = file_position + position
+    table[row, SIZE] = size
+    table[row, BASE_OFFSET] = offset
+    table[row, LAST_OFFSET] = offset
+    table[row, ATTRIBUTES] = attributes
+    table[row, COUNT] = 1 if codec == 0 else -1
+    table[row, BASE_TIMESTAMP] = timestamp
+    table[row, MAX_TIMESTAMP] = timestamp
+    table[row, PRODUCER_ID] = -1
+    table[row, PRODUCER_EPOCH] = -1
+    table[row, BASE_SEQUENCE] = -1
+    table[row, LEADER_EPOCH] = -1
+    table[row, CRC] = crc
+    table[row, MAGIC] = magic
+    table[row, PLAIN_POSITION] = -1
+    table[row, PLAIN_END] = -1
+    return OK
+
+
+@kernel
+def read_entry_row(raw, position, end, file_position, next_offset, verify, table, row):
+    """`read_entry` for one entry with its own checks of length and magic: (position after it, status)."""
+    if end > raw.size - SLACK or position < 0 or end - position < 26:
+        return position, BAD_LENGTH
+    length = load32_be(raw, position + 8)
+    if length < 14 or length > end - position - OVERHEAD_BYTES:
+        return position, BAD_LENGTH
+    magic = load8(raw, position + 16)
+    if magic > 1:
+        return position, BAD_MAGIC
+    size = length + OVERHEAD_BYTES
+    return position + size, read_entry(
+        raw, position, size, magic, file_position, next_offset, verify, table, row
+    )
+
+
+@inline
+def read_spans(data, position, end, magic):
+    """(timestamp, key position, key length, value position, value length, sound) of the message data[position:end].
+
+    Its entry has at least the smallest size of its magic. Bytes behind the value are ignored.
+    """
+    timestamp = load64_be(data, position + 18) if magic == 1 else -1
+    at = position + 18 + 8 * magic
+    key_length = load32_be(data, at)
+    key_at = at + 4
+    if key_length < -1 or max(key_length, 0) > end - key_at - 4:
+        return timestamp, key_at, key_length, key_at, np.int64(-1), False
+    at = key_at + max(key_length, 0)
+    value_length = load32_be(data, at)
+    value_at = at + 4
+    sound = value_length >= -1 and max(value_length, 0) <= end - value_at
+    return timestamp, key_at, key_length, value_at, value_length, sound
+
+
+@inline
+def write_record(plain, at, timestamp_delta, offset_delta, data, key_at, key_length, value_at, value_length):
+    """Write a record without headers in the layout of magic 2; gives the position after it."""
+    key_size = max(key_length, 0)
+    value_size = max(value_length, 0)
+    body = (
+        2
+        + varint_size(timestamp_delta)
+        + varint_size(offset_delta)
+        + varint_size(key_length)
+        + key_size
+        + varint_size(value_length)
+        + value_size
+    )
+    at = write_varint(plain, at, body)
+    store8(plain, at, 0)
+    at = write_varint(plain, at + 1, timestamp_delta)
+    at = write_varint(plain, at, offset_delta)
+    at = write_varint(plain, at, key_length)
+    copy_wide(plain, at, data, key_at, key_size)
+    at = write_varint(plain, at + key_size, value_length)
+    copy_wide(plain, at, data, value_at, value_size)
+    store8(plain, at + value_size, 0)
+    return at + value_size + 1
+
+
+@kernel
+def translate_messages(raw, table, row, rows, plain, done):
+    """Write the records of uncompressed rows of magic 0 and 1, from `row` on, into plain[done:].
+
+    Stops at the first row of another kind. Returns (row reached, bytes of plain used, status): FULL wants a larger `plain` and
+    another call from that row; BAD_RECORD is about that row.
+    """
+    while row < rows:
+        magic = table[row, MAGIC]
+        if magic > 1 or table[row, ATTRIBUTES] & CODEC:
+            break
+        position = table[row, POSITION]
+        end = position + table[row, SIZE]
+        if position < 0 or end > raw.size - SLACK:
+            return row, done, NO_SLACK
+        if end - position + GROWTH_BYTES > plain.size - SLACK - done:
+            return row, done, FULL
+        _timestamp, key_at, key_length, value_at, value_length, sound = read_spans(raw, position, end, magic)
+        if not sound:
+            return row, done, BAD_RECORD
+        table[row, PLAIN_POSITION] = done
+        done = write_record(plain, done, 0, 0, raw, key_at, key_length, value_at, value_length)
+        table[row, PLAIN_END] = done
+        row += 1
+    return row, done, OK
+
+
+@kernel
+def survey_inner(inner, size):
+    """(whole entries, first offset, last offset as stored, status) of the inflated entries inner[:size]; all CRCs are checked.
+
+    A cut entry at the end is left out. `inner` has slack.
+    """
+    count, first, last = 0, np.int64(-1), np.int64(-1)
+    if size < 0 or size > inner.size - SLACK:
+        return count, first, last, NO_SLACK
+    position = 0
+    while size - position >= OVERHEAD_BYTES:
+        offset = load64_be(inner, position)
+        length = load32_be(inner, position + 8)
+        if length < 14:
+            return count, first, last, BAD_LENGTH
+        if length > size - position - OVERHEAD_BYTES:
+            break
+        magic = load8(inner, position + 16)
+        if magic > 1:
+            return count, first, last, BAD_MAGIC
+        if length < 14 + 8 * magic:
+            return count, first, last, BAD_LENGTH
+        if load8(inner, position + 17) & CODEC:
+            return count, first, last, BAD_RECORD
+        if crc32_of(inner, position + 16, length - 4) != load32_be(inner, position + 12) & 0xFFFFFFFF:
+            return count, first, last, BAD_CRC
+        if offset < 0 or (count > 0 and offset <= last):
+            return count, first, last, BAD_OFFSET
+        if count == 0:
+            first = offset
+        last = offset
+        count += 1
+        position += OVERHEAD_BYTES + length
+    if count == 0:
+        return count, first, last, BAD_RECORD
+    return count, first, last, OK
+
+
+@kernel
+def translate_wrapper(inner, count, first, last, table, row, plain, done):
+    """Write the records of one wrapper's inner entries, as `survey_inner` found them, into plain[done:] and complete its row.
+
+    Returns (bytes of plain used, status). The caller gives `plain` room for the inner bytes and GROWTH_BYTES a message.
+    """
+    shift = np.int64(0)
+    wrapper_offset = table[row, LAST_OFFSET]
+    if table[row, MAGIC] == 1 and wrapper_offset != 0:
+        if wrapper_offset < last:
+            return done, BAD_OFFSET
+        shift = wrapper_offset - last
+    if last - first > MAX_DELTA:
+        return done, BAD_OFFSET
+    log_append = table[row, ATTRIBUTES] & LOG_APPEND != 0
+    base_timestamp = table[row, BASE_TIMESTAMP]
+    start = done
+    position = 0
+    for _ in range(count):
+        end = position + OVERHEAD_BYTES + load32_be(inner, position + 8)
+        if end - position + GROWTH_BYTES > plain.size - SLACK - done:
+            return start, FULL
+        timestamp, key_at, key_length, value_at, value_length, sound = read_spans(
+            inner, position, end, load8(inner, position + 16)
+        )
+        if not sound:
+            return start, BAD_RECORD
+        delta = 0 if log_append else timestamp - base_timestamp
+        offset_delta = load64_be(inner, position) - first
+        done = write_record(
+            plain, done, delta, offset_delta, inner, key_at, key_length, value_at, value_length
+        )
+        position = end
+    table[row, BASE_OFFSET] = first + shift
+    table[row, LAST_OFFSET] = max(last + shift, wrapper_offset)
+    table[row, COUNT] = count
+    table[row, PLAIN_POSITION] = start
+    table[row, PLAIN_END] = done
+    return done, OK

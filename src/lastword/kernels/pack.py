@@ -1,0 +1,200 @@
+"""Records from columns into batches of magic 2, uncompressed, as Kafka's own builder lays them out."""
+
+from __future__ import annotations
+
+from lastword.kernels import BAD_RECORD, FULL, OK, SLACK, inline, kernel
+from lastword.kernels.crc32c import crc_of
+from lastword.kernels.memory import (
+    copy_exact,
+    load32_be,
+    load64_be,
+    store8,
+    store16_be,
+    store32_be,
+    store64_be,
+)
+from lastword.kernels.table import HEADER_BYTES, LOG_APPEND
+from lastword.kernels.varint import varint_size, write_varint
+
+# Columns of `batches`, int64, one row a packed batch.
+PACKED_POSITION = 0
+PACKED_SIZE = 1
+PACKED_COUNT = 2
+PACKED_MAX_TIMESTAMP = 3
+PACKED_FIELDS = 4
+
+
+@inline
+def seal(data, position, size):
+    """Set a batch's length and CRC."""
+    store32_be(data, position + 8, size - 12)
+    store32_be(data, position + 17, crc_of(data, position + 21, size - 21))
+
+
+@inline
+def _outside(source, position, length):
+    return length > 0 and (position < 0 or position > source.size or length > source.size - position)
+
+
+@kernel
+def pack_records(
+    key_data,
+    key_position,
+    key_length,
+    value_data,
+    value_position,
+    value_length,
+    timestamp,
+    header_first,
+    name_data,
+    name_position,
+    name_length,
+    note_data,
+    note_position,
+    note_length,
+    attributes,
+    append_time,
+    batch_bytes,
+    first,
+    out,
+    batches,
+):
+    """Write records first.. into `out`, a new batch whenever the next record would make one larger than `batch_bytes`.
+
+    Lengths are -1 for null. Headers of record i are name/note entries header_first[i]..header_first[i + 1] (`header_first` empty: no
+    record has any). `append_time` is the maximum timestamp of every batch when `attributes` has LOG_APPEND. Base offsets are 0, leader
+    epochs 0, no producer. Returns (next record, bytes written, batches written, status): FULL when `out` or `batches` is, after
+    whole batches; BAD_RECORD for spans outside their data or a header without a name.
+    """
+    total = timestamp.size
+    position = 0
+    done = 0
+    record = first
+    with_headers = header_first.size > 0
+    while record < total:
+        if done >= batches.shape[0]:
+            return record, position, done, FULL
+        start = position
+        end = start + HEADER_BYTES
+        if out.size - SLACK - end < 0:
+            return record, start, done, FULL
+        base = timestamp[record]
+        largest = base
+        count = 0
+        while record + count < total:
+            i = record + count
+            key_size = key_length[i]
+            value_size = value_length[i]
+            key_bytes = max(key_size, 0)
+            value_bytes = max(value_size, 0)
+            if _outside(key_data, key_position[i], key_bytes) or _outside(
+                value_data, value_position[i], value_bytes
+            ):
+                return i, start, done, BAD_RECORD
+            delta = timestamp[i] - base
+            headers = 0
+            header_bytes = 0
+            if with_headers:
+                headers = header_first[i + 1] - header_first[i]
+                for j in range(header_first[i], header_first[i + 1]):
+                    if name_length[j] < 0 or _outside(name_data, name_position[j], name_length[j]):
+                        return i, start, done, BAD_RECORD
+                    if _outside(note_data, note_position[j], note_length[j]):
+                        return i, start, done, BAD_RECORD
+                    header_bytes += varint_size(name_length[j]) + name_length[j]
+                    header_bytes += varint_size(note_length[j]) + max(note_length[j], 0)
+            body = (
+                1
+                + varint_size(delta)
+                + varint_size(count)
+                + varint_size(key_size)
+                + key_bytes
+                + varint_size(value_size)
+                + value_bytes
+                + varint_size(headers)
+                + header_bytes
+            )
+            size = varint_size(body) + body
+            if count > 0 and end - start + size > batch_bytes:
+                break
+            if size > out.size - SLACK - end:
+                return record, start, done, FULL
+            end = write_varint(out, end, body)
+            store8(out, end, 0)
+            end = write_varint(out, end + 1, delta)
+            end = write_varint(out, end, count)
+            end = write_varint(out, end, key_size)
+            if key_bytes > 0:
+                copy_exact(out, end, key_data, key_position[i], key_bytes)
+                end += key_bytes
+            end = write_varint(out, end, value_size)
+            if value_bytes > 0:
+                copy_exact(out, end, value_data, value_position[i], value_bytes)
+                end += value_bytes
+            end = write_varint(out, end, headers)
+            if headers > 0:
+                for j in range(header_first[i], header_first[i + 1]):
+                    end = write_varint(out, end, name_length[j])
+                    if name_length[j] > 0:
+                        copy_exact(out, end, name_data, name_position[j], name_length[j])
+                        end += name_length[j]
+                    end = write_varint(out, end, note_length[j])
+                    if note_length[j] > 0:
+                        copy_exact(out, end, note_data, note_position[j], note_length[j])
+                        end += note_length[j]
+            largest = max(largest, timestamp[i])
+            count += 1
+        if attributes & LOG_APPEND:
+            largest = append_time
+        store64_be(out, start, 0)
+        store32_be(out, start + 12, 0)
+        store8(out, start + 16, 2)
+        store16_be(out, start + 21, attributes)
+        store32_be(out, start + 23, count - 1)
+        store64_be(out, start + 27, base)
+        store64_be(out, start + 35, largest)
+        store64_be(out, start + 43, -1)
+        store16_be(out, start + 51, -1)
+        store32_be(out, start + 53, -1)
+        store32_be(out, start + 57, count)
+        seal(out, start, end - start)
+        batches[done, PACKED_POSITION] = start
+        batches[done, PACKED_SIZE] = end - start
+        batches[done, PACKED_COUNT] = count
+        batches[done, PACKED_MAX_TIMESTAMP] = largest
+        done += 1
+        record += count
+        position = end
+    return record, position, done, OK
+
+
+@kernel
+def seal_batch(data, position, size):
+    """Set length and CRC of the batch data[position:position + size], which must lie inside."""
+    if position < 0 or size < HEADER_BYTES or position > data.size or size > data.size - position:
+        return False
+    seal(data, position, size)
+    return True
+
+
+@kernel
+def rebase_batches(data, end, base_offset, leader_epoch):
+    """Give the batches of data[:end] consecutive offsets from `base_offset` on; both fields lie outside the CRC.
+
+    Returns (next offset, largest maximum timestamp, batches, position reached): `end` when all were whole.
+    """
+    position = 0
+    largest = -1
+    batches = 0
+    while end - position >= HEADER_BYTES and end <= data.size:
+        size = load32_be(data, position + 8) + 12
+        delta = load32_be(data, position + 23)
+        if size < HEADER_BYTES or size > end - position or delta < 0:
+            break
+        store64_be(data, position, base_offset)
+        store32_be(data, position + 12, leader_epoch)
+        largest = max(largest, load64_be(data, position + 35))
+        base_offset += delta + 1
+        position += size
+        batches += 1
+    return base_offset, largest, batches, position

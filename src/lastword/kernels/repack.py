@@ -1,0 +1,275 @@
+"""Kept records into the bytes of the batches that replace theirs, driven by bits alone: no key is looked at.
+
+A batch without a dead record is copied as it lies on disk; one with only dead records goes, or leaves its 61-byte header where something
+must hold the end of the range; the others are cut by their records' lengths. A rewritten batch keeps its base offset, last offset,
+producer and leader epoch.
+"""
+
+from __future__ import annotations
+
+from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels.columns import read_bounds, read_key, read_value
+from lastword.kernels.memory import copy_exact, copy_wide, load8, store8, store16_be, store32_be, store64_be
+from lastword.kernels.pack import seal
+from lastword.kernels.pages import bits_between, test_bit
+from lastword.kernels.table import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_TIMESTAMP,
+    CODEC,
+    CONTROL,
+    COUNT,
+    FIELDS,
+    FILE_POSITION,
+    HEADER_BYTES,
+    HORIZON,
+    LAST_OFFSET,
+    LOG_APPEND,
+    MAX_TIMESTAMP,
+    PLAIN_END,
+    PLAIN_POSITION,
+    POSITION,
+    SIZE,
+)
+from lastword.kernels.varint import varint_size, write_varint
+
+# What became of a batch.
+DROPPED = 0
+VERBATIM = 1
+MIXED = 2
+EMPTIED = 3
+
+KEEP_BASE = 0
+"""Mixed batches keep their base timestamp, so that runs of records are copied as they are."""
+FIRST_KEPT = 1
+"""Mixed batches take their first kept record's timestamp as base, as Kafka's cleaner does."""
+
+
+@inline
+def _growth_bound(table, row):
+    """Bytes that rewriting a batch can take at most: each record's timestamp delta and length may grow."""
+    return HEADER_BYTES + table[row, PLAIN_END] - table[row, PLAIN_POSITION] + 16 * table[row, COUNT]
+
+
+@inline
+def _rewrite(
+    raw, plain, table, row, page_ids, pages, page_slots, page_bits, horizon_ms, base_rule, out, start
+):
+    """(size, kept, maximum timestamp, attributes, base timestamp, status); `out` has room for the bound."""
+    position = table[row, PLAIN_POSITION]
+    end = table[row, PLAIN_END]
+    attributes = table[row, ATTRIBUTES]
+    base_offset = table[row, BASE_OFFSET]
+    old_base = table[row, BASE_TIMESTAMP]
+    log_append = attributes & LOG_APPEND != 0
+    largest = table[row, MAX_TIMESTAMP] if log_append else -1
+    new_base = old_base
+    settled = attributes & HORIZON != 0  # a horizon once set stays, and then all deltas stay too
+    if not settled and horizon_ms >= 0:
+        new_base = horizon_ms
+        attributes |= HORIZON
+        settled = True
+    if not settled and base_rule == KEEP_BASE:
+        settled = True
+    write = start + HEADER_BYTES
+    kept = 0
+    run = -1
+    for _ in range(table[row, COUNT]):
+        body, body_end, sound = read_bounds(plain, position, end)
+        if not sound:
+            return 0, 0, 0, 0, 0, BAD_RECORD
+        delta, offset_delta, key_at, key_length, value_at, sound = read_key(plain, body, body_end)
+        if not sound:
+            return 0, 0, 0, 0, 0, BAD_RECORD
+        if test_bit(page_ids, pages, page_slots, page_bits, base_offset + offset_delta):
+            if run >= 0:
+                copy_wide(out, write, plain, run, position - run)
+                write += position - run
+                run = -1
+        else:
+            timestamp = table[row, MAX_TIMESTAMP] if log_append else old_base + delta
+            if not settled:
+                new_base = timestamp
+                settled = True
+            if not log_append and (kept == 0 or timestamp > largest):
+                largest = timestamp
+            kept += 1
+            if new_base == old_base:
+                if run < 0:
+                    run = position
+            else:
+                rest = body + 1 + varint_size(delta)
+                if rest > body_end:  # an overlong delta: sound, but not of its shortest form
+                    return 0, 0, 0, 0, 0, BAD_RECORD
+                new_delta = timestamp - new_base
+                write = write_varint(out, write, 1 + varint_size(new_delta) + body_end - rest)
+                store8(out, write, load8(plain, body))
+                write = write_varint(out, write + 1, new_delta)
+                copy_wide(out, write, plain, rest, body_end - rest)
+                write += body_end - rest
+        position = body_end
+    if position != end:
+        return 0, 0, 0, 0, 0, BAD_RECORD
+    if run >= 0:
+        copy_wide(out, write, plain, run, position - run)
+        write += position - run
+    copy_exact(out, start, raw, table[row, POSITION], HEADER_BYTES)
+    store16_be(out, start + 21, attributes)
+    store64_be(out, start + 27, new_base)
+    store64_be(out, start + 35, largest)
+    store32_be(out, start + 57, kept)
+    seal(out, start, write - start)
+    return write - start, kept, largest, attributes, new_base, OK
+
+
+@inline
+def _empty(raw, table, row, out, start):
+    """The header alone: no codec, no horizon, no base timestamp, no records; everything else stays. Gives its attributes."""
+    attributes = table[row, ATTRIBUTES] & ~(CODEC | HORIZON)
+    copy_exact(out, start, raw, table[row, POSITION], HEADER_BYTES)
+    store16_be(out, start + 21, attributes)
+    store64_be(out, start + 27, -1)
+    store32_be(out, start + 57, 0)
+    seal(out, start, HEADER_BYTES)
+    return attributes
+
+
+@inline
+def _has_kept_tombstone(plain, table, row, page_ids, pages, page_slots, page_bits):
+    """(found, status)"""
+    position = table[row, PLAIN_POSITION]
+    end = table[row, PLAIN_END]
+    for _ in range(table[row, COUNT]):
+        body, body_end, sound = read_bounds(plain, position, end)
+        if not sound:
+            return False, BAD_RECORD
+        _delta, offset_delta, _key_at, _key_length, value_at, sound = read_key(plain, body, body_end)
+        if not sound:
+            return False, BAD_RECORD
+        _value_position, value_length, _after, sound = read_value(plain, value_at, body_end)
+        if not sound:
+            return False, BAD_RECORD
+        if value_length < 0 and not test_bit(
+            page_ids, pages, page_slots, page_bits, table[row, BASE_OFFSET] + offset_delta
+        ):
+            return True, OK
+        position = body_end
+    return False, OK
+
+
+@kernel
+def repack_rows(
+    raw,
+    plain,
+    table,
+    rows,
+    row,
+    retain,
+    page_ids,
+    page_slots,
+    page_bits,
+    horizon_ms,
+    base_rule,
+    out,
+    out_position,
+    out_table,
+    out_row,
+    classes,
+):
+    """Rewrite the chunk's batches row..rows behind out_position in `out`.
+
+    `retain` (uint8[rows]): 1 for a batch that must leave at least its header. `horizon_ms` >= 0: a batch with a kept tombstone and no
+    delete horizon yet is rewritten to carry it; -1: none is. `base_rule`: KEEP_BASE or FIRST_KEPT. `out_table` gets a row for each
+    batch written (positions in `out`), `classes` (int64, per out row) VERBATIM, MIXED or EMPTIED. A MIXED batch whose ATTRIBUTES name
+    a codec is written with plain records: the caller compresses and seals it.
+
+    Returns (row, out position, out row, records kept, status). FULL: make room in `out` (`room_needed`) or `out_table`, call again.
+    """
+    pages = page_ids.size
+    total = 0
+    while row < rows:
+        size = table[row, SIZE]
+        position = table[row, POSITION]
+        plain_end = table[row, PLAIN_END]
+        if position < 0 or size < HEADER_BYTES or size > raw.size - SLACK - position:
+            return row, out_position, out_row, total, NO_SLACK
+        if plain_end > plain.size - SLACK or table[row, PLAIN_POSITION] < 0:
+            return row, out_position, out_row, total, NO_SLACK
+        room = out.size - SLACK - out_position
+        if out_row >= out_table.shape[0] or size > room or _growth_bound(table, row) > room:
+            return row, out_position, out_row, total, FULL
+        attributes = table[row, ATTRIBUTES]
+        count = table[row, COUNT]
+        kind = VERBATIM
+        horizon = -1
+        if attributes & CONTROL == 0:
+            if count == 0:
+                kind = VERBATIM if retain[row] else DROPPED
+            else:
+                dead = bits_between(
+                    page_ids, pages, page_slots, page_bits, table[row, BASE_OFFSET], table[row, LAST_OFFSET]
+                )
+                if dead >= count:
+                    kind = EMPTIED if retain[row] else DROPPED
+                else:
+                    if dead > 0:
+                        kind = MIXED
+                    if horizon_ms >= 0 and attributes & HORIZON == 0:
+                        found, status = _has_kept_tombstone(
+                            plain, table, row, page_ids, pages, page_slots, page_bits
+                        )
+                        if status != OK:
+                            return row, out_position, out_row, total, status
+                        if found:
+                            kind = MIXED
+                            horizon = horizon_ms
+        if kind != DROPPED:
+            for j in range(FIELDS):
+                out_table[out_row, j] = table[row, j]
+            written = size
+            if kind == VERBATIM:
+                copy_exact(out, out_position, raw, position, size)
+                total += count
+            elif kind == EMPTIED:
+                out_table[out_row, ATTRIBUTES] = _empty(raw, table, row, out, out_position)
+                out_table[out_row, BASE_TIMESTAMP] = -1
+                out_table[out_row, COUNT] = 0
+                written = HEADER_BYTES
+            else:
+                written, kept, largest, attributes, base, status = _rewrite(
+                    raw,
+                    plain,
+                    table,
+                    row,
+                    page_ids,
+                    pages,
+                    page_slots,
+                    page_bits,
+                    horizon,
+                    base_rule,
+                    out,
+                    out_position,
+                )
+                if status != OK:
+                    return row, out_position, out_row, total, status
+                out_table[out_row, ATTRIBUTES] = attributes
+                out_table[out_row, BASE_TIMESTAMP] = base
+                out_table[out_row, MAX_TIMESTAMP] = largest
+                out_table[out_row, COUNT] = kept
+                total += kept
+            out_table[out_row, SIZE] = written
+            out_table[out_row, POSITION] = out_position
+            out_table[out_row, FILE_POSITION] = out_position
+            out_table[out_row, PLAIN_POSITION] = out_position + HEADER_BYTES
+            out_table[out_row, PLAIN_END] = out_position + written
+            classes[out_row] = kind
+            out_row += 1
+            out_position += written
+        row += 1
+    return row, out_position, out_row, total, OK
+
+
+@kernel
+def room_needed(table, row):
+    """Bytes of room that `repack_rows` wants in its output before it takes this batch."""
+    return max(table[row, SIZE], _growth_bound(table, row)) + SLACK

@@ -1,0 +1,114 @@
+"""One bit for an offset: set when the record there is dead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, count_between, test_bits
+
+_FIRST_PAGES = 1024
+
+
+class DeadBitmaps:
+    """Bits over the offsets of a whole log, kept in pages of 4096 offsets that exist only where records are.
+
+    `page_ids` int64 ascending, `page_slots` int32 (-1: no bit set), `page_bits` uint64[slots, 64] are what kernels take (`arrays`).
+    A page costs 16 bytes, and 512 more once a bit of it is set. Pickles, so a part (`window`) can be sent to a task.
+    """
+
+    def __init__(
+        self, page_ids: NDArray[np.int64], page_slots: NDArray[np.int32], page_bits: NDArray[np.uint64]
+    ) -> None:
+        self.page_ids = page_ids
+        self.page_slots = page_slots
+        self.page_bits = page_bits
+
+    @classmethod
+    def of(cls, offsets: NDArray[np.int64] | list[int]) -> DeadBitmaps:
+        """Bitmaps with exactly these bits set."""
+        values = np.unique(np.asarray(offsets, np.int64))
+        ids, places = np.unique(values >> PAGE_BITS, return_inverse=True)
+        bits = np.zeros((max(ids.size, 1), PAGE_WORDS), np.uint64)
+        words = (values >> 6) & (PAGE_WORDS - 1)
+        np.bitwise_or.at(bits, (places, words), np.left_shift(np.uint64(1), (values & 63).astype(np.uint64)))
+        return cls(ids.astype(np.int64), np.arange(ids.size, dtype=np.int32), bits)
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.uint64]]:
+        """(page_ids, page_slots, page_bits), as kernels take them."""
+        return self.page_ids, self.page_slots, self.page_bits
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the bits take."""
+        return self.page_ids.nbytes + self.page_slots.nbytes + self.page_bits.nbytes
+
+    def is_dead(self, offset: int) -> bool:
+        return bool(self.mask(np.array([offset], np.int64))[0])
+
+    def mask(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """For each offset, whether its bit is set; False for an offset that no record had."""
+        out = np.zeros(offsets.size, np.bool_)
+        test_bits(*self.arrays, np.ascontiguousarray(offsets, np.int64), out)
+        return out
+
+    def count(self, first_offset: int, next_offset: int) -> int:
+        """Dead records in [first_offset, next_offset)."""
+        return int(count_between(*self.arrays, first_offset, next_offset - 1))
+
+    def offsets(self, first_offset: int = 0, next_offset: int = (1 << 63) - 1) -> NDArray[np.int64]:
+        """The dead offsets in [first_offset, next_offset), ascending; for tools and tests."""
+        found = []
+        for page, slot in zip(self.page_ids.tolist(), self.page_slots.tolist(), strict=True):
+            if slot >= 0:
+                bits = np.unpackbits(self.page_bits[slot].view(np.uint8), bitorder="little")
+                found.append(np.flatnonzero(bits).astype(np.int64) + (page << PAGE_BITS))
+        every = np.concatenate(found) if found else np.empty(0, np.int64)
+        return every[(every >= first_offset) & (every < next_offset)]
+
+    def window(self, first_offset: int, next_offset: int) -> DeadBitmaps:
+        """A copy of the pages that touch [first_offset, next_offset)."""
+        low = int(np.searchsorted(self.page_ids, first_offset >> PAGE_BITS))
+        high = int(np.searchsorted(self.page_ids, (next_offset - 1) >> PAGE_BITS, side="right"))
+        slots = self.page_slots[low:high].copy()
+        stored = slots >= 0
+        bits = self.page_bits[slots[stored]] if stored.any() else np.zeros((1, PAGE_WORDS), np.uint64)
+        slots[stored] = np.arange(int(stored.sum()), dtype=np.int32)
+        return DeadBitmaps(self.page_ids[low:high].copy(), slots, bits)
+
+
+class PageStore:
+    """The growing arrays behind bitmaps while they are being made.
+
+    `page_bits` has a row for every page that could be stored; the system gives memory only to those that are touched.
+    """
+
+    def __init__(self) -> None:
+        self.page_ids = np.empty(_FIRST_PAGES, np.int64)
+        self.page_slots = np.empty(_FIRST_PAGES, np.int32)
+        self.page_segments = np.empty(_FIRST_PAGES, np.int32)
+        self.page_bits = np.zeros((_FIRST_PAGES, PAGE_WORDS), np.uint64)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        return self.page_ids, self.page_slots, self.page_segments, self.page_bits
+
+    def grow(self, pages: int, stored: int) -> None:
+        """Room for twice as many pages; the first `pages` and the first `stored` rows of bits are kept."""
+        size = 2 * self.page_ids.size
+        for name in ("page_ids", "page_slots", "page_segments"):
+            old = getattr(self, name)
+            new = np.empty(size, old.dtype)
+            new[:pages] = old[:pages]
+            setattr(self, name, new)
+        bits = np.zeros((size, PAGE_WORDS), np.uint64)
+        bits[:stored] = self.page_bits[:stored]
+        self.page_bits = bits
+
+    def finish(self, pages: int, stored: int) -> DeadBitmaps:
+        return DeadBitmaps(
+            self.page_ids[:pages].copy(), self.page_slots[:pages].copy(), self.page_bits[: max(stored, 1)]
+        )
