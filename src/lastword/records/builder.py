@@ -171,8 +171,7 @@ class BatchBuilder:
 
             payload = compress(self.codec, payload)
         if len(payload) > MAX_INT - HEADER_BYTES:
-            raise RecordTooLargeError(f"a batch of {len(payload)} bytes exceeds what its length field can
-            hold")
+            raise RecordTooLargeError(f"a batch of {len(payload)} bytes does not fit its length field")
         return write_batch(
             base_offset=base_offset,
             leader_epoch=leader_epoch,

@@ -45,7 +45,9 @@ class ControlRecord:
         return self.type in ("abort", "commit")
 
 
-def parse_control(key: bytes | None, value: bytes | None, file: str, position: int, offset: int) ->
+def parse_control(
+    key: bytes | None, value: bytes | None, file: str, position: int, offset: int
+) ->
 ControlRecord:
     """Raises `CorruptBatchError` (code `bad-control`) for what is too short or of a negative version."""
     if key is None or len(key) < _KEY.size:
