@@ -47,8 +47,7 @@ class ControlRecord:
 
 def parse_control(
     key: bytes | None, value: bytes | None, file: str, position: int, offset: int
-) ->
-ControlRecord:
+) -> ControlRecord:
     """Raises `CorruptBatchError` (code `bad-control`) for what is too short or of a negative version."""
     if key is None or len(key) < _KEY.size:
         raise _bad(f"control key of {0 if key is None else len(key)} bytes", file, position, offset)
