@@ -134,6 +134,20 @@ def clean(
     return [KafkaCleaning(**json.loads(line)) for line in _run("CleanerRun", arguments)]
 
 
+def read(partition: Path, how: str, repetitions: int = 4) -> list[dict[str, Any]]:
+    """Kafka's record classes over the files of `partition`; `how` is "scan" or "restore" (into a HashMap)."""
+    return [json.loads(line) for line in _run("ReadRun", [partition, repetitions, how])]
+
+
+def append(
+    work: Path, records: int, records_per_batch: int, codec: str, repetitions: int = 4
+) -> list[dict[str, Any]]:
+    """Kafka's batch builder and log layer, in one process, with records of 124 bytes."""
+    return [
+        json.loads(line) for line in _run("AppendRun", [work, repetitions, records, records_per_batch, codec])
+    ]
+
+
 def _run(program: str, arguments: list[Any]) -> list[str]:
     jars = KafkaJars.find_or_fetch()
     command = [jars.java, "-Xms1g", "-Xmx4g", *BROKER_FLAGS]

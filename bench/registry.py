@@ -1,0 +1,107 @@
+"""What a workload is, and what it gives: our figure and a rival's, measured by turns in one run.
+
+A workload is a function of a `Run` (sizes, scratch space, data sets) that returns `Measured` values;
+`@workload` enters it under its name. `run.py` imports the modules that hold some. The median of several
+runs counts, CPU seconds before wall seconds: a rate per CPU second does not change with what else the
+machine does.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import kafka
+
+FULL_RECORDS = 10_000_000
+SIZES = {"tiny": 20_000, "small": 1_000_000, "full": FULL_RECORDS}
+
+
+@dataclass(frozen=True)
+class Times:
+    """One run of something: seconds of this process's CPU (all threads), and of the clock."""
+
+    cpu: float
+    wall: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of the table: two rates or amounts in `unit`; a `ratio` above 1 means we are better."""
+
+    workload: str
+    what: str
+    unit: str
+    ours: float
+    rival: float
+    rival_name: str
+    ratio: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Run:
+    """What a workload may use. `records` is the size of data set a; other sets scale with it."""
+
+    records: int
+    repetitions: int
+    scratch: Path
+    data_directory: Path
+
+    def data(self, name: str) -> kafka.Generated:
+        """A data set at this run's size, written by Kafka, kept for the next run."""
+        full = kafka.DATA_SETS[name].records
+        return kafka.generate(name, self.data_directory, max(1000, self.records * full // FULL_RECORDS))
+
+    def times(self, work: Callable[[], Any], *, before: Callable[[], Any] | None = None) -> list[Times]:
+        """Runs `work` once to warm up, then `repetitions` times; `before` each is not counted."""
+        found = []
+        for _ in range(self.repetitions + 1):
+            if before is not None:
+                before()
+            gc.collect()
+            cpu, wall = time.process_time(), time.perf_counter()
+            work()
+            found.append(Times(time.process_time() - cpu, time.perf_counter() - wall))
+        return found[1:]
+
+
+def rate(records: int, seconds: Iterable[float]) -> float:
+    """Millions of records per second, by the median of several runs."""
+    return records / statistics.median(seconds) / 1e6
+
+
+Workload = Callable[[Run], list[Measured]]
+WORKLOADS: dict[str, Workload] = {}
+
+
+def workload(name: str) -> Callable[[Workload], Workload]:
+    """Enters a workload under its name; its docstring's first line says what it measures."""
+
+    def enter(function: Workload) -> Workload:
+        assert name not in WORKLOADS, name
+        WORKLOADS[name] = function
+        return function
+
+    return enter
+
+
+def compared(
+    name: str,
+    what: str,
+    ours: float,
+    rival: float,
+    rival_name: str,
+    unit: str = "M records/CPU s",
+    **facts: Any,
+) -> Measured:
+    """Two rates, of which the higher is the better."""
+    return Measured(name, what, unit, ours, rival, rival_name, ours / rival, facts)

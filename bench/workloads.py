@@ -1,0 +1,364 @@
+"""The workloads that need no Spark: append, scan, map, rewrite, clean, restore. Each names its rival and
+why it is one.
+
+The rivals are Kafka's own classes in one process with the data, on the same bytes: no broker, no network,
+no copy between them, so Kafka is shown at its best. Where a figure of Kafka's is wall time of one thread
+(its cleaner tells its phases only so), it leaves out what its other threads burn: again in Kafka's favour.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import lastword
+from bench import kafka
+from bench.registry import Measured, Run, compared, rate, workload
+from lastword.partition.view import PartitionView
+from lastword.records.columns import decode_columns
+from lastword.resolve import resolve
+
+MIB = 1 << 20
+MAP_BYTES = 128 * MIB
+RECORDS_PER_BATCH = 118  # of data set a in 16 KiB
+CODECS = ("none", "lz4", "zstd")
+
+
+def link_partition(source: Path, target: Path) -> Path:
+    """The same segments in another directory; logs are hard links, as no one writes into a closed one."""
+    target.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.suffix == ".log":
+            os.link(file, target / file.name)
+        else:
+            shutil.copy2(file, target / file.name)
+    return target
+
+
+@contextmanager
+def opened(run: Run, source: Path) -> Iterator[lastword.LogDir]:
+    """A log directory of ours that holds one partition with these segments, to be cleaned."""
+    directory = run.scratch / "logs"
+    shutil.rmtree(directory, ignore_errors=True)
+    link_partition(source, directory / source.name)
+    topic = source.name.rpartition("-")[0]
+    with lastword.open(
+        directory, "a", log_cleaner_enable=False, log_cleaner_dedupe_buffer_size=MAP_BYTES
+    ) as logs:
+        logs.topic(topic).set_config(
+            cleanup_policy="compact", segment_bytes=128 * MIB, file_delete_delay_ms=0
+        )
+        yield logs
+    shutil.rmtree(directory)
+
+
+def view_of(partition: Path) -> PartitionView:
+    return PartitionView.load(lastword.files.DEFAULT, str(partition))
+
+
+@workload("append")
+def append(run: Run) -> list[Measured]:
+    """Records of 124 bytes, acknowledged at "os": a table at once, and one call for each record.
+
+    Rivals: for the table Kafka's batch builder and log layer in one process (what producer and broker do,
+    less the network); for single calls SQLite, the log that a Python program has at hand, with a commit for
+    each row and syncing off.
+    """
+    found = []
+    table = pa.table(
+        {
+            "key": pa.array(
+                [f"key-{i * 7919 % 1_000_003:020d}".encode() for i in range(run.records)], pa.binary()
+            ),
+            "value": pa.array(
+                [f'{{"n":{i:010d},"note":"'.encode() + b"x" * 78 + b'"}' for i in range(run.records)]
+            ),
+        }
+    )
+    for codec in ("none", "lz4"):
+        directory = run.scratch / "append"
+        shutil.rmtree(directory, ignore_errors=True)
+        with lastword.open(directory, "a", log_cleaner_enable=False) as logs:
+            topic = logs.create_topic("a", compression_type="uncompressed" if codec == "none" else codec)
+            ours = run.times(lambda topic=topic: topic.extend(table))
+        shutil.rmtree(directory)
+        theirs = kafka.append(
+            run.scratch / "work", run.records, RECORDS_PER_BATCH, codec, run.repetitions + 1
+        )[1:]
+        found.append(
+            compared(
+                "append",
+                f"extend with an Arrow table, {codec}",
+                rate(run.records, [t.cpu for t in ours]),
+                rate(run.records, [t["cpu_seconds"] for t in theirs]),
+                "Kafka's batch builder and log",
+                ours_wall=rate(run.records, [t.wall for t in ours]),
+                rival_wall=rate(run.records, [t["wall_seconds"] for t in theirs]),
+            )
+        )
+    return [*found, _append_singly(run, min(run.records, 20_000))]
+
+
+def _append_singly(run: Run, records: int) -> Measured:
+    pairs = [(f"key-{i * 7919 % 1_000_003:020d}".encode(), b"v" * 100) for i in range(records)]
+    directory = run.scratch / "singly"
+    directory.mkdir()
+    with lastword.open(directory / "logs", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("a")
+
+        def append_each() -> None:
+            for key, value in pairs:
+                topic.append(key, value)
+
+        ours = run.times(append_each)
+    rows = sqlite3.connect(directory / "rows.db", isolation_level=None)
+    rows.execute("pragma journal_mode = wal")
+    rows.execute("pragma synchronous = off")
+    rows.execute("create table log (number integer primary key, key blob, value blob)")
+
+    def insert_each() -> None:
+        for pair in pairs:
+            rows.execute("insert into log (key, value) values (?, ?)", pair)
+
+    theirs = run.times(insert_each)
+    rows.close()
+    shutil.rmtree(directory)
+    return compared(
+        "append",
+        "append, one call a record",
+        rate(records, [t.cpu for t in ours]),
+        rate(records, [t.cpu for t in theirs]),
+        "SQLite, a commit a row",
+    )
+
+
+@workload("scan")
+def scan(run: Run) -> list[Measured]:
+    """Every checksum verified and every record decoded into columns, on one core.
+
+    Rival: Kafka's record classes over the same files, each record's fields touched.
+    """
+    found = []
+    for codec in CODECS:
+        data = run.data(f"a-{codec}")
+        partition = data.partitions[0]
+
+        def read(partition: Path = partition) -> int:
+            segments = view_of(partition).segments
+            return sum(len(decode_columns(chunk)) for one in segments for chunk in one.chunk_reader())
+
+        assert read() == data.records
+        ours = run.times(read)
+        theirs = kafka.read(partition, "scan", run.repetitions + 1)[1:]
+        found.append(
+            compared(
+                "scan",
+                f"data set a, {codec}",
+                rate(data.records, [t.cpu for t in ours]),
+                rate(data.records, [t["cpu_seconds"] for t in theirs]),
+                "Kafka's record classes",
+                mb_per_cpu_second=data.bytes / statistics.median(t.cpu for t in ours) / 1e6,
+            )
+        )
+    return found
+
+
+@workload("map")
+def map_(run: Run) -> list[Measured]:
+    """The cleaner's first pass: which record is the newest of its key. Ours is exact, Kafka compares MD5
+    digests.
+
+    Rival: the same pass of Kafka's cleaner on the same bytes with as large a buffer.
+    """
+    found = []
+    for name in ("a-none", "b-none", "u-none"):
+        data = run.data(name)
+        segments = view_of(data.partitions[0]).segments
+        resolution: Any = None
+
+        def read(segments: Any = segments) -> None:
+            nonlocal resolution
+            resolution = resolve(segments, map_bytes=MAP_BYTES, salt=b"bench" * 4, now_ms=None)
+
+        ours = run.times(read)
+        theirs = _kafka_cleanings(run, data)
+        found.append(
+            compared(
+                "map",
+                f"data set {name}",
+                rate(data.records, [t.cpu for t in ours]),
+                rate(data.records, [t.map_seconds for t in theirs]),
+                "Kafka's map phase (wall, one thread)",
+                distinct_keys=data.distinct,
+                map_passes=resolution.passes,
+                map_used_ratio=resolution.map_used_ratio,
+                map_bytes_per_key=_map_bytes_per_key(resolution),
+                rival_passes=theirs[-1].passes,
+            )
+        )
+    return found
+
+
+def _map_bytes_per_key(resolution: Any) -> float:
+    """Bytes of the map that are in use, its slots and arena, for each key; of the fullest pass."""
+    return resolution.map_used_ratio * resolution.map_bytes * resolution.passes / resolution.distinct_keys
+
+
+@workload("rewrite")
+def rewrite(run: Run) -> list[Measured]:
+    """The second pass, with its certificate: new segments written from the old ones and read back.
+
+    Rival: the same pass of Kafka's cleaner, which verifies neither what it reads nor what it wrote. Both by
+    the clock.
+    """
+    return [line for codec in CODECS for line in _cleanings(run, f"a-{codec}") if line.workload == "rewrite"]
+
+
+@workload("clean")
+def clean(run: Run) -> list[Measured]:
+    """A whole cleaning of one partition: every checksum, the exact map, the rewrite, the certificate, the
+    swap, the syncs.
+
+    Rival: Kafka's own cleaner class on the same bytes, without throttle; it neither verifies checksums nor
+    syncs its map pass.
+    """
+    names = [f"{name}-{codec}" for name in "abc" for codec in CODECS] + ["u-none"]
+    return [line for name in names for line in _cleanings(run, name) if line.workload == "clean"]
+
+
+_DONE: dict[tuple[str, int], list[Measured]] = {}
+
+
+def _cleanings(run: Run, name: str) -> list[Measured]:
+    """One measurement serves both lines, of the whole and of the rewrite."""
+    if (name, run.records) not in _DONE:
+        _DONE[name, run.records] = _measure_cleaning(run, name)
+    return _DONE[name, run.records]
+
+
+def _measure_cleaning(run: Run, name: str) -> list[Measured]:
+    data = run.data(name)
+    topic = data.partitions[0].name.rpartition("-")[0]
+    times, rounds = [], []
+    for _ in range(run.repetitions + 1):
+        with opened(run, data.partitions[0]) as logs:
+            done: list[Any] = []
+            once = Run(run.records, 0, run.scratch, run.data_directory)
+            times += _one(once, lambda logs=logs, done=done: done.extend(logs.clean(topic)))
+            rounds += done
+    times, rounds = times[1:], rounds[1:]
+    theirs = _kafka_cleanings(run, data)
+    kept = {r.records_kept for r in rounds} if rounds else {data.distinct}
+    assert kept == {data.distinct} == {t.kept for t in theirs}, (name, kept, data.distinct, theirs)
+    facts = {
+        "kept": data.distinct,
+        "source_bytes": data.bytes,
+        "rival_written_bytes": theirs[-1].written_bytes,
+        "rival_passes": theirs[-1].passes,
+    }
+    if rounds:
+        last = rounds[-1]
+        facts |= {
+            "written_bytes": last.written_bytes,
+            "read_bytes": last.read_bytes,
+            "phases": {"map": last.phases.map, "rewrite": last.phases.rewrite, "swap": last.phases.swap},
+            "wall_seconds": statistics.median(t.wall for t in times),
+            "rival_wall_seconds": statistics.median(t.wall_seconds for t in theirs),
+        }
+    lines = [
+        compared(
+            "clean",
+            f"data set {name}",
+            rate(data.records, [t.cpu for t in times]),
+            rate(data.records, [t.cpu_seconds for t in theirs]),
+            "Kafka's Cleaner",
+            **facts,
+        )
+    ]
+    if rounds and rounds[-1].written_bytes:
+        lines.append(
+            compared(
+                "rewrite",
+                f"data set {name}",
+                rate(data.records, [r.phases.rewrite for r in rounds]),
+                rate(data.records, [t.wall_seconds - t.map_seconds for t in theirs]),
+                "Kafka's rewrite phase",
+                unit="M records/s",
+            )
+        )
+    return lines
+
+
+def _one(run: Run, work: Any) -> Any:
+    import gc
+    import time
+
+    from bench.registry import Times
+
+    gc.collect()
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return [Times(time.process_time() - cpu, time.perf_counter() - wall)]
+
+
+def _kafka_cleanings(run: Run, data: kafka.Generated) -> list[kafka.KafkaCleaning]:
+    """Warm repetitions of Kafka's cleaner; measured once for each data set."""
+    key = (data.name, data.records)
+    if key not in _KAFKA:
+        _KAFKA[key] = kafka.clean(data.partitions[0], run.scratch / "work", repetitions=run.repetitions + 1)[
+            1:
+        ]
+    return _KAFKA[key]
+
+
+_KAFKA: dict[tuple[str, int], list[kafka.KafkaCleaning]] = {}
+
+
+@workload("restore")
+def restore(run: Run) -> list[Measured]:
+    """A log read back into memory as a mapping: data set a, before and after a cleaning.
+
+    Rival: Kafka's record classes over the same files into a Java HashMap, which has no broker and no
+    consumer in between and so is faster than any Kafka client that restores a table.
+    """
+    data = run.data("a-none")
+    topic = data.partitions[0].name.rpartition("-")[0]
+    found = []
+    with opened(run, data.partitions[0]) as logs:
+        for what in ("as written", "cleaned"):
+            if what == "cleaned":
+                logs.clean(topic)
+            sizes: list[int] = []
+
+            def load(sizes: list[int] = sizes) -> None:
+                state = logs.state(topic, key_serializer="bytes", value_serializer="bytes")
+                sizes.append(len(state))
+                state.close()
+
+            ours = run.times(load)
+            partition = run.scratch / "logs" / data.partitions[0].name
+            theirs = kafka.read(partition, "restore", run.repetitions + 1)[1:]
+            assert set(sizes) == {data.distinct} == {t["keys"] for t in theirs}
+            records = theirs[0]["records"]
+            found.append(
+                compared(
+                    "restore",
+                    f"data set a, {what}",
+                    rate(records, [t.cpu for t in ours]),
+                    rate(records, [t["cpu_seconds"] for t in theirs]),
+                    "Kafka's record classes into a HashMap",
+                    records=records,
+                    keys=data.distinct,
+                    ours_wall=rate(records, [t.wall for t in ours]),
+                    rival_wall=rate(records, [t["wall_seconds"] for t in theirs]),
+                )
+            )
+    return found
