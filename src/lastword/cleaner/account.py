@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lastword.cleaner.built import BuiltGroup, BuiltRound, Mapped
+from lastword.cleaner.built import BuiltGroup, BuiltRound, Mapped, OutputFacts, SourceFacts
 from lastword.cleaner.choose import Plan
+from lastword.cleaner.groups import Group
 from lastword.cleaner.report import Certificate, CleanRound, Phases, Removed, TombstonesWaiting
 
 if TYPE_CHECKING:
+    from lastword.cleaner.certificate import Certified
+    from lastword.cleaner.rewrite import Rewritten
     from lastword.resolve import Resolution, SegmentFacts
+    from lastword.segment.segment import Segment
 
 _MASK = (1 << 64) - 1
 
@@ -36,6 +40,32 @@ def mapped(plan: Plan, resolution: Resolution) -> Mapped:
         passes=resolution.passes,
         used_ratio=resolution.map_used_ratio,
         seconds=resolution.seconds,
+    )
+
+
+def built(
+    sources: Sequence[Segment],
+    group: Group,
+    directory: str,
+    rewritten: Rewritten,
+    certified: Certified,
+    resolution: Resolution,
+    seconds: float,
+) -> BuiltGroup:
+    """The facts of one certified output, complete in `directory`."""
+    facts = resolution.segments[group.first : group.last + 1]
+    chosen = sources[group.first : group.last + 1]
+    return BuiltGroup(
+        sources=tuple(SourceFacts(one.file, one.base_offset, one.size, one.inode) for one in chosen),
+        output=OutputFacts(directory, group.base_offset, group.next_offset, rewritten.size_bytes),
+        records_read=sum(one.records for one in facts),
+        records_kept=certified.records,
+        removed=removable(facts),
+        key_offset_digest=certified.key_offset_digest,
+        content_digest=certified.content_digest,
+        tombstones=rewritten.tombstones,
+        read_bytes=group.size_bytes,
+        seconds=seconds,
     )
 
 

@@ -31,7 +31,6 @@ class OutputFacts:
     base_offset: int
     next_offset: int
     size_bytes: int
-    largest_timestamp: int
 
 
 @dataclass(frozen=True, slots=True)

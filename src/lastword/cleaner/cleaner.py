@@ -158,7 +158,7 @@ def plan(
     if chosen.action != "clean":
         return chosen
     sources = _below(view.segments, chosen.limit)
-    steps = _Steps("plan", 2 * sum(one.size for one in sources), clock, progress, None)
+    steps = _Steps("plan", sum(one.size for one in sources), clock, progress, None)
     resolution = _resolve(sources, chosen, salt, steps)
     found = group(resolution.segments, _limits(chosen))
     if not found:
@@ -166,7 +166,7 @@ def plan(
     source_bytes = sum(one.size_bytes for one in found)
     written_bytes = 0
     for one in found:
-        written_bytes += rewrite(one, sources, resolution, chosen, None, steps.chunk).size_bytes
+        written_bytes += rewrite(one, sources, resolution, chosen, None, steps.rewritten).size_bytes
     return replace(
         chosen,
         segments=sum(one.count for one in found),
@@ -241,7 +241,7 @@ def _build(
 ) -> BuiltRound:
     """Map now; rewrite each group when it is asked for."""
     sources = _below(segments, plan.limit)
-    steps = _Steps("clean", 2 * sum(one.size for one in sources), clock, progress, stop)
+    steps = _Steps("clean", sum(one.size for one in sources), clock, progress, stop)
     with _quarantining(files, directory, plan):
         resolution = _resolve(sources, plan, salt, steps)
     found = group(resolution.segments, _limits(plan))
@@ -257,7 +257,7 @@ def _resolve(sources: Sequence[Segment], plan: Plan, salt: bytes | None, steps: 
         map_bytes=plan.map_bytes,
         salt=os.urandom(16) if salt is None else salt,
         now_ms=plan.now_ms,
-        progress=steps.chunk,
+        progress=steps.mapped,
     )
 
 
@@ -281,13 +281,15 @@ def _rewrite_each(
         try:
             with _quarantining(files, directory, plan):
                 output = Output(files, staged, one.base_offset, plan)
-                rewritten = rewrite(one, sources, resolution, plan, output, steps.chunk)
-                built = certify(output, rewritten, one, sources, resolution)
+                rewritten = rewrite(one, sources, resolution, plan, output, steps.rewritten)
+                certified = certify(output, rewritten, one, sources, resolution)
+            output.finish(sources[one.last].mtime_ms)
         except BaseException:
             with suppress(LastwordError):  # the first error is the one to tell
                 staging.discard(files, staged)
             raise
-        yield replace(built, seconds=steps.clock.monotonic() - started)
+        seconds = steps.clock.monotonic() - started
+        yield account.built(sources, one, staged, rewritten, certified, resolution, seconds)
 
 
 def _swap(log: PartitionLog, built: BuiltGroup) -> None:
@@ -365,23 +367,33 @@ class _Steps:
     def __init__(
         self,
         verb: str,
-        total_bytes: int,
+        source_bytes: int,
         clock: Clock,
         progress: ProgressLike | None,
         stop: Callable[[], bool] | None,
     ) -> None:
         self.clock = clock
         self._verb = verb
-        self._total_bytes = total_bytes
+        self._map_bytes = source_bytes
+        self._total_bytes = 2 * source_bytes  # at most: every segment mapped once and rewritten
         self._done_bytes = 0
         self._started = clock.monotonic()
         self._progress = progress
         self._stop = stop
 
-    def chunk(self, done_bytes: int) -> None:
+    def mapped(self, done_bytes: int, total_bytes: int) -> None:
+        """After a chunk of the map pass; further passes make the way longer."""
+        self._total_bytes += total_bytes - self._map_bytes
+        self._map_bytes = total_bytes
+        self._step(done_bytes - self._done_bytes)
+
+    def rewritten(self, chunk_bytes: int) -> None:
+        self._step(chunk_bytes)
+
+    def _step(self, chunk_bytes: int) -> None:
         if self._stop is not None and self._stop():
             raise _Stopped
-        self._done_bytes += done_bytes
+        self._done_bytes += chunk_bytes
         if self._progress is not None:
             seconds = self.clock.monotonic() - self._started
             self._progress(Progress.at(self._verb, self._done_bytes, self._total_bytes, seconds))

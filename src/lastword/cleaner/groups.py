@@ -95,6 +95,9 @@ def group(facts: Sequence[Facts], limits: Limits) -> tuple[Group, ...]:
         run.clear()
 
     for i, one in enumerate(facts):
+        if one.size_bytes == 0:  # covers offsets only by its name: no output could end where it does
+            close()
+            continue
         if not needs_rewrite(one) and one.live_bytes > small_bytes:
             close()
             continue

@@ -45,6 +45,7 @@ class SegmentFacts:
     `records` leaves control records out. `tombstones` are the live ones, `tombstones_without_horizon` those of them
     whose batch has no delete horizon yet, `due_tombstones` those that are dead because their horizon has
     passed, `keyless` the records without a key. `live_digest`: sum modulo 2^64 of the pair digests of all live records.
+    `last_of_producers`: (producer id, last offset of its last batch here), for batches that have one.
     """
 
     base_offset: int
@@ -60,6 +61,7 @@ class SegmentFacts:
     due_tombstones: int
     keyless: int
     control_batches: int
+    last_of_producers: tuple[tuple[int, int], ...] = ()
 
     @property
     def live_records(self) -> int:
@@ -140,6 +142,7 @@ class _Resolver:
         self.digests = np.zeros(len(sources), np.uint64)
         self.records = np.zeros(len(sources), np.int64)
         self.control_batches = np.zeros(len(sources), np.int64)
+        self.producers: list[dict[int, int]] = [{} for _ in sources]
         self.ends = self.bases.copy()
         self.hashes = np.empty((3, loops.PIECE), np.uint64)
         self.spans = np.empty((6, loops.PIECE), np.int64)
@@ -195,6 +198,11 @@ class _Resolver:
         data = chunk.data_rows()
         self.records[segment] += chunk.table[data, fields.COUNT].sum()
         self.control_batches[segment] += chunk.rows - int(data.sum())
+        producers = chunk.table[:, fields.PRODUCER_ID]
+        if producers.max() >= 0:
+            last = dict(zip(producers.tolist(), chunk.table[:, fields.LAST_OFFSET].tolist(), strict=True))
+            last.pop(-1, None)
+            self.producers[segment].update(last)
 
     def _take(self, chunk: Chunk, segment: int, first_pass: bool) -> None:
         offset_map = self.map
@@ -299,6 +307,7 @@ class _Resolver:
                     due_tombstones=int(self.stats[i, loops.DUE_TOMBSTONES]),
                     keyless=int(self.stats[i, loops.KEYLESS]),
                     control_batches=int(self.control_batches[i]),
+                    last_of_producers=tuple(self.producers[i].items()),
                 )
             )
         pages = stored = probes = used_bytes = 0

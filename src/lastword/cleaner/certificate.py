@@ -1,0 +1,102 @@
+"""Proof before publication: the new segment is read back, and must hold exactly what the sources' live
+records are.
+
+The bitmaps take no part in the first comparison: the map pass kept a sum of H(key, offset) over live
+records, taking a killed one off with its killer's key, so a wrong bit, two keys taken for one, a lost or
+an extra record all leave a difference. The second compares contents: CRC of each survivor's bytes with
+its offset and timestamp, summed over the sources (whose checksums were verified) and over the new file.
+Reading back also makes the indexes, so they are those of the bytes that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lastword import kernels
+from lastword.cleaner.groups import Group
+from lastword.cleaner.rewrite import Output, Rewritten
+from lastword.errors import CertificateError
+from lastword.kernels import table as fields
+from lastword.kernels.digest import sum_contents, sum_pairs
+from lastword.kernels.keyhash import digest_seeds
+from lastword.records.chunk import ChunkReader
+from lastword.resolve import DeadBitmaps, Resolution, SegmentSource
+
+_MASK = (1 << 64) - 1
+_NOTHING_DEAD = DeadBitmaps.of(np.empty(0, np.int64)).arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """What sources and output agree on; digests are unsigned 64-bit sums."""
+
+    records: int
+    key_offset_digest: int
+    content_digest: int
+    next_offset: int
+
+
+def certify(
+    output: Output,
+    rewritten: Rewritten,
+    group: Group,
+    sources: Sequence[SegmentSource],
+    resolution: Resolution,
+) -> Certified:
+    """Read `output` back and compare; CertificateError if anything differs. Fills `output.indexes` on the
+    way.
+    """
+    found = _read_back(output, resolution.digest_seed)
+    facts = resolution.segments[group.first : group.last + 1]
+    expected = Certified(
+        records=sum(one.live_records for one in facts),
+        key_offset_digest=sum(one.live_digest for one in facts) & _MASK,
+        content_digest=rewritten.content_digest,
+        next_offset=group.next_offset,
+    )
+    if found != expected:
+        raise _refusal(
+            output, found, expected, [source.file for source in sources[group.first : group.last + 1]]
+        )
+    return found
+
+
+def _read_back(output: Output, digest_seed: int) -> Certified:
+    """Sums over the new file. A checksum or an offset out of order there is an error of its own."""
+    seeds = digest_seeds(digest_seed)
+    pairs = contents = records = 0
+    reader = ChunkReader(output.handle, output.file, 0, output.handle.size(), first_offset=output.base_offset)
+    for chunk in reader:
+        pair_sum, count, row, status = sum_pairs(chunk.plain, chunk.table, chunk.rows, *seeds)
+        if status == kernels.OK:
+            content_sum, _, row, status = sum_contents(chunk.plain, chunk.table, chunk.rows, *_NOTHING_DEAD)
+        if status != kernels.OK:
+            chunk.raise_status(row, status)
+        pairs += int(pair_sum)
+        contents += int(content_sum)
+        records += int(count)
+        columns = chunk.table[:, (fields.FILE_POSITION, fields.LAST_OFFSET, fields.MAX_TIMESTAMP)]
+        for position, last_offset, max_timestamp in columns.tolist():
+            output.indexes.batch(position, last_offset, max_timestamp)
+    return Certified(records, pairs & _MASK, contents & _MASK, reader.next_offset)
+
+
+def _refusal(output: Output, found: Certified, expected: Certified, files: list[str]) -> CertificateError:
+    differences = []
+    if found.records != expected.records:
+        differences.append(f"{found.records} records instead of {expected.records}")
+    if found.key_offset_digest != expected.key_offset_digest:
+        differences.append("other keys or offsets than the live ones of the sources")
+    if found.content_digest != expected.content_digest:
+        differences.append("other contents than those records have in the sources")
+    if found.next_offset != expected.next_offset:
+        differences.append(f"next offset {found.next_offset} instead of {expected.next_offset}")
+    return CertificateError(
+        f"the rewrite of {', '.join(files)} holds {'; '.join(differences)}. Nothing was published",
+        remedy="keep the files named here and report: a bug of lastword's",
+        file=files[0],
+        offset=output.base_offset,
+    )
