@@ -298,10 +298,10 @@ def content(record: RawRecord) -> tuple[object, ...]:
 def test_a_damaged_index_never_leads_to_a_wrong_place(
     kind: str, name: str, unpacked: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Cut, emptied, lost or with flipped bits: lookups by offset and by time find what they find with a sound one."""
+    """Cut, emptied, lost, with a flipped bit: lookups by offset and time find what they ever found."""
     log = max(
-        (p for p in loader.partition_files(unpacked(name)) if p.stat().st_size < 1 << 20),
-        key=lambda p: p.with_suffix(f".{kind}").stat().st_size,
+        loader.partition_files(unpacked(name)),
+        key=lambda path: path.with_suffix(f".{kind}").stat().st_size,
     )
     for file in log.parent.glob(f"{log.stem}.*"):
         shutil.copy2(file, tmp_path)
@@ -324,9 +324,10 @@ def test_a_damaged_index_never_leads_to_a_wrong_place(
     )
     assert found() == right
     copies = [data[:cut] for cut in range(len(data))]
-    copies += [
-        data[: i // 8] + bytes([data[i // 8] ^ 1 << i % 8]) + data[i // 8 + 1 :] for i in range(8 * len(data))
-    ]
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        copies.append(bytes(flipped))
     for copy in random.Random(name).sample(copies, min(len(copies), 40)):
         index.write_bytes(copy)
         assert found() == right, copy.hex()
