@@ -1,12 +1,14 @@
 """Loops over arrays: everything that is done once for each record, compiled by Numba.
 
-Stands on NumPy, Numba and llvmlite, and on nothing of ours. A kernel takes arrays and integers and gives back a status, never
-an exception: the callers in `records` and `resolve` turn statuses into errors that name the file. Start reading at `table.py`
-(one row a batch: what every kernel walks), then `batches.py`, `columns.py`, `offset_map.py`.
+Stands on NumPy, Numba and llvmlite, and on nothing of ours. A kernel takes arrays and integers and gives
+back a status, never an exception: the callers in `records` and `resolve` turn statuses into errors that
+name the file. Start reading at `table.py` (one row a batch: what every kernel walks), then `batches.py`,
+`columns.py`, `offset_map.py`.
 
 Rules that make unchecked loads safe:
 
-- A buffer that is read by a kernel has at least `SLACK` bytes after the last byte that counts; each kernel checks that itself.
+- A buffer that is read by a kernel has at least `SLACK` bytes after the last byte that counts; each kernel
+  checks that itself.
 - A length is compared with what is left (`n < 0 or n > end - position`) before it is used.
 - With `NUMBA_BOUNDSCHECK=1` the raw loads of `memory.py` check every access as Numba checks an index.
 
@@ -22,7 +24,8 @@ import numba
 
 from lastword.kernels.cache import cache_folder
 
-# Statuses. OK: everything done. MORE: the input ends inside a batch. FULL: an output or the map has no room; call again with more.
+# Statuses. OK: everything done. MORE: the input ends inside a batch. FULL: an output or the map has no
+# room; call again with more.
 OK = 0
 MORE = 1
 FULL = 2
@@ -48,11 +51,14 @@ STATUS_TEXT = {
 }
 
 SLACK = 64
-"""Bytes that must exist after the end of any buffer a kernel reads or writes: wide loads may touch them, results never do."""
+"""Bytes that must exist after the end of any buffer a kernel reads or writes: wide loads may touch them,
+results never do.
+"""
 
 
 def _decorate(function: Callable[..., Any], **options: Any) -> Any:
-    # Numba reads CACHE_DIR while it decorates; put back, other users of Numba in this process keep their own folder.
+    # Numba reads CACHE_DIR while it decorates; put back, other users of Numba in this process keep their
+    # own folder.
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(cache_folder())
     try:

@@ -1,4 +1,6 @@
-"""Walk a buffer of batches: each header becomes a row of the table, after its length, magic, CRC and offsets are checked."""
+"""Walk a buffer of batches: each header becomes a row of the table, after its length, magic, CRC and
+offsets are checked.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,10 @@ from lastword.kernels.table import (
 def walk_batches(raw, position, end, file_position, next_offset, verify, table, row):
     """Fill `table` from `row` on with the batches of raw[position:end].
 
-    `file_position` is where raw[0] lies in its file; `next_offset` the smallest base offset that the next batch may have.
-    Returns (rows filled, position reached, next offset, status). MORE: the batch at that position is not all there. FULL: the
-    table is. A BAD_ status is about the batch at that position; its row is not filled.
+    `file_position` is where raw[0] lies in its file; `next_offset` the smallest base offset that the next
+    batch may have.
+    Returns (rows filled, position reached, next offset, status). MORE: the batch at that position is not
+    all there. FULL: the table is. A BAD_ status is about the batch at that position; its row is not filled.
     """
     if position < 0 or position > end or end > raw.size - SLACK:
         return row, position, next_offset, NO_SLACK

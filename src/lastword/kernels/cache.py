@@ -19,7 +19,8 @@ import numpy
 def sources_digest() -> str:
     """16 hex digits over every source file of this package and the versions that compile it.
 
-    Numba's own cache looks only at the file of the function that is called, so an edit of a step it uses would go unnoticed.
+    Numba's own cache looks only at the file of the function that is called, so an edit of a step it uses
+    would go unnoticed.
     """
     digest = hashlib.blake2b(digest_size=8)
     versions = (platform.python_version(), numba.__version__, llvmlite.__version__, numpy.__version__)
@@ -30,7 +31,9 @@ def sources_digest() -> str:
 
 
 def _private_folder(path: Path) -> bool:
-    """Make `path` a folder that only we can write to: the cache holds pickles, and who may write them runs code as us."""
+    """Make `path` a folder that only we can write to: the cache holds pickles, and who may write them
+    runs code as us.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = path.lstat()

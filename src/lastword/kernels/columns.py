@@ -29,9 +29,11 @@ def read_bounds(data, position, end):
 
 @inline
 def read_key(data, body, body_end):
-    """(timestamp delta, offset delta, key position, key length, value length's position, sound) of a record's body.
+    """(timestamp delta, offset delta, key position, key length, value length's position, sound) of a
+    record's body.
 
-    Reads at most 21 bytes past the body: slack covers them. The key's length is -1 for null, and is inside the body.
+    Reads at most 21 bytes past the body: slack covers them. The key's length is -1 for null, and is inside
+        the body.
     """
     timestamp_delta, position, sound = read_varlong(data, body + 1)
     offset_delta, position = read_varint(data, position)
@@ -51,7 +53,9 @@ def read_value(data, position, body_end):
 
 @inline
 def skip_headers(data, position, body_end):
-    """(position of the first header, count, sound): every header is looked at, and the body must end with the last one."""
+    """(position of the first header, count, sound): every header is looked at, and the body must end
+    with the last one.
+    """
     count, position = read_varint(data, position)
     first = position
     if count < 0 or count > body_end - position:
@@ -85,8 +89,9 @@ def decode_rows(
 ):
     """Fill one entry of every column for each record of the first `rows` rows.
 
-    Positions are bytes in `plain`; lengths are -1 for null; `row_of` is the batch's row. Control batches are left out unless
-    `with_control`. Returns (records, row, status): on a BAD_ status, `row` is the batch that is malformed.
+    Positions are bytes in `plain`; lengths are -1 for null; `row_of` is the batch's row. Control batches
+    are left out unless `with_control`. Returns (records, row, status): on a BAD_ status, `row` is the batch
+    that is malformed.
     """
     done = 0
     for row in range(rows):
@@ -144,7 +149,9 @@ def decode_rows(
 def decode_headers(
     plain, header_position, header_count, name_position, name_length, value_position, value_length
 ):
-    """Fill one entry for each header of each record, from columns that `decode_rows` has checked; gives their number."""
+    """Fill one entry for each header of each record, from columns that `decode_rows` has checked; gives
+    their number.
+    """
     done = 0
     for i in range(header_position.size):
         position = header_position[i]

@@ -1,4 +1,6 @@
-"""CRC-32C over a slice: the CPU's own instruction where it has one (11-16 GB/s), else slicing by 8 (2.4 GB/s)."""
+"""CRC-32C over a slice: the CPU's own instruction where it has one (11-16 GB/s), else slicing by 8 (2.4
+GB/s).
+"""
 
 from __future__ import annotations
 

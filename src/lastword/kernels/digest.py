@@ -1,6 +1,7 @@
 """Sums over records, modulo 2^64, that a certificate compares: of (key, offset) pairs, and of whole contents.
 
-A sum does not depend on how records lie in batches, so it is the same before and after a rewrite that keeps what it must.
+A sum does not depend on how records lie in batches, so it is the same before and after a rewrite that keeps
+what it must.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ def span_bytes(length):
 def gather_spans(source, position, length, offsets, data, validity):
     """Copy each source[position:position + length] behind the one before into `data`.
 
-    `offsets` (int32[n + 1]) and `data` (SLACK bytes more than needed) become an Arrow binary array; `validity`, zeroed by the caller,
-    gets a bit for each span that is not null, or is empty (size 0) when none is null. Spans must lie inside `source`, before its slack.
+    `offsets` (int32[n + 1]) and `data` (SLACK bytes more than needed) become an Arrow binary array;
+    `validity`, zeroed by the caller, gets a bit for each span that is not null, or is empty (size 0) when
+    none is null. Spans must lie inside `source`, before its slack.
     """
     total = 0
     marked = validity.size > 0

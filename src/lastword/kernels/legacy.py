@@ -1,8 +1,9 @@
 """Magic 0 and 1: headers into the batch table, and messages into the record layout of magic 2.
 
-After these every other kernel reads old formats as it reads new ones: a row's PLAIN_POSITION and PLAIN_END bound records in the
-layout of magic 2, whose offsets and timestamps are deltas to the row's BASE_OFFSET and BASE_TIMESTAMP. A row of these magics keeps
-MAGIC, and of ATTRIBUTES the codec and LOG_APPEND; it has no producer and no leader epoch (-1). The formats: `records.legacy`.
+After these every other kernel reads old formats as it reads new ones: a row's PLAIN_POSITION and PLAIN_END
+bound records in the layout of magic 2, whose offsets and timestamps are deltas to the row's BASE_OFFSET and
+BASE_TIMESTAMP. A row of these magics keeps MAGIC, and of ATTRIBUTES the codec and LOG_APPEND; it has no
+producer and no leader epoch (-1). The formats: `records.legacy`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ MAX_DELTA = 2**31 - 1
 
 
 def _crc_table() -> np.ndarray:
-    """uint32[8, 256]: row 0 is the usual table of CRC-32 (reflected 0xEDB88320), row k advances it by k more zero bytes."""
+    """uint32[8, 256]: row 0 is the usual table of CRC-32 (reflected 0xEDB88320), row k advances it by k
+    more zero bytes."""
     table = np.zeros((8, 256), np.uint32)
     for byte in range(256):
         value = byte
@@ -95,9 +97,11 @@ def crc32_of(data, position, size):
 
 @inline
 def read_entry(raw, position, size, magic, file_position, next_offset, verify, table, row):
-    """Fill a row from the entry raw[position:position+size] of magic 0 or 1, all of which is there; gives a status.
+    """Fill a row from the entry raw[position:position+size] of magic 0 or 1, all of which is there; gives a
+    status.
 
-    A wrapper's row has LAST_OFFSET only: BASE_OFFSET is the same and COUNT -1 until `translate_wrapper` has seen inside.
+    A wrapper's row has LAST_OFFSET only: BASE_OFFSET is the same and COUNT -1 until `translate_wrapper` has
+    seen inside.
     """
     if size < 26 + 8 * magic:
         return BAD_LENGTH
@@ -151,7 +155,8 @@ def read_entry_row(raw, position, end, file_position, next_offset, verify, table
 
 @inline
 def read_spans(data, position, end, magic):
-    """(timestamp, key position, key length, value position, value length, sound) of the message data[position:end].
+    """(timestamp, key position, key length, value position, value length, sound) of the message
+    data[position:end].
 
     Its entry has at least the smallest size of its magic. Bytes behind the value are ignored.
     """
@@ -198,8 +203,8 @@ def write_record(plain, at, timestamp_delta, offset_delta, data, key_at, key_len
 def translate_messages(raw, table, row, rows, plain, done):
     """Write the records of uncompressed rows of magic 0 and 1, from `row` on, into plain[done:].
 
-    Stops at the first row of another kind. Returns (row reached, bytes of plain used, status): FULL wants a larger `plain` and
-    another call from that row; BAD_RECORD is about that row.
+    Stops at the first row of another kind. Returns (row reached, bytes of plain used, status): FULL wants a
+    larger `plain` and another call from that row; BAD_RECORD is about that row.
     """
     while row < rows:
         magic = table[row, MAGIC]
@@ -223,7 +228,8 @@ def translate_messages(raw, table, row, rows, plain, done):
 
 @kernel
 def survey_inner(inner, size):
-    """(whole entries, first offset, last offset as stored, status) of the inflated entries inner[:size]; all CRCs are checked.
+    """(whole entries, first offset, last offset as stored, status) of the inflated entries inner[:size];
+    all CRCs are checked.
 
     A cut entry at the end is left out. `inner` has slack.
     """
@@ -261,9 +267,11 @@ def survey_inner(inner, size):
 
 @kernel
 def translate_wrapper(inner, count, first, last, table, row, plain, done):
-    """Write the records of one wrapper's inner entries, as `survey_inner` found them, into plain[done:] and complete its row.
+    """Write the records of one wrapper's inner entries, as `survey_inner` found them, into plain[done:] and
+    complete its row.
 
-    Returns (bytes of plain used, status). The caller gives `plain` room for the inner bytes and GROWTH_BYTES a message.
+    Returns (bytes of plain used, status). The caller gives `plain` room for the inner bytes and
+    GROWTH_BYTES a message.
     """
     shift = np.int64(0)
     wrapper_offset = table[row, LAST_OFFSET]

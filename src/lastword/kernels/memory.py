@@ -1,7 +1,7 @@
 """Raw loads, stores, copies and wide multiplies on byte arrays.
 
-An array is always `uint8[::1]`, a position always a byte in it. Nothing here checks bounds, except with `NUMBA_BOUNDSCHECK=1`;
-the kernels check lengths before they use them.
+An array is always `uint8[::1]`, a position always a byte in it. Nothing here checks bounds, except with
+`NUMBA_BOUNDSCHECK=1`; the kernels check lengths before they use them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _I128 = ir.IntType(128)
 
 
 def _pointer(context, builder, array_type, array, position, size):
-    """Address of byte `position`; with the bounds check on, IndexError unless `size` bytes from there lie in the array."""
+    """Address of byte `position`; with the bounds check on, IndexError unless `size` bytes from there
+    lie in the array.
+    """
     view = context.make_array(array_type)(context, builder, array)
     if config.BOUNDSCHECK:
         (length,) = cgutils.unpack_tuple(builder, view.shape, 1)

@@ -7,11 +7,12 @@ One block of bytes. From its bottom grows the arena, one entry for each distinct
     key length                    1 byte, or 0xFF and 4 bytes
     key
 
-At its top lie the slots, 8 bytes each: 24 bits of the hash (the tag) and 40 bits of arena position; 0 is empty. Their number need
-not be a power of two. A tag that matches is only a candidate: the key's bytes decide.
+At its top lie the slots, 8 bytes each: 24 bits of the hash (the tag) and 40 bits of arena position; 0 is
+empty. Their number need not be a power of two. A tag that matches is only a candidate: the key's bytes
+decide.
 
-Three loops over a piece of records hide the cache misses: hash every key and ask for its slot; read the slots and ask for the
-arena entries; only then go through the records in order.
+Three loops over a piece of records hide the cache misses: hash every key and ask for its slot; read the
+slots and ask for the arena entries; only then go through the records in order.
 """
 
 from __future__ import annotations
@@ -167,9 +168,10 @@ def resolve_rows(
 ):
     """Put the records of the chunk's first `rows` rows into the map, from state[ROW] and state[ORDINAL] on.
 
-    Every record met adds its pair digest to its segment's sum; a newer record of a key kills the older one: its bit is set, its
-    bytes counted, and its digest, made with the killer's key, subtracted. `hashes` (uint64[3, PIECE]) and `spans` (int64[6, PIECE])
-    are scratch. Returns a status; state[ROW] and state[ORDINAL] then say where it stopped, everything before has been done.
+    Every record met adds its pair digest to its segment's sum; a newer record of a key kills the older one:
+    its bit is set, its bytes counted, and its digest, made with the killer's key, subtracted. `hashes`
+    (uint64[3, PIECE]) and `spans` (int64[6, PIECE]) are scratch. Returns a status; state[ROW] and
+    state[ORDINAL] then say where it stopped, everything before has been done.
     """
     segment = state[SEGMENT]
     cleaning = state[CLEANING] != 0
@@ -428,7 +430,8 @@ def rebuild(block, state, words):
 
 @kernel
 def drop_outside(block, state, words, page_ids, page_segments, bases, stats, digests):
-    """Take out of the arena every key whose hash lies outside the range in `words`; its newest record no longer counts as met.
+    """Take out of the arena every key whose hash lies outside the range in `words`; its newest record no
+    longer counts as met.
 
     The slots are stale after that: zero them and `rebuild`.
     """

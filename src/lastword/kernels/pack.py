@@ -59,12 +59,14 @@ def pack_records(
     out,
     batches,
 ):
-    """Write records first.. into `out`, a new batch whenever the next record would make one larger than `batch_bytes`.
+    """Write records first.. into `out`, a new batch whenever the next record would make one larger than
+    `batch_bytes`.
 
-    Lengths are -1 for null. Headers of record i are name/note entries header_first[i]..header_first[i + 1] (`header_first` empty: no
-    record has any). `append_time` is the maximum timestamp of every batch when `attributes` has LOG_APPEND. Base offsets are 0, leader
-    epochs 0, no producer. Returns (next record, bytes written, batches written, status): FULL when `out` or `batches` is, after
-    whole batches; BAD_RECORD for spans outside their data or a header without a name.
+    Lengths are -1 for null. Headers of record i are name/note entries header_first[i]..header_first[i + 1]
+    (`header_first` empty: no record has any). `append_time` is the maximum timestamp of every batch when
+    `attributes` has LOG_APPEND. Base offsets are 0, leader epochs 0, no producer. Returns (next record,
+    bytes written, batches written, status): FULL when `out` or `batches` is, after whole batches;
+    BAD_RECORD for spans outside their data or a header without a name.
     """
     total = timestamp.size
     position = 0
@@ -179,7 +181,8 @@ def seal_batch(data, position, size):
 
 @kernel
 def rebase_batches(data, end, base_offset, leader_epoch):
-    """Give the batches of data[:end] consecutive offsets from `base_offset` on; both fields lie outside the CRC.
+    """Give the batches of data[:end] consecutive offsets from `base_offset` on; both fields lie outside the
+    CRC.
 
     Returns (next offset, largest maximum timestamp, batches, position reached): `end` when all were whole.
     """

@@ -1,8 +1,9 @@
 """Paged bitmaps: one bit for an offset, in pages of 2^12 offsets that exist only where records do.
 
-`page_ids` (int64) are the page numbers, ascending; `page_slots` (int32) says which row of `page_bits` (uint64[slots, PAGE_WORDS])
-holds a page's bits, -1 while none is set; `page_segments` (int32) is the segment of the page's first record. Dense offsets are found
-without a search; a page costs 512 bytes once a bit of it is set, 16 before.
+`page_ids` (int64) are the page numbers, ascending; `page_slots` (int32) says which row of `page_bits`
+(uint64[slots, PAGE_WORDS]) holds a page's bits, -1 while none is set; `page_segments` (int32) is the
+segment of the page's first record. Dense offsets are found without a search; a page costs 512 bytes once a
+bit of it is set, 16 before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kept records into the bytes of the batches that replace theirs, driven by bits alone: no key is looked at.
 
-A batch without a dead record is copied as it lies on disk; one with only dead records goes, or leaves its 61-byte header where something
-must hold the end of the range; the others are cut by their records' lengths. A rewritten batch keeps its base offset, last offset,
-producer and leader epoch.
+A batch without a dead record is copied as it lies on disk; one with only dead records goes, or leaves its
+61-byte header where something must hold the end of the range; the others are cut by their records' lengths.
+A rewritten batch keeps its base offset, last offset, producer and leader epoch.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def _rewrite(
 
 @inline
 def _empty(raw, table, row, out, start):
-    """The header alone: no codec, no horizon, no base timestamp, no records; everything else stays. Gives its attributes."""
+    """The header alone: no codec, no horizon, no base timestamp, no records; everything else stays.
+    Gives its attributes.
+    """
     attributes = table[row, ATTRIBUTES] & ~(CODEC | HORIZON)
     copy_exact(out, start, raw, table[row, POSITION], HEADER_BYTES)
     store16_be(out, start + 21, attributes)
@@ -178,12 +180,14 @@ def repack_rows(
 ):
     """Rewrite the chunk's batches row..rows behind out_position in `out`.
 
-    `retain` (uint8[rows]): 1 for a batch that must leave at least its header. `horizon_ms` >= 0: a batch with a kept tombstone and no
-    delete horizon yet is rewritten to carry it; -1: none is. `base_rule`: KEEP_BASE or FIRST_KEPT. `out_table` gets a row for each
-    batch written (positions in `out`), `classes` (int64, per out row) VERBATIM, MIXED or EMPTIED. A MIXED batch whose ATTRIBUTES name
-    a codec is written with plain records: the caller compresses and seals it.
+    `retain` (uint8[rows]): 1 for a batch that must leave at least its header. `horizon_ms` >= 0: a batch
+    with a kept tombstone and no delete horizon yet is rewritten to carry it; -1: none is. `base_rule`:
+    KEEP_BASE or FIRST_KEPT. `out_table` gets a row for each batch written (positions in `out`), `classes`
+    (int64, per out row) VERBATIM, MIXED or EMPTIED. A MIXED batch whose ATTRIBUTES name a codec is written
+    with plain records: the caller compresses and seals it.
 
-    Returns (row, out position, out row, records kept, status). FULL: make room in `out` (`room_needed`) or `out_table`, call again.
+    Returns (row, out position, out row, records kept, status). FULL: make room in `out` (`room_needed`) or
+    `out_table`, call again.
     """
     pages = page_ids.size
     total = 0

@@ -1,8 +1,9 @@
 """The batch table: `int64[rows, FIELDS]`, one row a batch of magic 2.
 
-POSITION is where the batch starts in the bytes as they lie on disk (`raw`), FILE_POSITION where that is in its file, SIZE its bytes
-there. PLAIN_POSITION and PLAIN_END bound its records, uncompressed, in `plain`. BASE_TIMESTAMP is the raw field at byte 27: the
-base timestamp, or the delete horizon when HORIZON is among the ATTRIBUTES. All others are the header's fields.
+POSITION is where the batch starts in the bytes as they lie on disk (`raw`), FILE_POSITION where that is in
+its file, SIZE its bytes there. PLAIN_POSITION and PLAIN_END bound its records, uncompressed, in `plain`.
+BASE_TIMESTAMP is the raw field at byte 27: the base timestamp, or the delete horizon when HORIZON is among
+the ATTRIBUTES. All others are the header's fields.
 """
 
 POSITION = 0
@@ -33,4 +34,6 @@ HORIZON = 0x40
 
 HEADER_BYTES = 61
 SMALLEST_RECORD_BYTES = 7
-"""Length, attributes, timestamp delta, offset delta, key length, value length, header count: one byte each."""
+"""Length, attributes, timestamp delta, offset delta, key length, value length, header count: one byte
+each.
+"""

@@ -8,12 +8,16 @@ from lastword.kernels import inline
 from lastword.kernels.memory import load8, store8
 
 OVERLONG = 1 << 40
-"""What `read_varint` gives for a varint of more than 5 bytes: no length, count or offset delta can be as large."""
+"""What `read_varint` gives for a varint of more than 5 bytes: no length, count or offset delta can be as
+large.
+"""
 
 
 @inline
 def read_varint(data, position):
-    """(value, position after it); reads at most 5 bytes, unchecked. OVERLONG when the fifth is not the last."""
+    """(value, position after it); reads at most 5 bytes, unchecked. OVERLONG when the fifth is not the
+    last.
+    """
     byte = load8(data, position)
     if byte < 128:
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -39,7 +43,9 @@ def read_varint(data, position):
 
 @inline
 def read_varlong(data, position):
-    """(value, position after it, sound); reads at most 10 bytes, unchecked. Not sound when the tenth is not the last."""
+    """(value, position after it, sound); reads at most 10 bytes, unchecked. Not sound when the tenth is
+    not the last.
+    """
     byte = load8(data, position)
     value = np.uint64(byte & 127)
     position += 1

@@ -1,7 +1,9 @@
-"""Whole batches of a file in memory, as kernels want them: raw bytes, plain bytes, and a table with one row a batch.
+"""Whole batches of a file in memory, as kernels want them: raw bytes, plain bytes, and a table with one row
+a batch.
 
-A `ChunkReader` reads on and on into the same buffers, so a `Chunk` holds until the next one is asked for. Every batch's length, magic, CRC
-and offsets are checked before anything looks at its records; batches before a bad one are still given out, then the error is raised.
+A `ChunkReader` reads on and on into the same buffers, so a `Chunk` holds until the next one is asked for.
+Every batch's length, magic, CRC and offsets are checked before anything looks at its records; batches
+before a bad one are still given out, then the error is raised.
 """
 
 from __future__ import annotations
@@ -53,9 +55,11 @@ class BytesSource:
 
 @dataclass(slots=True)
 class Chunk:
-    """Whole batches. `raw`: bytes as on disk; `plain`: the same array, or the inflated records when any batch is compressed.
+    """Whole batches. `raw`: bytes as on disk; `plain`: the same array, or the inflated records when any
+    batch is compressed.
 
-    `table`: int64[rows, FIELDS], columns named in `kernels.table`. Both buffers have slack after their last batch.
+    `table`: int64[rows, FIELDS], columns named in `kernels.table`. Both buffers have slack after their last
+    batch.
     """
 
     raw: Bytes
@@ -119,10 +123,11 @@ class ChunkReader:
         verify: check every CRC. Lengths, magic and offsets are checked always.
         max_batch_bytes: a larger batch is an error; None: whatever fits the file.
         first_offset: no batch may start below it.
-        stop_at_partial_tail: end quietly at a batch whose bytes are not all there, as a reader of a growing file must.
+        stop_at_partial_tail: end quietly at a batch whose bytes are not all there, as a reader of a growing
+            file must.
 
-    Raises CorruptBatchError, UnknownMagicError or DecompressionLimitError, with file, position and offset. `position` is where the
-    next chunk starts, `next_offset` one past the last batch read.
+    Raises CorruptBatchError, UnknownMagicError or DecompressionLimitError, with file, position and offset.
+    `position` is where the next chunk starts, `next_offset` one past the last batch read.
     """
 
     def __init__(

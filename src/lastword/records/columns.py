@@ -1,7 +1,7 @@
 """Records as columns: where each key, value and header list of a chunk lies, and the ways out of that view.
 
-`decode_columns` is what readers, tools and Spark share. From there `to_arrow` makes one Arrow batch without a Python object per record,
-`raw_records` the plain values for those who want them.
+`decode_columns` is what readers, tools and Spark share. From there `to_arrow` makes one Arrow batch without
+a Python object per record, `raw_records` the plain values for those who want them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ ARROW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "t
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """One entry a record. Positions are bytes in `chunk.plain`; lengths are -1 for null; `row` is the batch in `chunk.table`.
+    """One entry a record. Positions are bytes in `chunk.plain`; lengths are -1 for null; `row` is the batch
+    in `chunk.table`.
 
-    offset, timestamp (ms), the positions: int64; lengths, header_count, row: int32. Valid as long as the chunk.
+    offset, timestamp (ms), the positions: int64; lengths, header_count, row: int32. Valid as long as the
+    chunk.
     """
 
     offset: Int64s
@@ -60,7 +62,8 @@ _TYPES = (np.int64, np.int64, np.int64, np.int32, np.int64, np.int32, np.int64, 
 
 
 def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColumns:
-    """Columns of every record in the chunk, in order; control batches only on request. Raises CorruptBatchError.
+    """Columns of every record in the chunk, in order; control batches only on request. Raises
+    CorruptBatchError.
 
     The arrays are reused by the next chunk of the same reader: `select` with a mask or indices copies.
     """
@@ -88,9 +91,11 @@ def to_arrow(
     topic: str = "",
     partition: int = 0,
 ) -> pa.RecordBatch:
-    """An Arrow batch with the named columns, in the shape of Spark's Kafka source (`headers` null where a record has none).
+    """An Arrow batch with the named columns, in the shape of Spark's Kafka source (`headers` null where a
+    record has none).
 
-    It holds its own memory. Timestamps are microseconds UTC; one that microseconds cannot hold becomes the nearest that they can.
+    It holds its own memory. Timestamps are microseconds UTC; one that microseconds cannot hold becomes the
+    nearest that they can.
     """
     import pyarrow as pa
 

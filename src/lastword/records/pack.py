@@ -1,4 +1,6 @@
-"""Columns of keys, values and timestamps into ready batches, by one kernel: for bulk appends and Spark's sink."""
+"""Columns of keys, values and timestamps into ready batches, by one kernel: for bulk appends and Spark's
+sink.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,11 @@ def pack_arrow(
     """Ready batches with all these records, in order: base offsets 0, leader epoch 0, no producer, CRC set.
 
     Args:
-        keys, values: Arrow binary, large binary, string or large string arrays of one length; nulls are allowed. `null` arrays too.
-        timestamps: int64 ms, one a record.
-        headers: list<struct<key: string, value: binary>>, or None.
-        codec: bits 0-2 of the attributes.
-        batch_bytes: size that an uncompressed batch is filled to; a larger record gets a batch of its own.
-        log_append_ms: makes batches of type LogAppendTime with this time.
+        keys, values: Arrow binary, large binary, string or large string arrays of one length; nulls are
+        allowed. `null` arrays too. timestamps: int64 ms, one a record. headers: list<struct<key: string,
+        value: binary>>, or None. codec: bits 0-2 of the attributes. batch_bytes: size that an uncompressed
+        batch is filled to; a larger record gets a batch of its own. log_append_ms: makes batches of type
+        LogAppendTime with this time.
 
     `rebase` gives them their offsets. Raises RecordTooLargeError for a record that no batch can hold.
     """
@@ -123,7 +124,9 @@ def _finish(batch: memoryview, codec: int) -> bytearray:
 def rebase(
     buffer: bytearray | NDArray[np.uint8], base_offset: int, leader_epoch: int
 ) -> tuple[int, int, int]:
-    """Give the whole batches in `buffer` consecutive offsets, in place. Returns (next offset, largest timestamp, batches)."""
+    """Give the whole batches in `buffer` consecutive offsets, in place. Returns (next offset, largest
+    timestamp, batches).
+    """
     data = np.frombuffer(buffer, np.uint8) if not isinstance(buffer, np.ndarray) else buffer
     after, largest, batches, position = loops.rebase_batches(data, data.size, base_offset, leader_epoch)
     if position != data.size:

@@ -15,8 +15,9 @@ _FIRST_PAGES = 1024
 class DeadBitmaps:
     """Bits over the offsets of a whole log, kept in pages of 4096 offsets that exist only where records are.
 
-    `page_ids` int64 ascending, `page_slots` int32 (-1: no bit set), `page_bits` uint64[slots, 64] are what kernels take (`arrays`).
-    A page costs 16 bytes, and 512 more once a bit of it is set. Pickles, so a part (`window`) can be sent to a task.
+    `page_ids` int64 ascending, `page_slots` int32 (-1: no bit set), `page_bits` uint64[slots, 64] are what
+    kernels take (`arrays`). A page costs 16 bytes, and 512 more once a bit of it is set. Pickles, so a part
+    (`window`) can be sent to a task.
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class DeadBitmaps:
 class PageStore:
     """The growing arrays behind bitmaps while they are being made.
 
-    `page_bits` has a row for every page that could be stored; the system gives memory only to those that are touched.
+    `page_bits` has a row for every page that could be stored; the system gives memory only to those that
+    are touched.
     """
 
     def __init__(self) -> None:

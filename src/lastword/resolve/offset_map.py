@@ -18,10 +18,12 @@ SMALLEST_MAP_BYTES = 1024
 
 
 class OffsetMap:
-    """Bounded and exact. A key takes its bytes plus 13 (17 from 255 bytes on), and 10 for its slot: 47 for a key of 24 bytes.
+    """Bounded and exact. A key takes its bytes plus 13 (17 from 255 bytes on), and 10 for its slot: 47 for
+    a key of 24 bytes.
 
-    The salt makes the hash unpredictable, so nobody can choose keys that collide; which keys are the same is decided by their bytes.
-    `resolver` drives it; the arrays `block`, `state` and `words` are described in `kernels.offset_map`.
+    The salt makes the hash unpredictable, so nobody can choose keys that collide; which keys are the same
+    is decided by their bytes. `resolver` drives it; the arrays `block`, `state` and `words` are described
+    in `kernels.offset_map`.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class OffsetMap:
         self._place_slots(max(self._first_slots, int(self.state[loops.SLOTS])))
 
     def make_room(self) -> bool:
-        """After FULL: balance slots against arena, for keys of the length that was met. False when that gains too little."""
+        """After FULL: balance slots against arena, for keys of the length that was met. False when that
+        gains too little.
+        """
         self._note_peak()
         wanted = int(self._room(self._entry_bytes()) / MOST_LOAD)
         most = (self.block.size - int(self.state[loops.ARENA_END])) // SLOT_BYTES
@@ -106,7 +110,8 @@ class OffsetMap:
         return True
 
     def narrow(self, share: float, store: tuple[np.ndarray, ...]) -> None:
-        """Keep only the keys in the first `share` of the hash range; what the others have added is taken back.
+        """Keep only the keys in the first `share` of the hash range; what the others have added is taken
+        back.
 
         `store` is (page_ids, page_segments, bases, stats, digests).
         """

@@ -41,11 +41,12 @@ class SegmentSource(Protocol):
 class SegmentFacts:
     """What resolving found out about one segment.
 
-    Bytes are shares of the file: a record counts with its batch's header in proportion, so dead and live bytes add up to `size_bytes`.
-    `records` leaves control records out. `tombstones` are the live ones, `tombstones_without_horizon` those of them
-    whose batch has no delete horizon yet, `due_tombstones` those that are dead because their horizon has
-    passed, `keyless` the records without a key. `live_digest`: sum modulo 2^64 of the pair digests of all live records.
-    `last_of_producers`: (producer id, last offset of its last batch here), for batches that have one.
+    Bytes are shares of the file: a record counts with its batch's header in proportion, so dead and live
+    bytes add up to `size_bytes`. `records` leaves control records out. `tombstones` are the live ones,
+    `tombstones_without_horizon` those of them whose batch has no delete horizon yet, `due_tombstones` those
+    that are dead because their horizon has passed, `keyless` the records without a key. `live_digest`: sum
+    modulo 2^64 of the pair digests of all live records. `last_of_producers`: (producer id, last offset of
+    its last batch here), for batches that have one.
     """
 
     base_offset: int
@@ -104,8 +105,10 @@ def resolve(
         sources: all its segments up to the limit of what may be resolved, by ascending base offset.
         map_bytes: memory for the map; too little of it only means more passes, never another result.
         salt: secret random bytes, new for each map.
-        now_ms: for a cleaning: a tombstone whose batch has a delete horizon at or before it is dead itself, and so is a record without a
-            key. Only for a log from its very start, so that no older copy is left behind. None: only replaced records are dead.
+        now_ms: for a cleaning: a tombstone whose batch has a delete horizon at or before it is dead itself,
+            and so is a record without a
+            key. Only for a log from its very start, so that no older copy is left behind. None: only
+            replaced records are dead.
         progress: hears (bytes done, bytes in all of this pass and those before) after every chunk.
 
     Raises CorruptBatchError, UnknownMagicError, UnsupportedBatchError (transactions).
