@@ -9,14 +9,14 @@ bytes  field
     8  last stable offset when the marker was appended
 ```
 
-One 34-byte entry per *aborted* transaction, big endian, in the segment that holds the marker, even if all its data lies in
-older ones; most segments have no such file. Last offsets rise from entry to entry. A fragment at the end (a torn append) is
-ignored and cut before the next append. What is lost with this file is found again by recovering the segment: it is written
-with its segment and synced with it.
+One 34-byte entry per *aborted* transaction, big endian, in the segment that holds the marker, even if all
+its data lies in older ones; most segments have no such file. Last offsets rise from entry to entry. A
+fragment at the end (a torn append) is ignored and cut before the next append. What is lost with this file
+is found again by recovering the segment: it is written with its segment and synced with it.
 
-A reader at offset x up to u needs every entry that ends at or above x and begins below u. It starts with the index of the
-segment that holds x and goes on to higher segments until an entry's last stable offset reaches u: from there on no
-transaction that began below u can be undecided any more.
+A reader at offset x up to u needs every entry that ends at or above x and begins below u. It starts with
+the index of the segment that holds x and goes on to higher segments until an entry's last stable offset
+reaches u: from there on no transaction that began below u can be undecided any more.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_entries(entries: Sequence[AbortedTransaction], base_offset: int, file:
     for number, entry in enumerate(entries):
         if entry.last_offset <= before or not 0 <= entry.first_offset <= entry.last_offset:
             raise CorruptFileError(
-                f"transaction index entry {number} is [{entry.first_offset}, {entry.last_offset}] after offset {before}",
+                f"aborted transaction [{entry.first_offset}, {entry.last_offset}] after offset {before}",
                 remedy="remove the file: opening the log rebuilds it from the segment",
                 file=file,
                 position=number * ENTRY.size,
@@ -97,7 +97,8 @@ def collect(entries: Iterable[AbortedTransaction], fetch_offset: int, upper_boun
 def collect_over(
     indexes: Iterable[Iterable[AbortedTransaction]], fetch_offset: int, upper_bound: int
 ) -> list[AbortedTransaction]:
-    """The same over the indexes of several segments in order, the first being that of the segment that holds `fetch_offset`."""
+    """The same over the indexes of several segments in order, the first being that of the segment that
+    holds `fetch_offset`."""
     found: list[AbortedTransaction] = []
     for entries in indexes:
         more, complete = collect(entries, fetch_offset, upper_bound)
@@ -108,10 +109,11 @@ def collect_over(
 
 
 class TransactionIndex:
-    """The index file of one segment. The file is read once, when it is first asked for, and made by the first append.
+    """The index file of one segment. The file is read once, when it is first asked for, and made by the
+    first append.
 
-    One thread writes (under the log's lock); others may read and iterate meanwhile. A rename of the file while it is open is
-    told by setting `path`.
+    One thread writes (under the log's lock); others may read and iterate meanwhile. A rename of the file
+    while it is open is told by setting `path`.
     """
 
     def __init__(self, files: Files, path: str, base_offset: int) -> None:
@@ -136,11 +138,13 @@ class TransactionIndex:
         return collect(self.entries, fetch_offset, upper_bound)
 
     def append(self, entry: AbortedTransaction) -> None:
-        """Writes an entry, unsynced. Raises ValueError unless its last offset is above that of the entry before."""
+        """Writes an entry, unsynced. Raises ValueError unless its last offset is above that of the entry
+        before."""
         entries = self.entries
         if entries and entry.last_offset <= entries[-1].last_offset:
             raise ValueError(
-                f"{self.path}: aborted transactions end in order, but {entry.last_offset} follows {entries[-1].last_offset}"
+                f"{self.path}: an aborted transaction that ends at {entry.last_offset} "
+                f"after one that ends at {entries[-1].last_offset}"
             )
         self._open().append(encode_entries([entry]))
         entries.append(entry)

@@ -1,0 +1,264 @@
+"""What became of transactions: which batches were committed, which were aborted, which markers nobody needs
+any more.
+
+A transaction in one partition is the batches of one producer id from its first transactional batch up to
+the next marker of that producer id, COMMIT or ABORT. A decision is bound to that range of offsets and not
+to the producer id alone: an entry of an aborted transaction never touches a batch outside [first offset,
+marker], wherever reading began. (Kafka's cleaner binds it to the producer id, and skips committed batches
+when it starts to map behind a marker.)
+
+    data  data  data  COMMIT   data  data  ABORT   data  data |-- committed --|          |- aborted -|
+    |- undecided -|   <- last stable offset is the first of these
+
+Three users, three classes, none of which opens a file:
+
+- `Decisions`: the fate of each batch, from the entries of transaction indexes or from a scan of the batches
+  (`scan`);
+- `OpenTransactions`: what is undecided while a log is written or replayed, and with it the last stable
+  offset;
+- `MarkerTracker`: one pass of the cleaner, which tells what markers and which index entries may go.
+
+A marker may go only if a pass that would have met all data of its transaction met none. "Met" means a data
+*batch*, even one that is already empty: so a marker stays for at least one round longer than its last
+batch. A pass that begins above the log start has not met what lies below, so it keeps every marker whose
+transaction may begin there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lastword.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
+from lastword.records.control import ControlRecord, parse_control
+from lastword.records.reader import read_records
+from lastword.segment.txn_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Fate(IntEnum):
+    """What became of a batch. A data batch outside any transaction is committed."""
+
+    COMMITTED = 0
+    ABORTED = 1
+    UNDECIDED = 2
+    CONTROL = 3
+
+
+class CompletedTransaction(NamedTuple):
+    """A transaction that its marker (at `last_offset`) has decided."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    aborted: bool
+
+
+def control_of(
+    buffer: Any, header: BatchHeader, file: str, *, position: int | None = None
+) -> ControlRecord | None:
+    """The control record of a control batch; None for a data batch, and for a marker that the cleaner has
+    emptied.
+
+    `position`: of the batch in `buffer`, by default that in its file. Raises CorruptBatchError.
+    """
+    if not header.control:
+        return None
+    for record in read_records(buffer, header, file, position=position):
+        return parse_control(record.key, record.value, file, header.position, record.offset)
+    return None
+
+
+class OpenTransactions:
+    """Transactions that have begun and are not decided, oldest first. Offsets must come in order."""
+
+    def __init__(self, first_offsets: dict[int, int] | None = None) -> None:
+        """`first_offsets`: producer id -> first offset, for instance of a snapshot, in any order."""
+        self._first = dict(sorted((first_offsets or {}).items(), key=lambda item: item[1]))
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __contains__(self, producer_id: int) -> bool:
+        return producer_id in self._first
+
+    def first_offsets(self) -> dict[int, int]:
+        """Producer id -> first offset of its open transaction, oldest first."""
+        return dict(self._first)
+
+    def begin(self, producer_id: int, offset: int) -> None:
+        """Data of a transaction at `offset`; nothing changes if the producer's transaction is open
+        already."""
+        self._first.setdefault(producer_id, offset)
+
+    def end(self, producer_id: int, offset: int, marker: ControlRecord) -> CompletedTransaction | None:
+        """A marker at `offset`: the transaction that it decides, or None if it decides none."""
+        first = self._first.pop(producer_id, None)
+        if first is None:
+            return None
+        return CompletedTransaction(producer_id, first, offset, marker.type == "abort")
+
+    def oldest(self) -> int | None:
+        """First offset of the oldest open transaction."""
+        return next(iter(self._first.values()), None)
+
+    def index_entry(self, completed: CompletedTransaction) -> AbortedTransaction | None:
+        """What the transaction index gets for a transaction just ended here: nothing unless it was
+        aborted."""
+        if not completed.aborted:
+            return None
+        oldest = self.oldest()
+        stable = completed.last_offset + 1 if oldest is None else oldest
+        return AbortedTransaction(
+            completed.producer_id, completed.first_offset, completed.last_offset, stable
+        )
+
+
+class Decisions:
+    """The fate of every batch of a range of a log."""
+
+    def __init__(
+        self,
+        aborted: Iterable[AbortedTransaction] = (),
+        *,
+        undecided: dict[int, int] | None = None,
+        stable_offset: int | None = None,
+    ) -> None:
+        """`aborted`: every entry that touches the range. Then one of:
+
+        `undecided`: producer id -> first offset of its open transaction (exact), or `stable_offset`: the
+        log's last stable offset: what is transactional, lies at or above it and is not known as aborted
+        counts as undecided (all that a reader who did not scan can say).
+        """
+        self.aborted = sorted(set(aborted), key=lambda entry: entry.last_offset)
+        self.undecided = dict(undecided or {})
+        self.stable_offset = stable_offset
+        self._ranges: dict[int, tuple[list[int], list[int]]] = {}
+        for entry in sorted(self.aborted, key=lambda entry: (entry.first_offset, entry.last_offset)):
+            firsts, lasts = self._ranges.setdefault(entry.producer_id, ([], []))
+            firsts.append(entry.first_offset)
+            lasts.append(entry.last_offset)
+
+    def fate(self, header: BatchHeader) -> Fate:
+        if header.control:
+            return Fate.CONTROL
+        if not header.transactional:
+            return Fate.COMMITTED
+        ranges = self._ranges.get(header.producer_id)
+        if ranges is not None:
+            at = bisect_right(ranges[0], header.base_offset) - 1
+            if at >= 0 and header.last_offset <= ranges[1][at]:
+                return Fate.ABORTED
+        first = self.undecided.get(header.producer_id)
+        if first is not None and first <= header.base_offset:
+            return Fate.UNDECIDED
+        if self.stable_offset is not None and header.last_offset >= self.stable_offset:
+            return Fate.UNDECIDED
+        return Fate.COMMITTED
+
+    def fates(
+        self,
+        attributes: np.ndarray,
+        producer_ids: np.ndarray,
+        base_offsets: np.ndarray,
+        last_offsets: np.ndarray,
+    ) -> np.ndarray:
+        """The same for many batches: int64 arrays of one length, such as columns of a Chunk's table; gives
+        uint8 of `Fate`."""
+        import numpy as np
+
+        fates = np.zeros(len(attributes), np.uint8)
+        transactional = (attributes & TRANSACTIONAL_BIT != 0) & (attributes & CONTROL_BIT == 0)
+        if transactional.any():
+            undecided = np.zeros(len(attributes), bool)
+            if self.stable_offset is not None:
+                undecided |= last_offsets >= self.stable_offset
+            aborted = np.zeros(len(attributes), bool)
+            for producer_id in np.unique(producer_ids[transactional]).tolist():
+                mine = transactional & (producer_ids == producer_id)
+                first = self.undecided.get(producer_id)
+                if first is not None:
+                    undecided |= mine & (base_offsets >= first)
+                ranges = self._ranges.get(producer_id)
+                if ranges is not None:
+                    firsts, lasts = (np.array(side, np.int64) for side in ranges)
+                    at = np.searchsorted(firsts, base_offsets, side="right") - 1
+                    aborted |= mine & (at >= 0) & (last_offsets <= lasts[at])
+            fates[transactional & undecided] = Fate.UNDECIDED
+            fates[aborted] = Fate.ABORTED
+        fates[attributes & CONTROL_BIT != 0] = Fate.CONTROL
+        return fates
+
+
+def scan(batches: Iterable[tuple[BatchHeader, ControlRecord | None]]) -> Decisions:
+    """Decisions from the batches themselves, in offset order, without any index: one walk over headers and
+    markers.
+
+    `batches`: each header, and of a control batch its record (None if it was emptied; see `control_of`).
+    The aborted entries found are those that the transaction indexes hold, if the walk began at or below
+    their transactions. Its `undecided` is exact as of the last batch given.
+    """
+    open_transactions = OpenTransactions()
+    aborted = []
+    for header, marker in batches:
+        if header.control:
+            if marker is not None and marker.marker:
+                completed = open_transactions.end(header.producer_id, header.last_offset, marker)
+                entry = completed and open_transactions.index_entry(completed)
+                if entry:
+                    aborted.append(entry)
+        elif header.transactional:
+            open_transactions.begin(header.producer_id, header.base_offset)
+    return Decisions(aborted, undecided=open_transactions.first_offsets())
+
+
+class MarkerTracker:
+    """One pass of the cleaner over batches in offset order, all below the last stable offset."""
+
+    def __init__(self, aborted: Iterable[AbortedTransaction], *, pass_start: int, log_start: int) -> None:
+        """`aborted`: the entries that touch the pass. `pass_start`: the first offset that the pass meets."""
+        self.decisions = Decisions(aborted)
+        self._entries = {(entry.producer_id, entry.last_offset): entry for entry in self.decisions.aborted}
+        self._whole = pass_start <= log_start
+        self._pass_start = pass_start
+        self._seen_since: dict[int, int] = {}  # producer id -> first batch met of the transaction under way
+        self._markers_met: set[int] = set()
+        self.kept_entries: list[AbortedTransaction] = []
+        """What the transaction index of the output holds, in order; take and clear it at each segment's
+        end."""
+
+    def data(self, header: BatchHeader) -> bool:
+        """A data batch, even an empty one: True if its transaction was aborted (its records go at once)."""
+        if not header.transactional:
+            return False
+        self._seen_since.setdefault(header.producer_id, header.base_offset)
+        return self.decisions.fate(header) is Fate.ABORTED
+
+    def control(self, header: BatchHeader, marker: ControlRecord | None) -> bool:
+        """A control batch: True if it may go once its delete horizon has passed (or, without one yet, may
+        be given one).
+
+        `marker`: its content, None if it was emptied. Emptied ones may go; control records that are no
+        markers never.
+        """
+        if marker is None:
+            return True
+        if not marker.marker:
+            return False
+        producer_id = header.producer_id
+        met_data = self._seen_since.pop(producer_id, None) is not None
+        began_here = self._whole or producer_id in self._markers_met
+        self._markers_met.add(producer_id)
+        if marker.type == "commit":
+            return began_here and not met_data
+        entry = self._entries.get((producer_id, header.last_offset))
+        if entry is None:
+            return began_here and not met_data
+        gone = not met_data and (began_here or entry.first_offset >= self._pass_start)
+        if not gone:
+            self.kept_entries.append(entry)
+        return gone

@@ -1,0 +1,471 @@
+"""Magic 0 and 1: the entries of brokers before 0.11, and of topics that kept their message format.
+
+An entry is one message, or a *wrapper*: a message whose value is the compressed concatenation of whole
+inner entries.
+
+```
+v0   v1   bytes  field
+ 0    0       8  offset: of the message; of a wrapper the absolute offset of its last inner message
+ 8    8       4  size: bytes that follow this field
+12   12       4  CRC-32 (the one of zlib) over everything from the magic on
+16   16       1  magic
+17   17       1  attributes: bits 0-2 codec (0 none, 1 gzip, 2 snappy, 3 lz4); bit 3, v1 only: LogAppendTime
+ -   18       8  timestamp, ms, -1 none
+18   26       4  key length, -1 null
+          k      key
+          4      value length, -1 null
+          v      value
+```
+
+Big endian. `0000000000000007 00000010 a4ad2011 00 00 00000001 61 00000001 62` is v0, offset 7, key `a`,
+value `b`.
+
+- Inner offsets are absolute in a wrapper of magic 0 and relative in one of magic 1: `wrapper offset - last
+  inner offset + inner offset`. It is the wrapper's magic that decides; inner messages of the other magic
+  occur and are read. A magic 1 wrapper with offset 0 holds offsets from 0 on, whatever its last inner one
+  is (old librdkafka).
+- A LogAppendTime wrapper gives all its messages its own timestamp; otherwise its timestamp is their maximum.
+- A compressed inner message is refused. A cut inner entry at the end is ignored. How many messages a
+  wrapper holds, and its first offset, is not known before it is inflated: its header says count -1 and
+  names the last offset twice.
+- LZ4 in magic 0 carries a frame header checksum computed over the wrong bytes: written so, and not looked
+  at when read.
+
+No headers, producers, transactions or control records. Only the cleaner writes these formats, into logs
+that have them: what it cuts keeps its magic and codec. A removed entry leaves nothing: empty batches exist
+in magic 2 only.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from lastword.errors import CorruptBatchError, UnknownMagicError
+from lastword.records.batch import MAX_LONG, BatchHeader
+from lastword.records.compression import compress, decompress, located
+from lastword.records.reader import DEFAULT_LIMIT_BYTES
+from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord
+
+Buffer = Any
+
+OVERHEAD_BYTES = 12
+"""Offset and size: what comes before the counted bytes."""
+CRC_POSITION = 12
+MAGIC_POSITION = 16
+ATTRIBUTES_POSITION = 17
+KEY_LENGTH_POSITION = (18, 26)
+MIN_SIZE = (14, 22)
+"""Smallest value of the size field, by magic: null key, null value."""
+
+CODEC_MASK = 0x07
+LOG_APPEND = 0x08
+ATTRIBUTES_MASK = (0x07, 0x0F)
+LZ4 = 3
+CODECS = (0, 1, 2, LZ4)
+UNKNOWN_COUNT = -1
+NO_TIMESTAMP = -1
+
+_PREFIX = struct.Struct(">qiIbB")
+_LONG = struct.Struct(">q")
+_INT = struct.Struct(">i")
+_INNER = struct.Struct(">IbB")
+
+
+class Message(NamedTuple):
+    """One message of an entry. `offset` is absolute; the key starts at `key_position` in the buffer it was
+    parsed from; a length of -1 is null; the message's bytes from its CRC on end at `end`. `timestamp` is
+    the effective one."""
+
+    offset: int
+    magic: int
+    timestamp: int
+    key_position: int
+    key_length: int
+    value_position: int
+    value_length: int
+    start: int
+    end: int
+
+
+class Filtered(NamedTuple):
+    """An entry after some of its messages went."""
+
+    data: bytes
+    last_offset: int
+    max_timestamp: int
+    kept: int
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_header(
+    buffer: Buffer, position: int, end: int, file: str, *, file_position: int | None = None
+) -> BatchHeader:
+    """The header of the entry at `buffer[position]`, whose magic is 0 or 1; arguments as of
+    `batch.read_header`.
+
+    `base_offset` equals `last_offset` (a wrapper's first offset is inside), `count` is 1, or -1 for a
+    wrapper. The checksum is not looked at (`crc_ok`). Raises CorruptBatchError for an impossible length,
+    offset or codec.
+    """
+    at = position if file_position is None else file_position
+    room = end - position
+    if room < OVERHEAD_BYTES + MIN_SIZE[0]:
+        raise _bad(f"{room} bytes are no entry", "short-header", file, at)
+    offset, size, crc, magic, attributes = _PREFIX.unpack_from(buffer, position)
+    if magic not in (0, 1):
+        raise UnknownMagicError(f"magic {magic} is no legacy format", file=file, position=at, offset=offset)
+    if size < MIN_SIZE[magic]:
+        raise _bad(f"an entry of magic {magic} cannot have size {size}", "bad-length", file, at, offset)
+    if size > room - OVERHEAD_BYTES:
+        raise _bad(
+            f"entry of size {size}, {room - OVERHEAD_BYTES} bytes are there", "truncated", file, at, offset
+        )
+    attributes &= ATTRIBUTES_MASK[magic]
+    codec = attributes & CODEC_MASK
+    if not 0 <= offset < MAX_LONG or codec not in CODECS:
+        raise _bad(
+            f"offset {offset} or codec {codec} cannot be in magic {magic}", "bad-header", file, at, offset
+        )
+    timestamp = _LONG.unpack_from(buffer, position + 18)[0] if magic else NO_TIMESTAMP
+    return BatchHeader(
+        position=at,
+        size=size + OVERHEAD_BYTES,
+        base_offset=offset,
+        last_offset=offset,
+        leader_epoch=-1,
+        magic=magic,
+        crc=crc,
+        attributes=attributes,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        count=UNKNOWN_COUNT if codec else 1,
+    )
+
+
+def computed_crc(buffer: Buffer, size: int, position: int = 0) -> int:
+    """CRC-32 of the checksummed part of the entry of `size` bytes at `buffer[position]`."""
+    return zlib.crc32(memoryview(buffer)[position + MAGIC_POSITION : position + size])
+
+
+def crc_ok(buffer: Buffer, header: BatchHeader, position: int | None = None) -> bool:
+    """Whether the stored checksum fits the bytes. `position`: of the entry in `buffer`, by default that in
+    its file."""
+    return computed_crc(buffer, header.size, header.position if position is None else position) == header.crc
+
+
+def check_crc(buffer: Buffer, header: BatchHeader, file: str, position: int | None = None) -> None:
+    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum fits the bytes."""
+    computed = computed_crc(buffer, header.size, header.position if position is None else position)
+    if computed != header.crc:
+        raise CorruptBatchError.crc(file, header.position, header.last_offset, header.crc, computed)
+
+
+def inner_bytes(
+    buffer: Buffer,
+    header: BatchHeader,
+    file: str = "",
+    *,
+    position: int | None = None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> bytes:
+    """The inner entries of a wrapper, inflated; at most `limit_bytes` of them, else
+    DecompressionLimitError."""
+    at = header.position if position is None else position
+    outer = _outer(buffer, header, file, at)
+    if outer.value_length < 0:
+        raise _bad(
+            "a compressed entry without a value", "bad-records", file, header.position, header.last_offset
+        )
+    value = bytes(memoryview(buffer)[outer.value_position : outer.value_position + outer.value_length])
+    if header.magic == 0 and header.codec == LZ4:
+        value = _with_lz4_checksum(value, broken=False)
+    with located(file, header.position, header.last_offset):
+        return decompress(header.codec, value, limit_bytes)
+
+
+def messages(
+    buffer: Buffer,
+    header: BatchHeader,
+    file: str = "",
+    *,
+    position: int | None = None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> tuple[Buffer, list[Message]]:
+    """All messages of an entry, and the buffer that their positions refer to.
+
+    The entry's own checksum is the caller's to check; those inside a wrapper are checked here. Raises
+    CorruptBatchError or DecompressionLimitError, which name `file` and the entry's position.
+    """
+    if not header.codec:
+        at = header.position if position is None else position
+        return buffer, [_outer(buffer, header, file, at)]
+    data = inner_bytes(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    found = list(_inner_messages(data, header, file))
+    shift = _shift(found, header, file)
+    previous = -1
+    for number, message in enumerate(found):
+        offset = message.offset + shift
+        if offset <= previous:
+            raise _bad(
+                f"inner offset {offset} after {previous}",
+                "bad-records",
+                file,
+                header.position,
+                header.last_offset,
+            )
+        previous = offset
+        timestamp = header.max_timestamp if header.log_append else message.timestamp
+        found[number] = message._replace(offset=offset, timestamp=timestamp)
+    return data, found
+
+
+def read_records(
+    buffer: Buffer,
+    header: BatchHeader,
+    file: str = "",
+    *,
+    position: int | None = None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> Iterator[RawRecord]:
+    """The records of one entry, in order; arguments and errors as of `reader.read_records`."""
+    data, found = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    kind = LOG_APPEND_TIME if header.log_append else CREATE_TIME
+    for message in found:
+        yield RawRecord(message.offset, message.timestamp, kind, *key_and_value(data, message))
+
+
+def key_and_value(buffer: Buffer, message: Message) -> tuple[bytes | None, bytes | None]:
+    """Copies of a message's key and value."""
+    view = memoryview(buffer)
+    key = value = None
+    if message.key_length >= 0:
+        key = bytes(view[message.key_position : message.key_position + message.key_length])
+    if message.value_length >= 0:
+        value = bytes(view[message.value_position : message.value_position + message.value_length])
+    return key, value
+
+
+def _outer(buffer: Buffer, header: BatchHeader, file: str, at: int) -> Message:
+    try:
+        return _message(buffer, at, at + header.size, header.magic, header.last_offset)
+    except ValueError as error:
+        raise _bad(str(error), "bad-records", file, header.position, header.last_offset) from None
+
+
+def _inner_messages(data: bytes, wrapper: BatchHeader, file: str) -> Iterator[Message]:
+    """Inner entries with their offsets as stored."""
+    position, end = 0, len(data)
+    while end - position >= OVERHEAD_BYTES:
+        offset = _LONG.unpack_from(data, position)[0]
+        size = _INT.unpack_from(data, position + 8)[0]
+        try:
+            if size < MIN_SIZE[0]:
+                raise ValueError(f"impossible size {size}")
+            if size > end - position - OVERHEAD_BYTES:
+                return  # cut off: a fetch of old ended anywhere, and the rest came with the next one
+            crc, magic, attributes = _INNER.unpack_from(data, position + CRC_POSITION)
+            if magic not in (0, 1) or size < MIN_SIZE[magic]:
+                raise ValueError(f"magic {magic}, size {size}")
+            if attributes & CODEC_MASK:
+                raise ValueError("compressed inside a compressed entry")
+            entry_end = position + OVERHEAD_BYTES + size
+            if zlib.crc32(memoryview(data)[position + MAGIC_POSITION : entry_end]) != crc:
+                raise ValueError("checksum mismatch")
+            message = _message(data, position, entry_end, magic, offset)
+        except ValueError as error:
+            text = f"inner entry at inflated byte {position}: {error}"
+            raise _bad(text, "bad-records", file, wrapper.position, wrapper.last_offset) from None
+        yield message
+        position = entry_end
+
+
+def _message(buffer: Buffer, position: int, end: int, magic: int, offset: int) -> Message:
+    """The message whose entry is buffer[position:end]. ValueError for lengths that cannot be; bytes behind
+    the value are ignored, as Kafka does."""
+    timestamp = _LONG.unpack_from(buffer, position + 18)[0] if magic else NO_TIMESTAMP
+    at = position + KEY_LENGTH_POSITION[magic]
+    key_length = _INT.unpack_from(buffer, at)[0]
+    key_position = at + 4
+    if key_length < -1 or key_length > end - key_position - 4:
+        raise ValueError(f"key of {key_length} bytes, {end - key_position - 4} are there")
+    at = key_position + max(key_length, 0)
+    value_length = _INT.unpack_from(buffer, at)[0]
+    value_position = at + 4
+    if value_length < -1 or value_length > end - value_position:
+        raise ValueError(f"value of {value_length} bytes, {end - value_position} are there")
+    start = position + CRC_POSITION
+    return Message(
+        offset, magic, timestamp, key_position, key_length, value_position, value_length, start, end
+    )
+
+
+def _shift(found: list[Message], wrapper: BatchHeader, file: str) -> int:
+    """What turns a stored inner offset into an absolute one."""
+    if not found:
+        text = "a wrapper without a whole inner entry"
+        raise _bad(text, "bad-records", file, wrapper.position, wrapper.last_offset)
+    if wrapper.magic == 0 or wrapper.last_offset == 0:
+        return 0
+    last = found[-1].offset
+    if wrapper.last_offset < last:
+        text = f"last inner offset {last} is above the wrapper's {wrapper.last_offset}"
+        raise _bad(text, "bad-records", file, wrapper.position, wrapper.last_offset)
+    return wrapper.last_offset - last
+
+
+def _bad(text: str, code: str, file: str, position: int, offset: int | None = None) -> CorruptBatchError:
+    return CorruptBatchError(text, code=code, file=file or None, position=position, offset=offset)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def build_message(
+    magic: int,
+    offset: int,
+    key: bytes | None,
+    value: bytes | None,
+    timestamp: int = NO_TIMESTAMP,
+    *,
+    log_append: bool = False,
+    codec: int = 0,
+) -> bytes:
+    """One entry. `codec` only says what `value` is; for a wrapper use `build_wrapper`."""
+    _check_writable(magic, codec)
+    attributes = codec | (LOG_APPEND if log_append and magic else 0)
+    body = (
+        struct.pack(">bBq", magic, attributes, timestamp) if magic else struct.pack(">bB", magic, attributes)
+    )
+    body += _field(key) + _field(value)
+    return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
+
+
+def build_wrapper(
+    magic: int, codec: int, records: Sequence[RawRecord], *, log_append_ms: int | None = None
+) -> bytes:
+    """A wrapper of records whose offsets rise; their gaps stay. `log_append_ms`: give all of them this
+    time, of that type."""
+    _check_writable(magic, codec)
+    first = records[0].offset
+    inner = b"".join(
+        build_message(
+            magic,
+            record.offset - first if magic else record.offset,
+            record.key,
+            record.value,
+            record.timestamp if log_append_ms is None else log_append_ms,
+            log_append=log_append_ms is not None,
+        )
+        for record in records
+    )
+    stamp = max(record.timestamp for record in records) if log_append_ms is None else log_append_ms
+    return _wrap(magic, codec, records[-1].offset, stamp, log_append_ms is not None, inner)
+
+
+def filter_entry(
+    buffer: Buffer,
+    header: BatchHeader,
+    keep: Iterable[bool],
+    file: str = "",
+    *,
+    position: int | None = None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> Filtered | None:
+    """What is left of an entry when its messages are kept or not (`keep`, one for each); None if nothing is.
+
+    Byte for byte the same if all messages stay and have the wrapper's magic. Otherwise a wrapper of the
+    same magic, codec and timestamp type: offsets (with their gaps), keys, values and timestamps are those
+    of before. A message of magic 1 in a wrapper of magic 0 keeps its form, for magic 0 has no place for its
+    timestamp; one of magic 0 in a wrapper of magic 1 becomes magic 1.
+    """
+    at = header.position if position is None else position
+    data, found = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
+    kept = [message for message, wanted in zip(found, keep, strict=True) if wanted]
+    if not kept:
+        return None
+    converted = header.magic == 1 and any(message.magic == 0 for message in kept)
+    if len(kept) == len(found) and not converted:
+        whole = bytes(memoryview(buffer)[at : at + header.size])
+        return Filtered(whole, header.last_offset, header.max_timestamp, len(kept))
+    first = kept[0].offset if header.magic else 0
+    inner = bytearray()
+    for m in kept:
+        if header.magic == 0 or (m.magic == 1 and not header.log_append):
+            inner += struct.pack(">qi", m.offset - first, m.end - m.start)
+            inner += data[m.start : m.end]  # the checksum covers neither offset nor size
+        else:
+            key, value = key_and_value(data, m)
+            inner += build_message(1, m.offset - first, key, value, m.timestamp, log_append=header.log_append)
+    stamp = header.max_timestamp if header.magic == 0 or header.log_append else max(m.timestamp for m in kept)
+    last = kept[-1].offset
+    whole = _wrap(header.magic, header.codec, last, stamp, header.log_append, bytes(inner))
+    return Filtered(whole, last, stamp, len(kept))
+
+
+def _wrap(magic: int, codec: int, offset: int, timestamp: int, log_append: bool, inner: bytes) -> bytes:
+    value = compress(codec, inner)
+    if magic == 0 and codec == LZ4:
+        value = _with_lz4_checksum(value, broken=True)
+    return build_message(magic, offset, None, value, timestamp, log_append=log_append, codec=codec)
+
+
+def _check_writable(magic: int, codec: int) -> None:
+    if magic not in (0, 1) or codec not in CODECS:
+        raise ValueError(
+            f"magic {magic} has no codec {codec}: legacy entries take none, gzip, snappy and lz4"
+        )
+
+
+def _field(data: bytes | None) -> bytes:
+    return _INT.pack(-1) if data is None else _INT.pack(len(data)) + data
+
+
+# ---------------------------------------------------------------- the lz4 frame header of magic 0
+
+
+def _with_lz4_checksum(frame: bytes, *, broken: bool) -> bytes:
+    """The frame with its header checksum set: over the descriptor, as the format says, or (`broken`) over
+    the frame's magic number too, as magic 0 has it. What is too short to have one is left to the
+    decompressor's judgement."""
+    if len(frame) < 7:
+        return frame
+    at = 6 + (8 if frame[4] & 0x08 else 0) + (4 if frame[4] & 0x01 else 0)  # content size, dictionary id
+    if at >= len(frame):
+        return frame
+    checksum = _xxh32_short(frame[0 if broken else 4 : at]) >> 8 & 0xFF
+    return b"".join((frame[:at], bytes((checksum,)), frame[at + 1 :]))
+
+
+def _xxh32_short(data: bytes) -> int:
+    """xxHash32, seed 0. Right for any length, meant for the few bytes of a frame header."""
+    primes = (2654435761, 2246822519, 3266489917, 668265263, 374761393)
+    mask = 0xFFFFFFFF
+
+    def rotate(value: int, bits: int) -> int:
+        return (value << bits | value >> (32 - bits)) & mask
+
+    done = len(data) // 16 * 16
+    if done:
+        lanes = [(primes[0] + primes[1]) & mask, primes[1], 0, -primes[0] & mask]
+        for number, (word,) in enumerate(struct.iter_unpack("<I", data[:done])):
+            lanes[number % 4] = rotate((lanes[number % 4] + word * primes[1]) & mask, 13) * primes[0] & mask
+        state = sum(rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
+    else:
+        state = primes[4]
+    state = (state + len(data)) & mask
+    words = len(data) // 4 * 4
+    for (word,) in struct.iter_unpack("<I", data[done:words]):
+        state = rotate((state + word * primes[2]) & mask, 17) * primes[3] & mask
+    for byte in data[words:]:
+        state = rotate((state + byte * primes[4]) & mask, 11) * primes[0] & mask
+    state = (state ^ state >> 15) * primes[1] & mask
+    state = (state ^ state >> 13) * primes[2] & mask
+    return state ^ state >> 16
