@@ -1,0 +1,112 @@
+"""Segments from batches, and back: enough to rewrite without a log around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from lastword.cleaner import account, groups
+from lastword.cleaner.built import BuiltGroup
+from lastword.cleaner.certificate import certify
+from lastword.cleaner.choose import Plan
+from lastword.cleaner.groups import Limits
+from lastword.cleaner.rewrite import Output, rewrite
+from lastword.files import DEFAULT, Files
+from lastword.records.batch import BatchHeader
+from lastword.records.builder import BatchBuilder
+from lastword.records.reader import read_records
+from lastword.records.record import RawRecord
+from lastword.resolve import Resolution, resolve
+from lastword.segment import names
+from lastword.segment.segment import Segment
+
+NOW = 1_700_000_000_000
+HOUR = 3_600_000
+SALT = b"0123456789abcdef"
+
+
+def plan(**changes: object) -> Plan:
+    fields: dict[str, object] = {
+        "topic": "t",
+        "partition": 0,
+        "action": "clean",
+        "due": False,
+        "strategy": "kafka",
+        "segments": 0,
+        "read_bytes": 0,
+        "write_bytes": 0,
+        "free_bytes": 0,
+        "exact": False,
+        "reasons": (),
+        "now_ms": NOW,
+        "map_bytes": 1 << 20,
+        "delete_retention_ms": HOUR,
+        "limit": 1 << 60,
+    }
+    return Plan(**(fields | changes))  # type: ignore[arg-type]
+
+
+def batch(
+    base_offset: int,
+    records: Iterable[tuple[int, bytes | None, bytes | None]],
+    *,
+    codec: int = 0,
+    producer_id: int = -1,
+    sequence: int = 0,
+    timestamp: int = NOW - HOUR,
+) -> bytes:
+    """A batch of (offset, key, value); timestamps rise by one with the offset."""
+    epoch = 0 if producer_id >= 0 else -1
+    sequence = sequence if producer_id >= 0 else -1
+    builder = BatchBuilder(codec, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+    for offset, key, value in records:
+        builder.append(timestamp + offset, key, value, offset_delta=offset - base_offset)
+    return builder.build(base_offset)
+
+
+def write_segment(directory: Path, base_offset: int, batches: Sequence[bytes]) -> Segment:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / names.segment_file(base_offset, names.LOG)).write_bytes(b"".join(batches))
+    return Segment.load(DEFAULT, str(directory), base_offset)
+
+
+def contents(segment: Segment) -> list[tuple[BatchHeader, list[RawRecord]]]:
+    found = []
+    for header in segment.headers():
+        data = segment.read_batch(header)
+        found.append((header, list(read_records(data, header_at_zero(header)))))
+    return found
+
+
+def header_at_zero(header: BatchHeader) -> BatchHeader:
+    from dataclasses import replace
+
+    return replace(header, position=0)
+
+
+def records_of(segment: Segment) -> list[RawRecord]:
+    return [record for _, records in contents(segment) for record in records]
+
+
+def resolved(segments: Sequence[Segment], *, now_ms: int = NOW, map_bytes: int = 1 << 20) -> Resolution:
+    return resolve(segments, map_bytes=map_bytes, salt=SALT, now_ms=now_ms)
+
+
+def rewrite_all(
+    segments: Sequence[Segment], target: Path, the_plan: Plan | None = None, *, files: Files = DEFAULT
+) -> list[tuple[BuiltGroup, Segment]]:
+    """Resolve, group, rewrite, certify; each group's facts and its new segment below `target`."""
+    the_plan = the_plan or plan()
+    resolution = resolved(segments, now_ms=the_plan.now_ms)
+    limits = Limits(the_plan.segment_bytes, the_plan.segment_index_bytes, the_plan.index_interval_bytes)
+    made = []
+    for number, one in enumerate(groups.group(resolution.segments, limits)):
+        directory = target / str(number)
+        directory.mkdir(parents=True)
+        output = Output(files, str(directory), one.base_offset, the_plan)
+        rewritten = rewrite(one, segments, resolution, the_plan, output, lambda _: None)
+        certified = certify(output, rewritten, one, segments, resolution)
+        output.finish(segments[one.last].mtime_ms)
+        facts = account.built(segments, one, str(directory), rewritten, certified, resolution, 0.0)
+        made.append((facts, Segment.load(files, str(directory), one.base_offset)))
+    return made

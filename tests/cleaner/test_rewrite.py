@@ -1,0 +1,230 @@
+"""Rewriting: byte for byte where nothing is dead, cut where something is, and never a record more or less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lastword.cleaner import rewrite as module
+from lastword.records.batch import read_header
+from lastword.records.reader import read_records
+from tests.cleaner.support import (
+    HOUR,
+    NOW,
+    batch,
+    contents,
+    plan,
+    records_of,
+    resolved,
+    rewrite_all,
+    write_segment,
+)
+from tests.naive import cleaner as naive
+
+A5_SOURCE = bytes.fromhex(
+    "00000000000000280000004b000000000294d9578c0000000000020000018bcfe568000000018bcfe56802ffffffffffffffffff"
+    "ffffffffff000000031000000002610231000e00020202620100100004040263023300"
+)
+A5_HORIZON = bytes.fromhex(
+    "00000000000000280000004e00000000026f32527d0040000000020000018bcfe56ddc0000018bcfe56802ffffffffffffffffff"
+    "ffffffffff000000031200b7170002610231001000b51702026201001200b317040263023300"
+)
+A5_ONLY_A = bytes.fromhex(
+    "00000000000000280000003a0000000002e5608a800000000000020000018bcfe568000000018bcfe56800ffffffffffffffffff"
+    "ffffffffff00000001100000000261023100"
+)
+
+
+def one_batch(data: bytes) -> tuple[object, list[object]]:
+    header = read_header(data, 0, len(data), "memory")
+    return header, list(read_records(data, header))
+
+
+def test_a_surviving_tombstone_starts_its_clock_as_in_kafka(tmp_path: Path) -> None:
+    """Kafka's own bytes for everything kept, now T+1000, delete.retention.ms 500."""
+    segment = write_segment(tmp_path / "s", 40, [A5_SOURCE])
+    ((_, new),) = rewrite_all([segment], tmp_path / "o", plan(now_ms=NOW + 1000, delete_retention_ms=500))
+    assert Path(new.file).read_bytes() == A5_HORIZON
+
+
+def test_a_cut_batch_keeps_its_range_as_in_kafka(tmp_path: Path) -> None:
+    """Kafka's own bytes for only `a` kept; the batch still ends at offset 42."""
+    newer = batch(43, [(43, b"b", b"new"), (44, b"c", b"new")])
+    segment = write_segment(tmp_path / "s", 40, [A5_SOURCE, newer])
+    ((_, new),) = rewrite_all([segment], tmp_path / "o")
+    assert Path(new.file).read_bytes() == A5_ONLY_A + newer
+
+
+def test_a_batch_without_dead_records_is_copied_byte_for_byte(tmp_path: Path) -> None:
+    live = batch(2, [(2, b"a", b"2"), (3, b"b", b"2")], codec=3)
+    segment = write_segment(tmp_path / "s", 0, [batch(0, [(0, b"a", b"1"), (1, b"b", b"1")]), live])
+    ((facts, new),) = rewrite_all([segment], tmp_path / "o")
+    assert Path(new.file).read_bytes() == live
+    assert (facts.records_read, facts.records_kept, facts.removed.superseded) == (4, 2, 2)
+
+
+def test_the_last_batch_of_a_group_stays_as_a_header(tmp_path: Path) -> None:
+    first = write_segment(tmp_path / "s", 0, [batch(0, [(0, b"x", b"1")]), batch(1, [(1, b"a", b"1")])])
+    second = write_segment(tmp_path / "s", 2, [batch(2, [(2, b"a", b"2")]), batch(3, [(3, b"x", b"2")])])
+    tight = plan(segment_bytes=140)
+    (facts, new), *rest = rewrite_all([first, second], tmp_path / "o", tight)
+    assert not rest, "the second segment has nothing dead"
+    ((header, records),) = contents(new)
+    assert (header.size, header.count, header.base_offset, header.last_offset, records) == (61, 0, 1, 1, [])
+    assert header.max_timestamp == -1, "no record has the time that it had"
+    assert (new.next_offset, facts.output.next_offset, facts.records_kept) == (2, 2, 0)
+
+
+def test_the_last_batch_of_a_producer_stays_with_its_sequence(tmp_path: Path) -> None:
+    batches = [
+        batch(0, [(0, b"k", b"1")], producer_id=7, sequence=4),
+        batch(1, [(1, b"k", b"2"), (2, b"k", b"3")], producer_id=7, sequence=5),
+        batch(3, [(3, b"k", b"4")]),
+    ]
+    segment = write_segment(tmp_path / "s", 0, batches)
+    ((_, new),) = rewrite_all([segment], tmp_path / "o")
+    (empty, none), (_, kept) = contents(new)
+    assert (empty.producer_id, empty.base_sequence, empty.last_offset, empty.count) == (7, 5, 2, 0)
+    assert empty.max_timestamp == NOW - HOUR + 2
+    assert (none, [r.value for r in kept]) == ([], [b"4"])
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+def test_a_cut_batch_keeps_its_codec(tmp_path: Path, codec: int) -> None:
+    values = [(i, b"k%d" % (i % 6), b"value %d " % i * 20) for i in range(10)]
+    segment = write_segment(tmp_path / "s", 0, [batch(0, values, codec=codec)])
+    ((_, new),) = rewrite_all([segment], tmp_path / "o")
+    ((header, records),) = contents(new)
+    assert (header.codec, header.base_offset, header.last_offset, header.count) == (codec, 0, 9, 6)
+    assert [(r.offset, r.timestamp, r.key, r.value) for r in records] == [
+        (o, NOW - HOUR + o, k, v) for o, k, v in values[4:]
+    ]
+
+
+def test_a_tombstone_past_its_horizon_goes(tmp_path: Path) -> None:
+    segment = write_segment(tmp_path / "s", 40, [A5_HORIZON])
+    early = resolved([segment], now_ms=NOW + 1499)
+    assert (early.segments[0].tombstones, early.segments[0].due_tombstones) == (1, 0)
+    ((facts, new),) = rewrite_all([segment], tmp_path / "o", plan(now_ms=NOW + 1500))
+    assert [r.key for r in records_of(new)] == [b"a", b"c"]
+    assert facts.removed.tombstone == 1
+
+
+def test_a_horizon_is_never_moved(tmp_path: Path) -> None:
+    newer = batch(43, [(43, b"a", b"new")])
+    segment = write_segment(tmp_path / "s", 40, [A5_HORIZON, newer])
+    ((facts, new),) = rewrite_all([segment], tmp_path / "o", plan(now_ms=NOW + 1200))
+    (header, records), _ = contents(new)
+    assert header.delete_horizon_ms == NOW + 1500
+    assert [(r.offset, r.timestamp, r.value) for r in records] == [(41, NOW + 1, None), (42, NOW + 2, b"3")]
+    assert (facts.tombstones.count, facts.tombstones.first_offset, facts.tombstones.first_due_ms) == (
+        1,
+        41,
+        NOW + 1500,
+    )
+
+
+def test_nothing_dead_means_no_group(tmp_path: Path) -> None:
+    segment = write_segment(tmp_path / "s", 0, [batch(0, [(i, b"k%d" % i, b"v") for i in range(20)])])
+    assert rewrite_all([segment], tmp_path / "o") == []
+
+
+def test_records_without_a_key_go(tmp_path: Path) -> None:
+    segment = write_segment(
+        tmp_path / "s", 0, [batch(0, [(0, None, b"1"), (1, b"k", b"2"), (2, None, None)])]
+    )
+    ((facts, new),) = rewrite_all([segment], tmp_path / "o")
+    assert [r.offset for r in records_of(new)] == [1]
+    assert (facts.removed.keyless, facts.removed.superseded) == (2, 0)
+
+
+def test_an_output_takes_the_time_of_its_last_source(tmp_path: Path) -> None:
+    import os
+
+    one = write_segment(tmp_path / "s", 0, [batch(0, [(0, b"a", b"1")])])
+    write_segment(tmp_path / "s", 1, [batch(1, [(1, b"a", b"2")])])
+    os.utime(tmp_path / "s" / f"{1:020d}.log", (1_600_000_000, 1_600_000_000))
+    two = type(one).load(one.files, one.directory, 1)
+    ((_, new),) = rewrite_all([one, two], tmp_path / "o")
+    assert new.mtime_ms == 1_600_000_000_000
+    assert all(p.stat().st_mtime == 1_600_000_000 for p in Path(new.directory).iterdir())
+
+
+offsets_and_keys = st.lists(
+    st.tuples(
+        st.sampled_from([None, b"", b"a", b"b", b"c", b"d", b"e" * 300]),
+        st.sampled_from([None, b"", b"v", b"w" * 200]),
+        st.integers(0, 2),  # a gap before it
+        st.booleans(),  # a new batch begins here
+        st.booleans(),  # a new segment begins here
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(offsets_and_keys, st.integers(0, 4), st.sampled_from([120, 400, 1 << 20]), st.integers(1, 3))
+def test_what_is_left_is_what_the_naive_cleaner_leaves(
+    tmp_path_factory: pytest.TempPathFactory, items: list, codec: int, segment_bytes: int, rounds: int
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("naive")
+    segments_batches: list[list[list]] = [[[]]]
+    offset = 0
+    for key, value, gap, new_batch, new_segment in items:
+        offset += gap
+        if new_segment and segments_batches[-1][-1]:
+            segments_batches.append([[]])
+        elif new_batch and segments_batches[-1][-1]:
+            segments_batches[-1].append([])
+        segments_batches[-1][-1].append((offset, key, value))
+        offset += 1
+    segments = [
+        write_segment(tmp_path / "s", rows[0][0][0], [batch(b[0][0], b, codec=codec) for b in rows])
+        for rows in segments_batches
+    ]
+    model = [naive.NaiveBatch(tuple(records)) for s in segments for _, records in contents(s)]
+    for number in range(rounds):
+        now_ms = NOW + number * HOUR
+        model = naive.clean(model, now_ms, HOUR)
+        the_plan = plan(now_ms=now_ms, segment_bytes=segment_bytes)
+        made = rewrite_all(segments, tmp_path / f"o{number}", the_plan)
+        for facts, new in made:
+            bases = {source.base_offset for source in facts.sources}
+            segments = sorted(
+                [s for s in segments if s.base_offset not in bases] + [new], key=lambda s: s.base_offset
+            )
+        found = [pair for s in segments for pair in contents(s)]
+        assert [r for _, records in found for r in records] == naive.survivors(model)
+        horizons = [h.delete_horizon_ms for h, records in found if records]
+        assert horizons == [b.horizon_ms for b in model if b.records]
+
+
+def test_a_small_output_buffer_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(i, b"k%d" % (i % 50), b"v" * (i % 90)) for i in range(300)]
+    batches = [batch(i, rows[i : i + 7], codec=(0, 3)[i % 2]) for i in range(0, 294, 7)]
+    segment = write_segment(tmp_path / "s", 0, batches)
+    ((_, big),) = rewrite_all([segment], tmp_path / "big")
+    monkeypatch.setattr(module, "OUT_BYTES", 100)
+    monkeypatch.setattr(module, "OUT_ROWS", 3)
+    ((_, small),) = rewrite_all([segment], tmp_path / "small")
+    assert Path(big.file).read_bytes() == Path(small.file).read_bytes()
+
+
+def test_counting_gives_the_size_to_the_byte(tmp_path: Path) -> None:
+    from lastword.cleaner.groups import Limits, group
+
+    rows = [(i, b"k%d" % (i % 9), None if i % 5 == 0 else b"value" * 9) for i in range(60)]
+    segment = write_segment(
+        tmp_path / "s", 0, [batch(i, rows[i : i + 10], codec=4) for i in range(0, 60, 10)]
+    )
+    ((facts, _),) = rewrite_all([segment], tmp_path / "o")
+    resolution = resolved([segment])
+    (one,) = group(resolution.segments, Limits(1 << 30, 10 << 20, 4096))
+    counted = module.rewrite(one, [segment], resolution, plan(), None, lambda _: None)
+    assert counted.size_bytes == facts.output.size_bytes
+    assert replace(counted) == counted
