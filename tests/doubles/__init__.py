@@ -1,0 +1,11 @@
+"""Doubles of `Files` for tests.
+
+`RecordingFiles` (recording.py) lists every call, stops dead at the n-th change, or lets a chosen call fail.
+`ForgetfulFiles` (forgetful.py) knows which changes were synced, and makes directories as a power cut would
+leave them.
+"""
+
+from tests.doubles.forgetful import ForgetfulFiles, Image
+from tests.doubles.recording import Call, RecordingFiles, Stopped
+
+__all__ = ["Call", "ForgetfulFiles", "Image", "RecordingFiles", "Stopped"]
