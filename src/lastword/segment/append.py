@@ -22,7 +22,9 @@ from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
 class SegmentAppender:
     """The writing end of the active segment. Not safe for two threads: the partition's lock is held around it."""
 
-    def __init__(self, segment: Segment, log: Handle, index: Handle, times: Handle, builder: IndexBuilder) -> None:
+    def __init__(
+        self, segment: Segment, log: Handle, index: Handle, times: Handle, builder: IndexBuilder
+    ) -> None:
         self.segment = segment
         self._log = log
         self._index = index
@@ -34,9 +36,14 @@ class SegmentAppender:
         """Largest timestamp of the first batch: rolling by time counts from it. -1 without one."""
 
     @classmethod
-    def create(cls, files: Files, directory: str, base_offset: int, *, index_interval_bytes: int) -> SegmentAppender:
+    def create(
+        cls, files: Files, directory: str, base_offset: int, *, index_interval_bytes: int
+    ) -> SegmentAppender:
         """A new empty segment; FileTakenError if there is one. On failure nothing stays behind."""
-        paths = [f"{directory}/{names.segment_file(base_offset, extension)}" for extension in names.SEGMENT_EXTENSIONS[:3]]
+        paths = [
+            f"{directory}/{names.segment_file(base_offset, extension)}"
+            for extension in names.SEGMENT_EXTENSIONS[:3]
+        ]
         made: list[Handle] = []
         try:
             for path in paths:
@@ -62,7 +69,10 @@ class SegmentAppender:
         kept = [entry for entry in times.entries() if len(offsets) and entry.offset <= offsets.last.offset]
         last_time = kept[-1].timestamp if kept else NO_TIMESTAMP
         builder = IndexBuilder(
-            segment.base_offset, index_interval_bytes, entry_position=offsets.last.position, time_entry=last_time
+            segment.base_offset,
+            index_interval_bytes,
+            entry_position=offsets.last.position,
+            time_entry=last_time,
         )
         if kept:
             builder.seen(kept[-1].offset, kept[-1].timestamp)
@@ -129,11 +139,13 @@ class SegmentAppender:
         for header in segment.headers(offsets.position):
             self._builder.seen(header.last_offset, header.max_timestamp)
 
-    def is_full(self, max_index_bytes: int) -> bool:
-        """Has an index no room for another entry (and the time index for its last one)?"""
+    def is_full(self, max_index_bytes: int, more: int = 0) -> bool:
+        """Has an index no room for another entry (and the time index for its last one), after `more` entries?"""
+        offsets = self._index_bytes // offset_index.ENTRY_BYTES + more
+        times = self._time_bytes // time_index.ENTRY_BYTES + more
         return (
-            self._index_bytes // offset_index.ENTRY_BYTES >= max_index_bytes // offset_index.ENTRY_BYTES
-            or self._time_bytes // time_index.ENTRY_BYTES >= max_index_bytes // time_index.ENTRY_BYTES - 1
+            offsets >= max_index_bytes // offset_index.ENTRY_BYTES
+            or times >= max_index_bytes // time_index.ENTRY_BYTES - 1
         )
 
     def sync_log(self) -> None:

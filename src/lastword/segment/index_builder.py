@@ -30,7 +30,12 @@ class IndexBuilder:
     )
 
     def __init__(
-        self, base_offset: int, interval_bytes: int, *, entry_position: int = 0, time_entry: int = NO_TIMESTAMP
+        self,
+        base_offset: int,
+        interval_bytes: int,
+        *,
+        entry_position: int = 0,
+        time_entry: int = NO_TIMESTAMP,
     ) -> None:
         self.base_offset = base_offset
         self.interval_bytes = interval_bytes

@@ -53,7 +53,13 @@ class Repair:
 
 
 def inspect(
-    files: Files, directory: str, base_offset: int, *, index_interval_bytes: int, active: bool = False, suffix: str = ""
+    files: Files,
+    directory: str,
+    base_offset: int,
+    *,
+    index_interval_bytes: int,
+    active: bool = False,
+    suffix: str = "",
 ) -> Inspection:
     """Walks one segment with all checksums. An `active` one gets no last time entry: it goes on."""
     file = os.path.join(directory, names.segment_file(base_offset, names.LOG, suffix))

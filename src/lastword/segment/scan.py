@@ -81,7 +81,9 @@ class SoundWalk:
     the file is sound. A message of magic 0 or 1 is not damage: UnknownMagicError, so that nobody cuts it off.
     """
 
-    def __init__(self, handle: Handle, file: str, start: int, end: int, base_offset: int, next_offset: int) -> None:
+    def __init__(
+        self, handle: Handle, file: str, start: int, end: int, base_offset: int, next_offset: int
+    ) -> None:
         self._handle = handle
         self._file = file
         self._end = end

@@ -216,6 +216,10 @@ class Segment:
                 return header.position
         return None
 
+    def trusted_end(self) -> int:
+        """Position of the last batch that the offset index knows: where looking for the end may begin."""
+        return self._trusted(self.offset_index.last).position
+
     def _trusted(self, entry: OffsetEntry) -> OffsetEntry:
         """The entry if a sound batch lies where it points and begins low enough; else the segment's beginning."""
         if entry.position == 0:

@@ -1,0 +1,569 @@
+"""`PartitionLog`: the writing side of one partition, one object per open partition.
+
+Who holds what. `lock` (reentrant) guards everything that changes: appends, rolls, replacing segments. Syncs run outside
+of it, under a mutex of their own, so that appends go on while the drive works; whoever waits for that mutex usually
+finds that the sync before covered it (one fsync for a whole group of callers). Readers take no lock: the set of
+segments is replaced as a whole, and the active segment's size grows only after its bytes are there.
+
+What is promised when. An append that returned survives a killed process (`os`). After `sync`, everything below
+`synced_to` survives a power cut (`disk`). Two rules make that a prefix of the log and never a log with a hole: a
+segment is synced before its successor is created, and the directory is synced with the first sync that relies on a
+new name. The recovery point moves only after the indexes are synced too, for what lies below it is not looked at again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import google_crc32c
+
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.errors import FileTakenError, LastwordError, RecordTooLargeError
+from lastword.files import Files
+from lastword.partition import reads, swap
+from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.producers import snapshot_path, write_empty_snapshot
+from lastword.partition.segment_set import SegmentSet
+from lastword.partition.synced import SyncedMark
+from lastword.records.batch import (
+    CHECKED_FROM,
+    CRC_POSITION,
+    LOG_APPEND_BIT,
+    BatchHeader,
+    read_header,
+    set_base_offset,
+)
+from lastword.segment import names
+from lastword.segment.append import SegmentAppender
+from lastword.segment.names import MAX_RELATIVE_OFFSET
+from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
+
+if TYPE_CHECKING:
+    from lastword.partition.view import PartitionView
+    from lastword.records.chunk import Chunk
+
+_ATTRIBUTES = struct.Struct(">h")
+_MAX_TIMESTAMP = struct.Struct(">q")
+_CRC = struct.Struct(">I")
+_MAX_FILE_BYTES = 2**31 - 1
+
+
+class AppendedBatch(NamedTuple):
+    """Where a batch came to lie. `timestamp` (ms): its largest, or that of the append if the topic says so."""
+
+    base_offset: int
+    last_offset: int
+    timestamp: int
+
+
+class OpenState(NamedTuple):
+    """What opening found out (`partition.open`)."""
+
+    segments: SegmentSet
+    appender: SegmentAppender
+    log_start: int
+    recovery_point: int
+    synced_to: int
+    epochs: LeaderEpochs
+    no_producers: bool
+    snapshot_at_end: bool
+
+
+class PartitionLog:
+    """Append, roll, sync, replace, read. Made by `partition.open.open_log`."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        topic: str,
+        partition: int,
+        config: TopicConfig,
+        clock: Clock,
+        state: OpenState,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.topic = topic
+        self.partition = partition
+        self.config = config
+        self.clock = clock
+        self.lock = threading.RLock()
+        self._segments = state.segments
+        self._appender = state.appender
+        self._log_start = state.log_start
+        self._recovery_point = state.recovery_point
+        self._synced_to = state.synced_to
+        self._epochs = state.epochs
+        self._no_producers = state.no_producers
+        self._snapshot_at_end = state.snapshot_at_end
+        self._rng = rng or random.Random()
+        self._sync_mutex = threading.Lock()
+        self._mark = SyncedMark(files, directory)
+        self._unsynced = list(state.segments.starting_at(state.synced_to))
+        self._directory_unsynced = True  # recovery may have made names: the first sync makes them durable
+        self._failure: LastwordError | None = None
+        self._closed = False
+        self._rolled()
+
+    def __repr__(self) -> str:
+        return f"PartitionLog({self.name}, {self.log_start}..{self.log_end})"
+
+    # -------------------------------------------------------------- facts
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def segment_set(self) -> SegmentSet:
+        return self._segments
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """A snapshot: what is replaced later stays readable as long as its file is open, then `refresh`."""
+        return self._segments.segments
+
+    @property
+    def active(self) -> Segment:
+        """The segment that appends go to."""
+        return self._appender.segment
+
+    @property
+    def log_start(self) -> int:
+        return self._log_start
+
+    @property
+    def log_end(self) -> int:
+        """The offset that the next record gets."""
+        return self._appender.segment.next_offset
+
+    @property
+    def synced_to(self) -> int:
+        """Everything below this offset survives a power cut."""
+        return self._synced_to
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below this offset is on the drive with its indexes; recovery begins here."""
+        return self._recovery_point
+
+    @property
+    def epochs(self) -> LeaderEpochs:
+        return self._epochs
+
+    @property
+    def no_producers(self) -> bool:
+        """Is it known that no batch of this log has a producer id?"""
+        return self._no_producers
+
+    # -------------------------------------------------------------- append
+
+    def append_batch(self, data: bytes | bytearray | memoryview) -> AppendedBatch:
+        """Append one ready batch, whose offsets count from 0; the log assigns the real ones.
+
+        RecordTooLargeError above `max.message.bytes`. Survives a killed process when it returns.
+        """
+        return self.append_batches((data,))[0]
+
+    def append_batches(self, batches: Sequence[bytes | bytearray | memoryview]) -> list[AppendedBatch]:
+        """Append ready batches in order, with one write for each segment they go to.
+
+        Sizes are checked before the first byte is written. A drive that fills up leaves whole batches only: those of
+        the segments that were filled before.
+        """
+        with self.lock:
+            self._check_open()
+            self._check_sizes(batches)
+            if self._epochs.latest is None and batches:
+                self._epochs.assign(0, self.log_end)
+            appended: list[AppendedBatch] = []
+            pending = _Pending(self.log_end)
+            epoch = self._epochs.latest or 0
+            for data in batches:
+                if pending.headers and self._appender.is_full(
+                    self.config.segment_index_bytes, len(pending.headers)
+                ):
+                    self._write(pending)  # to know exactly how full the indexes are
+                    pending = _Pending(self.log_end)
+                header = pending.add(data, epoch, self._log_append_time())
+                if self._must_roll(header, pending):
+                    begun = pending.take_last()
+                    self._write(pending)
+                    self.roll()
+                    pending = _Pending(self.log_end)
+                    header = pending.add(begun, epoch, self._log_append_time())
+                if pending.first_timestamp is None:
+                    pending.first_timestamp = header.max_timestamp
+                appended.append(AppendedBatch(header.base_offset, header.last_offset, header.max_timestamp))
+            self._write(pending)
+            if self.log_end - self._synced_to >= self.config.flush_messages:
+                self.sync()
+            return appended
+
+    def _log_append_time(self) -> int | None:
+        return self.clock.now_ms() if self.config.message_timestamp_type == "LogAppendTime" else None
+
+    def _check_sizes(self, batches: Sequence[bytes | bytearray | memoryview]) -> None:
+        for data in batches:
+            limit = min(self.config.max_message_bytes, self.config.segment_bytes)
+            if len(data) > limit:
+                which = "max.message.bytes" if limit == self.config.max_message_bytes else "segment.bytes"
+                raise RecordTooLargeError(
+                    f"{self.name}: a batch of {len(data)} bytes is larger than {which} = {limit}",
+                    remedy=f"smaller records, or raise {which}",
+                )
+
+    def _write(self, pending: _Pending) -> None:
+        if not pending.headers:
+            return
+        if any(header.producer_id >= 0 for header in pending.headers):
+            self._no_producers = False
+        self._snapshot_at_end = False
+        self._guarded(lambda: self._appender.append(pending.data, pending.headers))
+
+    # -------------------------------------------------------------- roll
+
+    def _must_roll(self, header: BatchHeader, pending: _Pending) -> bool:
+        """Kafka's rule. What is pending counts as written."""
+        active, config = self.active, self.config
+        before = active.size + header.position  # bytes of the segment in front of this batch
+        if before + header.size > min(config.segment_bytes, _MAX_FILE_BYTES):
+            return before > 0
+        if header.last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if before == 0:
+            return False
+        began = pending.first_timestamp if active.size == 0 else self._appender.rolling_timestamp
+        if began is not None and began >= 0:
+            waited = header.max_timestamp - began
+        else:
+            waited = self.clock.now_ms() - self._created_ms
+        if waited > self._roll_ms:
+            return True
+        return self._appender.is_full(config.segment_index_bytes)
+
+    def roll(self) -> None:
+        """Close the active segment and begin the next at the log end. Does nothing if it is empty.
+
+        The order: the closed segment and its indexes are synced before the new one exists, so what a power cut leaves
+        of the log is a beginning of it, never a log with a hole.
+        """
+        with self.lock:
+            self._check_open()
+            if self.active.size:
+                self._guarded(self._roll)
+
+    def _roll(self) -> None:
+        old, base = self._appender, self.log_end
+        old.finish()
+        with self._sync_mutex:
+            self._sync_files(base, indexes=True)
+        if self._no_producers and not self._snapshot_at_end:
+            write_empty_snapshot(self.files, self.directory, base)
+            self._snapshot_at_end = True
+        interval = self.config.index_interval_bytes
+        try:
+            new = SegmentAppender.create(self.files, self.directory, base, index_interval_bytes=interval)
+        except (
+            FileTakenError
+        ):  # left by a roll that did not come to its end: no segment of the log has this base
+            for extension in names.SEGMENT_EXTENSIONS:
+                self.files.unlink(f"{self.directory}/{names.segment_file(base, extension)}", missing_ok=True)
+            new = SegmentAppender.create(self.files, self.directory, base, index_interval_bytes=interval)
+        with self._sync_mutex:  # nobody syncs while the files change hands
+            self._directory_unsynced = True
+            self._segments = self._segments.with_added(new.segment)
+            self._appender = new
+            self._unsynced = [new.segment]
+            old.close()
+        self._rolled()
+
+    def _rolled(self) -> None:
+        config = self.config
+        self._created_ms = self.clock.now_ms()
+        limit = min(config.segment_ms, config.max_compaction_lag_ms) if config.compacts else config.segment_ms
+        jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
+        self._roll_ms = limit - (self._rng.randrange(jitter_ms) if jitter_ms else 0)
+
+    def roll_if_due(self) -> bool:
+        """Roll if the first record of the active segment is older than `segment.ms`, by the clock: the setting then
+        holds without new appends."""
+        with self.lock:
+            began = self._appender.rolling_timestamp
+            began = began if began >= 0 else self._created_ms
+            if not self.active.size or self.clock.now_ms() - began <= self._roll_ms:
+                return False
+            self.roll()
+            return True
+
+    # -------------------------------------------------------------- sync
+
+    def sync(self) -> None:
+        """Returns when everything appended before the call survives a power cut.
+
+        Callers at the same time share one fsync. SyncFailedError is final: the directory is offline until it is
+        opened again.
+        """
+        target = self.log_end
+        if self._synced_to >= target and not self._directory_unsynced:
+            return
+        with self._sync_mutex:
+            if self._synced_to >= target and not self._directory_unsynced:
+                return
+            self._check_open()
+            self._sync_files(self.log_end, indexes=False)
+
+    def flush(self) -> None:
+        """`sync`, with the indexes too: moves the recovery point to the log end."""
+        with self.lock:
+            self._check_open()
+            if self._recovery_point < self.log_end or self._directory_unsynced:
+                with self._sync_mutex:
+                    self._sync_files(self.log_end, indexes=True)
+
+    def _sync_files(self, end: int, *, indexes: bool) -> None:
+        """Sync all that holds offsets below `end` and may not be durable; `_sync_mutex` is held."""
+        appender, unsynced = self._appender, list(self._unsynced)
+        try:
+            for segment in unsynced:
+                if segment is not appender.segment:
+                    self._sync_closed(segment)
+            appender.sync_log()
+            if indexes:
+                appender.sync_indexes()
+            if self._directory_unsynced:
+                self._directory_unsynced = False
+                try:
+                    self.files.fsync_dir(self.directory)
+                except LastwordError:
+                    self._directory_unsynced = True
+                    raise
+        except LastwordError as error:
+            self._failure = self._failure or error
+            raise
+        self._unsynced = [s for s in self._unsynced if s not in unsynced or s is appender.segment]
+        if end > self._synced_to:
+            self._synced_to = end
+            with contextlib.suppress(LastwordError):  # it only protects; the sync itself has succeeded
+                self._mark.write(end)
+        if indexes:
+            self._recovery_point = max(self._recovery_point, end)
+
+    def _sync_closed(self, segment: Segment) -> None:
+        """A closed segment from before this process, or from before a recovery: all its files."""
+        for extension in names.SEGMENT_EXTENSIONS:
+            path = segment.path(extension)
+            if self.files.exists(path):
+                with self.files.open_append(path) as handle:
+                    handle.fsync()
+
+    # -------------------------------------------------------------- replace
+
+    def replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> Segment:
+        """Publish one rewritten segment in place of its sources; see `partition.swap` for every crash of it.
+
+        `old`: neighbours among this log's closed segments, named by any Segment of the same file. `new`: one complete,
+        synced segment in a private directory, with the base offset of the first and the next offset of the last.
+        Readers that are inside an old segment finish it; others find the new one.
+        """
+        if len(new) != 1:
+            raise ValueError("a group is replaced by one segment")
+        with self.lock:
+            self._check_open()
+            sources = self._own(old)
+            try:
+                published = swap.publish(self.files, self.directory, sources, new[0])
+            except LastwordError:
+                self._after_failed_swap()
+                raise
+            published.next_offset = new[0].next_offset
+            self._segments = self._segments.with_replaced(sources, [published])
+            return published
+
+    def _own(self, wanted: Sequence[Segment]) -> list[Segment]:
+        """This log's segments for the given ones, which must be the same files and neighbours."""
+        own = list(self._segments)
+        bases = [s.base_offset for s in own]
+        if not wanted or wanted[0].base_offset not in bases:
+            raise ValueError("these segments are not in the log any more")
+        first = bases.index(wanted[0].base_offset)
+        found = own[first : first + len(wanted)]
+        same = [(s.base_offset, s.inode) for s in found] == [(s.base_offset, s.inode) for s in wanted]
+        if not same:
+            raise ValueError("these segments are not neighbours in the log any more")
+        return found
+
+    def _after_failed_swap(self) -> None:
+        """Bring directory and memory to one of the two states that a swap has; if that fails, this log is done for."""
+        try:
+            swap.recover(self.files, self.directory)
+            listing = self.files.listdir(self.directory)
+            logs = [base for base, _ in swap.decide(self.files, self.directory, listing).logs]
+            active = self.active
+            here = {s.base_offset: s for s in self._segments}
+            kept: list[Segment] = []
+            for base in logs:
+                fresh = Segment.load(self.files, self.directory, base)
+                known = here.get(base)
+                kept.append(known if known is not None and known.inode == fresh.inode else fresh)
+            self._segments = SegmentSet([*(s for s in kept if s.base_offset != active.base_offset), active])
+        except LastwordError as error:
+            self._failure = self._failure or error
+
+    # -------------------------------------------------------------- read
+
+    def view(self) -> PartitionView:
+        """The log of now as a snapshot that other code, or a file list for other processes, can work on."""
+        from lastword.partition.view import PartitionView
+
+        with self.lock:
+            segments = [_frozen(s) if s.active else s for s in self._segments]
+            return PartitionView(
+                self.files, self.directory, SegmentSet(segments), self.log_start, self.log_end
+            )
+
+    def refresh(self) -> None:
+        """For readers whose file vanished: waits until the swap that is under way is done."""
+        with self.lock:
+            return
+
+    def chunks(
+        self,
+        start_offset: int,
+        end_offset: int | None = None,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        verify: bool = True,
+    ) -> Iterator[Chunk]:
+        """Chunks of [start, end) offsets; see `reads.read_chunks`."""
+        return reads.read_chunks(self, start_offset, end_offset, chunk_bytes=chunk_bytes, verify=verify)
+
+    def batches(
+        self, start_offset: int, end_offset: int | None = None
+    ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
+        """Batches of [start, end) offsets in plain Python; see `reads.read_batches`."""
+        return reads.read_batches(self, start_offset, end_offset)
+
+    def offset_at(self, timestamp: int) -> int | None:
+        """Offset of the first record not older than `timestamp` (ms), or None."""
+        found = reads.offset_at(self, timestamp)
+        return None if found is None else max(found, self.log_start)
+
+    # -------------------------------------------------------------- close
+
+    def close(self) -> bool:
+        """Sync everything, give the broker what a clean stop promises, close all files.
+
+        True if the promises hold: no torn tail, right indexes, a producer snapshot at the log end. Only then may the
+        directory's clean-shutdown marker be written. A second close does nothing.
+        """
+        with self.lock:
+            if self._closed:
+                return False
+            self._closed = True
+            try:
+                return self._close_cleanly()
+            finally:
+                self._appender.close()
+                self._mark.close()
+
+    def _close_cleanly(self) -> bool:
+        if self._failure is not None:
+            return False
+        self._appender.finish()
+        promised = self._no_producers or self._snapshot_at_end
+        if self._no_producers and not self._has_snapshot():
+            write_empty_snapshot(self.files, self.directory, self.log_end)
+            self._directory_unsynced = True
+        with self._sync_mutex:
+            self._sync_files(self.log_end, indexes=True)
+        return promised
+
+    def _has_snapshot(self) -> bool:
+        return self._snapshot_at_end and self.files.exists(snapshot_path(self.directory, self.log_end))
+
+    def abandon(self) -> None:
+        """Close the files and nothing else, as a killed process would."""
+        with self.lock:
+            self._closed = True
+            self._appender.close()
+            self._mark.close()
+
+    def _guarded(self, change) -> None:  # type: ignore[no-untyped-def]
+        try:
+            change()
+        except LastwordError as error:
+            if self.files.offline(self.directory) is not None:
+                self._failure = self._failure or error
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self.name} is closed")
+        if self._failure is not None:
+            raise self._failure
+
+
+class _Pending:
+    """Batches that get their offsets and wait for one write. Positions in `headers` count from the data's beginning."""
+
+    def __init__(self, next_offset: int) -> None:
+        self.data = bytearray()
+        self.headers: list[BatchHeader] = []
+        self.first_timestamp: int | None = None
+        self._next_offset = next_offset
+
+    def add(
+        self, batch: bytes | bytearray | memoryview, epoch: int, log_append_ms: int | None
+    ) -> BatchHeader:
+        """Put a batch behind the others, under the next offsets."""
+        position = len(self.data)
+        self.data += batch
+        set_base_offset(self.data, position, self._next_offset, epoch)
+        if log_append_ms is not None:
+            _stamp(self.data, position, log_append_ms)
+        header = read_header(self.data, position, len(self.data), "<append>")
+        if header.end != len(self.data):
+            raise ValueError("append takes one whole batch at a time")
+        self.headers.append(header)
+        self._next_offset = header.next_offset
+        return header
+
+    def take_last(self) -> bytes:
+        """Take the last batch out again."""
+        header = self.headers.pop()
+        taken = bytes(memoryview(self.data)[header.position :])
+        del self.data[header.position :]
+        return taken
+
+
+def _stamp(data: bytearray, position: int, now_ms: int) -> None:
+    """Make a batch carry the time of its append: the timestamp type bit, the largest timestamp, the checksum."""
+    attributes = _ATTRIBUTES.unpack_from(data, position + CHECKED_FROM)[0] | LOG_APPEND_BIT
+    _ATTRIBUTES.pack_into(data, position + CHECKED_FROM, attributes)
+    _MAX_TIMESTAMP.pack_into(data, position + 35, now_ms)
+    crc = google_crc32c.value(bytes(memoryview(data)[position + CHECKED_FROM :]))
+    _CRC.pack_into(data, position + CRC_POSITION, crc)
+
+
+def _frozen(active: Segment) -> Segment:
+    """The active segment as it is now, for readers: it does not grow."""
+    segment = Segment(
+        active.files,
+        active.directory,
+        active.base_offset,
+        facts=active.handle.stat(),
+        size=active.size,
+        next_offset=active.next_offset,
+        active=True,
+    )
+    segment.largest_timestamp = active.largest_timestamp
+    return segment

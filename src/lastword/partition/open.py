@@ -1,0 +1,398 @@
+"""Opening a partition to write: what a crash left is put right first, in Kafka's order, with the damage told.
+
+1. An interrupted swap is finished or undone (`swap.recover`); unpublished rewrites are removed.
+2. Index files without a log go. A log without an index gets one, also after a clean stop.
+3. After a stop that was not clean, every segment from the recovery point on is walked with its checksums and its
+   indexes are built again. After a clean one only the end of the active segment is looked at.
+4. Damage. A tail that makes no sense is cut, if nothing sound follows it, or if it lies above everything that was ever
+   synced: then a power cut explains it, and nothing that was acknowledged at `disk` is behind it. Otherwise it is the
+   drive's or somebody's damage: CorruptBatchError, nothing is changed, this partition stays closed.
+   A segment is never emptied as a whole, and messages of magic 0 or 1 are never cut.
+5. The log end, the leader epochs and the snapshots are made to agree with what is left.
+
+Opening again after a crash in here finds the same and does the same: what is cut was not sound before, and nothing
+later is removed before the cut is made.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.errors import CorruptBatchError
+from lastword.files import Files
+from lastword.partition import swap
+from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.log import OpenState, PartitionLog
+from lastword.partition.producers import (
+    newest_snapshot,
+    snapshot_offsets,
+    snapshot_path,
+    write_empty_snapshot,
+)
+from lastword.partition.segment_set import SegmentSet
+from lastword.partition.synced import SyncedMark, read_synced
+from lastword.segment import names
+from lastword.segment.append import SegmentAppender
+from lastword.segment.names import MAX_RELATIVE_OFFSET
+from lastword.segment.recover import Inspection, inspect, repair
+from lastword.segment.segment import Segment
+
+BUILD_PREFIX = "rewrite-"
+"""Private directories of a rewrite under `<partition>/lastword/`; nobody else's are touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """One thing that opening put right. `code`: torn-tail, lost-segment, swap-finished, swap-undone, index, leftover,
+    checkpoint. `offset`: where a cut log ends now."""
+
+    topic: str
+    partition: int
+    code: str
+    file: str
+    text: str
+    cut_bytes: int = 0
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}: {self.text} ({self.file})"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opening one partition found and did. `walked`: segments whose every checksum was verified."""
+
+    topic: str
+    partition: int
+    clean: bool
+    log_start: int
+    log_end: int
+    walked: int
+    repaired: tuple[Repaired, ...]
+
+    @property
+    def cut_bytes(self) -> int:
+        return sum(r.cut_bytes for r in self.repaired)
+
+
+def open_log(
+    files: Files,
+    directory: str,
+    topic: str,
+    partition: int,
+    config: TopicConfig,
+    clock: Clock,
+    *,
+    recovery_point: int = 0,
+    log_start: int = 0,
+    clean: bool = False,
+    rng: random.Random | None = None,
+) -> tuple[PartitionLog, Recovery]:
+    """Recover a partition directory and open it to write; an empty one becomes a log at `log_start`.
+
+    `clean`: the directory's clean-shutdown marker was there. `recovery_point`, `log_start`: as the checkpoints say; a log
+    start that the log cannot have is ignored. CorruptBatchError or UnknownMagicError leave everything as it was, but
+    for an interrupted swap.
+    """
+    return _Opening(files, directory, topic, partition, config, recovery_point, log_start, clean).run(
+        clock, rng
+    )
+
+
+class _Opening:
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        topic: str,
+        partition: int,
+        config: TopicConfig,
+        recovery_point: int,
+        log_start: int,
+        clean: bool,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.topic = topic
+        self.partition = partition
+        self.config = config
+        self.recovery_point = recovery_point
+        self.log_start = log_start
+        self.clean = clean
+        self.repaired: list[Repaired] = []
+        self.walked = 0
+
+    def run(self, clock: Clock, rng: random.Random | None) -> tuple[PartitionLog, Recovery]:
+        self._finish_swaps()
+        self._remove_leftovers()
+        found = self._inspect()
+        created = not self._bases()
+        self._cut_and_rebuild(found)
+        segments = self._segments(found)
+        log_end = segments.active.next_offset
+        if self.log_start > log_end:
+            segments, log_end = self._beyond_log_end(segments, log_end)
+        log_start = max(self.log_start, segments[0].base_offset)
+        self._mend_synced(log_end)
+        epochs = self._epochs(found, log_start, log_end)
+        no_producers, snapshot_at_end = self._producers(found, log_end, created)
+        appender = SegmentAppender.resume(
+            segments.active, index_interval_bytes=self.config.index_interval_bytes
+        )
+        recovery_point = log_end if self.clean else min(self.recovery_point, log_end)
+        state = OpenState(
+            segments=segments,
+            appender=appender,
+            log_start=log_start,
+            recovery_point=recovery_point,
+            synced_to=recovery_point,
+            epochs=epochs,
+            no_producers=no_producers,
+            snapshot_at_end=snapshot_at_end,
+        )
+        log = PartitionLog(
+            self.files, self.directory, self.topic, self.partition, self.config, clock, state, rng
+        )
+        report = Recovery(
+            self.topic, self.partition, self.clean, log_start, log_end, self.walked, tuple(self.repaired)
+        )
+        return log, report
+
+    # ---------------------------------------------------------- leftovers
+
+    def _finish_swaps(self) -> None:
+        done = swap.recover(self.files, self.directory)
+        for base in done.finished:
+            self._tell(
+                "swap-finished", names.segment_file(base, names.LOG), "an interrupted swap was finished"
+            )
+        for base in done.undone:
+            self._tell("swap-undone", names.segment_file(base, names.LOG), "an interrupted swap was undone")
+        if done.removed:
+            self._tell(
+                "leftover", self.directory, f"{len(done.removed)} leftover files of rewrites were removed"
+            )
+
+    def _remove_leftovers(self) -> None:
+        private = os.path.join(self.directory, names.PRIVATE)
+        if self.files.exists(private):
+            for name in self.files.listdir(private):
+                if name.startswith(BUILD_PREFIX):
+                    self.files.remove_tree(os.path.join(private, name))
+                    self._tell("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
+        parsed = [names.parse_segment_file(name) for name in self.files.listdir(self.directory)]
+        logs = {p.base_offset for p in parsed if p is not None and p.extension == names.LOG}
+        for p in parsed:
+            if p is None or p.base_offset in logs or p.extension not in names.SEGMENT_EXTENSIONS:
+                continue
+            self.files.unlink(os.path.join(self.directory, p.name), missing_ok=True)
+            self._tell("leftover", p.name, "an index without its log was removed")
+
+    # ---------------------------------------------------------- segments
+
+    def _bases(self) -> list[int]:
+        parsed = (names.parse_segment_file(name) for name in self.files.listdir(self.directory))
+        return sorted(
+            p.base_offset for p in parsed if p is not None and p.extension == names.LOG and not p.suffix
+        )
+
+    def _inspect(self) -> dict[int, Inspection]:
+        """Walk what must be walked, by base offset. Raises if there is damage that must not be cut."""
+        bases = self._bases()
+        listing = set(self.files.listdir(self.directory))
+        found: dict[int, Inspection] = {}
+        for at, base in enumerate(bases):
+            last = at == len(bases) - 1
+            above = last or bases[at + 1] > self.recovery_point
+            no_index = any(
+                names.segment_file(base, extension) not in listing
+                for extension in (names.INDEX, names.TIME_INDEX)
+            )
+            if no_index or (above and not self.clean) or (last and not self._ends_soundly(base)):
+                found[base] = self._walk(base, last)
+        self._judge(found, bases)
+        return found
+
+    def _walk(self, base: int, active: bool) -> Inspection:
+        self.walked += 1
+        interval = self.config.index_interval_bytes
+        return inspect(self.files, self.directory, base, index_interval_bytes=interval, active=active)
+
+    def _ends_soundly(self, base: int) -> bool:
+        """After a clean stop: does the active segment end with a whole sound batch that its indexes agree with?"""
+        from lastword.partition.view import end_of_sound_part
+
+        segment = Segment.load(self.files, self.directory, base)
+        indexes = segment.offset_index, segment.time_index
+        if any(index.damaged for index in indexes):
+            return False
+        last = segment.offset_index.last
+        if last.position and segment.trusted_end() != last.position:
+            return False
+        return end_of_sound_part(segment)[0] == segment.size
+
+    def _judge(self, found: dict[int, Inspection], bases: list[int]) -> None:
+        """The first damage ends the log, or the opening. It must not end the log below what was synced while sound
+        batches follow."""
+        synced = max(self.recovery_point, read_synced(self.files, self.directory))
+        for base in bases:
+            one = found.get(base)
+            if one is None or one.damage is None:
+                continue
+            later = [b for b in bases if b > base and self._has_batches(b)]
+            followed = one.followed is not None or bool(later)
+            if followed and (self.clean or one.damage.offset < synced):
+                where = one.followed if one.followed is not None else f"segment {later[0]}"
+                raise CorruptBatchError(
+                    f"{one.damage.text}; offset {one.damage.offset} is missing, and sound batches follow at {where}",
+                    code=one.damage.code,
+                    remedy="restore the file from a copy; `lastword verify` lists all damage",
+                    file=one.file,
+                    position=one.damage.position,
+                    offset=one.damage.offset,
+                )
+            return
+
+    def _has_batches(self, base: int) -> bool:
+        facts = self.files.stat(os.path.join(self.directory, names.segment_file(base, names.LOG)))
+        return facts is not None and facts.size > 0
+
+    def _cut_and_rebuild(self, found: dict[int, Inspection]) -> None:
+        """Make the files what the walk found. Segments behind a cut go first, from the end: the log stays whole."""
+        damaged = min((base for base, one in found.items() if one.damage is not None), default=None)
+        if damaged is not None:
+            for base in reversed([b for b in self._bases() if b > damaged]):
+                self._remove_segment(base)
+                found.pop(base, None)
+            if found[damaged].damage is not None and self._bases()[-1] == damaged:
+                found[damaged] = self._walk(damaged, active=True)
+                self.walked -= 1
+        for base, one in found.items():
+            done = repair(self.files, one)
+            if done.cut_bytes:
+                assert one.damage is not None
+                self._tell(
+                    "torn-tail",
+                    names.segment_file(base, names.LOG),
+                    f"{done.cut_bytes} bytes cut: {one.damage.text}",
+                    cut_bytes=done.cut_bytes,
+                    offset=one.next_offset,
+                )
+            for path in done.rebuilt:
+                self._tell("index", os.path.basename(path), "built again")
+
+    def _remove_segment(self, base: int) -> None:
+        path = os.path.join(self.directory, names.segment_file(base, names.LOG))
+        facts = self.files.stat(path)
+        for extension in names.SEGMENT_EXTENSIONS:
+            self.files.unlink(
+                os.path.join(self.directory, names.segment_file(base, extension)), missing_ok=True
+            )
+        size = facts.size if facts is not None else 0
+        self._tell(
+            "lost-segment", os.path.basename(path), "lay behind a torn tail", cut_bytes=size, offset=base
+        )
+
+    def _segments(self, found: dict[int, Inspection]) -> SegmentSet:
+        bases = self._bases()
+        if not bases:
+            base = self.log_start
+            self._create(base)
+            bases = [base]
+        segments = []
+        for base in bases:
+            segment = Segment.load(self.files, self.directory, base)
+            one = found.get(base)
+            if one is not None:
+                segment.next_offset, segment.largest_timestamp = one.next_offset, one.largest_timestamp
+            segments.append(segment)
+        segments[-1].active = True
+        return SegmentSet(segments)
+
+    def _create(self, base: int) -> None:
+        interval = self.config.index_interval_bytes
+        SegmentAppender.create(self.files, self.directory, base, index_interval_bytes=interval).close()
+
+    def _beyond_log_end(self, segments: SegmentSet, log_end: int) -> tuple[SegmentSet, int]:
+        """The checkpoint says that everything below an offset was deleted which the log does not reach. If that can be,
+        the log goes on there, so that no offset is given twice; the segments stay. If not, the checkpoint is damaged."""
+        if self.log_start - log_end > MAX_RELATIVE_OFFSET:
+            self._tell(
+                "checkpoint",
+                names.LOG_STARTS,
+                f"log start {self.log_start} is ignored, the log ends at {log_end}",
+            )
+            self.log_start = 0
+            return segments, log_end
+        self._tell(
+            "checkpoint",
+            names.LOG_STARTS,
+            f"the log ended at {log_end}, it goes on at its log start {self.log_start}",
+        )
+        segments.active.active = False
+        self._create(self.log_start)
+        new = Segment.load(self.files, self.directory, self.log_start, active=True)
+        return segments.with_added(new), self.log_start
+
+    # ---------------------------------------------------------- what goes with it
+
+    def _mend_synced(self, log_end: int) -> None:
+        """Offsets above a cut are given again: they are not synced yet."""
+        if read_synced(self.files, self.directory) > log_end:
+            mark = SyncedMark(self.files, self.directory)
+            mark.write(log_end)
+            mark.close()
+
+    def _epochs(self, found: dict[int, Inspection], log_start: int, log_end: int) -> LeaderEpochs:
+        epochs = LeaderEpochs.load(self.files, self.directory)
+        epochs.truncate_from_end(log_end + 1)
+        epochs.truncate_from_start(log_start)
+        for base in sorted(found):
+            for epoch, start in found[base].epochs:
+                if epochs.latest is None or epoch > epochs.latest:
+                    epochs.assign(epoch, start)
+        return epochs
+
+    def _producers(self, found: dict[int, Inspection], log_end: int, created: bool) -> tuple[bool, bool]:
+        """(known to have no producers, the snapshot at the log end is right). Snapshots of no use go, as in Kafka."""
+        listing = self.files.listdir(self.directory)
+        bases = self._bases()
+        newest = newest_snapshot(self.files, self.directory, listing, log_end)
+        removed = False
+        for offset in snapshot_offsets(listing):
+            stray = offset not in bases and (newest is None or offset != newest[0])
+            if offset > log_end or stray:
+                self.files.unlink(snapshot_path(self.directory, offset), missing_ok=True)
+                removed = True
+        if created:
+            write_empty_snapshot(self.files, self.directory, log_end)
+        if removed:  # one from above a cut must not come back when the log has grown there again
+            self.files.fsync_dir(self.directory)
+        if created:
+            return True, True
+        if newest is None:
+            return self._none_since(found, bases, 0), False
+        if newest[0] == log_end:
+            return newest[1] == 0, True
+        return newest[1] == 0 and self._none_since(found, bases, newest[0]), False
+
+    def _none_since(self, found: dict[int, Inspection], bases: list[int], offset: int) -> bool:
+        """Were all segments with offsets from `offset` on walked, without a producer id met?"""
+        return all(base in found and not found[base].producers for base in _reaching(bases, offset))
+
+    def _tell(
+        self, code: str, file: str, text: str, *, cut_bytes: int = 0, offset: int | None = None
+    ) -> None:
+        self.repaired.append(Repaired(self.topic, self.partition, code, file, text, cut_bytes, offset))
+
+
+def _reaching(bases: list[int], offset: int) -> Iterator[int]:
+    """The bases of the segments that may hold offsets from `offset` on."""
+    for at, base in enumerate(bases):
+        if at == len(bases) - 1 or bases[at + 1] > offset:
+            yield base

@@ -1,0 +1,124 @@
+"""Reading a range of offsets over segments that may be replaced while it is read.
+
+What both ends of a log offer, the writer's `PartitionLog` and the `PartitionView` without a lock: a snapshot of
+segments, and a way to look again. A file that vanished was replaced by one that holds at least the newest record of
+every key at the same offsets, so reading goes on at the offset that was reached: never a hole, never back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from lastword.errors import FileVanishedError
+from lastword.partition.segment_set import SegmentSet
+from lastword.records.batch import BatchHeader
+from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
+
+if TYPE_CHECKING:
+    from lastword.records.chunk import Chunk
+
+_TRIES = 100
+
+
+class Readable(Protocol):
+    @property
+    def segment_set(self) -> SegmentSet: ...
+    @property
+    def log_end(self) -> int: ...
+    def refresh(self) -> None: ...
+
+
+def read_chunks(
+    log: Readable,
+    start_offset: int,
+    end_offset: int | None = None,
+    *,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    verify: bool = True,
+) -> Iterator[Chunk]:
+    """Chunks of the batches that may hold records of [start, end) offsets; None: up to the log end of now.
+
+    The first and the last batch may hold records outside of the range: the caller cuts by offset. A chunk is valid
+    until the next one.
+    """
+    end = log.log_end if end_offset is None else end_offset
+    offset, tries = start_offset, 0
+    while offset < end:
+        try:
+            for segment in log.segment_set.starting_at(offset):
+                if segment.base_offset >= end:
+                    return
+                for chunk in _chunks_of(segment, offset, end, chunk_bytes, verify):
+                    offset, tries = max(offset, chunk.next_offset), 0
+                    yield chunk
+            return
+        except FileVanishedError:
+            tries += 1
+            if tries > _TRIES:
+                raise
+            log.refresh()
+
+
+def _chunks_of(segment: Segment, start: int, end: int, chunk_bytes: int, verify: bool) -> Iterator[Chunk]:
+    first = segment.position_of(start) if start > segment.base_offset else 0
+    last = segment.end_position_of(end)
+    if first >= last:
+        return iter(())
+    return segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify)
+
+
+def read_batches(
+    log: Readable, start_offset: int, end_offset: int | None = None
+) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
+    """The same in plain Python, for a few records: each batch with its segment, its header and its bytes.
+
+    The header's position is that in the file; its checksum is not verified.
+    """
+    end = log.log_end if end_offset is None else end_offset
+    offset, tries = start_offset, 0
+    while offset < end:
+        try:
+            for segment in log.segment_set.starting_at(offset):
+                if segment.base_offset >= end:
+                    return
+                first = segment.position_of(offset) if offset > segment.base_offset else 0
+                for header in segment.headers(first):
+                    if header.base_offset >= end:
+                        return
+                    data = segment.read_batch(header)
+                    offset, tries = max(offset, header.next_offset), 0
+                    yield segment, header, data
+            return
+        except FileVanishedError:
+            tries += 1
+            if tries > _TRIES:
+                raise
+            log.refresh()
+
+
+def offset_at(log: Readable, timestamp: int) -> int | None:
+    """Offset of the first record, in offset order, that is not older than `timestamp` (ms); None if all are."""
+    from lastword.records.batch import check_crc
+    from lastword.records.reader import read_records
+
+    for _ in range(_TRIES):
+        try:
+            for segment in log.segment_set:
+                if segment.largest_timestamp < timestamp:
+                    continue
+                position = segment.position_of_timestamp(timestamp)
+                if position is None:
+                    continue
+                for header in segment.headers(position):
+                    if header.max_timestamp < timestamp:
+                        continue
+                    data = segment.read_batch(header)
+                    check_crc(data, header, segment.file, 0)
+                    for record in read_records(data, header, segment.file, position=0):
+                        if record.timestamp >= timestamp:
+                            return record.offset
+            return None
+        except FileVanishedError:
+            log.refresh()
+    return None

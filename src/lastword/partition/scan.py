@@ -1,0 +1,104 @@
+"""The records of a range of offsets, oldest first: the one loop under readers, restores and views.
+
+A short range is decoded in plain Python, so that looking at a few records loads no kernel; a long one goes through
+chunks and kernels. Both give the same records. Which files they come from, and what happens when a rewrite replaces
+one of them meanwhile, is the business of `reads`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lastword.partition.view import PartitionView
+from lastword.records.batch import check_crc
+from lastword.records.reader import read_records
+from lastword.records.record import RawRecord
+from lastword.segment.segment import Segment
+
+if TYPE_CHECKING:
+    from lastword.records.chunk import Chunk
+    from lastword.records.columns import RecordColumns
+
+PLAIN_BYTES = 256 << 10
+"""Up to here plain Python is faster than loading the kernels (about 0.4 s, once a process)."""
+PLAIN_BYTES_LOADED = 4 << 10
+"""And up to here even when they are loaded."""
+
+
+def records(
+    view: PartitionView,
+    start: int,
+    end: int,
+    *,
+    keys: frozenset[bytes] | None = None,
+    plain: bool | None = None,
+) -> Iterator[RawRecord]:
+    """Records with start <= offset < end, and of these `keys` if given; control records never show.
+
+    `plain` True or False forces a way of decoding. Raises CorruptBatchError and its like where the log is damaged.
+    """
+    if start >= end:
+        return iter(())
+    chosen = is_short(view, start, end) if plain is None else plain
+    return (_plain if chosen else _bulk)(view, start, end, keys)
+
+
+def columns(view: PartitionView, start: int, end: int) -> Iterator[tuple[Chunk, RecordColumns]]:
+    """The same records as chunks with their columns; each pair is valid until the next."""
+    from lastword.records.columns import decode_columns
+
+    for chunk in view.chunks(start, end):
+        found = decode_columns(chunk)
+        if len(found) and (found.offset[0] < start or found.offset[-1] >= end):
+            found = found.select((found.offset >= start) & (found.offset < end))
+        if len(found):
+            yield chunk, found
+
+
+def overlapping(view: PartitionView, start: int, end: int) -> Sequence[Segment]:
+    """The segments that may hold an offset in [start, end)."""
+    return [s for s in view.segment_set.starting_at(start) if s.base_offset < end]
+
+
+def is_short(view: PartitionView, start: int, end: int) -> bool:
+    """Is what is to be read so little that plain Python does it sooner?"""
+    limit = PLAIN_BYTES_LOADED if "lastword.kernels" in sys.modules else PLAIN_BYTES
+    left = limit
+    for segment in overlapping(view, start, end):
+        size = segment.size
+        if size > left:
+            first = segment.position_of(start) if start > segment.base_offset else 0
+            size = segment.end_position_of(end) - first
+        left -= size
+        if left < 0:
+            return False
+    return True
+
+
+def _plain(view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None) -> Iterator[RawRecord]:
+    for segment, header, data in view.batches(start, end):
+        check_crc(data, header, segment.file, position=0)
+        if header.control:
+            continue
+        for record in read_records(data, header, segment.file, position=0):
+            if start <= record.offset < end and (keys is None or record.key in keys):
+                yield record
+
+
+def _bulk(view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None) -> Iterator[RawRecord]:
+    from lastword.records.columns import raw_records
+
+    if keys is None:
+        for chunk, found in columns(view, start, end):
+            yield from raw_records(found, chunk)
+        return
+    import numpy as np
+
+    lengths = sorted({len(key) for key in keys})
+    for chunk, found in columns(view, start, end):
+        # Keys of other lengths need not become Python objects.
+        for record in raw_records(found.select(np.isin(found.key_length, lengths)), chunk):
+            if record.key in keys:
+                yield record

@@ -1,0 +1,252 @@
+"""Publishing a rewritten segment in place of its sources, so that every crash leaves the old log or the new one.
+
+One group at a time: sources S0 < S1 < ... (neighbours), one output N with the base offset of S0. N was built and
+synced in a private directory and covers the whole range of the group, for its last batch is kept, if need be empty.
+
+```
+step                                     on disk, in the partition's directory         a crash here leaves
+0                                        S0 S1           (N private)                  old; N is waste
+1  N's files -> .cleaned, fsync dir      S0 S1           N.cleaned (some or all)      old; .cleaned removed
+2  .cleaned -> .swap, fsync dir          S0 S1           N some .cleaned, some .swap  old; both removed
+3                                        S0 S1           N.swap                       NEW: sources removed, .swap renamed
+4  sources -> .deleted, fsync dir        S0.deleted S1   N.swap                       NEW: likewise
+5  .swap -> final names, fsync dir       S0.deleted ...  N.log N.index.swap ...       NEW: the rest renamed
+6  unlink .deleted                       S1.deleted      N                            NEW: .deleted removed
+```
+
+Why this order of syncs. Names may become durable in any order between two syncs of the directory. Before 2 is synced
+no source is touched, so a `.cleaned` that is still there proves that all sources are. Between 4 and 5, or a final N.log
+could become durable beside a source that it replaces, with nothing left to tell which one counts. Before 6, or a source
+could go before the name that replaces it came.
+
+Only one group is ever under way: Kafka's recovery takes every `.swap` at or above the lowest `.cleaned` for unfinished,
+so a second group's `.cleaned` would cost the first one its data.
+
+**The rule for looking** (`decide`), the same for recovery and for readers without a lock: a `.swap` log stands for
+[its base offset, its next offset) and hides every other log that begins there, unless it must be undone. It must be
+undone if a `.cleaned` lies at or below it, or it is damaged, and all its sources are there under their own names. A
+`.swap` whose sources are already `.deleted` is finished, whatever else lies around: undoing it would lose its range.
+(Kafka undoes it when an older `.cleaned` was left behind, and loses the range.) Snapshots are never deleted by range.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lastword.errors import DataError, FileVanishedError
+from lastword.files import Files
+from lastword.partition.producers import snapshot_offsets, snapshot_path
+from lastword.segment import names
+from lastword.segment.names import CLEANED, DELETED, LOG, SEGMENT_EXTENSIONS, SWAP, SegmentFile
+from lastword.segment.segment import Segment
+
+# ---------------------------------------------------------------- publish
+
+
+def publish(files: Files, directory: str, sources: Sequence[Segment], output: Segment) -> Segment:
+    """Put `output`, a complete and synced segment in a private directory, in the place of `sources`.
+
+    The caller holds the partition's lock and has made sure that the sources are the log's own, neighbours and closed.
+    Returns the segment under its final name. An error in between leaves a state that `recover` resolves.
+    """
+    _check(sources, output)
+    listing = set(files.listdir(directory))
+    private = set(files.listdir(output.directory))
+    base = output.base_offset
+    extensions = [e for e in SEGMENT_EXTENSIONS if names.segment_file(base, e) in private]
+    for extension in extensions:
+        _rename(
+            files,
+            os.path.join(output.directory, names.segment_file(base, extension)),
+            directory,
+            base,
+            extension,
+            CLEANED,
+        )
+    files.fsync_dir(directory)
+    for extension in extensions:
+        _move(files, directory, base, extension, CLEANED, SWAP)
+    files.fsync_dir(directory)
+    for source in sources:
+        for extension in SEGMENT_EXTENSIONS:
+            if names.segment_file(source.base_offset, extension) in listing:
+                _move(files, directory, source.base_offset, extension, "", DELETED)
+    files.fsync_dir(directory)
+    for extension in extensions:
+        _move(files, directory, base, extension, SWAP, "")
+    files.fsync_dir(directory)
+    for source in sources:
+        for extension in SEGMENT_EXTENSIONS:
+            if names.segment_file(source.base_offset, extension) in listing:
+                files.unlink(
+                    os.path.join(directory, names.segment_file(source.base_offset, extension, DELETED))
+                )
+    _drop_inner_snapshots(files, directory, sources)
+    return Segment.load(files, directory, base)
+
+
+def _check(sources: Sequence[Segment], output: Segment) -> None:
+    if not sources or output.base_offset != sources[0].base_offset:
+        raise ValueError("an output has the base offset of its first source")
+    if output.next_offset != sources[-1].next_offset:
+        raise ValueError(
+            f"an output covers its sources: it ends at {output.next_offset}, they at {sources[-1].next_offset}"
+        )
+    if any(source.active for source in sources):
+        raise ValueError("the active segment is not rewritten")
+
+
+def _drop_inner_snapshots(files: Files, directory: str, sources: Sequence[Segment]) -> None:
+    """Producer snapshots at bases that are gone are of no use while a newer one is there."""
+    offsets = snapshot_offsets(files.listdir(directory))
+    gone = {source.base_offset for source in sources[1:]}
+    for offset in offsets[:-1]:
+        if offset in gone:
+            files.unlink(snapshot_path(directory, offset), missing_ok=True)
+
+
+def _move(files: Files, directory: str, base: int, extension: str, old: str, new: str) -> None:
+    _rename(
+        files,
+        os.path.join(directory, names.segment_file(base, extension, old)),
+        directory,
+        base,
+        extension,
+        new,
+    )
+
+
+def _rename(files: Files, source: str, directory: str, base: int, extension: str, suffix: str) -> None:
+    files.rename(source, os.path.join(directory, names.segment_file(base, extension, suffix)))
+
+
+# ---------------------------------------------------------------- the rule for looking
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a listing means. `finish`: (base, end) of each `.swap` log that counts; `undo`: bases of those that do not.
+
+    `logs`: base offset and suffix of the log files that are the log, ascending.
+    """
+
+    finish: tuple[tuple[int, int], ...]
+    undo: frozenset[int]
+    logs: tuple[tuple[int, str], ...]
+
+
+def decide(files: Files, directory: str, listing: Sequence[str]) -> Decision:
+    """The log that a directory listing stands for. FileVanishedError if it changes meanwhile."""
+    parsed = [p for p in map(names.parse_segment_file, listing) if p is not None]
+    logs = {
+        suffix: sorted(p.base_offset for p in parsed if p.extension == LOG and p.suffix == suffix)
+        for suffix in _ALL
+    }
+    cleaned = [p.base_offset for p in parsed if p.suffix == CLEANED]
+    finish: list[tuple[int, int]] = []
+    undo: set[int] = set()
+    for base in logs[SWAP]:
+        unfinished = any(c <= base for c in cleaned)
+        try:
+            end = max(Segment.load(files, directory, base, suffix=SWAP).next_offset, base + 1)
+        except DataError:
+            if not _sources_are_there(files, directory, base, base + 1, logs):
+                raise
+            undo.add(base)
+            continue
+        if unfinished and _sources_are_there(files, directory, base, end, logs):
+            undo.add(base)
+        else:
+            finish.append((base, end))
+    readable = [(base, SWAP) for base, _ in finish]
+    readable += [(b, "") for b in logs[""] if not any(start <= b < end for start, end in finish)]
+    return Decision(tuple(finish), frozenset(undo), tuple(sorted(readable)))
+
+
+_ALL = ("", CLEANED, SWAP, DELETED)
+
+
+def _sources_are_there(files: Files, directory: str, base: int, end: int, logs: dict[str, list[int]]) -> bool:
+    """Is everything that the output at `base` stands for still there under its own name?"""
+    if any(base <= deleted < end for deleted in logs[DELETED]):
+        return False
+    below = [b for b in logs[""] if b <= base]
+    if not below:
+        return False
+    # The second of several outputs of a split has no source of its own base, but one that reaches over it.
+    return below[-1] == base or Segment.load(files, directory, below[-1]).next_offset > base
+
+
+# ---------------------------------------------------------------- recover
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRecovery:
+    """What `recover` did: base offsets of swaps finished and undone, and names of leftover files removed."""
+
+    finished: tuple[int, ...] = ()
+    undone: tuple[int, ...] = ()
+    removed: tuple[str, ...] = field(default=())
+
+
+def recover(files: Files, directory: str) -> SwapRecovery:
+    """Finish or undo whatever swap was interrupted, Kafka's too. Afterwards only final names are left.
+
+    Can itself be stopped anywhere: undone `.swap` files go before the `.cleaned` that condemn them; a stale `.cleaned`
+    goes before a source of a `.swap` that is finished; sources go before the `.swap` takes its final name.
+    """
+    listing = files.listdir(directory)
+    parsed = [p for p in map(names.parse_segment_file, listing) if p is not None and p.suffix]
+    if not parsed:
+        return SwapRecovery()
+    decision = decide(files, directory, listing)
+    removed: list[str] = []
+
+    def remove(found: Sequence[SegmentFile]) -> None:
+        for file in found:
+            files.unlink(os.path.join(directory, file.name), missing_ok=True)
+            removed.append(file.name)
+        if found:
+            files.fsync_dir(directory)
+
+    swaps = [p for p in parsed if p.suffix == SWAP]
+    finished = {base for base, _ in decision.finish}
+    cleaned = [p for p in parsed if p.suffix == CLEANED]
+    lowest = min((p.base_offset for p in cleaned), default=None)
+    waste = [
+        p
+        for p in swaps
+        if p.base_offset in decision.undo
+        or (p.base_offset not in finished and lowest is not None and p.base_offset >= lowest)
+    ]
+    remove(sorted(waste, key=lambda p: p.extension != LOG))
+    remove(cleaned)
+    for start, end in decision.finish:
+        remove([p for p in _finals(files, directory) if start <= p.base_offset < end])
+    rest = [p for p in swaps if p not in waste]
+    for file in sorted(rest, key=lambda p: (p.base_offset, SEGMENT_EXTENSIONS.index(p.extension))):
+        _finish_name(files, directory, file, removed)
+    if rest:
+        files.fsync_dir(directory)
+    remove([p for p in parsed if p.suffix == DELETED])
+    return SwapRecovery(tuple(sorted(finished)), tuple(sorted(decision.undo)), tuple(removed))
+
+
+def _finals(files: Files, directory: str) -> list[SegmentFile]:
+    parsed = [p for p in map(names.parse_segment_file, files.listdir(directory)) if p is not None]
+    return [p for p in parsed if not p.suffix and p.extension in SEGMENT_EXTENSIONS]
+
+
+def _finish_name(files: Files, directory: str, file: SegmentFile, removed: list[str]) -> None:
+    """`.swap` becomes the final name; an index that would come beside another one's log is dropped instead."""
+    final = names.segment_file(file.base_offset, file.extension)
+    if file.extension != LOG and files.exists(os.path.join(directory, final)):
+        files.unlink(os.path.join(directory, file.name), missing_ok=True)
+        removed.append(file.name)
+        return
+    try:
+        files.rename(os.path.join(directory, file.name), os.path.join(directory, final))
+    except FileVanishedError:
+        removed.append(file.name)

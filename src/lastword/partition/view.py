@@ -1,0 +1,176 @@
+"""A partition seen without a lock: in a running broker's directory, beside a writer, in the middle of a swap.
+
+The view is the log as recovery would find it (`swap.decide`), listed until two listings agree. It changes nothing. Its
+end is that of the last sound batch: what a writer is just appending, or what a kill left half-written, is not there
+yet. But damage with sound batches behind it is no torn tail: it stays in the range, and reading it is a
+CorruptBatchError.
+
+A view is a snapshot. Segments that are rewritten later vanish from under it; `refresh` lists again, and reads made with
+`chunks` do that by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError, UnknownMagicError
+from lastword.files import Files
+from lastword.partition import swap
+from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.reads import offset_at, read_batches, read_chunks
+from lastword.partition.segment_set import SegmentSet
+from lastword.records.batch import BatchHeader, crc_ok
+from lastword.segment import names
+from lastword.segment.scan import Damage, headers, sound_batch_after
+from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
+
+if TYPE_CHECKING:
+    from lastword.records.chunk import Chunk
+
+_TRIES = 1000
+
+
+class PartitionView:
+    """Segments, log start and log end of one partition at one moment. Build it with `load`."""
+
+    def __init__(
+        self, files: Files, directory: str, segments: SegmentSet, log_start: int, log_end: int
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        parsed = names.parse_partition_dir(os.path.basename(os.path.normpath(directory)))
+        self.topic = parsed.topic if parsed else ""
+        self.partition = parsed.partition if parsed else 0
+        self.segment_set = segments
+        self.log_start = log_start
+        self.log_end = log_end
+
+    @classmethod
+    def load(cls, files: Files, directory: str) -> PartitionView:
+        """Looks at the directory as it is now.
+
+        FileVanishedError: no such directory. UnknownMagicError: its last segment is of a format that is not read.
+        """
+        for _ in range(_TRIES):
+            listing = _log_files(files.listdir(directory))
+            try:
+                decision = swap.decide(files, directory, listing)
+                segments = [
+                    Segment.load(files, directory, base, suffix=suffix) for base, suffix in decision.logs
+                ]
+                if segments:
+                    _bound(segments[-1])
+            except FileVanishedError:
+                continue
+            if _log_files(files.listdir(directory)) == listing:
+                return cls(files, directory, SegmentSet(segments), *_range(files, directory, segments))
+        raise BusyError(f"{directory} kept changing while it was listed", remedy="try again", file=directory)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.segment_set.segments
+
+    @property
+    def active(self) -> Segment | None:
+        """The last segment: the one that a writer appends to."""
+        return self.segments[-1] if self.segments else None
+
+    def refresh(self) -> None:
+        """Look again: segments, start and end become those of now."""
+        new = PartitionView.load(self.files, self.directory)
+        self.segment_set, self.log_start, self.log_end = new.segment_set, new.log_start, new.log_end
+
+    open_again = refresh
+
+    def chunks(
+        self,
+        start_offset: int,
+        end_offset: int | None = None,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        verify: bool = True,
+    ) -> Iterator[Chunk]:
+        """Chunks of [start, end) offsets; see `reads.read_chunks`."""
+        return read_chunks(self, start_offset, end_offset, chunk_bytes=chunk_bytes, verify=verify)
+
+    def batches(
+        self, start_offset: int, end_offset: int | None = None
+    ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
+        """Batches of [start, end) offsets in plain Python; see `reads.read_batches`."""
+        return read_batches(self, start_offset, end_offset)
+
+    def offset_at(self, timestamp: int) -> int | None:
+        """Offset of the first record not older than `timestamp` (ms), or None."""
+        found = offset_at(self, timestamp)
+        return None if found is None else max(found, self.log_start)
+
+
+def _log_files(listing: list[str]) -> list[str]:
+    """The names that decide what the log is; indexes come and go beside a writer and do not matter."""
+    return [n for n in listing if names.LOG in n or n.endswith(names.SUFFIXES)]
+
+
+def _range(files: Files, directory: str, segments: list[Segment]) -> tuple[int, int]:
+    """Log start and log end."""
+    checkpointed = read_log_start(files, directory)
+    if not segments:
+        return checkpointed, checkpointed
+    log_end = segments[-1].next_offset
+    first = segments[0].base_offset
+    return (checkpointed if first < checkpointed <= log_end else first), log_end
+
+
+def read_log_start(files: Files, directory: str) -> int:
+    """What the root's log-start checkpoint says of this partition; 0 if nothing, or nothing that can be read."""
+    directory = os.path.normpath(directory)
+    path = os.path.join(os.path.dirname(directory), names.LOG_STARTS)
+    name = os.path.basename(directory)
+    try:
+        for topic, partition, offset in read_lines(files, path, 3):
+            if f"{topic}-{partition}" == name:
+                return number(offset, path)
+    except CorruptFileError:
+        pass
+    return 0
+
+
+def _bound(segment: Segment) -> None:
+    """End the last segment behind its last sound batch."""
+    segment.active = True
+    segment.size, segment.next_offset = end_of_sound_part(segment)
+
+
+def end_of_sound_part(segment: Segment) -> tuple[int, int]:
+    """Position and next offset behind the last sound batch of a file; looks from where the index ends."""
+    file_size = segment.size
+    start, next_offset = segment.trusted_end(), segment.base_offset
+    while True:
+        end, next_offset = _sound_end(segment, start, next_offset, file_size)
+        if end == file_size:
+            return end, next_offset
+        damage = Damage(end, next_offset, "tail", "")
+        following = sound_batch_after(segment.handle, segment.file, damage, file_size, segment.base_offset)
+        if following is None:
+            return end, next_offset
+        start = following
+
+
+def _sound_end(segment: Segment, start: int, next_offset: int, file_size: int) -> tuple[int, int]:
+    """Walk from `start`; position and next offset behind the last batch whose checksum is right."""
+    walked: list[BatchHeader] = []
+    try:
+        for header in headers(segment.handle, segment.file, start, file_size, stop_at_partial_tail=True):
+            walked.append(header)
+    except UnknownMagicError as error:
+        if segment.handle.pread(1, (error.position or 0) + 16) in (b"\0", b"\1"):
+            raise
+    except DataError:
+        pass
+    while walked:
+        last = walked.pop()
+        data = segment.read_batch(last)
+        if len(data) == last.size and crc_ok(data, last, 0):
+            return last.end, last.next_offset
+    return start, next_offset
