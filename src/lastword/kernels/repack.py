@@ -78,7 +78,7 @@ def _rewrite(
         body, body_end, sound = read_bounds(plain, position, end)
         if not sound:
             return 0, 0, 0, 0, 0, BAD_RECORD
-        delta, offset_delta, key_at, key_length, value_at, sound = read_key(plain, body, body_end)
+        delta, offset_delta, _key_at, _key_length, _value_at, sound = read_key(plain, body, body_end)
         if not sound:
             return 0, 0, 0, 0, 0, BAD_RECORD
         if test_bit(page_ids, pages, page_slots, page_bits, base_offset + offset_delta):

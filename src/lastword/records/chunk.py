@@ -188,7 +188,7 @@ class ChunkReader:
 
     def _fill(self) -> None:
         want = min(self._raw.size - kernels.SLACK, self._end - self.position)
-        view = memoryview(self._raw)
+        view = self._raw.data
         while self._have < want:
             got = self._source.pread_into(view[self._have : want], self.position + self._have)
             if got <= 0:  # shorter than its owner said: what is there may still be whole batches
@@ -239,7 +239,7 @@ class ChunkReader:
 
     def _inflate(self, table: Table) -> None:
         """Put the records of every batch into `_plain`, one batch after another."""
-        raw = memoryview(self._raw)
+        raw = self._raw.data
         done = 0
         for row in range(table.shape[0]):
             start = int(table[row, fields.POSITION]) + fields.HEADER_BYTES

@@ -22,6 +22,7 @@ from lastword.records.chunk import Bytes, Chunk
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
     from lastword.records.record import RawRecord
 
 Int64s = NDArray[np.int64]
@@ -212,7 +213,7 @@ def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
     """The records as values, with bytes of their own."""
     from lastword.records.record import RawRecord
 
-    data = memoryview(chunk.plain)
+    data = chunk.plain.data
     types = ((chunk.table[:, fields.ATTRIBUTES] & fields.LOG_APPEND) != 0).astype(np.int64)[columns.row]
     headers: list[tuple[tuple[str, bytes | None], ...]] | None = None
     if columns.header_count.any():
@@ -236,12 +237,12 @@ def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
 
 
 def _header_tuples(columns: RecordColumns, chunk: Chunk) -> list[tuple[tuple[str, bytes | None], ...]]:
-    data = memoryview(chunk.plain)
+    data = chunk.plain.data
     pairs = []
     for name_at, name_size, value_at, value_size in zip(
         *(spans.tolist() for spans in _header_spans(columns, chunk)), strict=True
     ):
-        name = bytes(data[name_at : name_at + name_size]).decode("utf-8", "replace")
+        name = bytes(data[name_at : name_at + name_size]).decode("utf-8", "surrogateescape")
         pairs.append((name, bytes(data[value_at : value_at + value_size]) if value_size >= 0 else None))
     result = []
     start = 0

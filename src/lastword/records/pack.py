@@ -104,7 +104,7 @@ def _pack(
                 raise RecordTooLargeError(f"record {record} does not fit any batch", remedy="split its value")
             out = np.empty(4 * out.size, np.uint8)
             continue
-        view = memoryview(out)
+        view = out.data
         for position, size, *_ in batches[:done].tolist():
             ready.append(_finish(view[position : position + size], attributes & fields.CODEC))
         record = after

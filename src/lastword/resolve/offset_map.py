@@ -84,7 +84,7 @@ class OffsetMap:
 
     def start_pass(self, first_hash: int, last_hash: int) -> None:
         """Forget all keys and take those whose hash lies in the range."""
-        self._note_peak()
+        self.note_peak()
         self.passes += 1
         self._set_range(first_hash, last_hash)
         self.state[loops.ARENA_END] = loops.ARENA_START
@@ -95,7 +95,7 @@ class OffsetMap:
         """After FULL: balance slots against arena, for keys of the length that was met. False when that
         gains too little.
         """
-        self._note_peak()
+        self.note_peak()
         wanted = int(self._room(self._entry_bytes()) / MOST_LOAD)
         most = (self.block.size - int(self.state[loops.ARENA_END])) // SLOT_BYTES
         slots = max(min(wanted, most), _FEWEST_SLOTS)
@@ -115,12 +115,10 @@ class OffsetMap:
 
         `store` is (page_ids, page_segments, bases, stats, digests).
         """
-        self._note_peak()
+        self.note_peak()
         first, last = self.hash_range
         width = last - first
-        if width == 0:
-            raise ValueError("the map cannot hold one key: give it more bytes")
-        self._set_range(first, first + min(int(width * share), width - 1))
+        self._set_range(first, first + max(min(int(width * share), width - 1), 0))
         loops.drop_outside(self.block, self.state, self.words, *store)
         self._place_slots(int(self.state[loops.SLOTS]))
         loops.rebuild(self.block, self.state, self.words)
@@ -149,6 +147,6 @@ class OffsetMap:
         self.state[loops.MOST_USED] = max(int(slots * MOST_LOAD), 1)
         self.block[start:] = 0
 
-    def _note_peak(self) -> None:
+    def note_peak(self) -> None:
         self.peak_used = max(self.peak_used, self.distinct_keys)
         self.peak_bytes = max(self.peak_bytes, self.bytes_used)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from lastword import kernels
-from lastword.errors import CorruptBatchError
+from lastword.errors import CapacityError
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.records.chunk import CHUNK_BYTES, Chunk
@@ -273,9 +273,8 @@ class _Resolver:
     def _make_room(self, offset_map: OffsetMap, chunk: Chunk) -> None:
         """Regrow the slots, or else give up a part of the hash range: later passes will cover it."""
         if offset_map.distinct_keys == 0:
-            raise CorruptBatchError(
+            raise CapacityError(
                 f"a key does not fit the map of {offset_map.map_bytes} bytes",
-                code="key-too-large",
                 remedy="raise log.cleaner.dedupe.buffer.size",
                 file=chunk.file,
             )
@@ -316,7 +315,7 @@ class _Resolver:
         pages = stored = probes = used_bytes = 0
         ratio = 0.0
         if self.map is not None:
-            self.map._note_peak()
+            self.map.note_peak()
             pages = int(self.map.state[loops.PAGES])
             stored = int(self.map.state[loops.PAGES_STORED])
             probes = self.map.probes
