@@ -1,0 +1,99 @@
+"""What Kafka's cleaner did with transactions, round by round, against what `MarkerTracker` says may be
+done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lastword.files import DEFAULT
+from lastword.partition import snapshots
+from lastword.partition.transactions import MarkerTracker
+from lastword.segment import txn_index
+from tests.formats import logs
+from tests.golden import loader
+
+CASES = ["tx-compact-dr0", "tx-compact-retain"]
+
+
+def partition_of(root: Path) -> Path:
+    (directory,) = (p for p in root.iterdir() if p.is_dir())
+    return directory
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_markers_data_and_index_entries_after_a_round(name: str, number: int, tmp_path: Path) -> None:
+    case = loader.case(name)
+    root = case.unpack(tmp_path)
+    before, after = (partition_of(root / f"round{number}-{side}") for side in ("before", "after"))
+    checkpoint = (root / f"round{number}-after" / "cleaner-offset-checkpoint").read_text().split()
+    end = int(checkpoint[-1])
+    batches = [(header, marker) for header, marker, _ in logs.partition(before) if header.last_offset < end]
+    survived = {header.last_offset: header for header, _, _ in logs.partition(after)}
+    entries = [
+        entry
+        for path in sorted(before.glob("*.txnindex"))
+        for entry in txn_index.decode_entries(path.read_bytes(), path.name)
+    ]
+    tracker = MarkerTracker(entries, pass_start=0, log_start=0)
+    store = snapshots.Snapshots(DEFAULT, str(before))
+    producers = {producer.producer_id: producer for producer in store.read(store.offsets()[-1])}
+    retained_data = 0
+    for header, marker in batches:
+        there = survived.get(header.last_offset)
+        trace = header.producer_id in producers and producers[header.producer_id].is_last_trace(header)
+        must_stay = trace or header.next_offset == end
+        if not header.control:
+            if tracker.data(header):
+                assert there is None or (must_stay and there.count == 0)
+            elif there is not None:
+                retained_data += 1
+            continue
+        may_go = tracker.control(header, marker)
+        due = may_go and header.delete_horizon_ms is not None and case.config["delete.retention.ms"] == "0"
+        if due:
+            assert there is None or (must_stay and there.count == 0)
+        elif marker is None:
+            assert there is None or must_stay
+        else:
+            assert there is not None and there.count == 1
+            assert (there.delete_horizon_ms is not None) == may_go
+    assert retained_data > 0
+    kept = [
+        entry
+        for path in sorted(after.glob("*.txnindex"))
+        for entry in txn_index.decode_entries(path.read_bytes(), path.name)
+        if entry.last_offset < end
+    ]
+    assert tracker.kept_entries == kept
+
+
+def test_a_pass_from_the_middle_keeps_markers_whose_data_it_cannot_have_met(tmp_path: Path) -> None:
+    """The rule that a round of a few segments adds: what lies below its start was not met."""
+    case = loader.case("tx-compact-dr0")
+    before = partition_of(case.unpack(tmp_path, "round2-before") / "round2-before")
+    batches = [(header, marker) for header, marker, _ in logs.partition(before)]
+    entries = [
+        entry
+        for path in sorted(before.glob("*.txnindex"))
+        for entry in txn_index.decode_entries(path.read_bytes(), path.name)
+    ]
+
+    def discarded(start: int) -> set[int]:
+        tracker = MarkerTracker(entries, pass_start=start, log_start=0)
+        found = set()
+        for header, marker in batches:
+            if header.base_offset < start:
+                continue
+            if not header.control:
+                tracker.data(header)
+            elif tracker.control(header, marker):
+                found.add(header.last_offset)
+        return found
+
+    whole = discarded(0)
+    assert whole
+    for start in range(0, batches[-1][0].next_offset, 7):
+        assert discarded(start) <= whole

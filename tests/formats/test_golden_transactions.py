@@ -1,0 +1,215 @@
+"""Transactions in the logs that Kafka wrote: fates, index entries and snapshots equal to what Kafka had on
+disk."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastword.files import DEFAULT
+from lastword.partition import snapshots
+from lastword.partition.producer_state import Producer, ProducerState
+from lastword.partition.transactions import Decisions, Fate, control_of, scan
+from lastword.segment import txn_index
+from lastword.segment.txn_index import AbortedTransaction, TransactionIndex
+from tests.formats import logs
+from tests.golden import loader
+
+NEVER_CLEANED = [("tx-delete", "data")] + [(name, "round1-before") for name in loader.names("tx-compact*")]
+NEVER_CLEANED += [("tx-rolled-by-time", "round1-before"), ("compact-idempotent-dr0", "round1-before")]
+ALL = [
+    (name, stage)
+    for name in (*loader.names("tx-*"), "compact-idempotent-dr0")
+    for stage in loader.case(name).stages
+]
+
+
+def unpacked(name: str, stage: str, target: Path) -> Path:
+    (directory,) = (p for p in (loader.case(name).unpack(target, stage) / stage).iterdir() if p.is_dir())
+    return directory
+
+
+def listed_snapshots(name: str, stage: str) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in loader.case(name).indexes(stage):
+        if line["file"].endswith(".snapshot"):
+            entries = found[line["file"]]
+            if "producerId" in line:
+                entries.append(line)
+    return found
+
+
+def as_listed(producer: Producer) -> dict[str, Any]:
+    return {
+        "producerId": producer.producer_id,
+        "producerEpoch": producer.epoch,
+        "coordinatorEpoch": producer.coordinator_epoch,
+        "lastTimestamp": producer.last_timestamp,
+        "currentTxnFirstOffset": producer.transaction_start,
+        "batches": [
+            {
+                "firstSeq": batch.first_sequence,
+                "lastSeq": batch.last_sequence,
+                "firstOffset": batch.first_offset,
+                "lastOffset": batch.last_offset,
+            }
+            for batch in producer.batches[-1:]
+        ],
+    }
+
+
+def comparable(line: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: line[key] for key in as_listed(Producer(0))}
+    return kept | {"batches": [{k: v for k, v in b.items() if k != "timestamp"} for b in line["batches"]]}
+
+
+@pytest.mark.parametrize(("name", "stage"), ALL)
+def test_snapshot_files(name: str, stage: str, tmp_path: Path) -> None:
+    """What a snapshot file holds, and that writing it again changes nothing but the order of its entries."""
+    directory = unpacked(name, stage, tmp_path)
+    listed = listed_snapshots(name, stage)
+    assert sorted(listed) == sorted(path.name for path in directory.glob("*.snapshot"))
+    for path in directory.glob("*.snapshot"):
+        data = path.read_bytes()
+        producers = snapshots.decode(data, path.name)
+        assert [as_listed(p) for p in producers] == [comparable(line) for line in listed[path.name]]
+        again = snapshots.encode(producers)
+        assert sorted(snapshots.decode(again, path.name), key=str) == sorted(producers, key=str)
+        assert len(again) == len(data)
+
+
+@pytest.mark.parametrize(("name", "stage"), NEVER_CLEANED)
+def test_replay_gives_every_snapshot_and_index_entry(name: str, stage: str, tmp_path: Path) -> None:
+    directory = unpacked(name, stage, tmp_path)
+    listed = listed_snapshots(name, stage)
+    state = ProducerState()
+    aborted: dict[str, list[AbortedTransaction]] = defaultdict(list)
+    compared = 0
+    for header, marker, path in logs.partition(directory):
+        entries = listed.get(f"{header.base_offset:020d}.snapshot")
+        if entries is not None:
+            assert [as_listed(p) for p in state.producers] == sorted(
+                map(comparable, entries), key=lambda line: line["producerId"]
+            )
+            compared += 1
+        entry = state.update(header, marker)
+        if entry is not None:
+            aborted[path.with_suffix(".txnindex").name].append(entry)
+    at_end = listed.get(f"{state.end_offset:020d}.snapshot")
+    if at_end is not None:
+        assert [as_listed(p) for p in state.producers] == sorted(
+            map(comparable, at_end), key=lambda line: line["producerId"]
+        )
+        compared += 1
+    assert compared == len(listed) > 0
+    expected = {
+        path.name: txn_index.decode_entries(path.read_bytes(), path.name)
+        for path in directory.glob("*.txnindex")
+    }
+    assert {file: entries for file, entries in expected.items() if entries} == dict(aborted)
+    for file, entries in expected.items():
+        assert txn_index.encode_entries(entries) == (directory / file).read_bytes()
+
+
+@pytest.mark.parametrize(("name", "stage"), ALL)
+def test_replay_from_any_snapshot_leads_to_the_last_one(name: str, stage: str, tmp_path: Path) -> None:
+    """As a start-up does it: load, replay what is behind; also in cleaned logs, where older batches are
+    gone."""
+    directory = unpacked(name, stage, tmp_path)
+    batches = list(logs.partition(directory))
+    log_end = batches[-1][0].next_offset
+    store = snapshots.Snapshots(DEFAULT, str(directory))
+    last = store.offsets()[-1]
+    assert last == log_end
+    expected = {p.producer_id: as_listed(p) for p in store.read(last)}
+    now_ms = int((directory / f"{last:020d}.snapshot").stat().st_mtime * 1000)
+    for offset in store.offsets():
+        state = store.load(offset - 1, offset, now_ms=0, expiration_ms=1 << 50, remove_damaged=False)
+        assert state.end_offset == offset
+        for header, marker, _ in batches:
+            if header.base_offset >= offset:
+                state.update(header, marker)
+        # Kafka forgets idle producers when it loads a snapshot (after a day; these data have old timestamps).
+        idle = {p.producer_id for p in state.producers if p.is_expired(now_ms, 86_400_000)}
+        found = {p.producer_id: as_listed(p) for p in state.producers}
+        assert {k: v for k, v in found.items() if k in expected or k not in idle} == expected
+
+
+@pytest.mark.parametrize(("name", "stage"), ALL)
+def test_index_files(name: str, stage: str, tmp_path: Path) -> None:
+    directory = unpacked(name, stage, tmp_path)
+    listed = [
+        line
+        for line in loader.case(name).indexes(stage)
+        if line["file"].endswith(".txnindex") and "producerId" in line
+    ]
+    found = []
+    for path in sorted(directory.glob("*.txnindex")):
+        index = TransactionIndex(DEFAULT, str(path), int(path.stem))
+        index.check()
+        found += [(path.name, *entry) for entry in index.entries]
+    assert found == [
+        (line["file"], line["producerId"], line["firstOffset"], line["lastOffset"], line["lastStableOffset"])
+        for line in listed
+    ]
+
+
+@pytest.mark.parametrize(("name", "stage"), ALL)
+def test_both_ways_to_a_fate_agree(name: str, stage: str, tmp_path: Path) -> None:
+    """Decisions from Kafka's index files and from a scan of the batches; and the fate in the keyed
+    workload's own values."""
+    directory = unpacked(name, stage, tmp_path)
+    batches = [(header, marker) for header, marker, _ in logs.partition(directory)]
+    scanned = scan(batches)
+    entries = [
+        entry
+        for path in sorted(directory.glob("*.txnindex"))
+        for entry in txn_index.decode_entries(path.read_bytes(), path.name)
+    ]
+    indexed = Decisions(entries, undecided=scanned.undecided)
+    fates = [scanned.fate(header) for header, _ in batches]
+    assert fates == [indexed.fate(header) for header, _ in batches]
+    if stage == "data" or stage == "round1-before":
+        assert scanned.aborted == entries
+        if name.startswith("tx-"):
+            assert Fate.ABORTED in fates
+    stable = min(scanned.undecided.values(), default=batches[-1][0].next_offset)
+    by_limit = Decisions(entries, stable_offset=stable)
+    for (header, _), fate in zip(batches, fates, strict=True):
+        if header.last_offset < stable:
+            assert by_limit.fate(header) is fate is not Fate.UNDECIDED
+
+
+def test_open_transactions_are_undecided(tmp_path: Path) -> None:
+    directory = unpacked("tx-delete", "data", tmp_path)
+    state = ProducerState()
+    batches = []
+    for header, marker, _ in logs.partition(directory):
+        state.update(header, marker)
+        batches.append((header, marker))
+    undecided = scan(batches).undecided
+    assert len(undecided) == 2
+    assert undecided == state.open_transactions()
+    assert state.last_stable_offset(state.end_offset) == min(undecided.values())
+
+
+def test_the_loader_lists_markers_as_we_read_them(tmp_path: Path) -> None:
+    directory = unpacked("tx-delete", "data", tmp_path)
+    lines = {line["offset"]: line for line in loader.case("tx-delete").expected("data") if line["isControl"]}
+    seen = 0
+    for path in sorted(directory.glob("*.log")):
+        data = path.read_bytes()
+        for header in logs.headers(data, path.name):
+            marker = control_of(data, header, path.name)
+            if marker is not None:
+                line = lines[header.base_offset]
+                assert (marker.type, marker.coordinator_epoch) == (
+                    line["controlType"].lower(),
+                    line["coordinatorEpoch"],
+                )
+                seen += 1
+    assert seen == len(lines) > 0, json.dumps(sorted(lines))

@@ -1,0 +1,392 @@
+"""Magic 0 and 1: golden bytes, the wrapper's rules, damage. Names tell the property of the specification
+(6.N, 6.M)."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+import pytest
+
+from lastword.errors import CorruptBatchError, DecompressionLimitError, UnknownMagicError
+from lastword.records import legacy
+from lastword.records.batch import BatchHeader
+from lastword.records.compression import compress
+from lastword.records.record import RawRecord
+
+T = 1_700_000_000_000
+CODECS = {"gzip": 1, "snappy": 2, "lz4": 3}
+
+UNCOMPRESSED = {
+    "000000000000000700000010a4ad2011000000000001610000000162": (0, b"a", b"b", -1, False),
+    "00000000000000070000000ea7ec68030000ffffffffffffffff": (0, None, None, -1, False),
+    "00000000000000070000001882677b2801000000018bcfe5680000000001610000000162": (1, b"a", b"b", T, False),
+    "000000000000000700000018fa91caef01080000018bcfe5680500000001610000000162": (1, b"a", b"b", T + 5, True),
+    "000000000000000700000017c959896701000000018bcfe568000000000161ffffffff": (1, b"a", None, T, False),
+}
+
+WRAPPERS = {
+    (
+        0,
+        "gzip",
+    ): "000000000000000b000000424f4aef7f0001ffffffff000000341f8b08000000000000ff636000032e2016083baf100fe631"
+    "268208438814033748ce3388d91b229704228c008bea495c38000000",
+    (
+        1,
+        "gzip",
+    ): "000000000000000b00000051bbcf344501010000018bcfe56801ffffffff0000003b1f8b08000000000000ff636080038902"
+    "d6ea34462083b1fbfcd30c90086322883084ca83a424d689b56f82ab01339240841100203e5bf548000000",
+    (
+        0,
+        "snappy",
+    ): "000000000000000b000000571819b8870002ffffffff0000004982534e415050590000000001000000010000003538000009"
+    "01240a0000001056cf205f0001011801610000000131010b5c0000000b000000104952034b000000000001620000000132",
+    (
+        1,
+        "snappy",
+    ): "000000000000000b00000064544def5a01020000018bcfe56801ffffffff0000004e82534e41505059000000000100000001"
+    "0000003a4800001901341870057b6601000000018bcfe5680118040161010e0031010b01091c00000018ae1687b201090524"
+    "280100000001620000000132",
+    (
+        0,
+        "lz4",
+    ): "000000000000000b0000004dcc94e20a0003ffffffff0000003f04224d1860401a3000000012000100910a0000001056cf20"
+    "5f0f0071016100000001310c003000000b1c00404952034b0d0080000162000000013200000000",
+    (
+        1,
+        "lz4",
+    ): "000000000000000b0000005d58e8cff801030000018bcfe56801ffffffff0000004704224d186040823800000016000100e0"
+    "1870057b6601000000018bcfe56818002001610e0010310b000009008500000018ae1687b22400b001000000016200000001"
+    "3200000000",
+}
+
+# Three records at 50 … 52, and what Kafka's cleaner wrote when the first of them went.
+V1_GZIP_THREE = bytes.fromhex(
+    "000000000000003400000063591834bc01010000018bcfe56802ffffffff0000004d1f8b08000000000000ff636080038902"
+    "d6ea34462083b1fbfcd30c90086322883084ca83a424d689b56f82ab013392408411540d13484df77aa606b81a9008633288"
+    "30060007fb34e36c000000"
+)
+AFTER_DROP = {
+    (
+        1,
+        "gzip",
+    ): "0000000000000034000000511ebf056c01010000018bcfe56802ffffffff0000003b1f8b08000000000000ff636080038975"
+    "62ed9b18810cc6eef34f33c08c241061049507894874af676a80ab6102319241843100cbca777248000000",
+    (
+        0,
+        "gzip",
+    ): "0000000000000034000000439e489fa90001ffffffff000000351f8b08000000000000ff63600003632016f00c62f606f318"
+    "93408411448ac10424f795f34105442e19441803009c153b9938000000",
+    (
+        1,
+        "lz4",
+    ): "00000000000000340000005cbec1ab3c01030000018bcfe56802ffffffff0000004604224d186040823700000016000100e1"
+    "18ae1687b201000000018bcfe568090010620e001332230000120050188baf02800900012400b00200000001630000000133"
+    "00000000",
+}
+
+
+def records_of(data: bytes) -> list[RawRecord]:
+    header = legacy.read_header(data, 0, len(data), "test.log")
+    assert legacy.crc_ok(data, header)
+    return list(legacy.read_records(data, header, "test.log"))
+
+
+def record(
+    offset: int, key: bytes | None, value: bytes | None, timestamp: int = -1, kind: int = 0
+) -> RawRecord:
+    return RawRecord(offset, timestamp, kind, key, value)
+
+
+def inner(
+    magic: int, offset: int, key: bytes = b"k", value: bytes | None = b"v", timestamp: int = -1
+) -> bytes:
+    return legacy.build_message(magic, offset, key, value, timestamp)
+
+
+def wrapper(
+    magic: int,
+    offset: int,
+    entries: Sequence[bytes],
+    codec: int = 1,
+    timestamp: int = -1,
+    log_append: bool = False,
+) -> bytes:
+    """A wrapper with any content: what no builder would write."""
+    payload = compress(codec, b"".join(entries))
+    return legacy.build_message(magic, offset, None, payload, timestamp, log_append=log_append, codec=codec)
+
+
+def header_of(data: bytes) -> BatchHeader:
+    return legacy.read_header(data, 0, len(data), "test.log")
+
+
+# ---------------------------------------------------------------- golden bytes
+
+
+@pytest.mark.parametrize("text", UNCOMPRESSED)
+def test_uncompressed_vectors(text: str) -> None:
+    magic, key, value, timestamp, log_append = UNCOMPRESSED[text]
+    data = bytes.fromhex(text)
+    assert legacy.build_message(magic, 7, key, value, timestamp, log_append=log_append) == data
+    assert records_of(data) == [record(7, key, value, timestamp, int(log_append))]
+
+
+@pytest.mark.parametrize(("magic", "codec"), WRAPPERS)
+def test_wrapper_vectors(magic: int, codec: str) -> None:
+    data = bytes.fromhex(WRAPPERS[magic, codec])
+    header = header_of(data)
+    assert (header.last_offset, header.max_timestamp) == (11, T + 1 if magic else -1)
+    times = (T, T + 1) if magic else (-1, -1)
+    expected = [record(10, b"a", b"1", times[0]), record(11, b"b", b"2", times[1])]
+    assert records_of(data) == expected
+    stored = [struct.unpack_from(">q", legacy.inner_bytes(data, header), at)[0] for at in (0, 28 + 8 * magic)]
+    assert stored == ([0, 1] if magic else [10, 11])
+    built = legacy.build_wrapper(magic, CODECS[codec], expected)
+    assert records_of(built) == expected
+    assert legacy.inner_bytes(built, header_of(built)) == legacy.inner_bytes(data, header)
+    if codec == "lz4":
+        assert built == data
+
+
+@pytest.mark.parametrize(("magic", "codec"), AFTER_DROP)
+def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None:
+    expected = bytes.fromhex(AFTER_DROP[magic, codec])
+    three = list(records_of(V1_GZIP_THREE))
+    if magic == 0:
+        three = [record(r.offset, r.key, r.value) for r in three]
+    source = legacy.build_wrapper(magic, CODECS[codec], three)
+    filtered = legacy.filter_entry(source, header_of(source), [False, True, True])
+    assert filtered is not None
+    assert (filtered.last_offset, filtered.max_timestamp, filtered.kept) == (52, T + 2 if magic else -1, 2)
+    assert records_of(filtered.data) == records_of(expected) == three[1:]
+    found, wanted = header_of(filtered.data), header_of(expected)
+    assert legacy.inner_bytes(filtered.data, found) == legacy.inner_bytes(expected, wanted)
+    assert found.attributes == wanted.attributes
+    if codec == "lz4":
+        assert filtered.data == expected
+
+
+# ---------------------------------------------------------------- wrappers
+
+
+def test_6N_160_v1_wrapper_offset_moves_all_its_records() -> None:
+    data = bytearray(legacy.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
+    struct.pack_into(">q", data, 0, 500)
+    assert [r.offset for r in records_of(bytes(data))] == [498, 499, 500]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_6N_161_wrapper_offset_0_holds_offsets_from_0(magic: int) -> None:
+    data = wrapper(magic, 0, [inner(magic, n) for n in range(3)])
+    assert [r.offset for r in records_of(data)] == [0, 1, 2]
+
+
+def test_6N_162_v1_wrapper_below_its_last_inner_offset() -> None:
+    data = wrapper(1, 1, [inner(1, n) for n in range(3)])
+    with pytest.raises(CorruptBatchError, match="above the wrapper") as error:
+        records_of(data)
+    assert (error.value.file, error.value.position, error.value.offset) == ("test.log", 0, 1)
+
+
+def test_6N_163_log_append_wrapper_overrides_inner_timestamps() -> None:
+    entries = [inner(1, 0, timestamp=T), inner(1, 1, timestamp=T + 9)]
+    stamped = records_of(wrapper(1, 11, entries, timestamp=T + 500, log_append=True))
+    assert [(r.timestamp, r.timestamp_type) for r in stamped] == [(T + 500, 1)] * 2
+    created = records_of(wrapper(1, 11, entries, timestamp=T + 500))
+    assert [(r.timestamp, r.timestamp_type) for r in created] == [(T, 0), (T + 9, 0)]
+
+
+def test_6N_165_wrapper_without_value_or_without_entries() -> None:
+    for magic in (0, 1):
+        with pytest.raises(CorruptBatchError, match="without a value"):
+            records_of(legacy.build_message(magic, 5, None, None, codec=1))
+        with pytest.raises(CorruptBatchError, match="without a whole inner entry"):
+            records_of(wrapper(magic, 5, []))
+        with pytest.raises(CorruptBatchError, match="without a whole inner entry"):
+            records_of(wrapper(magic, 5, [inner(magic, 0)[:-1]]))
+
+
+def test_6N_166_too_short_or_wrong_checksum() -> None:
+    data = bytes.fromhex(next(iter(UNCOMPRESSED)))
+    for end in range(len(data)):
+        with pytest.raises(CorruptBatchError) as error:
+            legacy.read_header(data, 0, end, "test.log", file_position=4000)
+        assert (error.value.file, error.value.position) == ("test.log", 4000)
+    broken = data[:12] + b"\0\0\0\0" + data[16:]
+    assert not legacy.crc_ok(broken, header_of(broken))
+    with pytest.raises(CorruptBatchError, match="has CRC 00000000, computed a4ad2011") as error:
+        legacy.check_crc(broken, header_of(broken), "test.log")
+    assert error.value.code == "bad-crc"
+
+
+@pytest.mark.parametrize("text", UNCOMPRESSED)
+def test_6N_167_any_byte_changed_is_noticed(text: str) -> None:
+    data = bytes.fromhex(text)
+    for position in range(12, len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[position] ^= 1 << bit
+            try:
+                header = legacy.read_header(bytes(changed), 0, len(changed), "test.log")
+            except (CorruptBatchError, UnknownMagicError):
+                continue
+            assert not legacy.crc_ok(bytes(changed), header)
+
+
+def test_6N_171_lz4_frame_header_of_magic_0_is_written_broken_and_not_looked_at() -> None:
+    records = [record(n, b"k%d" % n, b"v" * 100, -1) for n in range(3)]
+    for magic, checksum in ((0, 0x1A), (1, 0x82)):
+        data = bytearray(legacy.build_wrapper(magic, 3, records))
+        frame = data.index(b"\x04\x22\x4d\x18")
+        assert data[frame + 6] == checksum
+        for other in (0x82, 0x1A, 0x00):
+            data[frame + 6] = other
+            struct.pack_into(">I", data, 12, zlib.crc32(data[16:]))
+            if magic == 0 or other == checksum:
+                assert records_of(bytes(data)) == records
+            else:
+                with pytest.raises(CorruptBatchError):
+                    records_of(bytes(data))
+
+
+def test_lz4_of_magic_0_with_a_content_size_in_its_frame_header() -> None:
+    """FLG 68: eight more bytes that the checksum covers, and Kafka skips."""
+    entries = inner(0, 4)
+    frame = bytearray(compress(3, entries))
+    sized = b"".join((frame[:4], b"\x68\x40", struct.pack("<Q", len(entries)), b"\x99", frame[7:]))
+    data = legacy.build_message(0, 4, None, sized, codec=3)
+    assert records_of(data) == [record(4, b"k", b"v")]
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS.values()))
+@pytest.mark.parametrize("magic", [0, 1])
+def test_6N_175_payloads_round_trip(magic: int, codec: int) -> None:
+    for value in (b"", b"x", bytes(range(256)) * 400, b"\0" * 200_000):
+        records = [record(3, b"k", value, T if magic else -1), record(9, None, None, T + 1 if magic else -1)]
+        assert records_of(legacy.build_wrapper(magic, codec, records)) == records
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
+    with pytest.raises(ValueError, match="no codec 4"):
+        legacy.build_wrapper(magic, 4, [record(0, b"k", b"v")])
+    data = bytearray(inner(magic, 0))
+    data[17] = 4
+    with pytest.raises(CorruptBatchError, match="codec 4"):
+        header_of(bytes(data))
+
+
+def test_nested_compression_is_refused() -> None:
+    nested = legacy.build_wrapper(0, 1, [record(0, b"k", b"v")])
+    with pytest.raises(CorruptBatchError, match="compressed inside"):
+        records_of(wrapper(0, 0, [nested]))
+
+
+def test_a_cut_inner_entry_at_the_end_is_ignored() -> None:
+    whole = [inner(1, 0), inner(1, 1)]
+    for cut in range(1, len(whole[1])):
+        data = wrapper(1, 7, [whole[0], whole[1][:cut]])
+        assert [r.offset for r in records_of(data)] == [7]
+
+
+def test_damage_inside_a_wrapper() -> None:
+    good = inner(1, 0)
+    tiny = struct.pack(">qi", 1, 13) + bytes(13)
+    flipped = bytearray(inner(1, 1))
+    flipped[-1] ^= 1
+    long_key = bytearray(inner(1, 1))
+    struct.pack_into(">i", long_key, 26, 1 << 30)
+    struct.pack_into(">I", long_key, 12, zlib.crc32(long_key[16:]))
+    for bad, text in (
+        (tiny, "impossible size 13"),
+        (bytes(flipped), "checksum mismatch"),
+        (bytes(long_key), "key of 1073741824 bytes"),
+        (inner(1, 0), "inner offset"),
+    ):
+        with pytest.raises(CorruptBatchError, match=text) as error:
+            records_of(wrapper(1, 40, [good, bad]))
+        assert error.value.offset == 40
+
+
+def test_impossible_lengths_in_a_message() -> None:
+    for position in (18, 23):
+        for length in (-2, -(2**31), 2, 2**31 - 1):
+            data = bytearray(inner(0, 7))
+            struct.pack_into(">i", data, position, length)
+            with pytest.raises(CorruptBatchError, match="bytes"):
+                list(legacy.read_records(bytes(data), header_of(bytes(data)), "test.log"))
+
+
+def test_inflation_is_bounded() -> None:
+    data = legacy.build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
+    with pytest.raises(DecompressionLimitError) as error:
+        list(legacy.read_records(data, header_of(data), "test.log", limit_bytes=100_000))
+    assert error.value.file == "test.log"
+
+
+def test_6I_79_v1_wrapper_with_v0_messages_is_read() -> None:
+    """KAFKA-4298: the wrapper's magic decides that offsets are relative."""
+    data = wrapper(1, 33, [inner(0, 0), inner(0, 1), inner(0, 3)], timestamp=T)
+    assert [(r.offset, r.timestamp) for r in records_of(data)] == [(30, -1), (31, -1), (33, -1)]
+
+
+def test_6I_78_v1_wrapper_with_v0_messages_becomes_v1_when_cleaned() -> None:
+    data = wrapper(1, 33, [inner(0, 0, b"a"), inner(0, 1, b"b"), inner(0, 3, b"c")], timestamp=T)
+    for keep, offsets in (([True] * 3, [30, 31, 33]), ([False, True, True], [31, 33])):
+        filtered = legacy.filter_entry(data, header_of(data), keep)
+        assert filtered is not None
+        _, found = legacy.messages(filtered.data, header_of(filtered.data))
+        assert [(m.magic, m.offset) for m in found] == [(1, offset) for offset in offsets]
+
+
+def test_v1_message_in_a_v0_wrapper_keeps_its_timestamp_when_cleaned() -> None:
+    data = wrapper(0, 33, [inner(0, 30), inner(1, 31, timestamp=T), inner(0, 33)])
+    filtered = legacy.filter_entry(data, header_of(data), [False, True, True])
+    assert filtered is not None
+    assert [(r.offset, r.timestamp) for r in records_of(filtered.data)] == [(31, T), (33, -1)]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_6M_129_gaps_stay_and_everything_gone_is_nothing(magic: int) -> None:
+    source = legacy.build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
+    header = header_of(source)
+    for keep, left in (([0, 0, 1, 0], [8]), ([1, 0, 0, 1], [0, 10]), ([0, 1, 1, 1], [3, 8, 10])):
+        filtered = legacy.filter_entry(source, header, map(bool, keep))
+        assert filtered is not None
+        assert [r.offset for r in records_of(filtered.data)] == left
+        assert filtered.last_offset == header_of(filtered.data).last_offset == left[-1]
+    assert legacy.filter_entry(source, header, [False] * 4) is None
+    same = legacy.filter_entry(source, header, [True] * 4)
+    assert same is not None
+    assert same.data == source
+
+
+def test_6M_134_log_append_time_is_kept() -> None:
+    stamped = legacy.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77)
+    filtered = legacy.filter_entry(stamped, header_of(stamped), [True, False, True])
+    assert filtered is not None
+    assert filtered.max_timestamp == T + 77
+    assert [(r.offset, r.timestamp, r.timestamp_type) for r in records_of(filtered.data)] == [
+        (0, T + 77, 1),
+        (2, T + 77, 1),
+    ]
+
+
+def test_unknown_magic_is_not_taken_for_a_legacy_one() -> None:
+    data = bytearray(inner(0, 7))
+    for magic in (2, 3, 37, 255):
+        data[16] = magic
+        with pytest.raises(UnknownMagicError):
+            header_of(bytes(data))
+
+
+def test_stray_attribute_bits_are_no_flags() -> None:
+    """Bits 4 to 7 mean transaction, control and horizon in magic 2 only."""
+    data = bytearray(inner(1, 7))
+    data[17] = 0xF0
+    header = header_of(bytes(data))
+    assert not header.transactional
+    assert not header.control
+    assert header.delete_horizon_ms is None
