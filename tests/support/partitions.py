@@ -1,0 +1,55 @@
+"""One partition directory without a log directory around it: cleaned, and read back record by record."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from lastword.cleaner.cleaner import clean
+from lastword.cleaner.report import CleanRound
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.files import DEFAULT, Files
+from lastword.partition.open import open_log
+from lastword.partition.view import PartitionView
+from lastword.records.batch import read_header
+from lastword.records.reader import read_records
+from lastword.records.record import RawRecord
+
+
+def clean_partition(
+    directory: Path,
+    config: TopicConfig,
+    clock: Clock,
+    *,
+    files: Files = DEFAULT,
+    first_dirty: int | None = None,
+    clean_stop: bool = True,
+    recorded: list[int] | None = None,
+) -> CleanRound | None:
+    """One round over `directory`, now. `recorded` gets the new first dirty offset."""
+    topic, _, number = directory.name.rpartition("-")
+    log, _ = open_log(files, str(directory), topic, int(number), config, clock, clean=clean_stop)
+    with contextlib.closing(log):
+        return clean(
+            log,
+            config,
+            first_dirty=first_dirty,
+            record_first_dirty=(recorded if recorded is not None else []).append,
+        )
+
+
+def records_of(directory: Path, files: Files = DEFAULT) -> list[RawRecord]:
+    """Every data record of a partition, as a reader without a lock finds them, in plain Python."""
+    view = PartitionView.load(files, str(directory))
+    found: list[RawRecord] = []
+    for segment in view.segments:
+        for header in segment.headers():
+            if not header.control:
+                data = segment.read_batch(header)
+                found += read_records(data, read_header(data, 0, len(data), segment.file))
+    return found
+
+
+def log_end(directory: Path, files: Files = DEFAULT) -> int:
+    return PartitionView.load(files, str(directory)).log_end
