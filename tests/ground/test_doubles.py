@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -93,7 +92,7 @@ class TestForgetful:
         assert files.crash().tree == {"f": b""}
 
     def test_a_rename_to_another_directory_may_leave_both_names_but_never_none(self, root: str) -> None:
-        os.mkdir(f"{root}/sub")
+        Path(root, "sub").mkdir()
         Path(root, "sub", "a").write_bytes(b"hello")
         files = ForgetfulFiles(root)
         files.rename(f"{root}/sub/a", f"{root}/a")
@@ -105,7 +104,7 @@ class TestForgetful:
         assert [("a" in tree, "sub/a" in tree) for tree in trees(files)] == [(True, False)]
 
     def test_syncing_only_the_source_directory_saves_the_whole_rename(self, root: str) -> None:
-        os.mkdir(f"{root}/sub")
+        Path(root, "sub").mkdir()
         Path(root, "sub", "a").write_bytes(b"hello")
         files = ForgetfulFiles(root)
         files.rename(f"{root}/sub/a", f"{root}/a")
@@ -220,7 +219,7 @@ class TestRecording:
         assert len(files.changes) == stop_at
         with pytest.raises(Stopped):
             files.listdir(root)
-        left = {name: Path(root, name).read_bytes() for name in os.listdir(root)}
+        left = {path.name: path.read_bytes() for path in Path(root).iterdir()}
         assert left == [{}, {"a": b""}, {"a": b"hello"}, {"a": b"hello"}, {"b": b"hello"}][stop_at]
 
     def test_a_torn_stop_leaves_half_the_bytes(self, root: str) -> None:

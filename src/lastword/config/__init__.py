@@ -7,7 +7,13 @@ each other; write.py changes the file. Stands on `errors`, `units` and `files`. 
 
 from lastword.config.instance import INSTANCE_SETTINGS, LogConfig
 from lastword.config.setting import Setting
-from lastword.config.settings import ALL_SETTINGS, FILE_NAME, Settings, parse_topic_settings
+from lastword.config.settings import (
+    ALL_SETTINGS,
+    FILE_NAME,
+    Settings,
+    keyword_names,
+    parse_topic_settings,
+)
 from lastword.config.topic import TOPIC_SETTINGS, TopicConfig
 from lastword.config.write import remove_topic_settings, write_topic_settings
 
@@ -20,6 +26,7 @@ __all__ = [
     "Setting",
     "Settings",
     "TopicConfig",
+    "keyword_names",
     "parse_topic_settings",
     "remove_topic_settings",
     "write_topic_settings",

@@ -95,6 +95,15 @@ class Settings:
         config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
         return config
 
+    def rows(self, topic: str | None = None) -> list[tuple[str, str, str]]:
+        """(name, value as text, source) of every setting: of the process, or of a topic."""
+        config: LogConfig | TopicConfig = self.instance if topic is None else self.topic(topic)
+        known = INSTANCE_SETTINGS if topic is None else TOPIC_SETTINGS
+        return [
+            (name, setting.show(getattr(config, setting.keyword)), config.source(name))
+            for name, setting in known.items()
+        ]
+
     @property
     def topic_names(self) -> list[str]:
         """Topics that lastword.toml has a table for."""
@@ -151,6 +160,20 @@ def parse_topic_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         problems.add(sentence)
     problems.raise_any()
     return parsed
+
+
+def keyword_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings under their Python keywords, unchecked values; unknown names are refused, all at once."""
+    problems = Problems()
+    by_keyword = {setting.keyword for setting in ALL_SETTINGS.values()}
+    renamed = {}
+    for given, value in values.items():
+        setting = ALL_SETTINGS.get(given)
+        if setting is None and given not in by_keyword:
+            problems.add(unknown_setting(given, ALL_SETTINGS), unknown=True)
+        renamed[setting.keyword if setting else given] = value
+    problems.raise_any()
+    return renamed
 
 
 def parse_named(
