@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from lastword.kernels import (
+    BAD_COUNT,
     BAD_CRC,
     BAD_LENGTH,
     BAD_MAGIC,
@@ -231,7 +232,8 @@ def survey_inner(inner, size):
     """(whole entries, first offset, last offset as stored, status) of the inflated entries inner[:size];
     all CRCs are checked.
 
-    A cut entry at the end is left out. `inner` has slack.
+    A cut entry at the end is left out. BAD_COUNT: none is whole; BAD_RECORD: one is compressed. `inner` has
+    slack.
     """
     count, first, last = 0, np.int64(-1), np.int64(-1)
     if size < 0 or size > inner.size - SLACK:
@@ -261,7 +263,7 @@ def survey_inner(inner, size):
         count += 1
         position += OVERHEAD_BYTES + length
     if count == 0:
-        return count, first, last, BAD_RECORD
+        return count, first, last, BAD_COUNT
     return count, first, last, OK
 
 

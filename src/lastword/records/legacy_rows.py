@@ -23,6 +23,11 @@ from lastword.records.batch import BatchHeader
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
 
+_INNER_TEXT = {
+    kernels.BAD_COUNT: "a wrapper without a whole inner entry",
+    kernels.BAD_RECORD: "compressed inside a compressed entry",
+}
+
 
 def inflate_rows(
     raw: Bytes,
@@ -73,14 +78,8 @@ def _wrapper(
     inner[: len(data)] = np.frombuffer(data, np.uint8)
     count, first, last, status = legacy_kernels.survey_inner(inner, len(data))
     if status != kernels.OK:
-        raise _bad(
-            "a wrapper without a whole inner entry"
-            if count == 0 and status == kernels.BAD_RECORD
-            else f"inner entry {count}: {kernels.STATUS_TEXT[status]}",
-            table,
-            row,
-            file,
-        )
+        text = _INNER_TEXT.get(status, kernels.STATUS_TEXT[status])
+        raise _bad(f"{text} (after {count} whole inner entries)", table, row, file)
     plain = room(done, len(data) + legacy_kernels.GROWTH_BYTES * (count + 1))
     done, status = legacy_kernels.translate_wrapper(inner, count, first, last, table, row, plain, done)
     if status != kernels.OK:
@@ -124,7 +123,7 @@ def _bad(text: str, table: Table, row: int, file: str) -> CorruptBatchError:
     offset = int(table[row, fields.LAST_OFFSET])
     return CorruptBatchError(
         f"offset {offset}: {text}",
-        code=text.replace(" ", "-"),
+        code="bad-records",
         remedy="restore the file from a copy; `lastword verify` lists all damage",
         file=file,
         position=int(table[row, fields.FILE_POSITION]),
