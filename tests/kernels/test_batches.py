@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword import kernels
+from lastword.kernels import table as fields
+from lastword.kernels.batches import walk_batches
+from tests.kernels.support import padded, walked
+from tests.naive.batches import Header, walk
+from tests.naive.strategies import batches
+
+NAMES = {
+    kernels.OK: "ok",
+    kernels.MORE: "more",
+    kernels.BAD_LENGTH: "length",
+    kernels.BAD_MAGIC: "magic",
+    kernels.BAD_CRC: "crc",
+    kernels.BAD_OFFSET: "offset",
+    kernels.BAD_COUNT: "count",
+}
+ORDER = (
+    fields.POSITION,
+    fields.SIZE,
+    fields.BASE_OFFSET,
+    fields.LAST_OFFSET,
+    fields.ATTRIBUTES,
+    fields.COUNT,
+    fields.BASE_TIMESTAMP,
+    fields.MAX_TIMESTAMP,
+    fields.PRODUCER_ID,
+    fields.PRODUCER_EPOCH,
+    fields.BASE_SEQUENCE,
+    fields.LEADER_EPOCH,
+    fields.CRC,
+)
+
+
+def check(data: bytes) -> None:
+    headers, position, stopped = walk(data)
+    _, table, reached, status = walked(data)
+    assert (reached, NAMES[status]) == (position, stopped)
+    assert [Header(*(int(row[i]) for i in ORDER)) for row in table] == headers
+
+
+@given(batches())
+def test_sound_logs(log: list[bytes]) -> None:
+    check(b"".join(log))
+
+
+@given(batches(most=3), st.data())
+def test_damaged_logs(log: list[bytes], data: st.DataObject) -> None:
+    joined = bytearray(b"".join(log))
+    if joined:
+        for _ in range(data.draw(st.integers(1, 3))):
+            joined[data.draw(st.integers(0, len(joined) - 1))] ^= data.draw(st.integers(1, 255))
+        del joined[data.draw(st.integers(0, len(joined))) :]
+    check(bytes(joined))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    check(data)
+
+
+def test_zeros_are_a_bad_length() -> None:
+    assert walked(bytes(100))[2:] == (0, kernels.BAD_LENGTH)
+
+
+@given(batches(), st.integers(1, 3))
+def test_a_full_table_goes_on_where_it_stopped(log: list[bytes], rows: int) -> None:
+    data = b"".join(log)
+    raw = padded(data)
+    table = np.zeros((rows, fields.FIELDS), np.int64)
+    position, offset, found, status = 0, 0, 0, kernels.FULL
+    while status == kernels.FULL:
+        count, position, offset, status = walk_batches(raw, position, len(data), 0, offset, True, table, 0)
+        found += count
+    assert (status, found, position) == (kernels.OK, len(log), len(data))
+
+
+def test_a_buffer_without_slack_is_refused() -> None:
+    raw = np.zeros(100, np.uint8)
+    table = np.zeros((1, fields.FIELDS), np.int64)
+    assert walk_batches(raw, 0, 100, 0, 0, True, table, 0)[3] == kernels.NO_SLACK
+    assert walk_batches(raw, -1, 10, 0, 0, True, table, 0)[3] == kernels.NO_SLACK

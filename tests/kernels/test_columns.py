@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword import kernels
+from lastword.kernels.columns import decode_headers, decode_rows
+from tests.kernels.support import walked
+from tests.naive.batches import walk
+from tests.naive.columns import BadRecord, decode
+from tests.naive.pack import Record, encode_batch, seal
+from tests.naive.strategies import batches
+
+KINDS = (np.int64, np.int64, np.int64, np.int32, np.int64, np.int32, np.int64, np.int32, np.int32)
+
+
+def kernel_decode(data: bytes, *, with_control: bool = True) -> tuple[list[Record], int]:
+    raw, table, _, _ = walked(data)
+    arrays = [np.zeros(len(data), kind) for kind in KINDS]
+    done, _, status = decode_rows(raw, table, len(table), with_control, *arrays)
+    offset, time, key_at, key_size, value_at, value_size, header_at, header_count, _ = (
+        a[:done] for a in arrays
+    )
+    total = int(header_count.sum())
+    spans = [np.zeros(total, kind) for kind in (np.int64, np.int32, np.int64, np.int32)]
+    assert decode_headers(raw, header_at, header_count, *spans) == total
+    pairs = iter(
+        [
+            (raw[a : a + n].tobytes(), raw[b : b + m].tobytes() if m >= 0 else None)
+            for a, n, b, m in zip(*spans, strict=True)
+        ]
+    )
+    records = [
+        Record(
+            int(offset[i]),
+            int(time[i]),
+            raw[key_at[i] : key_at[i] + key_size[i]].tobytes() if key_size[i] >= 0 else None,
+            raw[value_at[i] : value_at[i] + value_size[i]].tobytes() if value_size[i] >= 0 else None,
+            tuple(next(pairs) for _ in range(header_count[i])),
+        )
+        for i in range(done)
+    ]
+    return records, status
+
+
+def naive_decode(data: bytes, *, with_control: bool = True) -> tuple[list[Record], int]:
+    records: list[Record] = []
+    for header in walk(data)[0]:
+        if header.attributes & 0x20 and not with_control:
+            continue
+        try:
+            records += decode(data, header)
+        except BadRecord:
+            return records, kernels.BAD_RECORD
+    return records, kernels.OK
+
+
+@given(batches(), st.booleans())
+def test_sound_logs(log: list[bytes], with_control: bool) -> None:
+    data = b"".join(log)
+    assert kernel_decode(data, with_control=with_control) == naive_decode(data, with_control=with_control)
+
+
+@given(batches(most=2, with_empty=False), st.data())
+def test_damage_behind_a_good_checksum(log: list[bytes], data: st.DataObject) -> None:
+    joined = b""
+    for batch in log:
+        body = bytearray(batch)
+        for _ in range(data.draw(st.integers(1, 3))):
+            body[data.draw(st.integers(61, len(body) - 1))] = data.draw(
+                st.sampled_from([0, 1, 2, 127, 128, 255])
+            )
+        cut = data.draw(st.integers(62, len(body)))
+        joined += seal(bytes(body[:cut]))
+    assert kernel_decode(joined) == naive_decode(joined)
+
+
+def test_a_hostile_length_reaches_nothing() -> None:
+    """A key length near 2^31 in the last record of the buffer."""
+    good = encode_batch([Record(0, 0, b"k", b"v")])
+    for length in (b"\xfe\xff\xff\xff\x0f", b"\x03", b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\xff\x0f"):
+        body = good[61 + 4 :].replace(b"\x02k", length + b"k", 1)
+        bad = seal(good[:61] + bytes([2 * (len(body) + 3)]) + good[62:65] + body)
+        assert kernel_decode(bad) == ([], kernels.BAD_RECORD)
+
+
+def test_a_count_is_not_believed_past_the_bytes() -> None:
+    good = bytearray(encode_batch([Record(0, 0, b"k", b"v")], last_offset=1 << 30))
+    good[57:61] = (1 << 30).to_bytes(4, "big")
+    good[22] = 1  # claims gzip: then the walker cannot tell, the decoder must
+    raw, table, _, status = walked(seal(bytes(good)))
+    assert status == kernels.OK
+    arrays = [np.zeros(4, kind) for kind in KINDS]
+    assert decode_rows(raw, table, 1, True, *arrays) == (0, 0, kernels.BAD_COUNT)

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword import kernels
+from lastword.kernels import table as fields
+from lastword.kernels.digest import sum_contents, sum_pairs
+from lastword.kernels.keyhash import digest_seeds
+from lastword.kernels.repack import FIRST_KEPT, KEEP_BASE, repack_rows, room_needed
+from tests.kernels.support import NO_BITS, bits, walked
+from tests.naive import digest as naive_digest
+from tests.naive.batches import walk
+from tests.naive.columns import decode
+from tests.naive.pack import Record, encode_batch
+from tests.naive.repack import repack
+from tests.naive.strategies import T, batches
+
+
+def kernel_repack(data: bytes, dead: Set[int], retain: list[bool], horizon_ms: int, rule: int) -> bytes:
+    """Through an output that is always too small, so that every way on is taken."""
+    raw, table, _, _ = walked(data)
+    out = np.full(64, 0xEE, np.uint8)
+    out_table = np.zeros((2, fields.FIELDS), np.int64)
+    classes = np.zeros(2, np.int64)
+    row = position = out_row = 0
+    joined = b""
+    while True:
+        row, position, out_row, _, status = repack_rows(
+            raw,
+            raw,
+            table,
+            len(table),
+            row,
+            np.array(retain, np.uint8),
+            *bits(dead),
+            horizon_ms,
+            rule,
+            out,
+            position,
+            out_table,
+            out_row,
+            classes,
+        )
+        for i in range(out_row):  # the new table tells what the new bytes tell
+            start, size = out_table[i, fields.POSITION], out_table[i, fields.SIZE]
+            _, again, _, status_again = walked(out[start : start + size].tobytes())
+            assert status_again == kernels.OK
+            same = [fields.SIZE, *range(fields.BASE_OFFSET, fields.CRC), fields.MAGIC]
+            assert out_table[i, same].tolist() == again[0, same].tolist()
+        joined += out[:position].tobytes()
+        if status == kernels.OK:
+            return joined
+        assert status == kernels.FULL
+        position = out_row = 0
+        out = np.full(max(out.size, int(room_needed(table, row))), 0xEE, np.uint8)
+
+
+logs = batches(time=st.integers(T - 100, T + 100), most=4)
+
+
+@given(logs, st.data())
+def test_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
+    joined = b"".join(log)
+    found = walk(joined)[0]
+    offsets = [record.offset for header in found for record in decode(joined, header)]
+    dead = data.draw(st.sets(st.sampled_from(offsets))) if offsets else set()
+    retain = data.draw(st.lists(st.booleans(), min_size=len(log), max_size=len(log)))
+    horizon_ms = data.draw(st.sampled_from([-1, T + 1500]))
+    for rule in (KEEP_BASE, FIRST_KEPT):
+        expected = b"".join(
+            repack(joined, header, dead, retain=keep, horizon_ms=horizon_ms, first_kept=rule == FIRST_KEPT)
+            or b""
+            for header, keep in zip(found, retain, strict=True)
+        )
+        assert kernel_repack(joined, dead, retain, horizon_ms, rule) == expected
+
+
+@given(logs, st.data())
+def test_digests_of_what_is_left(log: list[bytes], data: st.DataObject) -> None:
+    """The certificate's sums: over the source without its dead, and over the output, they are the same."""
+    joined = b"".join(log)
+    records = [r for h in walk(joined)[0] if not h.attributes & 0x20 for r in decode(joined, h)]
+    dead = data.draw(st.sets(st.sampled_from([r.offset for r in records]))) if records else set()
+    raw, table, _, _ = walked(joined)
+    contents, count, _, status = sum_contents(raw, table, len(table), *bits(dead))
+    assert (status, count) == (kernels.OK, len(records) - len(dead))
+    assert int(contents) == naive_digest.sum_contents(records, dead)
+    output = kernel_repack(joined, dead, [True] * len(log), T + 1500, FIRST_KEPT)
+    raw, table, _, _ = walked(output)
+    assert sum_contents(raw, table, len(table), *NO_BITS)[:2] == (contents, count)
+    seeds = digest_seeds(5)
+    pairs, _, _, status = sum_pairs(raw, table, len(table), *seeds)
+    kept = [record for record in records if record.offset not in dead]
+    assert (int(pairs), status) == (naive_digest.sum_pairs(kept, *map(int, seeds)), kernels.OK)
+
+
+SOURCE = encode_batch(
+    [Record(40, T, b"a", b"1"), Record(41, T + 1, b"b", None), Record(42, T + 2, b"c", b"3")]
+)
+
+
+def test_as_kafkas_cleaner_rewrites() -> None:
+    assert SOURCE.hex().startswith("00000000000000280000004b000000000294d9578c")
+    horizon = kernel_repack(SOURCE, set(), [False], T + 1500, KEEP_BASE)
+    assert horizon.hex() == (
+        "00000000000000280000004e00000000026f32527d0040000000020000018bcfe56ddc0000018bcfe56802ffffffff"
+        "ffffffffffffffffffff000000031200b7170002610231001000b51702026201001200b317040263023300"
+    )
+    only_a = kernel_repack(SOURCE, {41, 42}, [False], -1, FIRST_KEPT)
+    assert only_a.hex() == (
+        "00000000000000280000003a0000000002e5608a800000000000020000018bcfe568000000018bcfe56800ffffffff"
+        "ffffffffffffffffffff00000001100000000261023100"
+    )
+
+
+def test_the_empty_batch_is_kafkas() -> None:
+    source = encode_batch(
+        [Record(20, T, b"a", b"1"), Record(22, T - 1, b"b", b"1")],
+        attributes=0x10,
+        leader_epoch=4,
+        producer=(5, 2, 9),
+    )
+    assert kernel_repack(source, {20, 22}, [True], -1, KEEP_BASE).hex() == (
+        "0000000000000014000000310000000402062c5e8e001000000002ffffffffffffffff0000018bcfe568000000000000000005"
+        "00020000000900000000"
+    )
+    assert kernel_repack(source, {20, 22}, [False], -1, KEEP_BASE) == b""
+
+
+@given(logs.filter(bool), st.data())
+def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -> None:
+    from tests.naive.pack import seal
+
+    batch = bytearray(log[0])
+    if len(batch) > 61:
+        batch[data.draw(st.integers(61, len(batch) - 1))] ^= data.draw(st.integers(1, 255))
+    joined = seal(bytes(batch))
+    raw, table, _, _ = walked(joined)
+    out = np.zeros(1 << 16, np.uint8)
+    dead = bits({int(table[0, fields.BASE_OFFSET])}) if len(table) else NO_BITS
+    status = repack_rows(
+        raw,
+        raw,
+        table,
+        len(table),
+        0,
+        np.zeros(len(table), np.uint8),
+        *dead,
+        T,
+        FIRST_KEPT,
+        out,
+        0,
+        np.zeros((2, fields.FIELDS), np.int64),
+        0,
+        np.zeros(2, np.int64),
+    )[4]
+    assert status in (kernels.OK, kernels.BAD_RECORD)

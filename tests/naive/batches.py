@@ -1,0 +1,74 @@
+"""Batch headers of a buffer, one after another, with every check that comes before a record is read."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from tests.naive.crc32c import crc32c
+
+
+@dataclass(frozen=True)
+class Header:
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+    attributes: int
+    count: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    leader_epoch: int
+    crc: int
+
+
+def walk(data: bytes, next_offset: int = 0) -> tuple[list[Header], int, str]:
+    """(headers, position reached, what stopped it): "ok", "more" or the name of the damage."""
+    headers = []
+    position = 0
+    while position < len(data):
+        rest = data[position:]
+        if len(rest) < 17:
+            return headers, position, "more"
+        (length,) = struct.unpack_from(">i", rest, 8)
+        if length < 14:
+            return headers, position, "length"
+        if rest[16] != 2:
+            return headers, position, "magic"
+        if length < 49:
+            return headers, position, "length"
+        if len(rest) < length + 12:
+            return headers, position, "more"
+        batch = rest[: length + 12]
+        base, _, epoch, _, crc, attributes, delta, first, largest, pid, pepoch, sequence, count = (
+            struct.unpack_from(">qiibIhiqqqhii", batch)
+        )
+        if crc32c(batch[21:]) != crc:
+            return headers, position, "crc"
+        if base < next_offset or delta < 0 or base + delta + 1 >= 1 << 63:
+            return headers, position, "offset"
+        if count < 0 or count > delta + 1 or (attributes & 7 == 0 and count * 7 > len(batch) - 61):
+            return headers, position, "count"
+        headers.append(
+            Header(
+                position,
+                len(batch),
+                base,
+                base + delta,
+                attributes,
+                count,
+                first,
+                largest,
+                pid,
+                pepoch,
+                sequence,
+                epoch,
+                crc,
+            )
+        )
+        next_offset = base + delta + 1
+        position += len(batch)
+    return headers, position, "ok"

@@ -1,0 +1,67 @@
+"""Records of a batch, decoded byte by byte with every check of the specification."""
+
+from __future__ import annotations
+
+from tests.naive.batches import Header
+from tests.naive.pack import Record
+from tests.naive.varint import BadVarint, read
+
+
+class BadRecord(ValueError):
+    pass
+
+
+def _blob(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
+    size, position = read(data, position, end, 5)
+    if size == -1:
+        return None, position
+    if size < 0 or size > end - position:
+        raise BadRecord("length")
+    return data[position : position + size], position + size
+
+
+def decode(data: bytes, header: Header) -> list[Record]:
+    """The records of an uncompressed batch; BadRecord for anything that contradicts itself."""
+    try:
+        return _decode(data, header)
+    except BadVarint as error:
+        raise BadRecord(str(error)) from None
+
+
+def _decode(data: bytes, header: Header) -> list[Record]:
+    records = []
+    position = header.position + 61
+    end = header.position + header.size
+    previous = -1
+    for _ in range(header.count):
+        size, body = read(data, position, end, 5)
+        if size < 6 or size > end - body:
+            raise BadRecord("size")
+        stop = body + size
+        delta, position = read(data, body + 1, stop, 10)
+        offset_delta, position = read(data, position, stop, 5)
+        if offset_delta <= previous or header.base_offset + offset_delta > header.last_offset:
+            raise BadRecord("offset")
+        previous = offset_delta
+        key, position = _blob(data, position, stop)
+        value, position = _blob(data, position, stop)
+        count, position = read(data, position, stop, 5)
+        if count < 0 or count > stop - position:
+            raise BadRecord("headers")
+        headers = []
+        for _ in range(count):
+            name, position = _blob(data, position, stop)
+            if name is None:
+                raise BadRecord("header name")
+            note, position = _blob(data, position, stop)
+            headers.append((name, note))
+        if position != stop:
+            raise BadRecord("rest of body")
+        timestamp = header.base_timestamp + delta
+        timestamp = (timestamp + (1 << 63)) % (1 << 64) - (1 << 63)
+        if header.attributes & 8:
+            timestamp = header.max_timestamp
+        records.append(Record(header.base_offset + offset_delta, timestamp, key, value, tuple(headers)))
+    if position != end:
+        raise BadRecord("rest of batch")
+    return records

@@ -1,0 +1,76 @@
+"""Which records are dead, with a dict from keys to their newest record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tests.naive.batches import walk
+from tests.naive.columns import decode
+from tests.naive.keyhash import MASK, pair_digest
+
+CONTROL = 0x20
+HORIZON = 0x40
+
+
+@dataclass
+class Facts:
+    records: int = 0
+    dead: set[int] = field(default_factory=set)
+    digest: int = 0
+    tombstones: int = 0
+    tombstones_without_horizon: int = 0
+    due_tombstones: int = 0
+    keyless: int = 0
+
+
+@dataclass(frozen=True)
+class _Seen:
+    segment: int
+    offset: int
+    due: bool
+
+
+def resolve(
+    segments: Sequence[bytes], now_ms: int | None, seed0: int, seed1: int
+) -> tuple[list[Facts], dict[bytes, int]]:
+    """Facts a segment, and the newest offset of each key."""
+    facts = [Facts() for _ in segments]
+    newest: dict[bytes, _Seen] = {}
+    live: list[tuple[int, bytes | None, int, bool, bool]] = []
+    for index, data in enumerate(segments):
+        headers, _, stopped = walk(data)
+        assert stopped == "ok"
+        for header in headers:
+            if header.attributes & CONTROL:
+                continue
+            clocked = header.attributes & HORIZON != 0
+            past = now_ms is not None and clocked and header.base_timestamp <= now_ms
+            for record in decode(data, header):
+                one = facts[index]
+                one.records += 1
+                if record.key is None:
+                    one.keyless += 1
+                    if now_ms is not None:
+                        one.dead.add(record.offset)
+                    else:
+                        live.append((index, None, record.offset, record.value is None, False))
+                    continue
+                before = newest.get(record.key)
+                if before is not None:
+                    facts[before.segment].dead.add(before.offset)
+                    if before.due:
+                        facts[before.segment].due_tombstones -= 1
+                due = past and record.value is None
+                if due:
+                    one.dead.add(record.offset)
+                    one.due_tombstones += 1
+                newest[record.key] = _Seen(index, record.offset, due)
+                live.append((index, record.key, record.offset, record.value is None, not clocked))
+    for index, key, offset, tombstone, unclocked in live:
+        one = facts[index]
+        if offset not in one.dead:
+            one.digest = (one.digest + pair_digest(key, offset, seed0, seed1)) & MASK
+            one.tombstones += tombstone
+            one.tombstones_without_horizon += tombstone and unclocked and key is not None
+    return facts, {key: seen.offset for key, seen in newest.items()}
