@@ -168,8 +168,18 @@ def test_unknown_strategy() -> None:
 
 def test_a_plan_is_a_value_with_its_fields() -> None:
     fields = decide(segments(1000, 500), due=True).to_dict()
-    wanted = (
-        ["topic", "partition", "action", "due", "strategy", "segments", "read_bytes", "write_bytes", "free_bytes", "exact", "reasons"]
-    )
+    wanted = [
+        "topic",
+        "partition",
+        "action",
+        "due",
+        "strategy",
+        "segments",
+        "read_bytes",
+        "write_bytes",
+        "free_bytes",
+        "exact",
+        "reasons",
+    ]
     assert set(wanted) <= set(fields)
     assert fields["reasons"][0]["code"] == "active-segment"

@@ -1,6 +1,6 @@
 """A partition that the cleaner must not touch until somebody looked at it.
 
-A damaged source batch, or a certificate that does not hold, puts `<partition>/lastword/quarantine.json` on
+A damaged source batch, or a certificate that does not hold, puts `<partition>/lastword/quarantine` on
 disk: one JSON object with the reason and the time. It is durable before the error leaves the cleaner, it
 survives restarts, it stops nothing but cleaning, and `retry` removes it.
 """

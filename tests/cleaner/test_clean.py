@@ -1,0 +1,305 @@
+"""Whole rounds over real logs: what goes, what stays, what the plan and the report say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import BusyError
+from tests.build import HOUR, LogBuilder
+
+DAY = 24 * HOUR
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> LogBuilder:
+    return LogBuilder(tmp_path / "data").topic("users")
+
+
+def test_the_five_minute_example(users: LogBuilder) -> None:
+    users.put("ada", "London").put("ada", "Turin").put("bob", "Oslo").delete("bob")
+    round_ = users.clean()
+    assert str(round_) == "users-0: 4 records -> 2; the tombstone at 3 may go in 24 h"
+    assert users.offsets() == [1, 3]
+    assert (round_.start, round_.end, round_.complete) == (0, 4, True)
+    assert (round_.removed.superseded, round_.removed.tombstone) == (2, 0)
+    assert users.first_dirty == 4
+    assert users.state() == {b"ada": b"Turin"}
+
+
+def test_appends_go_on_after_a_round(users: LogBuilder) -> None:
+    users.put("a", 1).put("a", 2).clean()
+    users.put("b", 1).put("a", 3)
+    assert users.offsets() == [1, 2, 3]
+    users.reopen()
+    assert users.offsets() == [1, 2, 3]
+    users.clean()
+    assert users.offsets() == [2, 3]
+
+
+def test_a_log_of_inserts_is_never_rewritten(users: LogBuilder) -> None:
+    for i in range(30):
+        users.put(f"k{i}", "v")
+        if i % 10 == 9:
+            users.roll()
+    before = users.tree()
+    assert str(users.plan()) == "users-0: keep: newest, every record is the newest of its key"
+    round_ = users.clean()
+    assert (round_.written_bytes, round_.freed_bytes, round_.certificate) == (0, 0, None)
+    assert (round_.records_read, round_.records_kept, round_.end) == (30, 30, 30)
+    assert {n: b for n, b in users.tree().items() if n.endswith(".log")} == {
+        n: b for n, b in before.items() if n.endswith(".log")
+    }
+
+
+def test_cold_segments_are_not_copied_because_hot_ones_changed(users: LogBuilder) -> None:
+    for i in range(5):
+        users.put(f"cold{i}", "x" * 100)
+    users.topic("users", segment_bytes=1000).roll()
+    cold = users.log.segments[0].inode
+    users.put("hot", 1).put("hot", 2)
+    users.clean()
+    assert users.log.segments[0].inode == cold
+    assert users.offsets() == [0, 1, 2, 3, 4, 6]
+
+
+def test_a_plan_tells_what_the_round_then_does(users: LogBuilder) -> None:
+    users.codec_of(3)
+    for i in range(40):
+        users.batch([(f"k{(i * j) % 7}", "v" * 50) for j in range(1, 9)])
+        if i % 9 == 8:
+            users.roll()
+    plan = users.plan()
+    round_ = users.clean()
+    assert plan.exact
+    assert (plan.read_bytes, plan.write_bytes, plan.free_bytes) == (
+        round_.read_bytes,
+        round_.written_bytes,
+        round_.freed_bytes,
+    )
+    assert round_.freed_bytes > 0
+
+
+def test_looking_changes_nothing(users: LogBuilder) -> None:
+    users.put("a", 1).put("a", 2).roll().put("a", 3)
+    before = users.tree()
+    assert users.plan().action == "clean"
+    assert users.tree() == before
+
+
+def test_due_leaves_the_active_segment(users: LogBuilder) -> None:
+    users.put("a", 1).put("a", 2).roll().put("a", 3).put("b", 1)
+    round_ = users.clean(due=True)
+    assert (round_.end, users.offsets()) == (2, [1, 2, 3])
+
+
+def test_a_clean_log_is_not_due(users: LogBuilder) -> None:
+    users.put("a", 1).put("a", 2).roll()
+    assert users.clean(due=True) is not None
+    assert users.clean(due=True) is None
+    assert users.plan(due=True).reasons[0].code == "below-ratio"
+
+
+@pytest.mark.parametrize("policy", [None, frozenset({"delete"})])
+def test_nothing_is_removed_without_the_policy_for_it(tmp_path: Path, policy: frozenset[str] | None) -> None:
+    log = LogBuilder(tmp_path, cleanup_policy=policy).put("a", 1).put("a", 2)
+    before = log.tree()
+    assert log.clean() is None
+    assert log.plan().reasons[0].code == "no-policy"
+    assert log.tree() == before
+
+
+def test_min_compaction_lag_holds_for_clean_now(tmp_path: Path) -> None:
+    log = (
+        LogBuilder(tmp_path, min_compaction_lag_ms=HOUR).put("a", 1).put("a", 2).roll().wait(HOUR).put("a", 3)
+    )
+    round_ = log.clean()
+    assert (round_.end, log.offsets()) == (2, [1, 2])
+    assert len(log.log.segments) == 2, "a segment under its lag is not closed for nothing"
+
+
+class TestTombstones:
+    def test_life_of_one(self, users: LogBuilder) -> None:
+        users.put("a", 1).delete("a").put("b", 1)
+        users.clean()
+        assert users.offsets() == [1, 2]
+        users.wait(DAY - 1)
+        assert users.plan().reasons[0].code == "tombstone-horizon"
+        users.clean()
+        assert users.offsets() == [1, 2]
+        users.wait(1)
+        round_ = users.clean()
+        assert (round_.removed.tombstone, users.offsets()) == (1, [2])
+
+    def test_the_clock_starts_with_the_first_round_not_with_the_delete(self, users: LogBuilder) -> None:
+        users.put("a", 1).delete("a").put("b", 1).wait(10 * DAY)
+        users.clean()
+        assert users.offsets() == [1, 2]
+
+    def test_a_tombstone_kills_older_values_and_is_killed_by_newer_ones(self, users: LogBuilder) -> None:
+        users.put("a", 1).delete("a").put("a", 2)
+        users.clean()
+        assert users.offsets() == [2]
+
+    def test_one_above_the_limit_gets_no_clock(self, users: LogBuilder) -> None:
+        users.put("x", 1).put("x", 2).put("a", 1).roll().delete("a")
+        users.clean(due=True)
+        users.wait(10 * DAY).put("y", 1)
+        users.clean()
+        assert users.offsets() == [1, 3, 4], "its clock began only now"
+
+    def test_of_a_key_that_was_never_there(self, users: LogBuilder) -> None:
+        users.delete("ghost").put("b", 1)
+        users.clean()
+        assert users.offsets() == [0, 1]
+        users.wait(DAY)
+        users.clean()
+        assert users.offsets() == [1]
+
+    def test_without_retention_it_goes_with_the_next_round(self, tmp_path: Path) -> None:
+        log = LogBuilder(tmp_path, delete_retention_ms=0).put("a", 1).delete("a").put("b", 1)
+        log.clean()
+        assert log.offsets() == [1, 2]
+        log.clean()
+        assert log.offsets() == [2]
+
+
+def test_a_tiny_map_takes_several_passes_and_one_rewrite(users: LogBuilder) -> None:
+    for _ in range(3):
+        for i in range(0, 2000, 50):
+            users.batch([(f"key-{j:020d}", "v") for j in range(i, i + 50)])
+    wide = LogBuilder(users.root + "-wide", clock=users.clock)
+    for _ in range(3):
+        for i in range(0, 2000, 50):
+            wide.batch([(f"key-{j:020d}", "v") for j in range(i, i + 50)])
+    round_ = users.clean(map_bytes=16 << 10)
+    other = wide.clean()
+    assert round_.map_passes > 1 and other.map_passes == 1
+    assert users.records() == wide.records()
+    assert round_.written_bytes == other.written_bytes, "more passes, not more rewriting"
+
+
+def test_a_fixed_point_is_reached(users: LogBuilder) -> None:
+    for i in range(60):
+        users.put(f"k{i * i % 11}", None if i % 7 == 0 else i)
+        if i % 8 == 7:
+            users.roll()
+    trees = []
+    for _ in range(4):
+        users.clean()
+        trees.append(users.tree())
+    assert trees[2] == trees[3]
+    assert trees[0] == trees[1], "with a clock that stands still the second round finds nothing to do"
+
+
+def test_small_segments_merge_when_they_are_rewritten(users: LogBuilder) -> None:
+    for i in range(20):
+        users.put("a", i).put(f"b{i}", i).roll()
+    users.clean()
+    assert len(users.log.segments) == 2, "one cleaned, one active"
+    assert users.log.segments[0].base_offset == 0
+
+
+def test_segment_bytes_bounds_an_output(users: LogBuilder) -> None:
+    for i in range(20):
+        users.put("a", i).put(f"b{i}", "x" * 100).roll()
+    users.topic("users", segment_bytes=900)
+    users.clean()
+    sizes = users.sizes()[:-1]
+    assert all(size <= 900 for _, size in sizes)
+    assert len(sizes) == 5, "20 segments of one survivor each, 5 of them fit a file"
+
+
+def test_stopping_before_the_first_swap_leaves_the_log(users: LogBuilder) -> None:
+    users.put("a", 1).put("a", 2).roll()
+    before = users.tree()
+    round_ = users.clean(stop=lambda: True)
+    assert not round_.complete
+    assert users.first_dirty is None
+    after = users.tree()
+    assert {n: b for n, b in after.items() if ".log" in n} == {n: b for n, b in before.items() if ".log" in n}
+    assert not [n for n in after if "rewrite-" in n]
+
+
+def test_stopping_between_two_swaps_keeps_what_was_swapped(users: LogBuilder) -> None:
+    for i in range(4):
+        users.put("a", i).put(f"b{i}", "x" * 300).roll()
+    users.topic("users", segment_bytes=450)
+    answers = iter([False] * 5 + [True] * 100)
+    round_ = users.clean(stop=lambda: next(answers))
+    assert not round_.complete
+    assert 0 < round_.removed.superseded < 3
+    assert users.first_dirty is None
+    assert users.state()[b"a"] == b"3"
+    assert not [n for n in users.tree() if "rewrite-" in n]
+    assert users.clean().complete
+    assert users.offsets() == [1, 3, 5, 6, 7]
+
+
+def test_one_round_at_a_time(users: LogBuilder) -> None:
+    users.put("a", 1).put("a", 2)
+    seen = []
+
+    def stop() -> bool:
+        with pytest.raises(BusyError):
+            users.clean()
+        seen.append(1)
+        return False
+
+    assert users.clean(stop=stop).complete
+    assert seen
+
+
+def test_progress_ends_at_its_total(users: LogBuilder) -> None:
+    users.put("a", 1).put("a", 2)
+    heard = []
+    users.clean(progress=heard.append)
+    assert heard[-1].done_bytes == heard[-1].total_bytes > 0
+    assert heard[0].verb == "clean"
+
+
+def test_a_round_is_a_value_with_its_fields(users: LogBuilder) -> None:
+    users.put("a", 1).put("a", 2)
+    fields = users.clean().to_dict()
+    wanted = {
+        "topic",
+        "partition",
+        "strategy",
+        "start",
+        "end",
+        "complete",
+        "records_read",
+        "records_kept",
+        "removed",
+    }
+    wanted |= {
+        "read_bytes",
+        "written_bytes",
+        "freed_bytes",
+        "seconds",
+        "phases",
+        "map_used_ratio",
+        "survivorship",
+    }
+    assert wanted | {"certificate"} <= set(fields)
+    assert set(fields["removed"]) == {"superseded", "tombstone", "marker", "aborted", "keyless"}
+    assert set(fields["phases"]) == {"map", "rewrite", "swap"}
+    assert "<table>" in users.put("a", 3).clean()._repr_html_()
+
+
+def test_indexes_are_those_that_recovery_would_build(tmp_path: Path) -> None:
+    log = LogBuilder(tmp_path, index_interval_bytes=200)
+    for i in range(50):
+        log.batch([(f"k{(i * 5 + j) % 40}", "v" * 20) for j in range(4)], timestamp=1000 + (i * 7) % 90)
+    log.clean()
+    before = log.tree()
+    base = f"{0:020d}"
+    assert len(before[f"{base}.index"]) >= 3 * 8
+    log.close()
+    for extension in (".index", ".timeindex"):
+        Path(log.directory, base + extension).unlink()
+    log.reopen()
+    after = log.tree()
+    for extension in (".log", ".index", ".timeindex"):
+        assert after[base + extension] == before[base + extension]

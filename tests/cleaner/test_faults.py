@@ -1,0 +1,323 @@
+"""Planted faults: each is caught before the swap, the partition set aside with the reason, sources stay."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lastword.cleaner import quarantine, rewrite
+from lastword.cleaner.cleaner import build, prepare, publish
+from lastword.errors import (
+    BusyError,
+    CertificateError,
+    CorruptBatchError,
+    DataError,
+    DiskFullError,
+    UnsupportedBatchError,
+)
+from lastword.files import OsFiles
+from lastword.kernels import table as fields
+from lastword.kernels.repack import MIXED
+from lastword.partition.view import PartitionView
+from lastword.records.batch import CHECKED_FROM, CRC_POSITION, read_header
+from lastword.records.builder import BatchBuilder
+from tests.build import LogBuilder
+from tests.doubles.recording import RecordingFiles
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> LogBuilder:
+    log = LogBuilder(tmp_path / "data").topic("users")
+    log.batch([("a", "old-a"), ("b", "old-b"), ("c", "only-c")]).batch(
+        [("a", "mid-a"), ("d", "only-d")]
+    ).roll()
+    log.batch([("a", "new-a"), ("e", "only-e")]).put("b", "new-b")
+    return log
+
+
+def sources(log: LogBuilder) -> dict[str, bytes]:
+    return {name: data for name, data in log.tree().items() if name.endswith(".log")}
+
+
+def refused(log: LogBuilder, error: type[DataError] = CertificateError) -> DataError:
+    """A round that must fail, and leave nothing but the quarantine."""
+    log.roll()
+    before = sources(log)
+    with pytest.raises(error) as caught:
+        log.clean()
+    assert sources(log) == before, "sources are untouched"
+    assert not [
+        name for name in log.tree() if "rewrite-" in name or name.endswith((".cleaned", ".swap", ".deleted"))
+    ]
+    assert log.first_dirty is None
+    assert "users-0 is quarantined" in str(caught.value)
+    found = quarantine.load(log.files, log.directory)
+    assert found is not None and found.error == error.__name__ and found.reason in str(caught.value)
+    kept = log.plan()
+    assert (kept.action, kept.reasons[0].code) == ("keep", "quarantined")
+    assert log.clean() is None
+    log.reopen()
+    assert log.clean() is None, "the quarantine survives a restart"
+    return caught.value
+
+
+def test_two_keys_taken_for_one(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a map that trusts a hash would: the map is told that d is e."""
+    from lastword.resolve import resolver
+
+    real = resolver.loops.resolve_rows
+
+    # The kernel compares key bytes, so the confusion is planted in what it stored: after the first segment
+    # the arena's copy of `d` is turned into `e`, and the slot's tag with it.
+    def plant(plain: Any, table: Any, rows: int, block: Any, state: Any, words: Any, *rest: Any) -> Any:
+        status = real(plain, table, rows, block, state, words, *rest)
+        if int(table[0, fields.BASE_OFFSET]) == 0:
+            arena = block[: int(state[resolver.loops.ARENA_END])]
+            places = np.flatnonzero(arena == ord("d"))
+            for place in places.tolist():
+                if arena[place - 1] == 1:
+                    arena[place] = ord("e")
+            block[int(state[resolver.loops.SLOTS_START]) :] = 0
+            resolver.loops.rebuild(block, state, words)
+        return status
+
+    monkeypatch.setattr(resolver.loops, "resolve_rows", plant)
+    error = refused(users)
+    assert "other keys or offsets" in error.message
+
+
+@pytest.mark.parametrize(("offset", "what"), [(2, "records instead of"), (0, "records instead of")])
+def test_a_wrong_bit(users: LogBuilder, monkeypatch: pytest.MonkeyPatch, offset: int, what: str) -> None:
+    """One bit set that must not be (offset 2), or one not set that must be (offset 0)."""
+    flip_bits(monkeypatch, offset)
+    assert what in refused(users).message
+
+
+def test_two_wrong_bits_that_even_out(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest record of a key marked instead of the oldest: the number of records is right."""
+    flip_bits(monkeypatch, 0, 5)
+    error = refused(users)
+    assert "other keys or offsets" in error.message and "records instead of" not in error.message
+
+
+def flip_bits(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
+    import lastword.resolve
+
+    real = lastword.resolve.resolve
+
+    def wrong(*args: Any, **more: Any) -> Any:
+        found = real(*args, **more)
+        for offset in offsets:
+            slot = found.dead.page_slots[offset >> 12]
+            found.dead.page_bits[slot, (offset >> 6) & 63] ^= np.uint64(1) << np.uint64(offset & 63)
+        return found
+
+    monkeypatch.setattr(lastword.resolve, "resolve", wrong)
+
+
+def change_written(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]) -> None:
+    """Every batch that the rewrite cuts goes through `change`, and gets a right checksum."""
+    real = rewrite._Writer.flush
+
+    def flush(self: Any) -> None:
+        for row in range(self._row):
+            if self._classes[row] == MIXED:
+                start, size = int(self._table[row, fields.POSITION]), int(self._table[row, fields.SIZE])
+                changed = change(self._out[start : start + size].tobytes())
+                assert len(changed) == size
+                self._out[start : start + size] = np.frombuffer(changed, np.uint8)
+        real(self)
+
+    monkeypatch.setattr(rewrite._Writer, "flush", flush)
+
+
+def sealed(data: bytes) -> bytes:
+    from google_crc32c import value
+
+    crc = value(data[CHECKED_FROM:]).to_bytes(4, "big")
+    return data[:CRC_POSITION] + crc + data[CHECKED_FROM:]
+
+
+def test_a_changed_value(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_written(monkeypatch, lambda data: sealed(data.replace(b"only-c", b"only-x")))
+    error = refused(users)
+    assert "other contents" in error.message and "other keys" not in error.message
+
+
+def test_a_changed_timestamp(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(data: bytes) -> bytes:
+        header = read_header(data, 0, len(data), "memory")
+        return sealed(data[:27] + (header.base_timestamp + 1).to_bytes(8, "big") + data[35:])
+
+    change_written(monkeypatch, later)
+    assert "other contents" in refused(users).message
+
+
+def test_an_old_record_kept_in_place_of_the_new(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`c` at offset 2 becomes the old `a` of offset 0: same number of records."""
+
+    def older(data: bytes) -> bytes:
+        if b"only-c" not in data:
+            return data
+        header = read_header(data, 0, len(data), "memory")
+        builder = BatchBuilder()
+        builder.append(header.base_timestamp, b"a", b"old-a.", offset_delta=0)
+        return builder.build(header.base_offset, header.leader_epoch, last_offset_delta=2)
+
+    change_written(monkeypatch, older)
+    assert "other keys or offsets" in refused(users).message
+
+
+def test_a_dropped_newest_record(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = rewrite.repack_rows
+
+    def forgetful(raw: Any, plain: Any, table: Any, rows: int, row: int, *rest: Any) -> Any:
+        if int(table[0, fields.BASE_OFFSET]) == 5:  # the segment with new-a loses its first batch
+            row = max(row, 1)
+        return real(raw, plain, table, rows, row, *rest)
+
+    monkeypatch.setattr(rewrite, "repack_rows", forgetful)
+    assert "records instead of" in refused(users).message
+
+
+def test_a_range_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emptied last batch of the group is left out: no record is missing, but the range ends early."""
+    users = LogBuilder(tmp_path, segment_bytes=100).put("z", 1).put("z", 2).roll().put("z", 3)
+
+    def nothing(chunk: Any, next_offset: int, producers: Any) -> Any:
+        return np.zeros(chunk.rows, np.uint8)
+
+    monkeypatch.setattr(rewrite, "_retain", nothing)
+    assert "next offset" in refused(users).message
+
+
+@pytest.mark.parametrize("codec", [0, 3])
+def test_a_flipped_bit_in_a_source_is_never_put_under_a_new_checksum(users: LogBuilder, codec: int) -> None:
+    users.codec_of(codec).batch([("f", "x" * 50), ("a", "newest-a")]).roll()
+    users.close()
+    path = Path(users.directory, f"{5:020d}.log")
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    # A stop that was clean by its marker: opening does not walk closed segments again.
+    from lastword.partition.open import open_log
+
+    users._log, _ = open_log(
+        users.files, users.directory, "users", 0, users.config, users.clock, recovery_point=10, clean=True
+    )
+    before = sources(users)
+    with pytest.raises(CorruptBatchError) as caught:
+        users.clean()
+    assert caught.value.file == str(path)
+    assert caught.value.offset is not None and caught.value.position is not None
+    assert sources(users) == before
+    found = quarantine.load(users.files, users.directory)
+    assert found is not None and found.position == caught.value.position
+    assert users.plan().reasons[0].code == "quarantined"
+
+
+def test_a_source_that_rots_between_map_and_rewrite(users: LogBuilder) -> None:
+    users.roll()
+    path = Path(users.directory, f"{0:020d}.log")
+    chunks = []
+
+    def rot() -> bool:
+        chunks.append(1)
+        if len(chunks) == 2:  # both segments are mapped
+            data = bytearray(path.read_bytes())
+            data[70] ^= 4
+            path.write_bytes(data)
+        return False
+
+    with pytest.raises(CorruptBatchError, match="CRC"):
+        users.clean(stop=rot)
+    assert quarantine.load(users.files, users.directory) is not None
+    assert not [name for name in users.tree() if "rewrite-" in name]
+
+
+def test_retry_leaves_quarantine(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        flip_bits(patch, 2)
+        refused(users)
+    assert quarantine.retry(users.files, users.directory)
+    assert not quarantine.retry(users.files, users.directory)
+    assert users.clean().complete
+    assert users.state()[b"c"] == b"only-c"
+
+
+def test_an_unreadable_quarantine_file_still_counts(users: LogBuilder) -> None:
+    assert users.log
+    private = Path(users.directory, "lastword")
+    private.mkdir(exist_ok=True)
+    (private / "quarantine").write_bytes(b"{")
+    assert users.plan().reasons[0].code == "quarantined"
+
+
+def test_transactions_are_refused_without_quarantine(users: LogBuilder) -> None:
+    builder = BatchBuilder(producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
+    builder.append(users.clock.now_ms(), b"a", b"maybe")
+    users.log.append_batch(builder.build())
+    with pytest.raises(UnsupportedBatchError):
+        users.clean()
+    assert quarantine.load(users.files, users.directory) is None
+
+
+def test_a_full_disk_is_seen_before_writing(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    users.roll()
+    before = sources(users)
+    monkeypatch.setattr(OsFiles, "free_bytes", lambda self, path: 10)
+    with pytest.raises(DiskFullError) as caught:
+        users.clean()
+    assert caught.value.free_bytes == 10 and (caught.value.needed_bytes or 0) > 10
+    assert "log unchanged" in str(caught.value)
+    assert sources(users) == before
+    assert quarantine.load(users.files, users.directory) is None
+    monkeypatch.undo()
+    assert users.clean().complete
+
+
+def test_a_disk_that_fills_up_while_cleaning(tmp_path: Path) -> None:
+    def full(call: Any) -> DiskFullError | None:
+        if call.name == "append" and "rewrite-" in call.path:
+            return DiskFullError.of("users-0", "/drive", 100, 1, call.path)
+        return None
+
+    files = RecordingFiles(OsFiles())
+    log = LogBuilder(tmp_path / "data", files=files).put("a", 1).batch([("a", 2), ("b", 1)]).roll()
+    before = sources(log)
+    files.fail = full
+    with pytest.raises(DiskFullError):
+        log.clean()
+    files.fail = None
+    assert sources(log) == before
+    assert not [name for name in log.tree() if "rewrite-" in name]
+    assert log.clean().complete
+    assert log.offsets() == [1, 2]
+
+
+def test_a_round_built_elsewhere_is_published_here(users: LogBuilder) -> None:
+    plan = prepare(users.log, users.config, first_dirty=None)
+    view = PartitionView.load(users.files, users.directory)
+    built = build(view, pickle.loads(pickle.dumps(plan)), files=users.files, clock=users.clock)
+    assert users.offsets() == list(range(8)), "nothing is published yet"
+    recorded: list[int] = []
+    round_ = publish(users.log, pickle.loads(pickle.dumps(built)), record_first_dirty=recorded.append)
+    assert users.offsets() == [2, 4, 5, 6, 7]
+    assert recorded == [8] == [round_.end]
+    assert not [name for name in users.tree() if "rewrite-" in name]
+
+
+def test_a_source_that_was_replaced_meanwhile_is_not_swapped(users: LogBuilder) -> None:
+    plan = prepare(users.log, users.config, first_dirty=None)
+    view = PartitionView.load(users.files, users.directory)
+    built = build(view, plan, files=users.files, clock=users.clock)
+    users.wait(1).clean()
+    after = users.tree()
+    with pytest.raises(BusyError, match="changed while it was cleaned"):
+        publish(users.log, built, record_first_dirty=lambda _: pytest.fail("must not be recorded"))
+    assert sources(users) == {name: data for name, data in after.items() if name.endswith(".log")}
