@@ -1,8 +1,8 @@
 """An ordered set of segments is the log of one partition.
 
-Stands on `segment`. `log.py` is the writing side: append, roll, sync, replace, and what is promised at which level.
-`view.py` is the reading side, without a lock. `swap.py` publishes rewritten segments and says what every crash of that
-leaves. `open.py` puts right what a crash left. Start reading at log.py.
+Stands on `segment`. `log.py` is the writing side: append, roll, sync, replace, and what is promised at which
+level. `view.py` is the reading side, without a lock. `swap.py` publishes rewritten segments and says what
+every crash of that leaves. `open.py` puts right what a crash left. Start reading at log.py.
 """
 
 from lastword.partition.log import AppendedBatch, PartitionLog

@@ -7,8 +7,8 @@ orders 3 42  fields, split on blanks; every line ends with \\n
 users 0 7
 ```
 
-An empty file is an empty checkpoint. Anything else that is not exactly this shape is CorruptFileError; whoever reads
-one decides what that costs (usually nothing but a longer recovery).
+An empty file is an empty checkpoint. Anything else that is not exactly this shape is CorruptFileError;
+whoever reads one decides what that costs (usually nothing but a longer recovery).
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""Which leader epoch began at which offset: `leader-epoch-checkpoint`, lines of `epoch start_offset`, both rising.
+"""Which leader epoch began at which offset: `leader-epoch-checkpoint`, lines of `epoch start_offset`, both
+rising.
 
-A directory with one writer has one epoch that never ends; a broker's has one per leader. Appends go under the latest.
-The file is replaced as a whole whenever the list changes. It must not name an offset that the log does not reach, or
-followers of a broker would be told of records that do not exist; so recovery cuts it at the log's end.
+A directory with one writer has one epoch that never ends; a broker's has one per leader. Appends go under the
+latest. The file is replaced as a whole whenever the list changes. It must not name an offset that the log
+does not reach, or followers of a broker would be told of records that do not exist; so recovery cuts it at
+the log's end.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lastword.errors import CorruptFileError
 from lastword.files import Files
@@ -48,7 +51,9 @@ class LeaderEpochs:
         return self._entries[-1].epoch if self._entries else None
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """`epoch` holds from `start_offset` on. Entries that contradict it go; the same again changes nothing."""
+        """`epoch` holds from `start_offset` on. Entries that contradict it go; the same again changes
+        nothing.
+        """
         if epoch < 0:
             return
         if (
@@ -82,7 +87,7 @@ class LeaderEpochs:
 def read_epochs(files: Files, path: str) -> list[EpochEntry]:
     """Entries of a leader-epoch-checkpoint; CorruptFileError if they do not rise."""
     entries = [EpochEntry(number(e, path), number(o, path)) for e, o in read_lines(files, path, 2)]
-    for one, following in zip(entries, entries[1:], strict=False):
+    for one, following in pairwise(entries):
         if following.epoch <= one.epoch or following.start_offset <= one.start_offset:
             raise CorruptFileError("epochs do not rise", file=path)
     return entries

@@ -1,14 +1,16 @@
 """`PartitionLog`: the writing side of one partition, one object per open partition.
 
-Who holds what. `lock` (reentrant) guards everything that changes: appends, rolls, replacing segments. Syncs run outside
-of it, under a mutex of their own, so that appends go on while the drive works; whoever waits for that mutex usually
-finds that the sync before covered it (one fsync for a whole group of callers). Readers take no lock: the set of
-segments is replaced as a whole, and the active segment's size grows only after its bytes are there.
+Who holds what. `lock` (reentrant) guards everything that changes: appends, rolls, replacing segments. Syncs
+run outside of it, under a mutex of their own, so that appends go on while the drive works; whoever waits for
+that mutex usually finds that the sync before covered it (one fsync for a whole group of callers). Readers
+take no lock: the set of segments is replaced as a whole, and the active segment's size grows only after its
+bytes are there.
 
-What is promised when. An append that returned survives a killed process (`os`). After `sync`, everything below
-`synced_to` survives a power cut (`disk`). Two rules make that a prefix of the log and never a log with a hole: a
-segment is synced before its successor is created, and the directory is synced with the first sync that relies on a
-new name. The recovery point moves only after the indexes are synced too, for what lies below it is not looked at again.
+What is promised when. An append that returned survives a killed process (`os`). After `sync`, everything
+below `synced_to` survives a power cut (`disk`). Two rules make that a prefix of the log and never a log with
+a hole: a segment is synced before its successor is created, and the directory is synced with the first sync
+that relies on a new name. The recovery point moves only after the indexes are synced too, for what lies below
+it is not looked at again.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import contextlib
 import random
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
@@ -55,7 +57,7 @@ _MAX_FILE_BYTES = 2**31 - 1
 
 
 class AppendedBatch(NamedTuple):
-    """Where a batch came to lie. `timestamp` (ms): its largest, or that of the append if the topic says so."""
+    """Where a batch lies now. `timestamp` (ms): its largest, or that of the append if the topic says so."""
 
     base_offset: int
     last_offset: int
@@ -109,6 +111,8 @@ class PartitionLog:
         self._mark = SyncedMark(files, directory)
         self._unsynced = list(state.segments.starting_at(state.synced_to))
         self._directory_unsynced = True  # recovery may have made names: the first sync makes them durable
+        self.on_roll: Callable[[], None] | None = None
+        """Called after each roll, with the lock held."""
         self._failure: LastwordError | None = None
         self._closed = False
         self._rolled()
@@ -176,8 +180,8 @@ class PartitionLog:
     def append_batches(self, batches: Sequence[bytes | bytearray | memoryview]) -> list[AppendedBatch]:
         """Append ready batches in order, with one write for each segment they go to.
 
-        Sizes are checked before the first byte is written. A drive that fills up leaves whole batches only: those of
-        the segments that were filled before.
+        Sizes are checked before the first byte is written. A drive that fills up leaves whole batches only:
+        those of the segments that were filled before.
         """
         with self.lock:
             self._check_open()
@@ -253,13 +257,15 @@ class PartitionLog:
     def roll(self) -> None:
         """Close the active segment and begin the next at the log end. Does nothing if it is empty.
 
-        The order: the closed segment and its indexes are synced before the new one exists, so what a power cut leaves
-        of the log is a beginning of it, never a log with a hole.
+        The order: the closed segment and its indexes are synced before the new one exists, so what a power
+        cut leaves of the log is a beginning of it, never a log with a hole.
         """
         with self.lock:
             self._check_open()
             if self.active.size:
                 self._guarded(self._roll)
+                if self.on_roll is not None:
+                    self.on_roll()
 
     def _roll(self) -> None:
         old, base = self._appender, self.log_end
@@ -294,8 +300,9 @@ class PartitionLog:
         self._roll_ms = limit - (self._rng.randrange(jitter_ms) if jitter_ms else 0)
 
     def roll_if_due(self) -> bool:
-        """Roll if the first record of the active segment is older than `segment.ms`, by the clock: the setting then
-        holds without new appends."""
+        """Roll if the first record of the active segment is older than `segment.ms`, by the clock: the
+        setting then holds without new appends.
+        """
         with self.lock:
             began = self._appender.rolling_timestamp
             began = began if began >= 0 else self._created_ms
@@ -309,8 +316,8 @@ class PartitionLog:
     def sync(self) -> None:
         """Returns when everything appended before the call survives a power cut.
 
-        Callers at the same time share one fsync. SyncFailedError is final: the directory is offline until it is
-        opened again.
+        Callers at the same time share one fsync. SyncFailedError is final: the directory is offline until it
+        is opened again.
         """
         target = self.log_end
         if self._synced_to >= target and not self._directory_unsynced:
@@ -370,9 +377,9 @@ class PartitionLog:
     def replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> Segment:
         """Publish one rewritten segment in place of its sources; see `partition.swap` for every crash of it.
 
-        `old`: neighbours among this log's closed segments, named by any Segment of the same file. `new`: one complete,
-        synced segment in a private directory, with the base offset of the first and the next offset of the last.
-        Readers that are inside an old segment finish it; others find the new one.
+        `old`: neighbours among this log's closed segments, named by any Segment of the same file. `new`: one
+        complete, synced segment in a private directory, with the base offset of the first and the next offset
+        of the last. Readers that are inside an old segment finish it; others find the new one.
         """
         if len(new) != 1:
             raise ValueError("a group is replaced by one segment")
@@ -402,7 +409,9 @@ class PartitionLog:
         return found
 
     def _after_failed_swap(self) -> None:
-        """Bring directory and memory to one of the two states that a swap has; if that fails, this log is done for."""
+        """Bring directory and memory to one of the two states that a swap has; if that fails, this log is
+        done for.
+        """
         try:
             swap.recover(self.files, self.directory)
             listing = self.files.listdir(self.directory)
@@ -462,8 +471,8 @@ class PartitionLog:
     def close(self) -> bool:
         """Sync everything, give the broker what a clean stop promises, close all files.
 
-        True if the promises hold: no torn tail, right indexes, a producer snapshot at the log end. Only then may the
-        directory's clean-shutdown marker be written. A second close does nothing.
+        True if the promises hold: no torn tail, right indexes, a producer snapshot at the log end. Only then
+        may the directory's clean-shutdown marker be written. A second close does nothing.
         """
         with self.lock:
             if self._closed:
@@ -497,7 +506,7 @@ class PartitionLog:
             self._appender.close()
             self._mark.close()
 
-    def _guarded(self, change) -> None:  # type: ignore[no-untyped-def]
+    def _guarded(self, change: Callable[[], None]) -> None:
         try:
             change()
         except LastwordError as error:
@@ -513,7 +522,9 @@ class PartitionLog:
 
 
 class _Pending:
-    """Batches that get their offsets and wait for one write. Positions in `headers` count from the data's beginning."""
+    """Batches that get their offsets and wait for one write. Positions in `headers` count from the data's
+    beginning.
+    """
 
     def __init__(self, next_offset: int) -> None:
         self.data = bytearray()
@@ -546,7 +557,7 @@ class _Pending:
 
 
 def _stamp(data: bytearray, position: int, now_ms: int) -> None:
-    """Make a batch carry the time of its append: the timestamp type bit, the largest timestamp, the checksum."""
+    """Make a batch carry the time of its append: timestamp type bit, largest timestamp, checksum."""
     attributes = _ATTRIBUTES.unpack_from(data, position + CHECKED_FROM)[0] | LOG_APPEND_BIT
     _ATTRIBUTES.pack_into(data, position + CHECKED_FROM, attributes)
     _MAX_TIMESTAMP.pack_into(data, position + 35, now_ms)

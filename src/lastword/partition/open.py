@@ -2,16 +2,18 @@
 
 1. An interrupted swap is finished or undone (`swap.recover`); unpublished rewrites are removed.
 2. Index files without a log go. A log without an index gets one, also after a clean stop.
-3. After a stop that was not clean, every segment from the recovery point on is walked with its checksums and its
+3. After a stop that was not clean, every segment from the recovery point on is walked with its checksums and
+its
    indexes are built again. After a clean one only the end of the active segment is looked at.
-4. Damage. A tail that makes no sense is cut, if nothing sound follows it, or if it lies above everything that was ever
-   synced: then a power cut explains it, and nothing that was acknowledged at `disk` is behind it. Otherwise it is the
-   drive's or somebody's damage: CorruptBatchError, nothing is changed, this partition stays closed.
+4. Damage. A tail that makes no sense is cut, if nothing sound follows it, or if it lies above everything that
+was ever
+   synced: then a power cut explains it, and nothing that was acknowledged at `disk` is behind it. Otherwise
+   it is the drive's or somebody's damage: CorruptBatchError, nothing is changed, this partition stays closed.
    A segment is never emptied as a whole, and messages of magic 0 or 1 are never cut.
 5. The log end, the leader epochs and the snapshots are made to agree with what is left.
 
-Opening again after a crash in here finds the same and does the same: what is cut was not sound before, and nothing
-later is removed before the cut is made.
+Opening again after a crash in here finds the same and does the same: what is cut was not sound before, and
+nothing later is removed before the cut is made.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ BUILD_PREFIX = "rewrite-"
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """One thing that opening put right. `code`: torn-tail, lost-segment, swap-finished, swap-undone, index, leftover,
-    checkpoint. `offset`: where a cut log ends now."""
+    """One thing that opening put right. `code`: torn-tail, lost-segment, swap-finished, swap-undone, index,
+    leftover, checkpoint. `offset`: where a cut log ends now.
+    """
 
     topic: str
     partition: int
@@ -95,9 +98,9 @@ def open_log(
 ) -> tuple[PartitionLog, Recovery]:
     """Recover a partition directory and open it to write; an empty one becomes a log at `log_start`.
 
-    `clean`: the directory's clean-shutdown marker was there. `recovery_point`, `log_start`: as the checkpoints say; a log
-    start that the log cannot have is ignored. CorruptBatchError or UnknownMagicError leave everything as it was, but
-    for an interrupted swap.
+    `clean`: the directory's clean-shutdown marker was there. `recovery_point`, `log_start`: as the
+    checkpoints say; a log start that the log cannot have is ignored. CorruptBatchError or UnknownMagicError
+    leave everything as it was, but for an interrupted swap.
     """
     return _Opening(files, directory, topic, partition, config, recovery_point, log_start, clean).run(
         clock, rng
@@ -224,7 +227,9 @@ class _Opening:
         return inspect(self.files, self.directory, base, index_interval_bytes=interval, active=active)
 
     def _ends_soundly(self, base: int) -> bool:
-        """After a clean stop: does the active segment end with a whole sound batch that its indexes agree with?"""
+        """After a clean stop: does the active segment end with a whole sound batch that its indexes agree
+        with?
+        """
         from lastword.partition.view import end_of_sound_part
 
         segment = Segment.load(self.files, self.directory, base)
@@ -237,8 +242,9 @@ class _Opening:
         return end_of_sound_part(segment)[0] == segment.size
 
     def _judge(self, found: dict[int, Inspection], bases: list[int]) -> None:
-        """The first damage ends the log, or the opening. It must not end the log below what was synced while sound
-        batches follow."""
+        """The first damage ends the log, or the opening. It must not end the log below what was synced while
+        sound batches follow.
+        """
         synced = max(self.recovery_point, read_synced(self.files, self.directory))
         for base in bases:
             one = found.get(base)
@@ -249,7 +255,8 @@ class _Opening:
             if followed and (self.clean or one.damage.offset < synced):
                 where = one.followed if one.followed is not None else f"segment {later[0]}"
                 raise CorruptBatchError(
-                    f"{one.damage.text}; offset {one.damage.offset} is missing, and sound batches follow at {where}",
+                    f"{one.damage.text}; offset {one.damage.offset} is missing, "
+                    f"and sound batches follow at {where}",
                     code=one.damage.code,
                     remedy="restore the file from a copy; `lastword verify` lists all damage",
                     file=one.file,
@@ -263,7 +270,9 @@ class _Opening:
         return facts is not None and facts.size > 0
 
     def _cut_and_rebuild(self, found: dict[int, Inspection]) -> None:
-        """Make the files what the walk found. Segments behind a cut go first, from the end: the log stays whole."""
+        """Make the files what the walk found. Segments behind a cut go first, from the end: the log stays
+        whole.
+        """
         damaged = min((base for base, one in found.items() if one.damage is not None), default=None)
         if damaged is not None:
             for base in reversed([b for b in self._bases() if b > damaged]):
@@ -319,8 +328,10 @@ class _Opening:
         SegmentAppender.create(self.files, self.directory, base, index_interval_bytes=interval).close()
 
     def _beyond_log_end(self, segments: SegmentSet, log_end: int) -> tuple[SegmentSet, int]:
-        """The checkpoint says that everything below an offset was deleted which the log does not reach. If that can be,
-        the log goes on there, so that no offset is given twice; the segments stay. If not, the checkpoint is damaged."""
+        """The checkpoint says that everything below an offset was deleted which the log does not reach. If
+        that can be, the log goes on there, so that no offset is given twice; the segments stay. If not, the
+        checkpoint is damaged.
+        """
         if self.log_start - log_end > MAX_RELATIVE_OFFSET:
             self._tell(
                 "checkpoint",
@@ -359,7 +370,9 @@ class _Opening:
         return epochs
 
     def _producers(self, found: dict[int, Inspection], log_end: int, created: bool) -> tuple[bool, bool]:
-        """(known to have no producers, the snapshot at the log end is right). Snapshots of no use go, as in Kafka."""
+        """(known to have no producers, the snapshot at the log end is right). Snapshots of no use go, as in
+        Kafka.
+        """
         listing = self.files.listdir(self.directory)
         bases = self._bases()
         newest = newest_snapshot(self.files, self.directory, listing, log_end)

@@ -4,10 +4,10 @@
 <20-digit offset>.snapshot    i16 version 1   u32 CRC-32C of the rest   i32 entries   46 bytes each
 ```
 
-A snapshot holds the newest batch of each producer id below its offset. A broker that finds the clean-shutdown marker
-believes the one at the log's end without reading the log. So nobody may leave the marker who cannot vouch for it:
-either no batch of the log has a producer id (an empty snapshot is right), or the snapshot that was there is still
-right because nothing was appended.
+A snapshot holds the newest batch of each producer id below its offset. A broker that finds the clean-shutdown
+marker believes the one at the log's end without reading the log. So nobody may leave the marker who cannot
+vouch for it: either no batch of the log has a producer id (an empty snapshot is right), or the snapshot that
+was there is still right because nothing was appended.
 """
 
 from __future__ import annotations

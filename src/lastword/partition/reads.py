@@ -1,8 +1,9 @@
 """Reading a range of offsets over segments that may be replaced while it is read.
 
-What both ends of a log offer, the writer's `PartitionLog` and the `PartitionView` without a lock: a snapshot of
-segments, and a way to look again. A file that vanished was replaced by one that holds at least the newest record of
-every key at the same offsets, so reading goes on at the offset that was reached: never a hole, never back.
+What both ends of a log offer, the writer's `PartitionLog` and the `PartitionView` without a lock: a snapshot
+of segments, and a way to look again. A file that vanished was replaced by one that holds at least the newest
+record of every key at the same offsets, so reading goes on at the offset that was reached: never a hole,
+never back.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Chunks of the batches that may hold records of [start, end) offsets; None: up to the log end of now.
 
-    The first and the last batch may hold records outside of the range: the caller cuts by offset. A chunk is valid
-    until the next one.
+    The first and the last batch may hold records outside of the range: the caller cuts by offset. A chunk is
+    valid until the next one.
     """
     end = log.log_end if end_offset is None else end_offset
     offset, tries = start_offset, 0
@@ -98,7 +99,7 @@ def read_batches(
 
 
 def offset_at(log: Readable, timestamp: int) -> int | None:
-    """Offset of the first record, in offset order, that is not older than `timestamp` (ms); None if all are."""
+    """Offset of the first record that is not older than `timestamp` (ms); None if all are."""
     from lastword.records.batch import check_crc
     from lastword.records.reader import read_records
 

@@ -1,6 +1,8 @@
-"""An ordered set of segments is the log: floor search over their base offsets, and lookups that go on over gaps.
+"""An ordered set of segments is the log: floor search over their base offsets, and lookups that go on over
+gaps.
 
-Immutable: whoever changes the log makes a new one. So a reader keeps the one it has, and never sees a half of a change.
+Immutable: whoever changes the log makes a new one. So a reader keeps the one it has, and never sees a half of
+a change.
 """
 
 from __future__ import annotations

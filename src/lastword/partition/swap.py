@@ -1,32 +1,35 @@
-"""Publishing a rewritten segment in place of its sources, so that every crash leaves the old log or the new one.
+"""Publishing a rewritten segment in place of its sources, so that every crash leaves the old log or the new
+one.
 
-One group at a time: sources S0 < S1 < ... (neighbours), one output N with the base offset of S0. N was built and
-synced in a private directory and covers the whole range of the group, for its last batch is kept, if need be empty.
+One group at a time: sources S0 < S1 < ... (neighbours), one output N with the base offset of S0. N was built
+and synced in a private directory and covers the whole range of the group, for its last batch is kept, if need
+be empty.
 
 ```
-step                                     on disk, in the partition's directory         a crash here leaves
-0                                        S0 S1           (N private)                  old; N is waste
-1  N's files -> .cleaned, fsync dir      S0 S1           N.cleaned (some or all)      old; .cleaned removed
-2  .cleaned -> .swap, fsync dir          S0 S1           N some .cleaned, some .swap  old; both removed
-3                                        S0 S1           N.swap                       NEW: sources removed, .swap renamed
-4  sources -> .deleted, fsync dir        S0.deleted S1   N.swap                       NEW: likewise
-5  .swap -> final names, fsync dir       S0.deleted ...  N.log N.index.swap ...       NEW: the rest renamed
-6  unlink .deleted                       S1.deleted      N                            NEW: .deleted removed
+step                                   on disk, in the partition's directory        a crash here leaves
+0                                      S0 S1          (N private)                   old; N is waste
+1  N's files -> .cleaned, fsync dir    S0 S1          N.cleaned (some or all)       old; .cleaned removed
+2  .cleaned -> .swap, fsync dir        S0 S1          N part .cleaned, part .swap   old; both removed
+3                                      S0 S1          N.swap                        NEW: sources go, N renamed
+4  sources -> .deleted, fsync dir      S0.deleted S1  N.swap                        NEW: likewise
+5  .swap -> final names, fsync dir     S0.deleted ..  N.log N.index.swap ..         NEW: the rest renamed
+6  unlink .deleted                     S1.deleted     N                             NEW: .deleted removed
 ```
 
-Why this order of syncs. Names may become durable in any order between two syncs of the directory. Before 2 is synced
-no source is touched, so a `.cleaned` that is still there proves that all sources are. Between 4 and 5, or a final N.log
-could become durable beside a source that it replaces, with nothing left to tell which one counts. Before 6, or a source
-could go before the name that replaces it came.
+Why this order of syncs. Names may become durable in any order between two syncs of the directory. Before 2 is
+synced no source is touched, so a `.cleaned` that is still there proves that all sources are. Between 4 and 5,
+or a final N.log could become durable beside a source that it replaces, with nothing left to tell which one
+counts. Before 6, or a source could go before the name that replaces it came.
 
-Only one group is ever under way: Kafka's recovery takes every `.swap` at or above the lowest `.cleaned` for unfinished,
-so a second group's `.cleaned` would cost the first one its data.
+Only one group is ever under way: Kafka's recovery takes every `.swap` at or above the lowest `.cleaned` for
+unfinished, so a second group's `.cleaned` would cost the first one its data.
 
-**The rule for looking** (`decide`), the same for recovery and for readers without a lock: a `.swap` log stands for
-[its base offset, its next offset) and hides every other log that begins there, unless it must be undone. It must be
-undone if a `.cleaned` lies at or below it, or it is damaged, and all its sources are there under their own names. A
-`.swap` whose sources are already `.deleted` is finished, whatever else lies around: undoing it would lose its range.
-(Kafka undoes it when an older `.cleaned` was left behind, and loses the range.) Snapshots are never deleted by range.
+**The rule for looking** (`decide`), the same for recovery and for readers without a lock: a `.swap` log
+stands for [its base offset, its next offset) and hides every other log that begins there, unless it must be
+undone. It must be undone if a `.cleaned` lies at or below it, or it is damaged, and all its sources are there
+under their own names. A `.swap` whose sources are already `.deleted` is finished, whatever else lies around:
+undoing it would lose its range. (Kafka undoes it when an older `.cleaned` was left behind, and loses the
+range.) Snapshots are never deleted by range.
 """
 
 from __future__ import annotations
@@ -48,8 +51,9 @@ from lastword.segment.segment import Segment
 def publish(files: Files, directory: str, sources: Sequence[Segment], output: Segment) -> Segment:
     """Put `output`, a complete and synced segment in a private directory, in the place of `sources`.
 
-    The caller holds the partition's lock and has made sure that the sources are the log's own, neighbours and closed.
-    Returns the segment under its final name. An error in between leaves a state that `recover` resolves.
+    The caller holds the partition's lock and has made sure that the sources are the log's own, neighbours and
+    closed. Returns the segment under its final name. An error in between leaves a state that `recover`
+    resolves.
     """
     _check(sources, output)
     listing = set(files.listdir(directory))
@@ -92,7 +96,8 @@ def _check(sources: Sequence[Segment], output: Segment) -> None:
         raise ValueError("an output has the base offset of its first source")
     if output.next_offset != sources[-1].next_offset:
         raise ValueError(
-            f"an output covers its sources: it ends at {output.next_offset}, they at {sources[-1].next_offset}"
+            f"an output covers its sources: it ends at {output.next_offset}, "
+            f"they at {sources[-1].next_offset}"
         )
     if any(source.active for source in sources):
         raise ValueError("the active segment is not rewritten")
@@ -127,7 +132,8 @@ def _rename(files: Files, source: str, directory: str, base: int, extension: str
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a listing means. `finish`: (base, end) of each `.swap` log that counts; `undo`: bases of those that do not.
+    """What a listing means. `finish`: (base, end) of each `.swap` log that counts; `undo`: bases of those
+    that do not.
 
     `logs`: base offset and suffix of the log files that are the log, ascending.
     """
@@ -194,8 +200,9 @@ class SwapRecovery:
 def recover(files: Files, directory: str) -> SwapRecovery:
     """Finish or undo whatever swap was interrupted, Kafka's too. Afterwards only final names are left.
 
-    Can itself be stopped anywhere: undone `.swap` files go before the `.cleaned` that condemn them; a stale `.cleaned`
-    goes before a source of a `.swap` that is finished; sources go before the `.swap` takes its final name.
+    Can itself be stopped anywhere: undone `.swap` files go before the `.cleaned` that condemn them; a stale
+    `.cleaned` goes before a source of a `.swap` that is finished; sources go before the `.swap` takes its
+    final name.
     """
     listing = files.listdir(directory)
     parsed = [p for p in map(names.parse_segment_file, listing) if p is not None and p.suffix]
@@ -240,7 +247,7 @@ def _finals(files: Files, directory: str) -> list[SegmentFile]:
 
 
 def _finish_name(files: Files, directory: str, file: SegmentFile, removed: list[str]) -> None:
-    """`.swap` becomes the final name; an index that would come beside another one's log is dropped instead."""
+    """`.swap` becomes the final name; an index beside another log's is dropped instead."""
     final = names.segment_file(file.base_offset, file.extension)
     if file.extension != LOG and files.exists(os.path.join(directory, final)):
         files.unlink(os.path.join(directory, file.name), missing_ok=True)

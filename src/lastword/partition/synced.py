@@ -4,9 +4,10 @@
 i64 offset   u32 CRC-32C of the eight bytes before
 ```
 
-Everything below the offset was synced, so a power cut cannot have taken it: damage below it is the drive's, and
-nothing behind such damage may be cut off as a torn tail. The file is written in place after each sync and not synced
-itself. If a power cut takes the newest value, an older one is found, which protects less but never says too much.
+Everything below the offset was synced, so a power cut cannot have taken it: damage below it is the drive's,
+and nothing behind such damage may be cut off as a torn tail. The file is written in place after each sync and
+not synced itself. If a power cut takes the newest value, an older one is found, which protects less but never
+says too much.
 """
 
 from __future__ import annotations

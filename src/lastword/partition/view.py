@@ -1,12 +1,12 @@
 """A partition seen without a lock: in a running broker's directory, beside a writer, in the middle of a swap.
 
-The view is the log as recovery would find it (`swap.decide`), listed until two listings agree. It changes nothing. Its
-end is that of the last sound batch: what a writer is just appending, or what a kill left half-written, is not there
-yet. But damage with sound batches behind it is no torn tail: it stays in the range, and reading it is a
-CorruptBatchError.
+The view is the log as recovery would find it (`swap.decide`), listed until two listings agree. It changes
+nothing. Its end is that of the last sound batch: what a writer is just appending, or what a kill left
+half-written, is not there yet. But damage with sound batches behind it is no torn tail: it stays in the
+range, and reading it is a CorruptBatchError.
 
-A view is a snapshot. Segments that are rewritten later vanish from under it; `refresh` lists again, and reads made with
-`chunks` do that by themselves.
+A view is a snapshot. Segments that are rewritten later vanish from under it; `refresh` lists again, and reads
+made with `chunks` do that by themselves.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class PartitionView:
     def load(cls, files: Files, directory: str) -> PartitionView:
         """Looks at the directory as it is now.
 
-        FileVanishedError: no such directory. UnknownMagicError: its last segment is of a format that is not read.
+        FileVanishedError: no such directory. UnknownMagicError: its last segment is of a format that is not
+        read.
         """
         for _ in range(_TRIES):
             listing = _log_files(files.listdir(directory))
@@ -123,7 +124,7 @@ def _range(files: Files, directory: str, segments: list[Segment]) -> tuple[int, 
 
 
 def read_log_start(files: Files, directory: str) -> int:
-    """What the root's log-start checkpoint says of this partition; 0 if nothing, or nothing that can be read."""
+    """What the root's log-start checkpoint says of this partition; 0 if nothing that can be read."""
     directory = os.path.normpath(directory)
     path = os.path.join(os.path.dirname(directory), names.LOG_STARTS)
     name = os.path.basename(directory)

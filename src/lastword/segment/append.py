@@ -1,8 +1,9 @@
 """`SegmentAppender`: writes batches at the end of a segment and their index entries behind them.
 
-Order of the bytes: first the log, then the indexes, so that a reader beside the writer never finds an entry that points
-at nothing. Index files hold their entries and nothing else; they are not extended in advance (Kafka's way: 20 MiB of
-zeros for each active segment, which a crash leaves behind), and a broker reads them all the same.
+Order of the bytes: first the log, then the indexes, so that a reader beside the writer never finds an entry
+that points at nothing. Index files hold their entries and nothing else; they are not extended in advance
+(Kafka's way: 20 MiB of zeros for each active segment, which a crash leaves behind), and a broker reads them
+all the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
 
 
 class SegmentAppender:
-    """The writing end of the active segment. Not safe for two threads: the partition's lock is held around it."""
+    """The writing end of the active segment. Not safe for two threads: the partition's lock is held around
+    it.
+    """
 
     def __init__(
         self, segment: Segment, log: Handle, index: Handle, times: Handle, builder: IndexBuilder
@@ -56,13 +59,14 @@ class SegmentAppender:
             raise
         segment = _writable(files, directory, base_offset, facts)
         segment.next_offset, segment.largest_timestamp = base_offset, NO_TIMESTAMP
-        return cls(segment, *made, IndexBuilder(base_offset, index_interval_bytes))
+        return cls(segment, made[0], made[1], made[2], IndexBuilder(base_offset, index_interval_bytes))
 
     @classmethod
     def resume(cls, segment: Segment, *, index_interval_bytes: int) -> SegmentAppender:
         """Goes on with a segment that recovery found sound to its last byte, indexes included.
 
-        A last time entry that closing added is taken back, so that the index stays what the rule makes of the log.
+        A last time entry that closing added is taken back, so that the index stays what the rule makes of the
+        log.
         """
         files = segment.files
         offsets, times = segment.offset_index, segment.time_index
@@ -140,7 +144,7 @@ class SegmentAppender:
             self._builder.seen(header.last_offset, header.max_timestamp)
 
     def is_full(self, max_index_bytes: int, more: int = 0) -> bool:
-        """Has an index no room for another entry (and the time index for its last one), after `more` entries?"""
+        """Is there no room in an index for another entry (and the last time entry), after `more` of them?"""
         offsets = self._index_bytes // offset_index.ENTRY_BYTES + more
         times = self._time_bytes // time_index.ENTRY_BYTES + more
         return (

@@ -1,8 +1,10 @@
-"""Which batches get an index entry: one rule for appending, rebuilding and cleaning, so their files are the same bytes.
+"""Which batches get an index entry: one rule for appending, rebuilding and cleaning, so their files are the
+same bytes.
 
-A batch is indexed when it starts more than `index.interval.bytes` after the batch indexed before it (the first
-comparison is against position 0, so the first batch never is). With an offset entry goes a time entry, if the largest
-timestamp so far rose since the last one. `finish` adds the last time entry of a segment that takes no more batches.
+A batch is indexed when it starts more than `index.interval.bytes` after the batch indexed before it (the
+first comparison is against position 0, so the first batch never is). With an offset entry goes a time entry,
+if the largest timestamp so far rose since the last one. `finish` adds the last time entry of a segment that
+takes no more batches.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ class IndexBuilder:
 
     __slots__ = (
         "_entry_position",
-        "interval_bytes",
         "_time_entry",
         "base_offset",
+        "interval_bytes",
         "largest_timestamp",
         "largest_timestamp_offset",
         "offset_entries",

@@ -4,10 +4,10 @@
 entry, 8 bytes   i32 last offset of a batch - base   i32 position of that batch in the .log
 ```
 
-Strictly ascending offsets, no header. Valid when each entry's position is the start of a batch that ends with the
-entry's offset. Derived data: it is written after the bytes it points at, synced before the recovery point moves past
-them, and rebuilt from the log whenever it does not fit. Kafka extends the file of an active segment with zeros; no
-batch is ever indexed at position 0, so a zero position ends the entries.
+Strictly ascending offsets, no header. Valid when each entry's position is the start of a batch that ends with
+the entry's offset. Derived data: it is written after the bytes it points at, synced before the recovery point
+moves past them, and rebuilt from the log whenever it does not fit. Kafka extends the file of an active
+segment with zeros; no batch is ever indexed at position 0, so a zero position ends the entries.
 
 An index is read into memory once. It is never mapped: a file that somebody truncates would kill the process.
 """

@@ -1,11 +1,11 @@
 """Recovering one segment: how far it is sound, and the indexes that belong to that.
 
-`inspect` only looks: it walks the batches with their checksums and builds both indexes in memory. `repair` makes the
-files agree with what was found: cuts the log, replaces index files that differ. Between the two the partition decides,
-because whether a tail may be cut depends on what lies behind it, in later segments too.
+`inspect` only looks: it walks the batches with their checksums and builds both indexes in memory. `repair`
+makes the files agree with what was found: cuts the log, replaces index files that differ. Between the two the
+partition decides, because whether a tail may be cut depends on what lies behind it, in later segments too.
 
-A crash during `repair` leaves a state that the next `inspect` finds the same way: the cut comes first, and an index is
-removed before it is written again, so a half-written one is never older than the log it describes.
+A crash during `repair` leaves a state that the next `inspect` finds the same way: the cut comes first, and an
+index is removed before it is written again, so a half-written one is never older than the log it describes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from lastword.segment.scan import Damage, SoundWalk, sound_batch_after
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What `inspect` found. `size` and `next_offset` end the sound part; `damage` is None if that is the whole file.
+    """What `inspect` found. `size` and `next_offset` end the sound part; `damage` is None if that is the
+    whole file.
 
-    `followed` is the position of a sound entry behind the damage. `epochs` are (leader epoch, first offset) as they
-    rise; `producers` tells whether any batch has a producer id.
+    `followed` is the position of a sound entry behind the damage. `epochs` are (leader epoch, first offset)
+    as they rise; `producers` tells whether any batch has a producer id.
     """
 
     file: str
@@ -134,7 +135,9 @@ def _replace(files: Files, path: str, data: bytes) -> bool:
 def recover_segment(
     files: Files, directory: str, base_offset: int, *, index_interval_bytes: int, active: bool = False
 ) -> Inspection:
-    """`inspect` and `repair` in one: cuts whatever is behind the first damage. For files that nobody acknowledged."""
+    """`inspect` and `repair` in one: cuts whatever is behind the first damage. For files that nobody
+    acknowledged.
+    """
     found = inspect(files, directory, base_offset, index_interval_bytes=index_interval_bytes, active=active)
     repair(files, found)
     return found
@@ -143,8 +146,8 @@ def recover_segment(
 def build_indexes(files: Files, file: str, base_offset: int, *, index_interval_bytes: int) -> Inspection:
     """Writes and syncs the index files beside a finished log file, whose every batch must be sound.
 
-    For segments built elsewhere (a rewrite, a staged write). The log itself is not changed; damage in it shows in
-    the returned `damage` and its indexes end before it.
+    For segments built elsewhere (a rewrite, a staged write). The log itself is not changed; damage in it
+    shows in the returned `damage` and its indexes end before it.
     """
     found = inspect(files, os.path.dirname(file), base_offset, index_interval_bytes=index_interval_bytes)
     stem = file[: -len(names.LOG)]

@@ -1,7 +1,7 @@
 """Walking the batches of a file without decoding their records. Plain Python: no kernel is loaded for it.
 
-`headers` reads headers only, and of large batches nothing else. `SoundWalk` also verifies every checksum and the order
-of the offsets; it is what recovery trusts. Neither changes anything.
+`headers` reads headers only, and of large batches nothing else. `SoundWalk` also verifies every checksum and
+the order of the offsets; it is what recovery trusts. Neither changes anything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _BLOCK_BYTES = 1 << 16
 _WALK_BYTES = 1 << 20
 _LARGE_BATCH_BYTES = 8192  # from here on a read per header costs less than reading everything
 
-# Something that may be the first 17 bytes of an entry: an offset below 2^48, a length below 2^31, magic 0 to 2.
+# Something that may be the first 17 bytes of an entry: an offset below 2^48, a length below 2^31, magic 0 to
+# 2.
 _CANDIDATE = re.compile(rb"(?s)(?=\x00\x00.{6}[\x00-\x7f].{7}[\x00-\x02])")
 
 
@@ -77,8 +78,9 @@ class SoundWalk:
     """Iterates over the sound batches of [start, end); afterwards says where and why it stopped.
 
     Sound: a whole batch of magic 2 with a right checksum, whose offsets follow those before it and lie in the
-    segment's range. The first batch that is not ends the walk; `damage` tells why, `position` and `next_offset` how far
-    the file is sound. A message of magic 0 or 1 is not damage: UnknownMagicError, so that nobody cuts it off.
+    segment's range. The first batch that is not ends the walk; `damage` tells why, `position` and
+    `next_offset` how far the file is sound. A message of magic 0 or 1 is not damage: UnknownMagicError, so
+    that nobody cuts it off.
     """
 
     def __init__(
@@ -115,7 +117,9 @@ class SoundWalk:
         return None
 
     def _whole_size(self, block: bytes, at: int) -> int:
-        """Size of the entry at `at`; minus the bytes needed if the block has too few; 0 if no entry can be there."""
+        """Size of the entry at `at`; minus the bytes needed if the block has too few; 0 if no entry can be
+        there.
+        """
         left = self._end - self.position
         if left < STEP_BYTES:
             return 0
@@ -162,8 +166,8 @@ class SoundWalk:
 def sound_batch_after(handle: Handle, file: str, damage: Damage, end: int, base_offset: int) -> int | None:
     """Position of a sound entry behind `damage`, or None: then what follows is only a torn tail.
 
-    Every byte is tried as a first one: a length that was hit by the damage leads nowhere. An entry counts if its
-    checksum is right and its offsets belong behind the damage.
+    Every byte is tried as a first one: a length that was hit by the damage leads nowhere. An entry counts if
+    its checksum is right and its offsets belong behind the damage.
     """
     start = damage.position + 1
     overlap = b""

@@ -1,11 +1,14 @@
-"""`Segment`: the batches from one base offset on, as they lie on disk, and what can be asked of them without decoding.
+"""`Segment`: the batches from one base offset on, as they lie on disk, and what can be asked of them without
+decoding.
 
-A segment is named by its base offset and consists of `.log`, `.index` and `.timeindex`. The log is the truth. The
-indexes only say where to begin: what they point at is checked to be a sound batch that begins low enough before it is
-used, and without them a search begins at the first byte. So a damaged index costs time, never a wrong answer.
+A segment is named by its base offset and consists of `.log`, `.index` and `.timeindex`. The log is the truth.
+The indexes only say where to begin: what they point at is checked to be a sound batch that begins low enough
+before it is used, and without them a search begins at the first byte. So a damaged index costs time, never a
+wrong answer.
 
-The object holds facts and opens the file when it is first read. If by then another file lies under that name (a
-rewrite was published meanwhile), that is `FileVanishedError`: the list of segments that this one came from is old.
+The object holds facts and opens the file when it is first read. If by then another file lies under that name
+(a rewrite was published meanwhile), that is `FileVanishedError`: the list of segments that this one came from
+is old.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ DEFAULT_CHUNK_BYTES = 1 << 20
 class Segment:
     """One segment of a partition directory.
 
-    `size` (bytes) is how far it may be read: the file's size, or the end of its last sound batch for one that is
-    being written. `active` marks the one that appends go to; its size and next offset grow.
+    `size` (bytes) is how far it may be read: the file's size, or the end of its last sound batch for one that
+    is being written. `active` marks the one that appends go to; its size and next offset grow.
     """
 
     def __init__(
@@ -221,7 +224,9 @@ class Segment:
         return self._trusted(self.offset_index.last).position
 
     def _trusted(self, entry: OffsetEntry) -> OffsetEntry:
-        """The entry if a sound batch lies where it points and begins low enough; else the segment's beginning."""
+        """The entry if a sound batch lies where it points and begins low enough; else the segment's
+        beginning.
+        """
         if entry.position == 0:
             return entry
         header = self._sound_batch(entry.position)
@@ -241,7 +246,9 @@ class Segment:
         return None
 
     def _reaches(self, timestamp: int, offset: int) -> bool:
-        """Is there a batch that ends with `offset` and has this largest timestamp? Else the time index is not this log's."""
+        """Is there a batch that ends with `offset` and has this largest timestamp? Else the time index is not
+        this log's.
+        """
         for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
             if header.last_offset >= offset:
                 return header.last_offset == offset and header.max_timestamp == timestamp

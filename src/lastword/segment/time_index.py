@@ -4,10 +4,10 @@
 entry, 12 bytes   i64 timestamp (ms)   i32 last offset of a batch - base
 ```
 
-An entry (T, o) says: T was the largest timestamp of the segment when the entry was written, and the batch that ends
-with o was the first to reach it. Timestamps ascend strictly, offsets never fall. So no record before that batch is
-younger than T. When a segment is closed a last entry names its largest timestamp. A zero entry that breaks the order
-is the tail of a file that Kafka extended.
+An entry (T, o) says: T was the largest timestamp of the segment when the entry was written, and the batch
+that ends with o was the first to reach it. Timestamps ascend strictly, offsets never fall. So no record
+before that batch is younger than T. When a segment is closed a last entry names its largest timestamp. A zero
+entry that breaks the order is the tail of a file that Kafka extended.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ class TimeIndex:
         return len(self._timestamps) * ENTRY_BYTES
 
     def extend(self, entries: bytes) -> None:
-        """Take in entries that were just appended to the file. Safe beside readers: timestamps are searched, and
-        grow last."""
+        """Take in entries that were just appended to the file. Safe beside readers: timestamps are searched,
+        and grow last.
+        """
         for timestamp, relative in _ENTRY.iter_unpack(entries):
             self._offsets.append(relative)
             self._timestamps.append(timestamp)

@@ -1,0 +1,11 @@
+"""A directory of topic partitions, as a broker keeps it.
+
+Stands on `partition`. `log_dir.py` opens one, to read without a lock or to append with Kafka's; `discover.py`
+says what in a root is a partition; `checkpoints.py` and `identity.py` are the small files around them. Start
+reading at log_dir.py.
+"""
+
+from lastword.logdir.checkpoints import Checkpoints, TopicPartition
+from lastword.logdir.log_dir import DirRecovery, LogDirectory
+
+__all__ = ["Checkpoints", "DirRecovery", "LogDirectory", "TopicPartition"]

@@ -1,0 +1,88 @@
+"""What lies in a root: which directories are partitions, and whether it is a log directory at all.
+
+As Kafka does it: plain files in the root, `remote-log-index-cache`, the metadata partition and partitions
+marked `-delete`, `-future`, `-stray` are not topics. Unlike Kafka, a directory that is nobody's partition is
+not an error: it is ignored, as are directories with a partition's name and nothing of a log in them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from lastword.errors import FileVanishedError, NotALogDirError
+from lastword.files import Files
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.segment import names
+
+IGNORED = frozenset({"remote-log-index-cache", "__cluster_metadata-0"})
+_MARKS = frozenset(
+    {
+        names.LOCK,
+        names.META_PROPERTIES,
+        names.CLEAN_SHUTDOWN,
+        names.RECOVERY_POINTS,
+        names.LOG_STARTS,
+        names.HIGH_WATERMARKS,
+        names.FIRST_DIRTY,
+        names.SETTINGS,
+    }
+)
+"""Files that only a log directory has in its root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The partitions of a root, directories that wait for their removal, and whether anything says it is a
+    log directory.
+    """
+
+    partitions: tuple[TopicPartition, ...]
+    deleted: tuple[str, ...]
+    is_log_dir: bool
+    is_empty: bool
+
+    def topics(self) -> dict[str, list[int]]:
+        """Topic names, sorted, each with its partition numbers, ascending."""
+        found: dict[str, list[int]] = {}
+        for tp in self.partitions:
+            found.setdefault(tp.topic, []).append(tp.partition)
+        return found
+
+
+def discover(files: Files, root: str) -> Listing:
+    """Looks at a root. NotALogDirError if it is no directory, or a partition's own."""
+    if not files.is_dir(root):
+        what = "is no directory" if files.exists(root) else "does not exist"
+        raise NotALogDirError(f"{root} {what}", remedy=f'lastword.open("{root}", "a") makes one', file=root)
+    listing = files.listdir(root)
+    if any(names.parse_segment_file(name) is not None for name in listing):
+        parent = os.path.dirname(os.path.realpath(root))
+        raise NotALogDirError(f"{root} is one partition's directory", remedy=f"open {parent}", file=root)
+    partitions: list[TopicPartition] = []
+    deleted: list[str] = []
+    for name in listing:
+        parsed = None if name in IGNORED else names.parse_partition_dir(name)
+        if parsed is None or not _is_partition(files, os.path.join(root, name), parsed.marker):
+            continue
+        if not parsed.marker:
+            partitions.append(TopicPartition(parsed.topic, parsed.partition))
+        elif parsed.marker == "delete":
+            deleted.append(name)
+    marked = bool(_MARKS & set(listing))
+    return Listing(
+        tuple(sorted(partitions)), tuple(deleted), marked or bool(partitions or deleted), not listing
+    )
+
+
+def _is_partition(files: Files, path: str, marker: str) -> bool:
+    if not files.is_dir(path):
+        return False
+    try:
+        listing = files.listdir(path)
+    except FileVanishedError:
+        return False
+    return marker == "delete" or any(
+        name in (names.PARTITION_METADATA, names.LEADER_EPOCHS) or names.parse_segment_file(name) is not None
+        for name in listing
+    )

@@ -1,0 +1,81 @@
+"""Who a directory and a topic are: `meta.properties`, `partition.metadata`, and the clean-shutdown marker.
+
+```
+meta.properties          version=1, cluster.id, node.id, directory.id (Java properties text)
+partition.metadata       version: 0\\ntopic_id: <22 characters>, no newline at the end
+.kafka_cleanshutdown     {"version":0,"brokerEpoch":-1}; only that it is there counts
+```
+
+An id is 16 random bytes as URL-safe base64 without padding. A broker sets a partition aside (`-stray`) whose
+topic id is missing or not the one it knows; nothing here insists on either file.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import re
+
+from lastword.errors import CorruptFileError, FileVanishedError
+from lastword.files import Files
+from lastword.segment import names
+
+CLEAN_SHUTDOWN_TEXT = b'{"version":0,"brokerEpoch":-1}'
+_ID = re.compile(r"[A-Za-z0-9_-]{22}")
+
+
+def new_id(rng: random.Random) -> str:
+    """A fresh id, as Kafka makes them: never one that begins with a dash."""
+    while True:
+        made = base64.urlsafe_b64encode(rng.randbytes(16)).decode().rstrip("=")
+        if not made.startswith("-") and made != "A" * 22:
+            return made
+
+
+def write_meta_properties(files: Files, root: str, rng: random.Random) -> None:
+    """For a directory that we make; one that is there is never touched."""
+    lines = ["#", "version=1", f"cluster.id={new_id(rng)}", "node.id=1", f"directory.id={new_id(rng)}"]
+    files.write_atomic(os.path.join(root, names.META_PROPERTIES), ("\n".join(lines) + "\n").encode("latin-1"))
+
+
+def format_partition_metadata(topic_id: str) -> bytes:
+    return f"version: 0\ntopic_id: {topic_id}".encode()
+
+
+def read_topic_id(files: Files, partition_directory: str) -> str | None:
+    """The topic id of a partition; None if there is none. CorruptFileError for anything else."""
+    path = os.path.join(partition_directory, names.PARTITION_METADATA)
+    try:
+        facts = files.stat(path)
+        if facts is None:
+            return None
+        text = files.read_bytes(path).decode("utf-8") if facts.size <= 4096 else ""
+    except FileVanishedError:
+        return None
+    except UnicodeDecodeError:
+        text = ""
+    fields = dict(
+        re.split(r":\s+", line, maxsplit=1) for line in text.splitlines() if re.search(r":\s", line)
+    )
+    version, topic_id = fields.get("version", ""), fields.get("topic_id", "").strip()
+    if not version.strip().isdigit() or _ID.fullmatch(topic_id) is None or topic_id == "A" * 22:
+        raise CorruptFileError("this is no partition metadata", remedy="restore it from a copy", file=path)
+    return topic_id
+
+
+def take_clean_shutdown(files: Files, root: str) -> bool:
+    """Was the marker there? It is gone, durably, before anything else is opened: a crash from here on is not
+    clean.
+    """
+    path = os.path.join(root, names.CLEAN_SHUTDOWN)
+    if not files.exists(path):
+        return False
+    files.unlink(path)
+    files.fsync_dir(root)
+    return True
+
+
+def leave_clean_shutdown(files: Files, root: str) -> None:
+    """Promise: no torn tail, right indexes, a producer snapshot at each log end."""
+    files.write_atomic(os.path.join(root, names.CLEAN_SHUTDOWN), CLEAN_SHUTDOWN_TEXT)

@@ -1,0 +1,472 @@
+"""`LogDirectory`: topics and their partitions under one root, opened to read or to append.
+
+"r" takes no lock and writes nothing: it gives views, also beside a running broker or writer. "a" takes
+Kafka's lock, removes the clean-shutdown marker before anything else, and recovers a partition when it is
+first used. Closing writes the marker again only if every partition keeps what it promises: those that were
+opened say so themselves, the others are as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from lastword import files as storage
+from lastword.clock import Clock, SystemClock
+from lastword.config import Settings, TopicConfig, remove_topic_settings, write_topic_settings
+from lastword.errors import (
+    DataError,
+    LastwordError,
+    NotALogDirError,
+    ReadOnlyError,
+    TopicExistsError,
+    UnknownTopicError,
+    UsageError,
+)
+from lastword.files import FileLock, Files
+from lastword.logdir.checkpoints import Checkpoints, TopicPartition
+from lastword.logdir.discover import Listing, discover
+from lastword.logdir.identity import (
+    leave_clean_shutdown,
+    read_topic_id,
+    take_clean_shutdown,
+    write_meta_properties,
+)
+from lastword.logdir.topics import make_partitions, remove_partitions
+from lastword.partition.log import PartitionLog
+from lastword.partition.open import Recovery, Repaired, open_log
+from lastword.partition.view import PartitionView
+from lastword.segment import names
+
+CHECKPOINT_INTERVAL_SECONDS = 60.0  # as Kafka's log.flush.offset.checkpoint.interval.ms
+
+
+@dataclass(frozen=True, slots=True)
+class DirRecovery:
+    """What opening found: `clean` if the last writer stopped cleanly; `partitions` as they are opened one
+    after another; `offline` those that could not be, with the reason.
+    """
+
+    path: str
+    clean: bool
+    partitions: tuple[Recovery, ...]
+    offline: tuple[tuple[TopicPartition, LastwordError], ...]
+
+    @property
+    def repaired(self) -> tuple[Repaired, ...]:
+        return tuple(one for partition in self.partitions for one in partition.repaired)
+
+
+class LogDirectory:
+    """One root. Safe from any thread. Also a context manager."""
+
+    def __init__(
+        self,
+        path: str,
+        mode: str,
+        files: Files,
+        clock: Clock,
+        load_settings: Callable[[], Settings],
+        rng: random.Random,
+    ) -> None:
+        self.path = path
+        self.mode = mode
+        self.files = files
+        self.clock = clock
+        self.settings = load_settings()
+        self.lock = threading.RLock()
+        self.checkpoints = Checkpoints(files, path)
+        self._load_settings = load_settings
+        self._rng = rng
+        self._file_lock: FileLock | None = None
+        self._clean = False
+        self._closed = False
+        self._logs: dict[TopicPartition, PartitionLog] = {}
+        self._made: set[TopicPartition] = set()
+        self._offline: dict[TopicPartition, LastwordError] = {}
+        self._recovered: list[Recovery] = []
+        self._recovery_points: dict[TopicPartition, int] = {}
+        self._log_starts: dict[TopicPartition, int] = {}
+        self._checkpointed = clock.monotonic()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        mode: str = "r",
+        files: Files | None = None,
+        clock: Clock | None = None,
+        settings: Settings | Callable[[], Settings] | None = None,
+        *,
+        rng: random.Random | None = None,
+    ) -> LogDirectory:
+        """Open a root. "r": it must exist. "a": made if absent, and locked.
+
+        `settings`: the merged settings, or a function that merges them afresh (after a topic's were changed);
+        None: those of the root's lastword.toml and the environment.
+
+        NotALogDirError: there is something, but no log directory. LogDirLockedError: another writer, or a
+        broker. UsageError: another mode. Nothing was changed then.
+        """
+        if mode not in ("r", "a"):
+            raise UsageError(
+                f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" looks, "a" reads, appends and cleans'
+            )
+        root = os.fspath(path)
+        files = files or storage.DEFAULT
+        if callable(settings):
+            load = settings
+        elif settings is not None:
+            fixed = settings
+            load = lambda: fixed  # noqa: E731
+        else:
+            load = lambda: Settings.load([root])  # noqa: E731
+        if mode == "r":
+            _check(discover(files, root), root)
+            return cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())
+        fresh = _check_writable(files, root)
+        opened = cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())
+        opened._take(fresh)
+        return opened
+
+    def _take(self, fresh: bool) -> None:
+        files = self.files
+        if fresh:
+            _make_dirs(files, self.path)
+        files.guard(self.path)
+        self._file_lock = files.lock(os.path.join(self.path, names.LOCK))
+        try:
+            if fresh and not files.exists(os.path.join(self.path, names.META_PROPERTIES)):
+                write_meta_properties(files, self.path, self._rng)
+            self._clean = take_clean_shutdown(files, self.path)
+            self._recovery_points = self.checkpoints.recovery_points.read_sound()
+            self._log_starts = self.checkpoints.log_starts.read_sound()
+            for name in self._listing().deleted:  # a deletion that was asked for and not finished
+                files.remove_tree(os.path.join(self.path, name))
+        except BaseException:
+            self._file_lock.release()
+            raise
+
+    def __enter__(self) -> LogDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LogDirectory({self.path!r}, {self.mode!r})"
+
+    # -------------------------------------------------------------- topics
+
+    def _listing(self) -> Listing:
+        return discover(self.files, self.path)
+
+    def topics(self) -> list[str]:
+        """Names of all topics, sorted."""
+        return list(self._listing().topics())
+
+    def partitions(self, topic: str) -> list[int]:
+        """Partition numbers of a topic, ascending. UnknownTopicError names the nearest."""
+        found = self._listing().topics()
+        if topic not in found:
+            raise UnknownTopicError.named(topic, self.path, found)
+        return found[topic]
+
+    def topic_partitions(self) -> list[TopicPartition]:
+        """All partitions of all topics."""
+        return list(self._listing().partitions)
+
+    def topic_id(self, topic: str) -> str | None:
+        """The topic's id as its first partition has it; None in a bare directory."""
+        return read_topic_id(self.files, self.directory(topic, self.partitions(topic)[0]))
+
+    def topic_config(self, topic: str) -> TopicConfig:
+        """The settings that hold for a topic. Without a word about it, its cleanup_policy is None."""
+        return self.settings.topic(topic)
+
+    def directory(self, topic: str, partition: int) -> str:
+        """Path of a partition's directory."""
+        return os.path.join(self.path, names.partition_dir(topic, partition))
+
+    def create_topic(
+        self,
+        topic: str,
+        partitions: int = 1,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        exist_ok: bool = False,
+    ) -> bool:
+        """Make a topic and save its settings; durable when it returns. False if it was there (`exist_ok`) and
+        nothing was changed.
+
+        InvalidTopicError, TopicExistsError, InvalidSettingError, UnknownSettingError: nothing was made.
+        """
+        with self.lock:
+            self._check_writable()
+            names.check_topic(topic)
+            if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
+                raise UsageError(f"a topic cannot have {partitions!r} partitions", remedy="give 1 or more")
+            if topic in self._listing().topics():
+                if exist_ok:
+                    return False
+                raise TopicExistsError(
+                    f"{self.path} has a topic {topic!r} already", remedy="exist_ok=True takes it as it is"
+                )
+            if settings:
+                write_topic_settings(self.files, self._settings_path, topic, dict(settings))
+                self.reload_settings()
+            interval = self.topic_config(topic).index_interval_bytes
+            make_partitions(
+                self.files, self.path, topic, range(partitions), self._rng, index_interval_bytes=interval
+            )
+            made = [TopicPartition(topic, number) for number in range(partitions)]
+            self.checkpoints.forget(made)  # of a topic of that name that was removed by hand
+            for tp in made:
+                self._recovery_points.pop(tp, None)
+                self._log_starts.pop(tp, None)
+            self._made.update(made)
+            return True
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic with all its records and settings."""
+        with self.lock:
+            self._check_writable()
+            gone = [TopicPartition(topic, number) for number in self.partitions(topic)]
+            for tp in gone:
+                log = self._logs.pop(tp, None)
+                if log is not None:
+                    log.abandon()
+                self._offline.pop(tp, None)
+                self._made.discard(tp)
+            remove_partitions(self.files, self.path, gone, self._rng)
+            self.checkpoints.forget(gone)
+            remove_topic_settings(self.files, self._settings_path, topic)
+            self.reload_settings()
+
+    def set_topic_config(self, topic: str, set: Mapping[str, Any], unset: Iterable[str] = ()) -> None:
+        """Change a topic's settings in lastword.toml; they hold at once. A value of None resets."""
+        with self.lock:
+            self._check_writable()
+            self.partitions(topic)
+            write_topic_settings(self.files, self._settings_path, topic, dict(set), unset)
+            self.reload_settings()
+
+    @property
+    def _settings_path(self) -> str:
+        return os.path.join(self.path, names.SETTINGS)
+
+    def reload_settings(self) -> None:
+        """Read the settings again and give them to the open partitions."""
+        with self.lock:
+            self.settings = self._load_settings()
+            for tp, log in self._logs.items():
+                log.config = self.settings.topic(tp.topic)
+
+    # -------------------------------------------------------------- partitions
+
+    def log(self, topic: str, partition: int) -> PartitionLog:
+        """The open partition, recovered at its first use.
+
+        ReadOnlyError in mode "r". A damaged one raises its DataError each time and stays as it is; the others
+        serve.
+        """
+        tp = TopicPartition(topic, partition)
+        log = self._logs.get(tp)
+        if log is not None:
+            return log
+        with self.lock:
+            self._check_writable()
+            log = self._logs.get(tp)
+            if log is None:
+                log = self._open_log(tp)
+                self._logs[tp] = log
+            return log
+
+    def _open_log(self, tp: TopicPartition) -> PartitionLog:
+        if tp in self._offline:
+            raise self._offline[tp]
+        directory = self._own_directory(tp)
+        try:
+            log, recovery = open_log(
+                self.files,
+                directory,
+                tp.topic,
+                tp.partition,
+                self.topic_config(tp.topic),
+                self.clock,
+                recovery_point=self._recovery_points.get(tp, 0),
+                log_start=self._log_starts.get(tp, 0),
+                clean=self._clean or tp in self._made,
+                rng=self._rng,
+            )
+        except DataError as error:
+            self._offline[tp] = error
+            raise
+        log.on_roll = self._checkpoint_if_due
+        self._recovered.append(recovery)
+        return log
+
+    def view(self, topic: str, partition: int) -> PartitionView:
+        """A snapshot to read from, in either mode."""
+        if self.mode == "a":
+            return self.log(topic, partition).view()
+        return PartitionView.load(self.files, self._own_directory(TopicPartition(topic, partition)))
+
+    def _own_directory(self, tp: TopicPartition) -> str:
+        if tp.partition not in self.partitions(tp.topic):
+            raise UnknownTopicError(
+                f"{tp.topic} has no partition {tp.partition} in {self.path}",
+                remedy=f"it has {self.partitions(tp.topic)}",
+                file=self.path,
+            )
+        directory = self.directory(tp.topic, tp.partition)
+        if os.path.islink(directory):  # noqa: PTH114
+            raise NotALogDirError(
+                f"{directory} is a symbolic link, which is not followed",
+                remedy="put the directory itself there",
+                file=directory,
+            )
+        return directory
+
+    @property
+    def recovery(self) -> DirRecovery:
+        """What opening repaired so far: a partition is recovered when it is first used."""
+        with self.lock:
+            return DirRecovery(
+                self.path, self._clean, tuple(self._recovered), tuple(sorted(self._offline.items()))
+            )
+
+    # -------------------------------------------------------------- checkpoints
+
+    def first_dirty(self, topic: str, partition: int) -> int | None:
+        """The cleaner's checkpoint: everything below was cleaned. None if there is none."""
+        return self.checkpoints.first_dirty.read_sound().get(TopicPartition(topic, partition))
+
+    def set_first_dirty(self, topic: str, partition: int, offset: int) -> None:
+        """Move it, durably; it stays between log start and log end."""
+        with self.lock:
+            log = self.log(topic, partition)
+            bounded = min(max(offset, log.log_start), log.log_end)
+            self.checkpoints.first_dirty.update({TopicPartition(topic, partition): bounded})
+
+    def _write_checkpoints(self) -> None:
+        logs = list(self._logs.items())
+        self.checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in logs})
+        raised = {tp: log.log_start for tp, log in logs if log.log_start > log.segments[0].base_offset}
+        self.checkpoints.log_starts.update(raised, drop=[tp for tp, _ in logs if tp not in raised])
+        self._checkpointed = self.clock.monotonic()
+
+    def _checkpoint_if_due(self) -> None:
+        """After a roll: what is synced by then need not be walked after a kill. Never waits: the roll holds a
+        partition's lock, and closing takes the two in the other order.
+        """
+        if self.clock.monotonic() - self._checkpointed < CHECKPOINT_INTERVAL_SECONDS:
+            return
+        if self.lock.acquire(blocking=False):
+            try:
+                if not self._closed:
+                    self._write_checkpoints()
+            finally:
+                self.lock.release()
+
+    # -------------------------------------------------------------- sync, close
+
+    def sync(self) -> None:
+        """What was acknowledged at `os` is `disk` when this returns, in all partitions."""
+        with self.lock:
+            self._check_writable()
+            for log in self._logs.values():
+                log.flush()
+            if self._logs:
+                self._write_checkpoints()
+
+    def close(self) -> None:
+        """Sync, write the checkpoints, leave the marker if all promises hold, let go of the lock. In mode
+        "r": nothing.
+
+        If a partition cannot be closed cleanly the others still are; its error is raised at the end. A second
+        close does nothing.
+        """
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self.mode == "r":
+                return
+            failed: LastwordError | None = None
+            try:
+                promised = not self._offline
+                for log in self._logs.values():
+                    try:
+                        promised = log.close() and promised
+                    except LastwordError as error:
+                        failed, promised = failed or error, False
+                if self._logs and failed is None:
+                    self._write_checkpoints()
+                unopened = [
+                    tp for tp in self._listing().partitions if tp not in self._logs and tp not in self._made
+                ]
+                if promised and failed is None and (self._clean or not unopened):
+                    leave_clean_shutdown(self.files, self.path)
+            except LastwordError as error:
+                failed = failed or error
+            finally:
+                if self._file_lock is not None:
+                    self._file_lock.release()
+            if failed is not None:
+                raise failed
+
+    def abandon(self) -> None:
+        """Let go of everything as a killed process would: no sync, no checkpoint, no marker."""
+        with self.lock:
+            self._closed = True
+            for log in self._logs.values():
+                log.abandon()
+            if self._file_lock is not None:
+                self._file_lock.release()
+
+    def _check_writable(self) -> None:
+        if self.mode == "r":
+            raise ReadOnlyError.opened(self.path)
+        if self._closed:
+            raise ValueError(f"{self.path} is closed")
+
+
+def _check(listing: Listing, root: str) -> None:
+    if not listing.is_log_dir:
+        what = "is empty" if listing.is_empty else "holds no log"
+        raise NotALogDirError(
+            f"{root} {what}",
+            remedy=f'lastword.open("{root}", "a") makes a log directory of an empty one'
+            if listing.is_empty
+            else "name a log directory",
+            file=root,
+        )
+
+
+def _check_writable(files: Files, root: str) -> bool:
+    """True if the root is to be made: absent or empty. NotALogDirError if it holds something else."""
+    if not files.exists(root):
+        return True
+    listing = discover(files, root)
+    if listing.is_empty:
+        return True
+    _check(listing, root)
+    return False
+
+
+def _make_dirs(files: Files, path: str) -> None:
+    """Make a directory and those above it, each durable before the next."""
+    if files.exists(path):
+        return
+    parent = os.path.dirname(os.path.realpath(path))
+    _make_dirs(files, parent)
+    files.mkdir(path)
+    files.fsync_dir(parent)

@@ -1,0 +1,69 @@
+"""Making and removing the directories of a topic."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+
+from lastword.errors import LastwordError
+from lastword.files import Files
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.logdir.identity import format_partition_metadata, new_id
+from lastword.partition.producers import write_empty_snapshot
+from lastword.segment import names
+from lastword.segment.append import SegmentAppender
+
+
+def make_partitions(
+    files: Files,
+    root: str,
+    topic: str,
+    partitions: Sequence[int],
+    rng: random.Random,
+    *,
+    index_interval_bytes: int,
+) -> None:
+    """Make the empty partitions of a new topic, all under one topic id; durable when it returns.
+
+    They are built under names that mark them as deleted and then renamed, so that a crash leaves waste, which
+    the next opening removes, and hardly ever a topic with too few partitions.
+    """
+    topic_id = new_id(rng)
+    built: list[tuple[str, str]] = []
+    try:
+        for partition in partitions:
+            token = f"{rng.getrandbits(128):032x}"
+            path = os.path.join(root, names.marked_partition_dir(topic, partition, "delete", token))
+            files.mkdir(path)
+            built.append((path, os.path.join(root, names.partition_dir(topic, partition))))
+            SegmentAppender.create(files, path, 0, index_interval_bytes=index_interval_bytes).close()
+            write_empty_snapshot(files, path, 0)
+            files.write_atomic(
+                os.path.join(path, names.PARTITION_METADATA), format_partition_metadata(topic_id)
+            )
+        files.fsync_dir(root)
+        for path, final in built:
+            files.rename(path, final)
+        files.fsync_dir(root)
+    except LastwordError:
+        for path, final in built:
+            for left in (path, final):
+                if files.exists(left):
+                    files.remove_tree(left)
+        raise
+
+
+def remove_partitions(
+    files: Files, root: str, partitions: Sequence[TopicPartition], rng: random.Random
+) -> None:
+    """Rename, so that they are gone at once and for good, then remove."""
+    marked = []
+    for tp in partitions:
+        name = names.marked_partition_dir(tp.topic, tp.partition, "delete", f"{rng.getrandbits(128):032x}")
+        files.rename(os.path.join(root, str(tp)), os.path.join(root, name))
+        marked.append(name)
+    files.fsync_dir(root)
+    for name in marked:
+        files.remove_tree(os.path.join(root, name))
+    files.fsync_dir(root)
