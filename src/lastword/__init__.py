@@ -1,3 +1,88 @@
-"""A keyed, compacted commit log whose bytes are Kafka's."""
+"""A keyed, compacted commit log for Python and Spark. Its bytes are Kafka's.
+
+    import lastword
+
+    with lastword.open("data", "a") as logs:
+        users = logs.state("users")
+        users["ada"] = {"city": "Turin"}
+
+Start reading at `open`, then `LogDir`, `Topic`, `State`. Names load when they are first used, so importing this costs
+next to nothing; kernels, Arrow and Spark load only where something needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lastword import errors, metrics, spark, testing
+    from lastword.api.logs import LogDir, open
+    from lastword.api.reader import Reader
+    from lastword.api.record import Appended, Record
+    from lastword.api.topic import Topic
+    from lastword.api.values import PartitionInfo, SegmentInfo
+    from lastword.cleaner.choose import Plan
+    from lastword.cleaner.report import CleanRound
+    from lastword.state.state import Restored, State
+    from lastword.tools.dump import dump
+    from lastword.tools.verify import Verification
+    from lastword.values import Progress
+
+__all__ = [
+    "Appended",
+    "CleanRound",
+    "LogDir",
+    "PartitionInfo",
+    "Plan",
+    "Progress",
+    "Reader",
+    "Record",
+    "Restored",
+    "SegmentInfo",
+    "State",
+    "Topic",
+    "Verification",
+    "dump",
+    "errors",
+    "metrics",
+    "open",
+    "spark",
+    "testing",
+]
+
+_HOMES = {
+    "Appended": "api.record",
+    "CleanRound": "cleaner.report",
+    "LogDir": "api.logs",
+    "PartitionInfo": "api.values",
+    "Plan": "cleaner.choose",
+    "Progress": "values",
+    "Reader": "api.reader",
+    "Record": "api.record",
+    "Restored": "state.state",
+    "SegmentInfo": "api.values",
+    "State": "state.state",
+    "Topic": "api.topic",
+    "Verification": "tools.verify",
+    "dump": "tools.dump",
+    "open": "api.logs",
+}
+_MODULES = ("errors", "metrics", "spark", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"lastword.{name}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'lastword' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"lastword.{home}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -91,7 +91,9 @@ def _reason(error: Exception) -> str:
         return "out of range, or not of its length"
     if isinstance(error, (TypeError, ValueError)) and isinstance(error.__cause__, type(None)):
         text = str(error)
-        return text if "not JSON serializable" in text or text.startswith("expected ") else type(error).__name__
+        return (
+            text if "not JSON serializable" in text or text.startswith("expected ") else type(error).__name__
+        )
     return type(error).__name__
 
 

@@ -89,7 +89,9 @@ def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any
         text = line.removesuffix(b"\n").decode("utf-8", "surrogateescape")
         key, found, value = text.partition(delimiter)
         if not found:
-            raise UsageError(f"stdin line {number} has no {delimiter!r}", remedy="one record a line: KEY D VALUE")
+            raise UsageError(
+                f"stdin line {number} has no {delimiter!r}", remedy="one record a line: KEY D VALUE"
+            )
         yield argument_bytes(key, names[0], "key"), argument_bytes(value, names[1], "value")
 
 
@@ -113,7 +115,9 @@ def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
         if fields.get("type", "record") != "record":
             continue
         if "key" not in fields or "value" not in fields:
-            raise UsageError(f"stdin line {number} has no key or no value", remedy='{"key": ..., "value": ...}')
+            raise UsageError(
+                f"stdin line {number} has no key or no value", remedy='{"key": ..., "value": ...}'
+            )
         try:
             yield Record(
                 "",
@@ -123,10 +127,15 @@ def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
                 "create",
                 field_bytes(fields["key"], names[0], "key"),
                 field_bytes(fields["value"], names[1], "value"),
-                tuple((str(name), field_bytes(value, "bytes", "header")) for name, value in fields.get("headers", ())),
+                tuple(
+                    (str(name), field_bytes(value, "bytes", "header"))
+                    for name, value in fields.get("headers", ())
+                ),
                 fields["key"] is not None,
                 fields["value"] is None,
             )
         except (TypeError, ValueError) as error:
             message = getattr(error, "message", None) or "its fields are not those of a record"
-            raise UsageError(f"stdin line {number}: {message}", remedy="lines as `lastword read --json` prints them") from None
+            raise UsageError(
+                f"stdin line {number}: {message}", remedy="lines as `lastword read --json` prints them"
+            ) from None

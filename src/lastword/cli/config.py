@@ -32,8 +32,12 @@ def config(
     if changes or unset:
         with out.open(Target([directory], topic, None), "a") as logs:
             logs.configure(topic, set=changes, unset=unset or ())
-        done = [f"{name}={value}" for name, value in changes.items()] + [f"{name} unset" for name in unset or ()]
-        out.summary(f"{topic or 'all topics'}: {', '.join(done)}", topic=topic, set=changes, unset=unset or [])
+        done = [f"{name}={value}" for name, value in changes.items()] + [
+            f"{name} unset" for name in unset or ()
+        ]
+        out.summary(
+            f"{topic or 'all topics'}: {', '.join(done)}", topic=topic, set=changes, unset=unset or []
+        )
         return
     with out.open(Target([directory], topic, None)) as logs:
         rows = logs.settings(topic)

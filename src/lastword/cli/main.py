@@ -116,7 +116,9 @@ def _commands() -> dict[str, Any]:
 
 def _options(command: str) -> list[str]:
     chosen = _commands().get(command) or typer.main.get_command(app)
-    names = [name for one in chosen.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")]
+    names = [
+        name for one in chosen.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")
+    ]
     return [*names, "--help", "--version"]
 
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.clock import Clock
 
-Directory = Annotated[str, typer.Argument(metavar="DIR", help="a log directory, or one partition's directory")]
+Directory = Annotated[
+    str, typer.Argument(metavar="DIR", help="a log directory, or one partition's directory")
+]
 TopicName = Annotated[str | None, typer.Argument(metavar="TOPIC", help="a topic's name")]
 Partition = Annotated[
     int | None, typer.Option("-p", "--partition", metavar="N", help="only this partition", min=0)
@@ -106,12 +108,17 @@ def _looks_like_partition(directory: str) -> bool:
         return False
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.endswith((".log", ".index")) or entry.name in ("partition.metadata", "leader-epoch-checkpoint"):
+            if entry.name.endswith((".log", ".index")) or entry.name in (
+                "partition.metadata",
+                "leader-epoch-checkpoint",
+            ):
                 return True
     return False
 
 
-def command(app: typer.Typer, name: str, *, examples: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def command(
+    app: typer.Typer, name: str, *, examples: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register `fn(out, ...)` as a command; `examples` ends its help."""
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,7 +141,9 @@ def command(app: typer.Typer, name: str, *, examples: str) -> Callable[[Callable
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__  # type: ignore[attr-defined]
         text = inspect.cleandoc(examples)
-        app.command(name, epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.splitlines()))(run)
+        app.command(name, epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.splitlines()))(
+            run
+        )
         return run
 
     return register
@@ -149,7 +158,8 @@ def session(
     if color not in choices:
         near = nearest(color, choices)
         raise UsageError(
-            f"unknown --color {color!r}" + (f"; nearest: {near}" if near else ""), remedy="auto, always or never"
+            f"unknown --color {color!r}" + (f"; nearest: {near}" if near else ""),
+            remedy="auto, always or never",
         )
     out = Session(as_json=json, quiet=quiet, verbose=verbose, progress=progress, color=color)
     out.config = config

@@ -169,9 +169,7 @@ def _bar(verb: str) -> Iterator[Any]:
         if not started and time.monotonic() - began >= BAR_AFTER_SECONDS:
             bar.start()
             started = True
-        bar.update(
-            task, description=progress.verb, completed=progress.done_bytes, total=progress.total_bytes
-        )
+        bar.update(task, description=progress.verb, completed=progress.done_bytes, total=progress.total_bytes)
 
     try:
         yield update
@@ -233,7 +231,9 @@ def field_bytes(value: Any, serializer: str | None, what: str) -> bytes | None:
         try:
             return base64.b64decode(value["base64"], validate=True)
         except ValueError:
-            raise UsageError(f"the {what} is not base64", remedy='give {"base64": "..."} of the bytes') from None
+            raise UsageError(
+                f"the {what} is not base64", remedy='give {"base64": "..."} of the bytes'
+            ) from None
     if serializer in (None, "bytes", "str"):
         if not isinstance(value, str):
             raise UsageError(
@@ -260,6 +260,8 @@ def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
     except ValueError:
         raise UsageError(
             f"the {what} {text!r} is not {serializer}, which this topic stores",
-            remedy=f"""quote it for the shell, as in '"{text}"'""" if serializer == "json" else f"give {serializer}",
+            remedy=f"""quote it for the shell, as in '"{text}"'"""
+            if serializer == "json"
+            else f"give {serializer}",
         ) from None
     return SERIALIZERS[serializer].encode(parsed, what)

@@ -1,8 +1,8 @@
 """The records of a range of offsets, oldest first: the one loop under readers, restores and views.
 
-A short range is decoded in plain Python, so that looking at a few records loads no kernel; a long one goes through
-chunks and kernels. Both give the same records. Which files they come from, and what happens when a rewrite replaces
-one of them meanwhile, is the business of `reads`.
+A short range is decoded in plain Python, so that looking at a few records loads no kernel; a long one goes
+through chunks and kernels. Both give the same records. Which files they come from, and what happens when a
+rewrite replaces one of them meanwhile, is the business of `reads`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def records(
 ) -> Iterator[RawRecord]:
     """Records with start <= offset < end, and of these `keys` if given; control records never show.
 
-    `plain` True or False forces a way of decoding. Raises CorruptBatchError and its like where the log is damaged.
+    `plain` True or False forces a way of decoding. Raises CorruptBatchError and its like where the log is
+    damaged.
     """
     if start >= end:
         return iter(())

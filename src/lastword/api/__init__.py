@@ -1,0 +1,12 @@
+"""What users hold: `open`, `LogDir`, `Topic`, `Reader`, `Record`, and the values that calls return.
+
+Stands on `logdir`, and on `cleaner`, `state` and `tools` for the verbs. Start reading at `logs.py`, then `topic.py`. Nothing
+here imports kernels or Arrow before a call needs them.
+"""
+
+from lastword.api.logs import LogDir, open
+from lastword.api.reader import Reader
+from lastword.api.record import Appended, Record
+from lastword.api.topic import Topic
+
+__all__ = ["Appended", "LogDir", "Reader", "Record", "Topic", "open"]

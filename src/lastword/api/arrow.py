@@ -1,0 +1,209 @@
+"""The Arrow form of records: one schema out, and columns in.
+
+Out: topic, partition, offset, timestamp, timestamp_type, key, value, headers. In: key and value, and if present headers,
+timestamp and partition; so what `Reader.arrow` gives, `Topic.extend` takes. A binary column holds the bytes of the
+record as they are; text and numbers go through the topic's serializer, in bulk where its form is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastword.errors import SerializerError, UsageError
+from lastword.records.record import LOG_APPEND_TIME, RawRecord
+
+if TYPE_CHECKING:
+    from lastword.api.serializers import Serializer
+    from lastword.records.chunk import Chunk
+    from lastword.records.columns import RecordColumns
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+_TYPES = {
+    "str": pa.string(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+}
+_WIRE = {"int32": ">i4", "int64": ">i8", "float64": ">f8"}
+
+
+class ArrowForm:
+    """Batches of one topic. `key` and `value` are names of serializers, None for callables."""
+
+    def __init__(self, topic: str, key: str | None, value: str | None) -> None:
+        self._topic = topic
+        self._names = {"key": key, "value": value}
+        self.schema = pa.schema(
+            [
+                pa.field("topic", pa.string(), nullable=False),
+                pa.field("partition", pa.int32(), nullable=False),
+                pa.field("offset", pa.int64(), nullable=False),
+                pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
+                pa.field("timestamp_type", pa.string(), nullable=False),
+                pa.field("key", _TYPES.get(key or "", pa.binary())),
+                pa.field("value", _TYPES.get(value or "", pa.binary())),
+                pa.field("headers", HEADERS),
+            ]
+        )
+
+    def of_columns(
+        self, columns: RecordColumns, chunk: Chunk, partition: int, batch_bytes: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches of about `batch_bytes`, without a Python object per record."""
+        from lastword.kernels import table as fields
+        from lastword.records.columns import to_arrow
+
+        size = int(np.maximum(columns.key_length, 0).sum() + np.maximum(columns.value_length, 0).sum())
+        pieces = max(1, -(-(size + 64 * len(columns)) // batch_bytes))
+        step = -(-len(columns) // pieces)
+        for start in range(0, len(columns), step):
+            part = columns.select(slice(start, start + step))
+            batch = to_arrow(part, chunk, ("key", "value", "headers"))
+            append = (chunk.table[:, fields.ATTRIBUTES] & fields.LOG_APPEND) != 0
+            yield self._batch(
+                part.offset.copy(),
+                part.timestamp.copy(),
+                append[part.row],
+                partition,
+                batch.column("key"),
+                batch.column("value"),
+                batch.column("headers"),
+            )
+
+    def of_records(self, records: Sequence[RawRecord], partition: int) -> pa.RecordBatch:
+        headers = [
+            [{"key": _text(name), "value": value} for name, value in one.headers] if one.headers else None
+            for one in records
+        ]
+        return self._batch(
+            np.array([one.offset for one in records], np.int64),
+            np.array([one.timestamp for one in records], np.int64),
+            np.array([one.timestamp_type == LOG_APPEND_TIME for one in records], np.bool_),
+            partition,
+            pa.array([one.key for one in records], pa.binary()),
+            pa.array([one.value for one in records], pa.binary()),
+            pa.array(headers, HEADERS),
+        )
+
+    def _batch(
+        self,
+        offset: Any,
+        timestamp: Any,
+        append: Any,
+        partition: int,
+        key: pa.Array,
+        value: pa.Array,
+        headers: pa.Array,
+    ) -> pa.RecordBatch:
+        size = len(offset)
+        kinds = pa.DictionaryArray.from_arrays(
+            pa.array(append.astype(np.int8)), pa.array(["create", "append"])
+        ).cast(pa.string())
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.repeat(pa.scalar(self._topic, pa.string()), size),
+                pa.repeat(pa.scalar(partition, pa.int32()), size),
+                pa.array(offset),
+                pa.array(timestamp, pa.int64(), mask=timestamp < 0).cast(pa.timestamp("ms", tz="UTC")),
+                kinds,
+                self._typed("key", key),
+                self._typed("value", value),
+                headers,
+            ],
+            schema=self.schema,
+        )
+
+    def _typed(self, what: str, data: pa.Array) -> pa.Array:
+        name = self._names[what]
+        if name == "str":
+            try:
+                return data.cast(pa.string())
+            except pa.ArrowInvalid:
+                raise SerializerError(
+                    f"a {what} is not str: not UTF-8", remedy=f'read it as it is: {what}_serializer="bytes"'
+                ) from None
+        if name in _WIRE:
+            return _numbers(data, name, what)
+        return data
+
+
+def _numbers(data: pa.Array, name: str, what: str) -> pa.Array:
+    """Big-endian numbers of a binary array, all at once."""
+    wire = np.dtype(_WIRE[name])
+    lengths = pc.binary_length(data).drop_null()
+    if len(lengths) and pc.any(pc.not_equal(lengths, wire.itemsize)).as_py():
+        raise SerializerError(
+            f"a {what} is not {name}: not {wire.itemsize} bytes long",
+            remedy=f'read it as it is: {what}_serializer="bytes"',
+        )
+    nulls = np.asarray(data.is_null())
+    numbers = np.zeros(len(data), wire.newbyteorder("="))
+    numbers[~nulls] = np.frombuffer(b"".join(data.drop_null().to_pylist()), wire)
+    return pa.array(numbers, _TYPES[name], mask=nulls)
+
+
+def _text(name: str) -> str:
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+# ---------------------------------------------------------------- in
+
+
+def read_stream(source: Any) -> Iterator[pa.RecordBatch]:
+    """Batches of anything with `__arrow_c_stream__`, checked to have a key and a value column."""
+    reader = pa.RecordBatchReader.from_stream(source)
+    missing = [name for name in ("key", "value") if name not in reader.schema.names]
+    if missing:
+        raise UsageError(
+            f"the Arrow data has no column {missing[0]!r}; it has {', '.join(reader.schema.names) or 'none'}",
+            remedy="columns key and value; headers, timestamp and partition if you like",
+        )
+    return iter(reader)
+
+
+def binary_column(column: pa.Array, serializer: Serializer, what: str) -> pa.Array:
+    """A key or value column as the records' bytes, a `pa.binary()` array."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.binary())
+    if pa.types.is_dictionary(kind):
+        return binary_column(column.dictionary_decode(), serializer, what)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return column.cast(pa.binary())
+    is_text = (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or kind == getattr(pa, "string_view", str)()
+    )
+    if is_text and serializer.name in ("str", "bytes"):
+        return column.cast(pa.string()).cast(pa.binary())
+    encode = serializer.encode
+    return pa.array(
+        [None if value is None else encode(value, what) for value in column.to_pylist()], pa.binary()
+    )
+
+
+def timestamp_column(column: pa.Array, now_ms: int) -> Any:
+    """Milliseconds as int64; a null is now."""
+    if pa.types.is_timestamp(column.type):
+        if column.type.tz is None:
+            raise UsageError(
+                "the column timestamp has no time zone", remedy="give it one, or milliseconds as int64"
+            )
+        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False).cast(pa.int64())
+    elif not pa.types.is_integer(column.type):
+        raise UsageError(
+            f"the column timestamp is {column.type}",
+            remedy="milliseconds as int64, or timestamps with a zone",
+        )
+    return np.asarray(pc.fill_null(column.cast(pa.int64()), now_ms), np.int64)
+
+
+def headers_of(column: pa.Array) -> list[tuple[tuple[str, bytes | None], ...]]:
+    """The column headers: lists of {key, value}."""
+    return [tuple((pair["key"], pair["value"]) for pair in row) if row else () for row in column.to_pylist()]

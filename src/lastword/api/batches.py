@@ -1,0 +1,369 @@
+"""Records on their way in: checked, given a partition, and packed into ready batches.
+
+A few records are packed in plain Python, many by the kernels. A call is worked off in groups of at most 16 MiB: a
+group is checked as a whole, sizes included, before its first byte is written.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from lastword.api import partitioners
+from lastword.api.record import Record
+from lastword.config import TopicConfig
+from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
+from lastword.records.builder import BatchBuilder
+from lastword.records.record import Header
+from lastword.units import format_bytes, to_ms
+
+if TYPE_CHECKING:
+    from lastword.api.serializers import Serializer
+
+BATCH_BYTES = 16 << 10  # as Kafka's producers: a batch is filled to this, a larger record gets one of its own
+GROUP_BYTES = 16 << 20
+GROUP_RECORDS = 100_000
+KERNEL_RECORDS = 20_000  # from here on loading the kernels costs less than packing in Python
+KERNEL_RECORDS_LOADED = 500
+CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+HeadersLike = Mapping[str, bytes | None] | Iterable[Header]
+
+
+@dataclass(slots=True)
+class Rows:
+    """Records of one partition that wait to be packed."""
+
+    keys: list[bytes | None] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+    timestamps: list[int] = field(default_factory=list)
+    headers: list[tuple[Header, ...]] = field(default_factory=list)
+    has_headers: bool = False
+
+    def add(
+        self, key: bytes | None, value: bytes | None, timestamp: int, headers: tuple[Header, ...]
+    ) -> None:
+        self.keys.append(key)
+        self.values.append(value)
+        self.timestamps.append(timestamp)
+        self.headers.append(headers)
+        self.has_headers |= bool(headers)
+
+
+@dataclass(slots=True)
+class Group:
+    """Ready batches by partition, and how many records they hold."""
+
+    batches: dict[int, list[Any]]
+    records: int
+
+
+class Packer:
+    """Turns what users give into batches, for one topic."""
+
+    def __init__(
+        self,
+        topic: str,
+        partitions: int,
+        config: TopicConfig,
+        serializers: tuple[Serializer, Serializer],
+        partitioner: partitioners.Partitioner,
+    ) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.config = config
+        self._key, self._value = serializers
+        self._partitioner = partitioner
+        self._turn = count()
+        self._codec = CODECS[config.compression_type]
+        self._limit = min(config.max_message_bytes, config.segment_bytes)
+
+    # -------------------------------------------------------------- one record
+
+    def encode(self, key: Any, value: Any) -> tuple[bytes | None, bytes | None]:
+        return (
+            None if key is None else self._key.encode(key, "key"),
+            None if value is None else self._value.encode(value, "value"),
+        )
+
+    def one(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp: int,
+        headers: tuple[Header, ...],
+        partition: int,
+    ) -> bytes:
+        """The ready batch of a single record."""
+        self._check(key, partition)
+        builder = BatchBuilder(self._codec)
+        builder.append(timestamp, key, value, headers)
+        data = builder.build()
+        self._check_size(data)
+        return data
+
+    def partition_of(self, key: bytes | None, given: int | None) -> int:
+        """The partition of a record; those without a key take turns."""
+        if given is not None:
+            return self.checked_partition(given)
+        if key is None:
+            return next(self._turn) % self.partitions
+        return partitioners.choose(self._partitioner, key, self.partitions)
+
+    def checked_partition(self, given: int) -> int:
+        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < self.partitions:
+            raise UsageError(
+                f"{self.topic} has no partition {given!r}",
+                remedy=f"partitions 0 to {self.partitions - 1}, or None to let the key decide",
+            )
+        return given
+
+    def timestamp_of(self, given: int | datetime | None, now_ms: int) -> int:
+        """Milliseconds; now if none was given. UsageError for a naive datetime, and outside the topic's bounds."""
+        if given is None:
+            return now_ms
+        timestamp = to_ms(given)
+        if timestamp < 0:
+            raise UsageError(f"{given!r} lies before 1970", remedy="milliseconds since 1970, or None for now")
+        config = self.config
+        if config.message_timestamp_type == "CreateTime" and not (
+            -config.message_timestamp_before_max_ms
+            <= timestamp - now_ms
+            <= config.message_timestamp_after_max_ms
+        ):
+            raise UsageError(
+                f"{self.topic}: a timestamp of {timestamp} is too far from now",
+                remedy="see message.timestamp.before.max.ms and message.timestamp.after.max.ms",
+            )
+        return timestamp
+
+    def _check(self, key: bytes | None, partition: int) -> None:
+        if key is None and self.config.compacts:
+            raise KeyRequiredError.of(f"{self.topic}-{partition}")
+
+    def _check_size(self, batch: Any) -> None:
+        if len(batch) > self._limit:
+            which = "max.message.bytes" if self._limit == self.config.max_message_bytes else "segment.bytes"
+            raise RecordTooLargeError(
+                f"{self.topic}: a record of {format_bytes(len(batch))} is larger than {which} = {self._limit}",
+                remedy=f"a smaller record, or lastword config DIR {self.topic} --set {which}=...",
+            )
+
+    # -------------------------------------------------------------- many records
+
+    def groups(self, records: Iterable[Any], now_ms: int, partition: int | None) -> Iterator[Group]:
+        """Groups of pairs, `Record`s, or a mapping's items."""
+        if isinstance(records, Mapping):
+            records = records.items()
+        if isinstance(records, (str, bytes)):
+            raise UsageError(
+                f"extend takes records, not {type(records).__name__}",
+                remedy="pairs, Records, a mapping, or Arrow",
+            )
+        rows: dict[int, Rows] = {}
+        size = number = 0
+        sticky, sticky_left = 0, 0
+        for given in records:
+            key, value, timestamp, headers = self._parts(given, now_ms)
+            weight = len(key or b"") + len(value or b"") + 32
+            if key is None and partition is None:
+                # A batch's worth to one partition, then the next one's turn.
+                if sticky_left <= 0:
+                    sticky, sticky_left = next(self._turn) % self.partitions, BATCH_BYTES
+                chosen = sticky
+                sticky_left -= weight
+            else:
+                chosen = self.partition_of(key, partition)
+            self._check(key, chosen)
+            rows.setdefault(chosen, Rows()).add(key, value, timestamp, headers)
+            size += weight
+            number += 1
+            if size >= GROUP_BYTES or number >= GROUP_RECORDS:
+                yield self._group(rows, number)
+                rows, size, number = {}, 0, 0
+        if number:
+            yield self._group(rows, number)
+
+    def _parts(self, given: Any, now_ms: int) -> tuple[bytes | None, bytes | None, int, tuple[Header, ...]]:
+        if isinstance(given, Record):
+            key = self._key.encode(given.key, "key") if given.has_key else None
+            value = None if given.is_tombstone else self._value.encode(given.value, "value")
+            timestamp = now_ms if given.timestamp < 0 else self.timestamp_of(given.timestamp, now_ms)
+            return key, value, timestamp, given.headers
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise UsageError(
+                f"a record is a pair (key, value) or a Record, not {type(given).__name__}",
+                remedy="extend([(key, value), ...])",
+            )
+        key, value = self.encode(given[0], given[1])
+        return key, value, now_ms, ()
+
+    def _group(self, rows: dict[int, Rows], number: int) -> Group:
+        few = KERNEL_RECORDS_LOADED if "lastword.kernels" in sys.modules else KERNEL_RECORDS
+        pack = self._built if number < few else self._packed
+        return self._checked(Group({partition: pack(part) for partition, part in rows.items()}, number))
+
+    def _checked(self, group: Group) -> Group:
+        for batches in group.batches.values():
+            for batch in batches:
+                self._check_size(batch)
+        return group
+
+    def _built(self, rows: Rows) -> list[Any]:
+        batches = []
+        builder = BatchBuilder(self._codec)
+        limit = min(BATCH_BYTES, self._limit)
+        for key, value, timestamp, headers in zip(
+            rows.keys, rows.values, rows.timestamps, rows.headers, strict=True
+        ):
+            # 32 bytes: no varints and attributes of a record take more.
+            weight = (
+                len(key or b"")
+                + len(value or b"")
+                + 32
+                + sum(len(n) * 4 + len(v or b"") + 10 for n, v in headers)
+            )
+            if len(builder) and builder.size_estimate + weight > limit:
+                batches.append(builder.build())
+                builder.clear()
+            builder.append(timestamp, key, value, headers)
+        batches.append(builder.build())
+        return batches
+
+    def _packed(self, rows: Rows) -> list[Any]:
+        import numpy as np
+        import pyarrow as pa
+
+        headers = None
+        if rows.has_headers:
+            from lastword.api.arrow import HEADERS
+
+            headers = pa.array(
+                [[{"key": name, "value": value} for name, value in one] for one in rows.headers], HEADERS
+            )
+        return self._pack(
+            pa.array(rows.keys, pa.binary()),
+            pa.array(rows.values, pa.binary()),
+            np.array(rows.timestamps, np.int64),
+            headers,
+        )
+
+    def _pack(self, keys: Any, values: Any, timestamps: Any, headers: Any) -> list[Any]:
+        from lastword.records.pack import pack_arrow
+
+        return list(
+            pack_arrow(
+                keys,
+                values,
+                timestamps,
+                headers,
+                codec=self._codec,
+                batch_bytes=min(BATCH_BYTES, self._limit),
+            )
+        )
+
+    # -------------------------------------------------------------- Arrow
+
+    def arrow_groups(self, source: Any, now_ms: int, partition: int | None) -> Iterator[Group]:
+        """A group per batch of an Arrow stream."""
+        from lastword.api import arrow
+
+        for batch in arrow.read_stream(source):
+            for start in range(0, batch.num_rows, GROUP_RECORDS):
+                part = batch.slice(start, GROUP_RECORDS)
+                yield self._arrow_group(part, now_ms, partition)
+
+    def _arrow_group(self, batch: Any, now_ms: int, partition: int | None) -> Group:
+        import numpy as np
+
+        from lastword.api import arrow
+
+        keys = arrow.binary_column(batch.column("key"), self._key, "key")
+        values = arrow.binary_column(batch.column("value"), self._value, "value")
+        names = batch.schema.names
+        if "timestamp" in names:
+            timestamps = arrow.timestamp_column(batch.column("timestamp"), now_ms)
+            for bound in (int(timestamps.min()), int(timestamps.max())):
+                self.timestamp_of(bound, now_ms)
+        else:
+            timestamps = np.full(batch.num_rows, now_ms, np.int64)
+        headers = batch.column("headers") if "headers" in names else None
+        if headers is not None and headers.null_count == len(headers):
+            headers = None
+        given = batch.column("partition") if "partition" in names and partition is None else None
+        chosen = self._partitions(keys, given, partition)
+        if keys.null_count and self.config.compacts:
+            raise KeyRequiredError.of(f"{self.topic}-{int(chosen[np.asarray(keys.is_null())][0])}")
+        batches = {}
+        for number in np.unique(chosen).tolist():
+            which = np.flatnonzero(chosen == number)
+            whole = which.size == batch.num_rows
+            batches[number] = self._pack(
+                keys if whole else keys.take(which),
+                values if whole else values.take(which),
+                timestamps[which],
+                None if headers is None else headers if whole else headers.take(which),
+            )
+        return self._checked(Group(batches, batch.num_rows))
+
+    def _partitions(self, keys: Any, given: Any, partition: int | None) -> Any:
+        """int64 partition of each record."""
+        import numpy as np
+        import pyarrow as pa
+
+        size = len(keys)
+        if partition is not None:
+            return np.full(size, self.checked_partition(partition), np.int64)
+        if given is not None and given.null_count == 0:
+            numbers = np.asarray(given.cast(pa.int64()), np.int64)
+            for number in np.unique(numbers).tolist():
+                self.checked_partition(number)
+            return numbers
+        if self.partitions == 1:
+            return np.zeros(size, np.int64)
+        chosen = (
+            np.fromiter(
+                (-1 if key is None else self._by_key(key) for key in keys.to_pylist()), np.int64, size
+            )
+            if self._partitioner is not partitioners.by_murmur2
+            else self._by_murmur2(keys)
+        )
+        keyless = np.flatnonzero(chosen < 0)
+        if keyless.size:
+            # About a batch's worth each: taking turns by blocks of records.
+            chosen[keyless] = (next(self._turn) + np.arange(keyless.size) // 512) % self.partitions
+        return chosen
+
+    def _by_key(self, key: bytes) -> int:
+        return partitioners.choose(self._partitioner, key, self.partitions)
+
+    def _by_murmur2(self, keys: Any) -> Any:
+        import numpy as np
+
+        _, offsets, data = keys.buffers()
+        edges = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+        content = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
+        first, last = int(edges[0]), int(edges[-1])
+        hashes = partitioners.murmur2_columns(content[first:last], edges[:-1] - first, np.diff(edges))
+        chosen = (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % self.partitions
+        chosen[np.asarray(keys.is_null())] = -1
+        return chosen
+
+
+def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
+    """Headers as given, as pairs; UsageError unless they are str and bytes or None."""
+    pairs = tuple(headers.items()) if isinstance(headers, Mapping) else tuple(tuple(pair) for pair in headers)
+    for pair in pairs:
+        if (
+            len(pair) != 2
+            or not isinstance(pair[0], str)
+            or not (pair[1] is None or isinstance(pair[1], bytes))
+        ):
+            raise UsageError(
+                "headers are pairs of str and bytes or None", remedy='headers={"source": b"loader"}'
+            )
+    return pairs  # type: ignore[return-value]

@@ -1,0 +1,128 @@
+"""True counts: every record of a log is looked at once, and the dead bitmaps say what is garbage."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from lastword.api.progress import Meter
+from lastword.api.values import PartitionInfo, SegmentInfo
+from lastword.cleaner import quarantine
+from lastword.cleaner.choose import corrected_first_dirty
+from lastword.errors import FileVanishedError, UnsupportedBatchError
+from lastword.partition.view import PartitionView
+from lastword.values import ProgressLike
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.resolve import Resolution
+
+_ATTEMPTS = 100
+
+
+def describe(logs: LogDir, topic: str, progress: ProgressLike | bool | None) -> list[PartitionInfo]:
+    views = logs._views(topic)
+    meter = Meter(
+        "count", progress, sum(segment.size for view in views.values() for segment in view.segments)
+    )
+    found = []
+    for number, view in sorted(views.items()):
+        resolution = _resolved(logs, view, meter)
+        size = sum(segment.size for segment in view.segments)
+        policy = logs._config(topic).cleanup_policy
+        set_aside = quarantine.load(view.files, view.directory)
+        facts = resolution.segments if resolution is not None else ()
+        records = sum(one.records for one in facts) if resolution is not None else _records_in_headers(view)
+        found.append(
+            PartitionInfo(
+                topic=topic,
+                partition=number,
+                dir=os.path.dirname(os.path.normpath(view.directory)),
+                policy=",".join(sorted(policy)) if policy else None,
+                log_start=view.log_start,
+                first_dirty=corrected_first_dirty(
+                    logs._first_dirty(topic, number), view.log_start, view.log_end
+                ),
+                stable=view.log_end,
+                log_end=view.log_end,
+                segments=len(view.segments),
+                size_bytes=size,
+                live_bytes=sum(one.live_bytes for one in facts) if resolution is not None else size,
+                garbage_bytes=sum(one.dead_bytes for one in facts),
+                records=records,
+                live_records=sum(one.records - one.dead_records for one in facts)
+                if resolution is not None
+                else records,
+                tombstones=sum(one.tombstones for one in facts),
+                exact=resolution is not None,
+                quarantine=None if set_aside is None else set_aside.reason,
+            )
+        )
+    return found
+
+
+def segments(
+    logs: LogDir, topic: str, partition: int | None, progress: ProgressLike | bool | None
+) -> list[SegmentInfo]:
+    views = {n: view for n, view in logs._views(topic).items() if partition is None or n == partition}
+    meter = Meter(
+        "count", progress, sum(segment.size for view in views.values() for segment in view.segments)
+    )
+    found = []
+    for number, view in sorted(views.items()):
+        resolution = _resolved(logs, view, meter)
+        for index, segment in enumerate(view.segments):
+            facts = None if resolution is None else resolution.segments[index]
+            found.append(
+                SegmentInfo(
+                    topic=topic,
+                    partition=number,
+                    base_offset=segment.base_offset,
+                    next_offset=segment.next_offset,
+                    size_bytes=segment.size,
+                    live_bytes=segment.size if facts is None else facts.live_bytes,
+                    garbage_bytes=0 if facts is None else facts.dead_bytes,
+                    records=sum(header.count for header in segment.headers())
+                    if facts is None
+                    else facts.records,
+                    exact=facts is not None,
+                    generation=None,
+                    survivorship=None,
+                    largest_timestamp=segment.largest_timestamp,
+                    active=segment is view.active,
+                )
+            )
+    return found
+
+
+def _resolved(logs: LogDir, view: PartitionView, meter: Meter) -> Resolution | None:
+    """Resolve a whole log; None for one with transactions, whose records cannot be told dead or alive here.
+
+    A file that vanishes was rewritten: the view is listed again, and then all of it is counted anew.
+    """
+    from lastword.resolve import resolve
+
+    size = sum(segment.size for segment in view.segments)
+    for attempt in range(_ATTEMPTS):
+        try:
+            with meter.part(size) as done:
+                return resolve(
+                    view.segments,
+                    map_bytes=logs.settings.instance.map_bytes,
+                    salt=os.urandom(16),
+                    now_ms=None,
+                    progress=done,
+                )
+        except UnsupportedBatchError:
+            return None
+        except FileVanishedError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+            view.refresh()
+    return None
+
+
+def _records_in_headers(view: PartitionView) -> int:
+    return sum(
+        header.count for segment in view.segments for header in segment.headers() if not header.control
+    )

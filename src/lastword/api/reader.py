@@ -1,0 +1,172 @@
+"""`Reader`: records out of a topic, one after another or as Arrow batches.
+
+A read is bounded: it ends by itself, at the log end that it saw first. Gaps in offsets are normal, for compaction leaves
+them; a start below the log start is not, for then records are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic
+
+from lastword.api.ranges import Range
+from lastword.api.record import K, Record, V
+from lastword.errors import UsageError, nearest
+from lastword.partition import scan
+from lastword.records.record import LOG_APPEND_TIME, RawRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lastword.api.serializers import Serializer
+
+VIEWS = ("log", "latest", "changes")
+Decode = Callable[[bytes], Any]
+
+
+def check_view(view: str) -> str:
+    if view not in VIEWS:
+        near = nearest(view, VIEWS) if isinstance(view, str) else None
+        raise UsageError(
+            f"unknown view {view!r}" + (f"; nearest: {near}" if near else ""),
+            remedy=f"one of {', '.join(VIEWS)}",
+        )
+    return view
+
+
+class Reader(Iterator[Record[K, V]], Generic[K, V]):
+    """The records of one `Topic.read`, partition after partition, in the order of offsets.
+
+    position    per partition the next offset to read; it moves over gaps and past a cleaned tail. Save it, and pass it
+                back as `start=` to go on.
+
+    For use from one thread. Reads nothing before it is asked, and ends at the log end that `read` saw.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        ranges: list[Range],
+        serializers: tuple[Serializer, Serializer],
+        *,
+        view: str = "log",
+        keys: frozenset[bytes] | None = None,
+        map_bytes: int = 128 << 20,
+    ) -> None:
+        self.position: dict[int, int] = {one.partition: one.start for one in ranges}
+        self._topic = topic
+        self._ranges = ranges
+        self._key, self._value = serializers
+        self._view = check_view(view)
+        self._keys = keys
+        self._map_bytes = map_bytes
+        self._records = self._each()
+
+    def __iter__(self) -> Reader[K, V]:
+        return self
+
+    def __next__(self) -> Record[K, V]:
+        return next(self._records)
+
+    def __repr__(self) -> str:
+        return f"Reader({self._topic!r}, view={self._view!r}, position={self.position})"
+
+    def _each(self) -> Iterator[Record[K, V]]:
+        for one in self._ranges:
+            for raw in self._raw(one):
+                record = self._record(one.partition, raw)
+                self.position[one.partition] = raw.offset + 1
+                yield record
+            self.position[one.partition] = max(one.start, one.end)
+
+    def _raw(self, one: Range) -> Iterator[RawRecord]:
+        if one.start >= one.end:
+            return iter(())
+        if self._view == "log":
+            return scan.records(one.view, one.start, one.end, keys=self._keys)
+        from lastword.state.newest import newest
+
+        return newest(
+            one.view,
+            one.start,
+            one.end,
+            tombstones=self._view == "changes",
+            map_bytes=self._map_bytes,
+            keys=self._keys,
+        )
+
+    def _record(self, partition: int, raw: RawRecord) -> Record[K, V]:
+        key, value = raw.key, raw.value
+        return Record(
+            self._topic,
+            partition,
+            raw.offset,
+            raw.timestamp,
+            "append" if raw.timestamp_type == LOG_APPEND_TIME else "create",
+            None if key is None else self._key.decode(key, "key"),
+            None if value is None else self._value.decode(value, "value"),
+            raw.headers,
+            key is not None,
+            value is None,
+        )
+
+    # -------------------------------------------------------------- Arrow
+
+    def arrow(self, batch_bytes: int = 2 << 20) -> pa.RecordBatchReader:
+        """The records that are left, as Arrow batches of about `batch_bytes`.
+
+        Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers. Key and value are
+        text if the topic stores `str`, numbers if it stores `int32`, `int64` or `float64`, else binary as they lie there.
+        """
+        import pyarrow as pa
+
+        from lastword.api.arrow import ArrowForm
+
+        form = ArrowForm(self._topic, self._key.name, self._value.name)
+        return pa.RecordBatchReader.from_batches(form.schema, self._batches(form, max(1, batch_bytes)))
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The Arrow PyCapsule protocol: `pl.from_arrow(reader)`, `pa.table(reader)`."""
+        return self.arrow().__arrow_c_stream__(requested_schema)
+
+    def _batches(self, form: Any, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        for one in self._ranges:
+            start = self.position[one.partition]
+            if (
+                start < one.end
+                and self._view == "log"
+                and self._keys is None
+                and not scan.is_short(one.view, start, one.end)
+            ):
+                for chunk, columns in scan.columns(one.view, start, one.end):
+                    last = int(columns.offset[-1]) + 1
+                    yield from form.of_columns(columns, chunk, one.partition, batch_bytes)
+                    self.position[one.partition] = last
+            elif start < one.end:
+                rest = Range(one.view, start, one.end)
+                for rows in _pieces(self._raw(rest), batch_bytes):
+                    yield form.of_records(rows, one.partition)
+                    self.position[one.partition] = rows[-1].offset + 1
+            self.position[one.partition] = max(self.position[one.partition], one.end)
+
+
+def _pieces(records: Iterator[RawRecord], batch_bytes: int) -> Iterator[list[RawRecord]]:
+    rows: list[RawRecord] = []
+    size = 0
+    for raw in records:
+        rows.append(raw)
+        size += 64 + len(raw.key or b"") + len(raw.value or b"")
+        if size >= batch_bytes:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def encoded_keys(keys: Any, serializer: Serializer) -> frozenset[bytes] | None:
+    """`keys=` as bytes. A mapping or text is refused: both iterate, and neither is meant."""
+    if keys is None:
+        return None
+    if isinstance(keys, (str, bytes, Mapping)):
+        raise UsageError(f"keys= is a {type(keys).__name__}", remedy="give a list of keys: keys=[key]")
+    return frozenset(serializer.encode(key, "key") for key in keys)

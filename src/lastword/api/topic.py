@@ -1,0 +1,280 @@
+"""`Topic`: append to it, read it, describe it, plan and clean it.
+
+Every call that changes is acknowledged when it returns: at "os" the records survive a killed process, at "disk" a power
+cut. There is no buffer in between and nothing to flush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic
+
+from lastword.api import partitioners
+from lastword.api.batches import HeadersLike, Packer, header_pairs
+from lastword.api.ranges import Bounds, ranges
+from lastword.api.reader import Reader, check_view, encoded_keys
+from lastword.api.record import Appended, K, Record, V
+from lastword.api.serializers import Serializer, SerializerLike, serializer_of
+from lastword.config import TopicConfig
+from lastword.errors import LastwordError, UsageError
+from lastword.values import ProgressLike, table_html
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.api.values import PartitionInfo, SegmentInfo
+    from lastword.cleaner import CleanRound, Plan
+    from lastword.tools.verify import Verification
+
+ACKS = ("os", "disk")
+
+
+class Topic(Generic[K, V]):
+    """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`; safe from any thread.
+
+    name         the topic's name
+    partitions   how many it has: numbers 0 to partitions - 1
+    config       its settings, a `TopicConfig`
+    """
+
+    def __init__(
+        self,
+        logs: LogDir,
+        name: str,
+        config: TopicConfig,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        partitioner: partitioners.PartitionerLike | None = None,
+    ) -> None:
+        self._logs = logs
+        self.name = name
+        self._numbers = logs._partitions(name)
+        self.partitions = max(self._numbers, default=-1) + 1
+        self.key_serializer = _serializer(key_serializer, config.lastword_key_serializer)
+        self.value_serializer = _serializer(value_serializer, config.lastword_value_serializer)
+        self.serializer_names = (config.lastword_key_serializer, config.lastword_value_serializer)
+        _, self._partitioner = partitioners.partitioner_of(
+            partitioner or config.lastword_partitioner or "murmur2"
+        )
+        self._packer = self._new_packer(config)
+
+    @property
+    def config(self) -> TopicConfig:
+        return self._packer.config
+
+    def __repr__(self) -> str:
+        return f"Topic({self.name!r}, partitions={self.partitions})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (str(number), str(view.log_start), str(view.log_end), str(len(view.segments)))
+            for number, view in sorted(self._logs._views(self.name).items())
+        ]
+        return table_html(self.name, ("partition", "log_start", "log_end", "segments"), rows)
+
+    def _new_packer(self, config: TopicConfig) -> Packer:
+        return Packer(
+            self.name,
+            max(1, self.partitions),
+            config,
+            (self.key_serializer, self.value_serializer),
+            self._partitioner,
+        )
+
+    # -------------------------------------------------------------- append
+
+    def append(
+        self,
+        key: K | None,
+        value: V | None,
+        *,
+        headers: HeadersLike = (),
+        timestamp: int | datetime | None = None,
+        partition: int | None = None,
+        ack: str | None = None,
+    ) -> Appended:
+        """Append one record; returns when it is acknowledged.
+
+        key, value   through the topic's serializers; a None value is a tombstone, a None key no key
+        headers      a mapping or pairs of str and bytes or None
+        timestamp    milliseconds since 1970 or an aware datetime; None: now
+        partition    None: by the key, or in turn without one
+        ack          "os" or "disk"; None: the setting lastword.ack
+
+        Raises KeyRequiredError, RecordTooLargeError, SerializerError, ReadOnlyError, DiskFullError, SyncFailedError.
+        """
+        level = self._ack(ack)
+        self._logs._check_writable()
+        packer = self._packer
+        data = packer.encode(key, value)
+        chosen = packer.partition_of(data[0], partition)
+        when = packer.timestamp_of(timestamp, self._logs._clock.now_ms())
+        batch = packer.one(*data, when, header_pairs(headers) if headers else (), chosen)
+        log = self._logs._log(self.name, chosen)
+        done = log.append_batch(batch)
+        if level == "disk":
+            log.sync()
+        return Appended(chosen, done.base_offset, done.timestamp)
+
+    def delete(
+        self,
+        key: K,
+        *,
+        headers: HeadersLike = (),
+        timestamp: int | datetime | None = None,
+        partition: int | None = None,
+        ack: str | None = None,
+    ) -> Appended:
+        """Append a tombstone: the record that says `key` is gone."""
+        return self.append(key, None, headers=headers, timestamp=timestamp, partition=partition, ack=ack)
+
+    def extend(
+        self,
+        records: Iterable[tuple[K | None, V | None] | Record[K, V]] | Mapping[K, V | None] | Any,
+        *,
+        partition: int | None = None,
+        ack: str | None = None,
+    ) -> int:
+        """Append many records with one sync at the end; returns how many were acknowledged.
+
+        records   pairs, `Record`s (their timestamps and headers are kept, partition and offset are new), a mapping, or
+                  anything with `__arrow_c_stream__`: columns key and value, optionally headers, timestamp, partition
+
+        Records are checked and written in groups of at most 16 MiB: a refused record stops its group before anything of
+        it is written, and the error says how many records before it are in the log.
+        """
+        level = self._ack(ack)
+        self._logs._check_writable()
+        now_ms = self._logs._clock.now_ms()
+        if hasattr(records, "__arrow_c_stream__"):
+            groups = self._packer.arrow_groups(records, now_ms, partition)
+        else:
+            groups = self._packer.groups(records, now_ms, partition)
+        appended = 0
+        touched: set[int] = set()
+        try:
+            for group in groups:
+                for number, batches in sorted(group.batches.items()):
+                    self._logs._log(self.name, number).append_batches(batches)
+                    touched.add(number)
+                appended += group.records
+        except LastwordError as error:
+            if appended:
+                error.message += f"; the {appended} records before are in the log"
+                error.args = (error.message,)
+            raise
+        if level == "disk":
+            for number in sorted(touched):
+                self._logs._log(self.name, number).sync()
+        return appended
+
+    def _ack(self, given: str | None) -> str:
+        level = self.config.lastword_ack if given is None else given
+        if level not in ACKS:
+            raise UsageError(f"unknown ack {given!r}", remedy='"os" survives a kill, "disk" a power cut')
+        return level
+
+    # -------------------------------------------------------------- read
+
+    def read(
+        self,
+        start: Bounds = "earliest",
+        end: Bounds = "latest",
+        *,
+        partition: int | None = None,
+        keys: Iterable[K] | None = None,
+        view: str = "log",
+    ) -> Reader[K, V]:
+        """A bounded read: it ends at the log end of this moment, or before.
+
+        start, end   end is exclusive: "earliest", "latest", an offset, an aware datetime (the first record not older),
+                     or a dict of these per partition
+        keys         only records with one of these keys
+        view         "log": every record; "latest": the newest value per key, no tombstones; "changes": the newest
+                     record per key in the range, tombstones too
+
+        OffsetOutOfRangeError for an offset below the log start or above the log end.
+        """
+        check_view(view)
+        views = self._logs._views(self.name)
+        if partition is not None:
+            if partition not in views:
+                self._packer.checked_partition(partition)
+                raise UsageError(
+                    f"{self.name}-{partition} is not in this directory", remedy="read another partition"
+                )
+            views = {partition: views[partition]}
+        return Reader(
+            self.name,
+            ranges(views, start, end),
+            (self.key_serializer, self.value_serializer),
+            view=view,
+            keys=encoded_keys(keys, self.key_serializer),
+            map_bytes=self._logs.settings.instance.map_bytes,
+        )
+
+    def bounds(self) -> dict[int, tuple[int, int]]:
+        """Log start and log end of every partition, now."""
+        return {n: (view.log_start, view.log_end) for n, view in sorted(self._logs._views(self.name).items())}
+
+    # -------------------------------------------------------------- facts and settings
+
+    def describe(self, *, progress: ProgressLike | bool | None = None) -> list[PartitionInfo]:
+        """What is there, partition by partition. Counts are exact: every record is looked at."""
+        from lastword.api.counts import describe
+
+        return describe(self._logs, self.name, progress)
+
+    def segments(
+        self, partition: int | None = None, *, progress: ProgressLike | bool | None = None
+    ) -> list[SegmentInfo]:
+        """What is there, segment by segment, with exact counts."""
+        from lastword.api.counts import segments
+
+        if partition is not None:
+            self._packer.checked_partition(partition)
+        return segments(self._logs, self.name, partition, progress)
+
+    def set_config(self, **config: Any) -> None:
+        """Change settings of this topic in lastword.toml; None resets one to its default. Holds from now on."""
+        self._logs.set_config(self.name, **config)
+        self._packer = self._new_packer(self._logs._config(self.name))
+
+    # -------------------------------------------------------------- verbs
+
+    def plan(
+        self,
+        partition: int | None = None,
+        *,
+        due: bool = False,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Plan]:
+        """What `clean` would do now, or why not; see `LogDir.plan`."""
+        return self._logs.plan(self.name, partition, due=due, strategy=strategy, progress=progress)
+
+    def clean(
+        self,
+        partition: int | None = None,
+        *,
+        due: bool = False,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+    ) -> list[CleanRound]:
+        """Remove superseded records now; see `LogDir.clean`."""
+        return self._logs.clean(self.name, partition, due=due, strategy=strategy, progress=progress)
+
+    def verify(
+        self,
+        partition: int | None = None,
+        *,
+        quick: bool = False,
+        progress: ProgressLike | bool | None = None,
+    ) -> Verification:
+        """Check everything; see `LogDir.verify`."""
+        return self._logs.verify(self.name, partition, quick=quick, progress=progress)
+
+
+def _serializer(given: SerializerLike | None, saved: str | None) -> Serializer:
+    return serializer_of(given if given is not None else saved or "bytes")

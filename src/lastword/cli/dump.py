@@ -1,0 +1,123 @@
+"""`lastword dump`: any file of a log directory, decoded."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from lastword.cli.options import Session, command
+from lastword.cli.output import bytes_json
+from lastword.cli.text import escape, key_text, value_text
+from lastword.units import format_time
+
+EXAMPLES = """
+lastword dump data/users-0/00000000000000000000.log
+lastword dump data/users-0/*.index data/users-0/*.timeindex
+lastword dump data/recovery-point-offset-checkpoint --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "dump", examples=EXAMPLES)(dump)
+
+
+def dump(
+    out: Session,
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="files of a log directory")],
+    records: Annotated[
+        bool, typer.Option("--records/--no-records", help="the records of each batch too")
+    ] = True,
+) -> int:
+    """Show segments, indexes, snapshots and checkpoints as they are; damage is shown too (exit code 3)."""
+    from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry, Property
+    from lastword.tools.dump import dump as entries_of
+
+    kinds: dict[type, str] = {
+        Batch: "batch",
+        IndexEntry: "index",
+        CheckpointEntry: "checkpoint",
+        ProducerEntry: "producer",
+        Property: "property",
+    }
+    problems = rows = 0
+    for file in files:
+        entries = entries_of(file, records=records)
+        if len(files) > 1:
+            out.line(f"{file}:")
+        for entry in entries:
+            rows += 1
+            kind = kinds.get(type(entry), "problem")
+            problems += kind == "problem"
+            if out.as_json:
+                out.row(kind, _json(entry))
+            else:
+                for line in _lines(kind, entry):
+                    out.line(out.paint(line, "red") if kind == "problem" else line)
+    out.summary(ok=problems == 0, entries=rows, problems=problems)
+    return 3 if problems else 0
+
+
+def _json(entry: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = entry.to_dict()
+    if "records" in fields:
+        fields["records"] = [
+            {
+                **record,
+                "key": bytes_json(record["key"]),
+                "value": bytes_json(record["value"]),
+                "headers": [[name, bytes_json(value)] for name, value in record["headers"]],
+            }
+            for record in fields["records"]
+        ]
+    return fields
+
+
+def _lines(kind: str, entry: Any) -> list[str]:
+    if kind == "problem":
+        return [f"damaged: {entry}"]
+    if kind == "batch":
+        return _batch(entry)
+    if kind == "index":
+        if entry.kind == "offset":
+            return [f"offset {entry.offset}  position {entry.position}"]
+        if entry.kind == "time":
+            return [f"timestamp {entry.timestamp} ({format_time(entry.timestamp)})  offset {entry.offset}"]
+        more = "  ".join(f"{name} {value}" for name, value in (entry.fields or {}).items())
+        return [f"aborted, marker at offset {entry.offset}  {more}"]
+    if kind == "checkpoint":
+        if entry.topic is None:
+            return [f"epoch {entry.epoch}  from offset {entry.offset}"]
+        return [f"{entry.topic}-{entry.partition}  offset {entry.offset}"]
+    if kind == "producer":
+        return [
+            f"producer {entry.producer_id}  epoch {entry.producer_epoch}  last sequence {entry.last_sequence}  "
+            f"last offset {entry.last_offset}  {format_time(entry.timestamp)}"
+        ]
+    return [f"{escape(entry.name)} = {escape(entry.value)}"]
+
+
+def _batch(batch: Any) -> list[str]:
+    marks = [batch.codec, f"{batch.timestamp_type} time", f"epoch {batch.leader_epoch}"]
+    if batch.producer_id >= 0:
+        marks.append(
+            f"producer {batch.producer_id}/{batch.producer_epoch} from sequence {batch.base_sequence}"
+        )
+    if batch.delete_horizon_ms is not None:
+        marks.append(f"tombstones may go {format_time(batch.delete_horizon_ms)}")
+    marks += [name for name in ("transactional", "control") if getattr(batch, name)]
+    crc = f"CRC {batch.crc:08x}" + ("" if batch.crc_ok else " is WRONG")
+    lines = [
+        f"position {batch.position}  {batch.size_bytes} bytes  offsets {batch.base_offset}-{batch.last_offset}  "
+        f"{batch.count} records  {', '.join(marks)}  {crc}"
+    ]
+    for record in batch.records:
+        headers = "".join(
+            f"  {escape(name)}={'<null>' if value is None else escape(value)}"
+            for name, value in record.headers
+        )
+        lines.append(
+            f"  offset {record.offset}  {format_time(record.timestamp)}  "
+            f"{key_text(record.key)}  {value_text(record.value)}{headers}"
+        )
+    return lines

@@ -1,0 +1,126 @@
+"""`lastword read`: records, as text or as JSON that `lastword append` takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastword.cli.options import CONTEXT, Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.output import argument_bytes, bytes_json, field_json
+from lastword.cli.text import escape, key_text, value_text
+from lastword.units import format_time
+
+if TYPE_CHECKING:
+    from lastword.api.record import Record
+    from lastword.api.topic import Topic
+
+EXAMPLES = """
+lastword read data users
+lastword read data users --last 10
+lastword read data users --start 2026-11-20T10:00Z --end latest --json
+lastword read data users --view latest --key bob
+lastword read data/users-0 --start 90m
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "read", examples=EXAMPLES)(read)
+
+
+def read(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    start: Annotated[
+        str | None, typer.Option(metavar="S", help="earliest, an offset, a time with zone, or an age (90m)")
+    ] = None,
+    end: Annotated[str, typer.Option(metavar="E", help="exclusive: latest, or as --start")] = "latest",
+    last: Annotated[
+        int | None, typer.Option(metavar="N", help="the last N offsets of each partition", min=0)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("-n", "--limit", metavar="N", help="stop after N records", min=0)
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option(metavar="K", help="only this key; may be repeated")] = None,
+    view: Annotated[
+        str, typer.Option(metavar="log|latest|changes", help="all, or the newest per key")
+    ] = "log",
+    more: MoreDirs = None,
+) -> None:
+    """Read records: all of them, or the newest of every key."""
+    from lastword.errors import UsageError
+
+    target = Target.of(directory, topic, partition, more)
+    if target.topic is None:
+        raise UsageError(
+            "no topic given", remedy=f"lastword read {directory} TOPIC; `lastword ls {directory}` shows them"
+        )
+    if last is not None and start is not None:
+        raise UsageError("--last takes the place of --start", remedy="give one of them")
+    with out.open(target) as logs:
+        source = logs.topic(target.topic, key_serializer="bytes", value_serializer="bytes")
+        names = source.serializer_names
+        begin: Any = _last(source, target.partition, last) if last is not None else _when(start or "earliest")
+        keys = None if key is None else [argument_bytes(one, names[0], "key") for one in key]
+        records = source.read(begin, _when(end), partition=target.partition, keys=keys, view=view)
+        shown = 0
+        for record in records if limit != 0 else ():
+            _show(out, record, names)
+            shown += 1
+            if shown == limit:
+                break
+        out.summary(
+            topic=target.topic, records=shown, position={str(p): o for p, o in records.position.items()}
+        )
+
+
+def _when(text: str) -> Any:
+    from lastword.clock import SystemClock
+    from lastword.units import parse_when
+
+    return parse_when(text, now_ms=(CONTEXT.clock or SystemClock()).now_ms())
+
+
+def _last(source: Topic[Any, Any], partition: int | None, count: int) -> dict[int, int]:
+    bounds = source.bounds()
+    return {
+        number: max(start, end - count)
+        for number, (start, end) in bounds.items()
+        if partition is None or number == partition
+    }
+
+
+def _show(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:
+    if out.as_json:
+        out.row(
+            "record",
+            {
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp": record.timestamp,
+                "timestamp_type": record.timestamp_type,
+                "key": field_json(record.key, names[0]),
+                "value": field_json(record.value, names[1]),
+                "headers": [[name, bytes_json(value)] for name, value in record.headers],
+            },
+        )
+        return
+    key, value = key_text(shown(record.key, names[0])), value_text(shown(record.value, names[1]))
+    if out.colored:
+        key = out.paint(key, "dim") if record.key is None else key
+        value = out.paint(value, "dim") if record.value is None else value
+    headers = "".join(
+        f"  {escape(name)}={'<null>' if data is None else escape(data)}" for name, data in record.headers
+    )
+    out.line(f"{record.partition}:{record.offset}  {format_time(record.timestamp)}  {key}  {value}{headers}")
+
+
+def shown(data: bytes | None, serializer: str | None) -> bytes | None:
+    """Numbers of number topics in digits; everything else as its bytes."""
+    if data is not None and serializer in ("int32", "int64", "float64"):
+        value = field_json(data, serializer)
+        return data if isinstance(value, dict) else str(value).encode()
+    return data

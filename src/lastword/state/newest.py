@@ -1,0 +1,228 @@
+"""The newest record of every key in a range of offsets: what a state restores and what `view="latest"` shows.
+
+A short range is replayed into a dict. A long one is resolved: the map pass marks what was replaced, and a second pass
+over the bytes gives out the rest, so memory is one bit a record and the map, whatever the values weigh.
+
+Resolving works on whole batches. A batch that the range cuts at its end would let records outside kill records inside, so
+that batch is left out of the resolving and replayed; one cut at its beginning does no harm, for older records kill nobody.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import FileVanishedError
+from lastword.partition import scan
+from lastword.partition.view import PartitionView
+from lastword.records.record import RawRecord
+from lastword.segment.segment import Segment
+
+if TYPE_CHECKING:
+    from lastword.records.chunk import Chunk
+    from lastword.records.columns import RecordColumns
+
+BytesDone = Callable[[int, int], None]
+"""Hears (bytes done, bytes in all)."""
+Pair = tuple[bytes, bytes | None]
+
+_ATTEMPTS = 100
+
+
+def newest(
+    view: PartitionView,
+    start: int,
+    end: int,
+    *,
+    tombstones: bool,
+    map_bytes: int,
+    keys: frozenset[bytes] | None = None,
+    plain: bool | None = None,
+    progress: BytesDone | None = None,
+) -> Iterator[RawRecord]:
+    """Newest record per key among start <= offset < end, by offset; records without a key never show.
+
+    tombstones   False: keys whose newest record is one are left out
+    map_bytes    memory of the key map of a long range
+    keys         only these
+    """
+    if plain is None:
+        plain = keys is not None or scan.is_short(view, start, end)
+    if plain:
+        yield from _replayed(view, start, end, tombstones, keys)
+        return
+    for part in _resolved(view, start, end, tombstones, map_bytes, progress, _records):
+        if keys is None:
+            yield from part
+        else:
+            yield from (record for record in part if record.key in keys)
+
+
+def newest_pairs(
+    view: PartitionView,
+    start: int,
+    end: int,
+    *,
+    tombstones: bool,
+    map_bytes: int,
+    plain: bool | None = None,
+    progress: BytesDone | None = None,
+) -> Iterator[list[Pair]]:
+    """The same as lists of (key, value): all that a mapping needs, at half the price."""
+    if scan.is_short(view, start, end) if plain is None else plain:
+        yield [(r.key, r.value) for r in _replayed(view, start, end, tombstones, None) if r.key is not None]
+        return
+    yield from _resolved(view, start, end, tombstones, map_bytes, progress, _pairs)
+
+
+def _replayed(
+    view: PartitionView, start: int, end: int, tombstones: bool, keys: frozenset[bytes] | None
+) -> Iterator[RawRecord]:
+    found: dict[bytes, RawRecord] = {}
+    for record in scan.records(view, start, end, keys=keys):
+        if record.key is not None:
+            # Taken out first, so that the dict stays in the order of offsets.
+            found.pop(record.key, None)
+            found[record.key] = record
+    return (record for record in found.values() if tombstones or record.value is not None)
+
+
+# ---------------------------------------------------------------- long ranges
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The whole batches of a segment in a range, as `resolve` wants them."""
+
+    segment: Segment
+    base_offset: int
+    next_offset: int
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first
+
+    @property
+    def file(self) -> str:
+        return self.segment.file
+
+    def chunk_reader(self, *, chunk_bytes: int = 1 << 20, verify: bool = True) -> Iterator[Chunk]:
+        return self.segment.chunk_reader(self.first, self.last, chunk_bytes=chunk_bytes, verify=verify)
+
+
+class _VanishedEarly(Exception):
+    """A file was gone before the first record was given out."""
+
+
+Form = Callable[["RecordColumns | None", "Chunk | None", list[RawRecord]], list[Any]]
+
+
+def _resolved(
+    view: PartitionView,
+    start: int,
+    end: int,
+    tombstones: bool,
+    map_bytes: int,
+    progress: BytesDone | None,
+    form: Form,
+) -> Iterator[list[Any]]:
+    """Resolve, then read. A file that vanishes while resolving starts it over; afterwards its segment is held open."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            yield from _from_bitmaps(view, start, end, tombstones, map_bytes, progress, form)
+            return
+        except _VanishedEarly as early:
+            if attempt + 1 == _ATTEMPTS and early.__cause__ is not None:
+                raise early.__cause__ from None
+            view.refresh()
+
+
+def _from_bitmaps(
+    view: PartitionView,
+    start: int,
+    end: int,
+    tombstones: bool,
+    map_bytes: int,
+    progress: BytesDone | None,
+    form: Form,
+) -> Iterator[list[Any]]:
+    from lastword.records.columns import decode_columns, raw_records
+    from lastword.resolve import resolve
+
+    try:
+        parts, cut = _parts(view, start, end)
+        total = 2 * sum(part.size for part in parts)
+
+        def mapped(done: int, _: int) -> None:
+            if progress is not None:
+                progress(min(done, total // 2), total)
+
+        resolution = resolve(parts, map_bytes=map_bytes, salt=os.urandom(16), now_ms=None, progress=mapped)
+        late = {record.key: record for record in _replayed(view, cut, end, True, None)}
+    except FileVanishedError as error:
+        raise _VanishedEarly from error
+    done = total // 2
+    for part in parts:
+        for chunk in part.chunk_reader():
+            columns = decode_columns(chunk)
+            kept = (
+                ~resolution.dead.mask(columns.offset) & (columns.key_length >= 0) & (columns.offset >= start)
+            )
+            if not tombstones:
+                kept &= columns.value_length >= 0
+            columns = columns.select(kept)
+            if late:
+                yield form(None, None, [r for r in raw_records(columns, chunk) if r.key not in late])
+            else:
+                yield form(columns, chunk, [])
+            done += chunk.size_bytes
+            if progress is not None:
+                progress(min(done, total), total)
+    yield form(None, None, [record for record in late.values() if tombstones or record.value is not None])
+
+
+def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Part], int]:
+    """What can be resolved, and the offset from which on the range must be replayed (`end` if no batch is cut)."""
+    parts = []
+    cut = end
+    segments = scan.overlapping(view, start, end)
+    for number, segment in enumerate(segments):
+        segment.handle  # noqa: B018  opened now: an open file stays readable after a rewrite took its name
+        first = segment.position_of(start) if start > segment.base_offset else 0
+        last = segment.end_position_of(end)
+        final = number == len(segments) - 1
+        if final and first < last:
+            for header in segment.headers(segment.position_of(end - 1), last):
+                if header.last_offset >= end:
+                    cut, last = max(header.base_offset, start), header.position
+                    break
+        following = max(cut, segment.base_offset) if final else segments[number + 1].base_offset
+        if first < last:
+            parts.append(_Part(segment, segment.base_offset, following, first, last))
+    return parts, cut
+
+
+def _records(columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]) -> list[RawRecord]:
+    from lastword.records.columns import raw_records
+
+    return records if columns is None or chunk is None else raw_records(columns, chunk)
+
+
+def _pairs(columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]) -> list[Pair]:
+    if columns is None or chunk is None:
+        return [(record.key, record.value) for record in records if record.key is not None]
+    data = chunk.plain.tobytes()
+    return [
+        (data[key : key + key_size], data[value : value + size] if size >= 0 else None)
+        for key, key_size, value, size in zip(
+            columns.key_position.tolist(),
+            columns.key_length.tolist(),
+            columns.value_position.tolist(),
+            columns.value_length.tolist(),
+            strict=True,
+        )
+    ]

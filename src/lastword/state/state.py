@@ -1,0 +1,348 @@
+"""`State`: a mapping whose every change is a record of a compacted topic.
+
+What is in memory is the bytes of the newest value per key; a get decodes them afresh, so an object that was taken out
+and changed is never half kept. What counts is in the log: a change is acknowledged there before the mapping shows it,
+and opening the state again restores it from there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from lastword.errors import ReadOnlyError, StateTooLargeError, UsageError
+from lastword.partition.view import PartitionView
+from lastword.state.newest import newest_pairs
+from lastword.units import format_bytes
+from lastword.values import Progress, ProgressLike, Value, table_html
+
+K = TypeVar("K")
+V = TypeVar("V")
+_MISSING: Any = object()
+
+
+class Coder(Protocol):
+    """One serializer: `api.serializers.Serializer` is one."""
+
+    def encode(self, value: Any, what: str) -> bytes: ...
+    def decode(self, data: bytes, what: str) -> Any: ...
+
+
+class Placed(Protocol):
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+
+
+class ByteTopic(Protocol):
+    """The topic below a state, with keys and values as bytes."""
+
+    @property
+    def name(self) -> str: ...
+    def append(self, key: bytes, value: bytes | None, /) -> Placed: ...
+    def extend(self, records: Iterable[tuple[bytes, bytes | None]], /) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Value):
+    """What restoring one partition took: keys and bytes (of keys and values) that are in memory now."""
+
+    topic: str
+    partition: int
+    end_offset: int
+    keys: int
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic}-{self.partition}: {self.keys} keys, {format_bytes(self.bytes)}, "
+            f"up to offset {self.end_offset} in {self.seconds:.2f} s"
+        )
+
+
+class State(MutableMapping[K, V], Generic[K, V]):
+    """The newest value of every key of a topic, as a dict whose changes are a log. Get it from `LogDir.state`.
+
+    topic      the topic below, for reading its records
+    position   per partition the offset up to which records are in the mapping
+    restored   what opening took, one `Restored` per partition
+
+    Safe from any thread. `del` writes a tombstone; None is a value if the value serializer can write it (json can).
+    """
+
+    def __init__(
+        self,
+        topic: Any,
+        log: ByteTopic,
+        views: Callable[[], Mapping[int, PartitionView]],
+        ends: Mapping[int, int] | None,
+        coders: tuple[Coder, Coder],
+        *,
+        sync: Callable[[], None],
+        default: Callable[[], V] | None = None,
+        max_bytes: int | None = None,
+        map_bytes: int = 128 << 20,
+        progress: ProgressLike | None = None,
+    ) -> None:
+        self.topic = topic
+        self.position: dict[int, int] = {}
+        self.restored: tuple[Restored, ...] = ()
+        self._log = log
+        self._views = views
+        self._ends = ends
+        self._key, self._value = coders
+        self._sync = sync
+        self._default = default
+        self._max_bytes = max_bytes
+        self._map_bytes = map_bytes
+        self._data: dict[bytes, bytes] = {}
+        self._bytes = 0
+        self._lock = threading.RLock()
+        self._closed = False
+        self._restore(progress)
+
+    # -------------------------------------------------------------- restoring
+
+    def _restore(self, progress: ProgressLike | None) -> None:
+        views = self._views()
+        ends = {n: view.log_end for n, view in views.items()} if self._ends is None else self._ends
+        total = sum(segment.size for view in views.values() for segment in view.segments)
+        began = time.monotonic()
+        done = 0
+        restored = []
+        for number, view in sorted(views.items()):
+            size = sum(segment.size for segment in view.segments)
+
+            def tell(part: int, parts: int, before: int = done, size: int = size) -> None:
+                if progress is not None:
+                    at = before + (size * part // parts if parts else size)
+                    progress(Progress.at("restore", at, total, time.monotonic() - began))
+
+            started = time.monotonic()
+            keys, held = len(self._data), self._bytes
+            self._take(view, view.log_start, ends[number], tombstones=False, progress=tell)
+            tell(1, 1)
+            done += size
+            restored.append(
+                Restored(
+                    self._log.name,
+                    number,
+                    ends[number],
+                    len(self._data) - keys,
+                    self._bytes - held,
+                    time.monotonic() - started,
+                )
+            )
+            self.position[number] = ends[number]
+        self.restored = tuple(restored)
+
+    def _take(
+        self,
+        view: PartitionView,
+        start: int,
+        end: int,
+        *,
+        tombstones: bool,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Put the newest records of a range into the mapping; how many there were."""
+        taken = 0
+        data, limit = self._data, self._max_bytes
+        parts = newest_pairs(
+            view, start, end, tombstones=tombstones, map_bytes=self._map_bytes, progress=progress
+        )
+        for pairs in parts:
+            taken += len(pairs)
+            for key, value in pairs:
+                self._put(data, key, value)
+            if limit is not None and self._bytes > limit:
+                raise StateTooLargeError(
+                    f"{self._log.name}: the live data is larger than max_bytes = {limit}",
+                    remedy="more max_bytes, or read what you need: topic.read(view='latest', keys=[...])",
+                )
+        return taken
+
+    def _put(self, data: dict[bytes, bytes], key: bytes, value: bytes | None) -> None:
+        old = data.get(key)
+        if old is not None:
+            self._bytes -= len(key) + len(old)
+        if value is None:
+            data.pop(key, None)
+        else:
+            data[key] = value
+            self._bytes += len(key) + len(value)
+
+    def refresh(self) -> int:
+        """Take in records that others have appended since; returns how many keys they changed.
+
+        A reader that refreshes less often than the topic's `delete.retention.ms` may miss a deletion whose tombstone is
+        gone by then; opening the state anew never does.
+        """
+        self._check_open()
+        if self._ends is not None:
+            raise UsageError("this state was opened as of an earlier end", remedy='open it with end="latest"')
+        with self._lock:
+            views = self._views()
+            if any(self.position.get(n, 0) < view.log_start for n, view in views.items()):
+                # What lay below the new log start is gone without a tombstone.
+                self._data.clear()
+                self._bytes = 0
+                self._restore(None)
+                return len(self._data)
+            changed = 0
+            for number, view in sorted(views.items()):
+                end = view.log_end
+                changed += self._take(view, self.position.get(number, view.log_start), end, tombstones=True)
+                self.position[number] = end
+            return changed
+
+    # -------------------------------------------------------------- the mapping
+
+    def __getitem__(self, key: K) -> V:
+        self._check_open()
+        data = self._data.get(self._key.encode(key, "key"))
+        if data is not None:
+            return self._value.decode(data, "value")  # type: ignore[no-any-return]
+        if self._default is not None:
+            return self._default()
+        raise KeyError(key)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._write(self._key.encode(key, "key"), self._value.encode(value, "value"))
+
+    def __delitem__(self, key: K) -> None:
+        self._check_open()
+        data = self._key.encode(key, "key")
+        with self._lock:
+            if data not in self._data:
+                raise KeyError(key)
+            self._write(data, None)
+
+    def __iter__(self) -> Iterator[K]:
+        self._check_open()
+        for data in self._data:
+            yield self._key.decode(data, "key")
+
+    def __len__(self) -> int:
+        self._check_open()
+        return len(self._data)
+
+    def __contains__(self, key: object) -> bool:
+        self._check_open()
+        return self._key.encode(key, "key") in self._data
+
+    # What MutableMapping builds on __getitem__ must not take a default for something that is there.
+
+    def get(self, key: K, default: Any = None) -> Any:
+        return self[key] if key in self else default
+
+    def pop(self, key: K, default: Any = _MISSING) -> Any:
+        with self._lock:
+            if key in self:
+                value = self[key]
+                del self[key]
+                return value
+        if default is _MISSING:
+            raise KeyError(key)
+        return default
+
+    def setdefault(self, key: K, default: Any = None) -> Any:
+        with self._lock:
+            if key not in self:
+                self[key] = default
+            return self[key]
+
+    def update(self, other: Any = (), /, **more: Any) -> None:
+        """Many changes as one `extend`: one sync for all of them."""
+        pairs = other.items() if isinstance(other, Mapping) else other
+        encoded = {
+            self._key.encode(key, "key"): self._value.encode(value, "value")
+            for key, value in (*pairs, *more.items())
+        }
+        self._write_all(encoded.items())
+
+    def clear(self) -> None:
+        """A tombstone for every key, as one `extend`."""
+        with self._lock:
+            self._write_all([(key, None) for key in list(self._data)])
+
+    @contextmanager
+    def edit(self, key: K) -> Iterator[V]:
+        """`with state.edit("ada") as ada: ada["city"] = "Oslo"`: one record when the block ends.
+
+        Nothing is written if the block raises, or leaves the value as it was. KeyError for a key that is not there,
+        unless the state has a default.
+        """
+        with self._lock:
+            value = self[key]
+            yield value
+            data, new = self._key.encode(key, "key"), self._value.encode(value, "value")
+            if self._data.get(data) != new:
+                self._write(data, new)
+
+    def __repr__(self) -> str:
+        what = "closed" if self._closed else f"{len(self._data)} keys"
+        return f"State({self._log.name!r}, {what})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (str(n), str(offset), str(sum(r.keys for r in self.restored if r.partition == n)))
+            for n, offset in sorted(self.position.items())
+        ]
+        return table_html(repr(self), ("partition", "position", "keys restored"), rows)
+
+    # -------------------------------------------------------------- writing
+
+    def _write(self, key: bytes, value: bytes | None) -> None:
+        self._check_writable()
+        with self._lock:
+            placed = self._log.append(key, value)
+            self._put(self._data, key, value)
+            # Only over a record that follows directly: what others appended in between is still to be taken in.
+            if self.position.get(placed.partition) == placed.offset:
+                self.position[placed.partition] = placed.offset + 1
+
+    def _write_all(self, pairs: Iterable[tuple[bytes, bytes | None]]) -> None:
+        self._check_writable()
+        written = list(pairs)
+        if not written:
+            return
+        with self._lock:
+            before = {n: view.log_end for n, view in self._views().items()}
+            self._log.extend(written)
+            after = {n: view.log_end for n, view in self._views().items()}
+            for key, value in written:
+                self._put(self._data, key, value)
+            alone = sum(after.values()) - sum(before.values()) == len(written)
+            if alone and all(self.position.get(n) == offset for n, offset in before.items()):
+                self.position.update(after)
+
+    def sync(self) -> None:
+        """What was acknowledged "os" is "disk" when this returns."""
+        self._check_open()
+        self._sync()
+
+    def close(self) -> None:
+        """Give back the memory. The log stays open: it belongs to its `LogDir`."""
+        self._closed = True
+        self._data = {}
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._ends is not None:
+            raise ReadOnlyError(
+                f"the state of {self._log.name} was opened as of an earlier end",
+                remedy='open it with end="latest" to change it',
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(
+                f"the state of {self._log.name} is closed", remedy="open it again: logs.state(...)"
+            )

@@ -1,0 +1,91 @@
+"""`LogBuilder`: a log with a wanted history in one line."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from lastword.clock import ManualClock
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.api.topic import Topic
+
+
+class LogBuilder:
+    """Builds a log directory step by step; every step returns the builder.
+
+    topic    makes the topic (compacted, keys `str`, values `json`, unless told otherwise) and turns to it
+    put, delete, advance, roll, clean    what happens to it, in that order
+    open     ends building: the directory as a `LogDir`, by default to append
+    """
+
+    def __init__(self, path: str | os.PathLike[str], clock: ManualClock | None = None) -> None:
+        from lastword.api.logs import open
+
+        self.path = os.fspath(path)
+        self.clock = clock or ManualClock()
+        self._logs: LogDir = open(self.path, "a", clock=self.clock)
+        self._topic: Topic[Any, Any] | None = None
+
+    def topic(
+        self,
+        name: str = "users",
+        partitions: int = 1,
+        *,
+        key_serializer: str = "str",
+        value_serializer: str = "json",
+        cleanup_policy: str | None = "compact",
+        **config: Any,
+    ) -> LogBuilder:
+        """Make a topic, or turn to one that is there."""
+        if cleanup_policy is not None:
+            config["cleanup_policy"] = cleanup_policy
+        self._topic = self._logs.create_topic(
+            name,
+            partitions,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            exist_ok=True,
+            **config,
+        )
+        return self
+
+    def put(self, key: Any, value: Any, **options: Any) -> LogBuilder:
+        """Append one record; options as of `Topic.append`."""
+        self._current().append(key, value, **options)
+        return self
+
+    def delete(self, key: Any, **options: Any) -> LogBuilder:
+        """Append a tombstone."""
+        self._current().delete(key, **options)
+        return self
+
+    def advance(self, ms: int) -> LogBuilder:
+        """Let `ms` milliseconds pass."""
+        self.clock.advance(ms)
+        return self
+
+    def roll(self, partition: int | None = None) -> LogBuilder:
+        """Close the active segments, as size or time would."""
+        topic = self._current()
+        for number in range(topic.partitions) if partition is None else (partition,):
+            self._logs._log(topic.name, number).roll()
+        return self
+
+    def clean(self, **options: Any) -> LogBuilder:
+        """Clean the topic; options as of `Topic.clean`."""
+        self._current().clean(**options)
+        return self
+
+    def open(self, mode: str = "a") -> LogDir:
+        """The built directory: still open to append, or closed and opened again to read."""
+        if mode == "a":
+            return self._logs
+        self._logs.close()
+        from lastword.api.logs import open
+
+        return open(self.path, mode, clock=self.clock)
+
+    def _current(self) -> Topic[Any, Any]:
+        return self._topic if self._topic is not None else self.topic()._current()

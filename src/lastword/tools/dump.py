@@ -1,0 +1,313 @@
+"""Any file of a log directory, decoded: segments, indexes, snapshots, checkpoints, properties.
+
+`dump(file)` is lazy, takes no lock and reads the file as it is. Damage is an entry too (`Problem`), and what is sound
+behind it still comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lastword.errors import CorruptFileError, DataError, UsageError
+from lastword.files import DEFAULT, Files
+from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.snapshots import ENTRY as SNAPSHOT_ENTRY
+from lastword.partition.snapshots import HEADER as SNAPSHOT_HEADER
+from lastword.partition.snapshots import decode as decode_snapshot
+from lastword.records.compression import CODEC_NAMES
+from lastword.records.reader import read_records
+from lastword.segment import names
+from lastword.segment.txn_index import decode_entries
+from lastword.tools.problem import Problem
+from lastword.tools.walk import Walk
+from lastword.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedRecord(Value):
+    """One record of a batch, as bytes."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Value):
+    """One batch of a segment file: its header's fields, and its records if they were asked for and can be read."""
+
+    file: str
+    position: int
+    size_bytes: int
+    base_offset: int
+    last_offset: int
+    count: int
+    magic: int
+    codec: str
+    crc: int
+    crc_ok: bool
+    leader_epoch: int
+    timestamp_type: str
+    base_timestamp: int | None
+    delete_horizon_ms: int | None
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    transactional: bool
+    control: bool
+    records: tuple[DumpedRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry(Value):
+    """One entry of an .index (position), .timeindex (timestamp) or .txnindex (fields); what a kind lacks is None."""
+
+    file: str
+    kind: str
+    offset: int
+    position: int | None = None
+    timestamp: int | None = None
+    fields: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry(Value):
+    """One line of a checkpoint: topic and partition with an offset, or a leader epoch with its start offset."""
+
+    file: str
+    topic: str | None
+    partition: int | None
+    epoch: int | None
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerEntry(Value):
+    """One producer of a snapshot."""
+
+    file: str
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+    coordinator_epoch: int
+    first_open_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Property(Value):
+    """One name and value of partition.metadata, meta.properties or the clean-shutdown file."""
+
+    file: str
+    name: str
+    value: str
+
+
+Entry = Batch | IndexEntry | CheckpointEntry | ProducerEntry | Property | Problem
+Dumper = Callable[[Files, str, bool], Iterator[Entry]]
+
+
+def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = DEFAULT) -> Iterator[Entry]:
+    """Entries of one file, in file order. UsageError if it is no file of a log directory."""
+    path = os.fspath(file)
+    if files.is_dir(path):
+        raise UsageError(
+            f"{path} is a directory", remedy=f"give its files: lastword dump {path}/*", file=path
+        )
+    if not files.exists(path):
+        raise UsageError(f"there is no {path}", remedy="check the path", file=path)
+    dumper = dumper_of(os.path.basename(path))
+    if dumper is None:
+        raise UsageError(
+            f"{path} is no file of a log directory",
+            remedy="segments, indexes, snapshots, checkpoints and properties can be dumped",
+            file=path,
+        )
+    return dumper(files, path, records)
+
+
+def dumper_of(name: str) -> Dumper | None:
+    """Who decodes a file of this name; files of an unfinished swap are decoded as what they will be."""
+    parsed = names.parse_segment_file(name)
+    if parsed is not None:
+        return _BY_EXTENSION[parsed.extension]
+    return _BY_NAME.get(name)
+
+
+# ---------------------------------------------------------------- segments
+
+
+def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    base_offset = _base(path)
+    problems: list[Problem] = []
+    with files.open_read(path) as handle:
+        walk = Walk(handle, path, 0, handle.size(), base_offset, problems.append)
+        for step in walk:
+            yield from problems
+            problems.clear()
+            rows: tuple[DumpedRecord, ...] = ()
+            header = step.header
+            if records and step.sound:
+                try:
+                    rows = tuple(
+                        DumpedRecord(r.offset, r.timestamp, r.key, r.value, r.headers)
+                        for r in read_records(step.data, header, path, position=0)
+                    )
+                except DataError as error:
+                    problems.append(
+                        Problem(path, header.position, header.base_offset, "bad-record", error.message, False)
+                    )
+            yield Batch(
+                file=path,
+                position=header.position,
+                size_bytes=header.size,
+                base_offset=header.base_offset,
+                last_offset=header.last_offset,
+                count=header.count,
+                magic=header.magic,
+                codec=codec_name(header.codec),
+                crc=header.crc,
+                crc_ok=step.sound,
+                leader_epoch=header.leader_epoch,
+                timestamp_type="append" if header.log_append else "create",
+                base_timestamp=None if header.delete_horizon_ms is not None else header.base_timestamp,
+                delete_horizon_ms=header.delete_horizon_ms,
+                max_timestamp=header.max_timestamp,
+                producer_id=header.producer_id,
+                producer_epoch=header.producer_epoch,
+                base_sequence=header.base_sequence,
+                transactional=header.transactional,
+                control=header.control,
+                records=rows,
+            )
+    yield from problems
+
+
+def codec_name(codec: int) -> str:
+    return CODEC_NAMES[codec] if codec < len(CODEC_NAMES) else str(codec)
+
+
+# ---------------------------------------------------------------- indexes
+
+
+def _base(path: str) -> int:
+    parsed = names.parse_segment_file(os.path.basename(path))
+    assert parsed is not None
+    return parsed.base_offset
+
+
+def _offset_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    from lastword.segment.offset_index import OffsetIndex
+
+    index = OffsetIndex(files.read_bytes(path), _base(path), 1 << 62)
+    for entry in index.entries():
+        yield IndexEntry(path, "offset", entry.offset, position=entry.position)
+    if index.damaged:
+        yield _bad_index(path, index.size_bytes)
+
+
+def _time_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    from lastword.segment.time_index import TimeIndex
+
+    index = TimeIndex(files.read_bytes(path), _base(path))
+    for entry in index.entries():
+        yield IndexEntry(path, "time", entry.offset, timestamp=entry.timestamp)
+    if index.damaged:
+        yield _bad_index(path, index.size_bytes)
+
+
+def _bad_index(path: str, position: int) -> Problem:
+    return Problem(path, position, None, "bad-index", "the entries from here on make no sense", True)
+
+
+def _txn_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    try:
+        entries = decode_entries(files.read_bytes(path), path)
+    except CorruptFileError as error:
+        yield Problem(path, error.position, None, "bad-index", error.message, True)
+        return
+    for entry in entries:
+        fields = entry._asdict()
+        yield IndexEntry(path, "transaction", fields.pop("last_offset"), fields=fields)
+
+
+# ---------------------------------------------------------------- producer snapshots
+
+
+def _snapshot(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    data = files.read_bytes(path)
+    try:
+        decode_snapshot(data, path)  # its checks
+    except CorruptFileError as error:
+        yield Problem(path, error.position, None, "bad-snapshot", error.message, True)
+        return
+    for fields in SNAPSHOT_ENTRY.iter_unpack(data[SNAPSHOT_HEADER.size :]):
+        yield ProducerEntry(path, *fields)
+
+
+# ---------------------------------------------------------------- text files
+
+
+def _checkpoint(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    try:
+        for topic, partition, offset in read_lines(files, path, 3):
+            yield CheckpointEntry(path, topic, number(partition, path), None, number(offset, path))
+    except CorruptFileError as error:
+        yield Problem(path, None, None, "bad-checkpoint", error.message, True)
+
+
+def _epochs(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    try:
+        for epoch, offset in read_lines(files, path, 2):
+            yield CheckpointEntry(path, None, None, number(epoch, path), number(offset, path))
+    except CorruptFileError as error:
+        yield Problem(path, None, None, "bad-checkpoint", error.message, True)
+
+
+def _properties(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    """`name=value` or `name: value` lines; comments are passed over."""
+    for line in files.read_bytes(path).decode("latin-1").splitlines():
+        text = line.strip()
+        if text and text[0] not in "#!":
+            cut = min((text.find(sign) for sign in "=:" if sign in text), default=len(text))
+            yield Property(path, text[:cut].strip(), text[cut + 1 :].strip())
+
+
+def _clean_shutdown(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    data = files.read_bytes(path)
+    if not data:  # as old brokers wrote it: only its existence counts
+        return
+    try:
+        fields: dict[str, Any] = json.loads(data)
+        for name, value in fields.items():
+            yield Property(path, name, str(value))
+    except (ValueError, AttributeError):
+        yield Problem(path, 0, None, "bad-checkpoint", "this is not a JSON object", True)
+
+
+_BY_EXTENSION: dict[str, Dumper] = {
+    names.LOG: _segment,
+    names.INDEX: _offset_index,
+    names.TIME_INDEX: _time_index,
+    names.TXN_INDEX: _txn_index,
+    names.SNAPSHOT: _snapshot,
+}
+_BY_NAME: dict[str, Dumper] = {
+    names.RECOVERY_POINTS: _checkpoint,
+    names.LOG_STARTS: _checkpoint,
+    names.HIGH_WATERMARKS: _checkpoint,
+    names.FIRST_DIRTY: _checkpoint,
+    names.LEADER_EPOCHS: _epochs,
+    names.PARTITION_METADATA: _properties,
+    names.META_PROPERTIES: _properties,
+    names.CLEAN_SHUTDOWN: _clean_shutdown,
+}

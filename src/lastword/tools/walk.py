@@ -1,0 +1,125 @@
+"""Walking all batches of a file, damaged ones too: what cannot be read is reported, and the walk goes on behind it.
+
+Unlike `segment.scan.SoundWalk`, which recovery trusts and which stops at the first damage, this walk never stops early: a bad
+checksum leaves the next batch where its length says, and a bad length is left by looking for the next sound batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from lastword.errors import DataError
+from lastword.files import Handle
+from lastword.records.batch import (
+    OVERHEAD_BYTES,
+    SMALLEST_LENGTH,
+    STEP_BYTES,
+    BatchHeader,
+    crc_ok,
+    read_header,
+)
+from lastword.segment.scan import Damage, sound_batch_after
+from lastword.tools.problem import Problem
+
+_BLOCK_BYTES = 1 << 20
+
+Report = Callable[[Problem], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One batch. `header.position` is its byte in the file; `data` is the whole batch; `sound`: its checksum is right."""
+
+    header: BatchHeader
+    data: bytes
+    sound: bool
+
+
+class Walk:
+    """Iterates over the batches of [start, end) bytes of `handle`; damage goes to `report`.
+
+    Afterwards `read_bytes` tells how much was read, and `tail` where an incomplete last batch begins, or None.
+    """
+
+    def __init__(
+        self, handle: Handle, file: str, start: int, end: int, base_offset: int, report: Report
+    ) -> None:
+        self._handle = handle
+        self._file = file
+        self._end = end
+        self._base_offset = base_offset
+        self._report = report
+        self._next_offset = base_offset
+        self.position = start
+        self.read_bytes = 0
+        self.tail: int | None = None
+
+    def __iter__(self) -> Iterator[Step]:
+        block, block_start = b"", self.position
+        while self.position < self._end:
+            at = self.position - block_start
+            left = self._end - self.position
+            need = STEP_BYTES
+            if len(block) - at >= STEP_BYTES:
+                length = int.from_bytes(block[at + 8 : at + 12], "big", signed=True)
+                if length < SMALLEST_LENGTH or length > left - OVERHEAD_BYTES:
+                    if not self._skip(length, left):
+                        return
+                    block, block_start = b"", self.position
+                    continue
+                need = length + OVERHEAD_BYTES
+            if need > left:
+                if not self._skip(-1, left):
+                    return
+                block, block_start = b"", self.position
+                continue
+            if len(block) - at < need:
+                block = self._handle.pread(min(max(_BLOCK_BYTES, need), left), self.position)
+                block_start = self.position
+                self.read_bytes += len(block)
+                if len(block) < need:
+                    self._problem("incomplete-batch", "the file became shorter while it was read", True)
+                    return
+                continue
+            step = self._step(block[at : at + need])
+            self.position += need
+            if step is not None:
+                self._next_offset = step.header.next_offset
+                yield step
+
+    def _step(self, data: bytes) -> Step | None:
+        try:
+            header = read_header(data, 0, len(data), self._file, file_position=self.position)
+        except DataError as error:
+            self._problem(error.code, error.message, False, int.from_bytes(data[:8], "big", signed=True))
+            return None
+        sound = crc_ok(data, header, 0)
+        if not sound:
+            self._problem(
+                "bad-crc",
+                f"the checksum of the batch at offset {header.base_offset} is wrong",
+                False,
+                header.base_offset,
+            )
+        return Step(header, data, sound)
+
+    def _skip(self, length: int, left: int) -> bool:
+        """Report nonsense at the position and go on behind it. False if only nonsense is left."""
+        damage = Damage(self.position, self._next_offset, "bad-length", "")
+        found = sound_batch_after(self._handle, self._file, damage, self._end, self._base_offset)
+        if found is None:
+            self.tail = self.position
+            self._problem("incomplete-batch", f"the last {left} bytes are no whole batch", True)
+            return False
+        self._problem(
+            "bad-length",
+            f"length {length} makes no sense; {found - self.position} bytes passed over",
+            False,
+            self._next_offset,
+        )
+        self.position = found
+        return True
+
+    def _problem(self, code: str, text: str, repairable: bool, offset: int | None = None) -> None:
+        self._report(Problem(self._file, self.position, offset, code, text, repairable))
