@@ -163,7 +163,7 @@ def parse_topic_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keyword_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings under their Python keywords, unchecked values; unknown names are refused, all at once."""
+    """The same settings under their Python keywords, values unchecked; all unknown names refused at once."""
     problems = Problems()
     by_keyword = {setting.keyword for setting in ALL_SETTINGS.values()}
     renamed = {}

@@ -8,6 +8,7 @@ import os
 import stat as modes
 import threading
 import time
+from copy import copy
 from typing import NoReturn
 
 from lastword.errors import (
@@ -41,13 +42,13 @@ class Root:
 
     def check(self) -> None:
         if self.failure is not None:
-            raise self.failure
+            raise copy(self.failure)  # a fresh one: a raised error gathers the tracebacks of all its raisers
 
     def fail(self, file: str, error: OSError) -> NoReturn:
         if self.failure is None:
             why = errno.errorcode.get(error.errno or 0, str(error.errno))
             self.failure = SyncFailedError.of(file, why, self.path, error.errno)
-        raise self.failure from error
+        raise copy(self.failure) from error
 
 
 def translate(error: OSError, path: str, doing: str, *, changing: bool) -> LastwordError:

@@ -1,0 +1,408 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword.config import (
+    ALL_SETTINGS,
+    INSTANCE_SETTINGS,
+    TOPIC_SETTINGS,
+    Settings,
+    TopicConfig,
+    keyword_names,
+    parse_topic_settings,
+    remove_topic_settings,
+    write_topic_settings,
+)
+from lastword.config.toml import read_entries
+from lastword.errors import InvalidSettingError, UnknownSettingError
+from lastword.files import OsFiles
+
+FILE = """\
+# how this directory is kept
+log.cleaner.threads = 1                        # one is enough
+log.cleaner.dedupe.buffer.size = "256MiB"
+drives."/srv/d2" = "20MiB"
+drives."/srv/d3" = "30MiB"
+
+[defaults]
+min.cleanable.dirty.ratio = 0.4
+
+[topics.users]
+# the newest word on each user
+cleanup.policy = "compact"                     # never delete
+segment.bytes = "64MiB"
+
+[topics."orders.v2"]
+cleanup.policy = ["compact", "delete"]
+"""
+
+
+def load(text: str = FILE, **options: object) -> Settings:
+    """Settings of a file's text, with no variables but the given ones."""
+    return Settings.from_text(text)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "lastword.toml").write_text(FILE)
+    return tmp_path
+
+
+class TestValues:
+    def test_the_defaults_are_kafkas_but_no_policy(self) -> None:
+        config = TopicConfig()
+        assert config.cleanup_policy is None
+        assert not config.compacts and not config.deletes
+        assert config.segment_bytes == 1073741824
+        assert config.segment_ms == config.retention_ms == 604800000
+        assert config.segment_index_bytes == 10485760
+        assert config.index_interval_bytes == 4096
+        assert config.max_message_bytes == 1048588
+        assert config.retention_bytes == -1
+        assert config.delete_retention_ms == 86400000
+        assert config.max_compaction_lag_ms == 9223372036854775807
+        assert config.min_cleanable_dirty_ratio == 0.5
+        assert config.file_delete_delay_ms == 60000
+        assert (config.compression_type, config.message_timestamp_type) == ("producer", "CreateTime")
+        assert Settings.from_text("").instance.log_cleaner_dedupe_buffer_size == 134217728
+
+    def test_names_are_kafkas(self) -> None:
+        for name, setting in ALL_SETTINGS.items():
+            assert setting.name == name
+            assert setting.keyword.isidentifier()
+            assert setting.text.endswith("."), name
+            assert setting.group in ("behaviour", "cost")
+
+    def test_every_default_reads_back_from_its_own_text(self) -> None:
+        for table, config in (
+            (TOPIC_SETTINGS, TopicConfig()),
+            (INSTANCE_SETTINGS, Settings.from_text("").instance),
+        ):
+            for setting in table.values():
+                value = getattr(config, setting.keyword)
+                shown = setting.show(value)
+                if shown != "none" and value != ():
+                    assert setting.read(shown) == value, setting.name
+
+    def test_a_config_ships_to_spark(self) -> None:
+        config = load().topic("users")
+        again = pickle.loads(pickle.dumps(config))
+        assert again == config
+        assert again.sources == config.sources
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("segment.bytes", 13),
+            ("segment.bytes", "1MB"),
+            ("segment.bytes", 2**31),
+            ("segment.ms", 0),
+            ("retention.ms", -2),
+            ("min.cleanable.dirty.ratio", 1.1),
+            ("min.cleanable.dirty.ratio", "nan"),
+            ("min.cleanable.dirty.ratio", True),
+            ("cleanup.policy", ""),
+            ("cleanup.policy", []),
+            ("cleanup.policy", "compact,keep"),
+            ("preallocate", "yes"),
+            ("compression.type", "brotli"),
+            ("message.timestamp.type", "createtime"),
+            ("lastword.ack", "all"),
+            ("max.message.bytes", 1.5),
+            ("flush.messages", True),
+        ],
+    )
+    def test_values_out_of_range(self, name: str, value: object) -> None:
+        with pytest.raises(InvalidSettingError, match=name):
+            parse_topic_settings({name: value})
+
+    def test_keywords_and_dotted_names_are_the_same(self) -> None:
+        assert parse_topic_settings({"segment_ms": "2d", "cleanup.policy": "compact, delete"}) == {
+            "segment.ms": 172800000,
+            "cleanup.policy": frozenset({"compact", "delete"}),
+        }
+        assert parse_topic_settings({"segment_ms": None}) == {"segment.ms": None}
+        assert keyword_names({"segment.ms": "2d", "log_cleaner_threads": 2}) == {
+            "segment_ms": "2d",
+            "log_cleaner_threads": 2,
+        }
+        with pytest.raises(UnknownSettingError, match=r"nearest: segment\.ms"):
+            keyword_names({"segment.mss": 1})
+
+    def test_a_lag_above_the_other_is_refused(self) -> None:
+        with pytest.raises(InvalidSettingError, match=r"min\.compaction\.lag\.ms 10 is above max"):
+            parse_topic_settings({"min_compaction_lag_ms": 10, "max_compaction_lag_ms": 9})
+
+
+class TestSources:
+    def test_every_value_knows_who_said_it(self, directory: Path) -> None:
+        settings = Settings.load(
+            directory,
+            env={"LASTWORD_SEGMENT_MS": "5d", "HOME": "/root"},
+            arguments={"delete_retention_ms": "1h"},
+        )
+        users = settings.topic("users")
+        assert users.segment_bytes == 64 << 20
+        assert users.source("segment.bytes") == "lastword.toml:13 [topics.users]"
+        assert users.source("cleanup_policy") == "lastword.toml:12 [topics.users]"
+        assert (users.min_cleanable_dirty_ratio, users.source("min.cleanable.dirty.ratio")) == (
+            0.4,
+            "lastword.toml:8 [defaults]",
+        )
+        assert (users.segment_ms, users.source("segment.ms")) == (432000000, "environment")
+        assert (users.delete_retention_ms, users.source("delete.retention.ms")) == (3600000, "argument")
+        assert users.source("flush.ms") == "default"
+        assert settings.instance.source("log.cleaner.threads") == "lastword.toml:2"
+        assert settings.topic("orders.v2").cleanup_policy == {"compact", "delete"}
+        assert settings.topic("not mentioned").cleanup_policy is None
+
+    def test_the_order_of_precedence(self) -> None:
+        text = (
+            'lastword.ack = "disk"\n[defaults]\nsegment.ms = 2\nflush.ms = 2\nretention.ms = 2\n'
+            "[topics.t]\nsegment.ms = 3\nflush.ms = 3\n"
+        )
+        layers = Settings.from_text(text)
+        config = layers.topic("t")
+        assert (config.segment_ms, config.flush_ms, config.retention_ms, config.lastword_ack) == (
+            3,
+            3,
+            2,
+            "disk",
+        )
+
+    def test_environment_over_file_and_argument_over_environment(self, directory: Path) -> None:
+        env = {"LASTWORD_SEGMENT_BYTES": "1MiB", "LASTWORD_LOG_CLEANER_THREADS": "3", "LASTWORD_ACK": "disk"}
+        settings = Settings.load(directory, env=env, arguments={"log.cleaner.threads": 4})
+        assert settings.topic("users").segment_bytes == 1 << 20
+        assert settings.topic("users").lastword_ack == "disk"
+        assert settings.instance.log_cleaner_threads == 4
+
+    def test_drives_are_paths(self, directory: Path) -> None:
+        settings = Settings.load(directory, env={})
+        assert settings.instance.drives == {"/srv/d2": 20 << 20, "/srv/d3": 30 << 20}
+
+    def test_rows_show_all(self, directory: Path) -> None:
+        rows = {
+            name: (value, source) for name, value, source in Settings.load(directory, env={}).rows("users")
+        }
+        assert set(rows) == set(TOPIC_SETTINGS)
+        assert rows["segment.bytes"] == ("64MiB", "lastword.toml:13 [topics.users]")
+        assert rows["segment.ms"] == ("7d", "default")
+        process = {name: value for name, value, _ in Settings.load(directory, env={}).rows()}
+        assert process["log.cleaner.threads"] == "1"
+
+    def test_another_file(self, directory: Path, tmp_path: Path) -> None:
+        other = tmp_path / "other.toml"
+        other.write_text("log.cleaner.threads = 7\n")
+        settings = Settings.load(directory, config_file=other, env={})
+        assert settings.instance.log_cleaner_threads == 7
+        assert settings.instance.source("log.cleaner.threads") == f"{other}:1"
+
+    def test_two_directories_with_settings_are_refused(self, directory: Path, tmp_path: Path) -> None:
+        second = tmp_path / "second"
+        second.mkdir()
+        assert Settings.load([second, directory], env={}).instance.drives
+        (second / "lastword.toml").write_text("")
+        with pytest.raises(InvalidSettingError, match="both hold settings"):
+            Settings.load([second, directory], env={})
+
+
+class TestMistakes:
+    def test_all_at_once_with_their_lines(self, tmp_path: Path) -> None:
+        (tmp_path / "lastword.toml").write_text(
+            "log.cleaner.thread = 2\n"
+            "segment.bytes = 14\n"
+            "\n"
+            "[topics.users]\n"
+            'segment.bytes = """\n1MB"""\n'
+            "# a comment\n"
+            "log.cleaner.threads = 1\n"
+            'cleanup.polcy = "compact"\n'
+            "[topics.late]\n"
+            'min.compaction.lag.ms = "2d"\n'
+        )
+        with pytest.raises(UnknownSettingError) as caught:
+            Settings.load(
+                tmp_path,
+                env={"LASTWORD_CLEANER_THREADS": "2", "LASTWORD_SEGMENT_MS": "soon", "LASTWORD_EDITION": "7"},
+                arguments={"cleanup_polcy": "compact", "lastword_ack": "most"},
+            )
+        assert caught.value.problems == [
+            "unknown setting 'cleanup_polcy'; nearest: cleanup_policy",
+            "lastword_ack: 'most' is not one of os, disk",
+            "environment: unknown setting 'LASTWORD_CLEANER_THREADS'; nearest: LASTWORD_LOG_CLEANER_THREADS",
+            "environment: LASTWORD_SEGMENT_MS: 'soon' is not a duration from 1ms",
+            "lastword.toml:1: unknown setting 'log.cleaner.thread'; nearest: log.cleaner.threads",
+            "lastword.toml:2: unknown setting 'segment.bytes'; "
+            "it is a topic's: put it under [defaults] or [topics.NAME]",
+            "lastword.toml:5: segment.bytes in [topics.users]: '1MB' is not a size from 14",
+            "lastword.toml:8: unknown setting 'log.cleaner.threads' in [topics.users]; "
+            "it holds for the whole directory: put it above all tables",
+            "lastword.toml:9: unknown setting 'cleanup.polcy' in [topics.users]; nearest: cleanup.policy",
+        ]
+        assert str(caught.value).startswith("unknown setting 'cleanup_polcy'")
+
+    def test_contradictions_are_found_with_their_source(self) -> None:
+        text = '[defaults]\nmax.compaction.lag.ms = "1h"\n[topics.t]\nmin.compaction.lag.ms = "2h"\n'
+        with pytest.raises(InvalidSettingError) as caught:
+            load(text)
+        assert caught.value.problems == [
+            "lastword.toml:4 [topics.t]: topic t: "
+            "min.compaction.lag.ms 7200000 is above max.compaction.lag.ms 3600000"
+        ]
+
+    @pytest.mark.parametrize("text", ["[topics", "a = ", 'a = "x', "a = 1\na = 2\n"])
+    def test_what_is_not_toml(self, text: str) -> None:
+        with pytest.raises(InvalidSettingError, match=r"lastword\.toml: not TOML"):
+            load(text)
+
+    def test_what_is_not_utf8(self, tmp_path: Path) -> None:
+        (tmp_path / "lastword.toml").write_bytes(b'x = "\xff"')
+        with pytest.raises(InvalidSettingError, match="not UTF-8 at byte 5"):
+            Settings.load(tmp_path, env={})
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "topics = 1",
+            "defaults = 2",
+            "[topics]\nusers = 3",
+            "[[topics]]\nx = 1",
+            "drives = 5",
+            "[topics.users.x]\ny = 1",
+        ],
+    )
+    def test_tables_of_the_wrong_shape(self, text: str) -> None:
+        with pytest.raises(InvalidSettingError, match=r"lastword\.toml:\d: "):
+            load(text)
+
+
+class TestLines:
+    def test_the_lines_of_all_forms(self) -> None:
+        text = (
+            '# c\n\na.b = 1\n[topics."x.y"]\nc = [\n  1,\n  2,\n]\nd = """\n[topics.z]\ne = 1\n"""\n'
+            "f = {g = 1, h.i = 2}\n  [ defaults ] # c\n  'j' = 3\n"
+        )
+        assert [tuple(entry) for entry in read_entries(text, "f")] == [
+            ("", None, "a.b", 1, 3),
+            ("topics", "x.y", "c", [1, 2], 5),
+            ("topics", "x.y", "d", "[topics.z]\ne = 1\n", 9),
+            ("topics", "x.y", "f.g", 1, 13),
+            ("topics", "x.y", "f.h.i", 2, 13),
+            ("defaults", None, "j", 3, 15),
+        ]
+
+
+class TestChanging:
+    def test_comments_and_order_stay(self, directory: Path) -> None:
+        path = directory / "lastword.toml"
+        settings = write_topic_settings(
+            OsFiles(),
+            path,
+            "users",
+            {"segment_ms": "2d", "cleanup.policy": "compact,delete"},
+            ["segment.bytes"],
+        )
+        text = path.read_text()
+        assert text == FILE.replace('"compact"  ', '"compact,delete"  ').replace(
+            'segment.bytes = "64MiB"\n', 'segment.ms = "2d"\n'
+        )
+        assert settings.topic("users").segment_ms == 172800000
+        assert list(path.parent.iterdir()) == [path], "no scratch file is left"
+
+    def test_a_new_topic_and_a_new_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "lastword.toml"
+        write_topic_settings(
+            OsFiles(), path, "a.b", {"cleanup_policy": frozenset({"compact"}), "segment.bytes": 2048}
+        )
+        write_topic_settings(OsFiles(), path, "a", {"lastword_key_serializer": "str"})
+        settings = Settings.load(tmp_path, env={})
+        assert settings.topic("a.b").cleanup_policy == {"compact"}
+        assert settings.topic("a.b").segment_bytes == 2048
+        assert settings.topic("a").lastword_key_serializer == "str"
+        assert settings.topic_names == ["a", "a.b"]
+
+    def test_without_a_topic(self, directory: Path) -> None:
+        path = directory / "lastword.toml"
+        write_topic_settings(OsFiles(), path, None, {"log_cleaner_threads": 3, "segment.ms": "1d"})
+        settings = Settings.load(directory, env={})
+        assert settings.instance.log_cleaner_threads == 3
+        assert settings.topic("any").segment_ms == 86400000
+        assert "# one is enough" in path.read_text()
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"cleanup.polcy": "compact"},
+            {"segment.bytes": 1},
+            {"log.cleaner.threads": 2},
+            {"min.compaction.lag.ms": 2**63},
+        ],
+    )
+    def test_a_wrong_change_leaves_the_file_alone(self, directory: Path, change: dict[str, object]) -> None:
+        with pytest.raises(InvalidSettingError):
+            write_topic_settings(OsFiles(), directory / "lastword.toml", "users", change)
+        assert (directory / "lastword.toml").read_text() == FILE
+
+    def test_a_change_that_contradicts_the_rest_leaves_the_file_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "lastword.toml"
+        path.write_text("[topics.t]\nmax.compaction.lag.ms = 5\n")
+        with pytest.raises(InvalidSettingError, match="is above"):
+            write_topic_settings(OsFiles(), path, "t", {"min_compaction_lag_ms": 6})
+        assert path.read_text() == "[topics.t]\nmax.compaction.lag.ms = 5\n"
+
+    def test_a_deleted_topic_leaves_no_settings(self, directory: Path) -> None:
+        path = directory / "lastword.toml"
+        remove_topic_settings(OsFiles(), path, "users")
+        remove_topic_settings(OsFiles(), path, "users")
+        settings = Settings.load(directory, env={})
+        assert settings.topic_names == ["orders.v2"]
+        assert settings.topic("users").cleanup_policy is None
+        remove_topic_settings(OsFiles(), directory / "absent.toml", "users")
+        assert not (directory / "absent.toml").exists()
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["a", "b.c", "ä", "x y"]),
+                st.sampled_from(
+                    ["segment.ms", "segment.bytes", "flush.ms", "cleanup.policy", "lastword.ack"]
+                ),
+                st.booleans(),
+            ),
+            max_size=12,
+        )
+    )
+    def test_any_run_of_changes_is_what_a_dict_would_hold(
+        self, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, str, bool]]
+    ) -> None:
+        path = tmp_path_factory.mktemp("config") / "lastword.toml"
+        path.write_text(FILE)
+        values = {
+            "segment.ms": 5,
+            "segment.bytes": "1KiB",
+            "flush.ms": "1h",
+            "cleanup.policy": "delete",
+            "lastword.ack": "disk",
+        }
+        expected: dict[tuple[str, str], object] = {}
+        for topic, name, setting in changes:
+            if setting:
+                write_topic_settings(OsFiles(), path, topic, {name: values[name]})
+                expected[topic, name] = TOPIC_SETTINGS[name].read(values[name])
+            else:
+                write_topic_settings(OsFiles(), path, topic, unset=[name])
+                expected.pop((topic, name), None)
+        settings = Settings.from_text(path.read_text())
+        for topic in ("a", "b.c", "ä", "x y"):
+            config = settings.topic(topic)
+            for name, setting_of in TOPIC_SETTINGS.items():
+                if name in values:
+                    default = getattr(TopicConfig(), setting_of.keyword)
+                    assert getattr(config, setting_of.keyword) == expected.get((topic, name), default)
+        assert settings.topic("users").segment_bytes == 64 << 20

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from lastword import errors
+from lastword.errors import (
+    CorruptBatchError,
+    DataError,
+    DiskFullError,
+    FileVanishedError,
+    InvalidSettingError,
+    LastwordError,
+    LogDirLockedError,
+    MissingError,
+    NoPolicyError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    StorageError,
+    SyncFailedError,
+    UnknownSettingError,
+    UnknownTopicError,
+    UsageError,
+    nearest,
+)
+
+CLASSES = sorted(
+    (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LastwordError)),
+    key=lambda kind: kind.__name__,
+)
+
+EXAMPLES = [
+    ReadOnlyError.opened("data"),
+    UnknownTopicError.named("user", "data", ["users", "orders"]),
+    UnknownSettingError.named("cleanup_polcy", ["cleanup_policy", "segment_ms"]),
+    InvalidSettingError("two\nlines", problems=["two", "lines"]),
+    NoPolicyError.of("__consumer_offsets"),
+    OffsetOutOfRangeError.below("users-0", 120, 4000, "retention.ms"),
+    CorruptBatchError.crc("users-0/00000000000000004000.log", 81920, 4210, 0x9F3A11C0, 0x1B20AA07),
+    LogDirLockedError.held("/srv/kafka", 4711, "java"),
+    DiskFullError.of("users-0", "/srv/d1", 214 << 20, 96 << 20, "users-0/x.log"),
+    SyncFailedError.of("users-0/x.log", "EIO", "/srv/d1", 5),
+    FileVanishedError("gone", errno=2, file="x"),
+    MissingError.extra("lastword.spark", "PySpark 4.2 or newer", "spark"),
+]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_class_pickles_with_all_its_facts(kind: type[LastwordError]) -> None:
+    error = kind("broken", remedy="mend it", file="a.log", position=7, offset=9)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert again.__dict__ == error.__dict__
+    assert str(again) == str(error)
+    assert again.args == error.args
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_fixed_sentences_pickle_too(error: LastwordError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.__dict__) == (type(error), str(error), error.__dict__)
+    assert getattr(again, "errno", None) == getattr(error, "errno", None)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_the_exit_code_follows_from_the_branch(kind: type[LastwordError]) -> None:
+    branches = {
+        errors.UsageError: 2,
+        errors.DataError: 3,
+        errors.BusyError: 4,
+        errors.CapacityError: 5,
+        errors.StorageError: 6,
+        errors.MissingError: 7,
+    }
+    expected = [code for branch, code in branches.items() if issubclass(kind, branch)] or [70]
+    assert [kind.exit_code] == expected
+
+
+def test_the_tree_at_the_top_names_every_class() -> None:
+    assert errors.__doc__ is not None
+    assert [kind.__name__ for kind in CLASSES if kind.__name__ not in errors.__doc__] == []
+
+
+def test_they_are_the_builtin_errors_that_callers_expect() -> None:
+    assert issubclass(UsageError, ValueError)
+    assert issubclass(StorageError, OSError)
+    assert issubclass(FileVanishedError, FileNotFoundError)
+    assert issubclass(MissingError, ImportError)
+    assert StorageError("no", errno=5).errno == 5
+
+
+def test_the_text_has_message_and_remedy() -> None:
+    assert (
+        str(ReadOnlyError.opened("data"))
+        == 'data was opened with mode "r"\n  fix: lastword.open("data", "a")'
+    )
+
+
+def test_a_data_error_names_its_file_and_position() -> None:
+    assert DataError("is bad", file="x.log", position=5).message == "x.log position 5: is bad"
+    assert DataError("x.log is bad", file="x.log", position=5).message == "x.log is bad"
+
+
+def test_the_sentences_of_the_surface() -> None:
+    texts = [error.message for error in EXAMPLES]
+    assert "no topic 'user' in data; nearest: 'users'" in texts
+    assert "unknown setting 'cleanup_polcy'; nearest: cleanup_policy" in texts
+    assert "users-0: offset 120 is below log start 4000 (retention.ms)" in texts
+    assert "/srv/kafka is in use by process 4711 (java)" in texts
+    assert "users-0 needs 214 MiB on /srv/d1, 96 MiB free; log unchanged" in texts
+    assert "fsync of users-0/x.log: EIO; /srv/d1 is offline" in texts
+    crc = EXAMPLES[6].message
+    assert crc == (
+        "users-0/00000000000000004000.log position 81920: offset 4210 has CRC 9f3a11c0, computed 1b20aa07"
+    )
+
+
+def test_nearest_finds_typing_errors_and_nothing_else() -> None:
+    assert nearest("cleanup.polcy", ["cleanup.policy", "segment.ms"]) == "cleanup.policy"
+    assert nearest("zzz", ["cleanup.policy", "segment.ms"]) is None

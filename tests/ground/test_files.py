@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lastword.errors import (
+    DiskFullError,
+    FileTakenError,
+    FileVanishedError,
+    ReadOnlyError,
+    StorageError,
+    SyncFailedError,
+)
+from lastword.files import DEFAULT, OsFiles
+
+
+@pytest.fixture
+def files() -> OsFiles:
+    return OsFiles()
+
+
+@pytest.fixture
+def size_limit() -> Iterator[None]:
+    """No file may grow past 10,000 bytes: the system writes what fits, then refuses, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_append_says_where_and_takes_any_buffer(files: OsFiles, tmp_path: Path) -> None:
+    with files.open_append(tmp_path / "a", create=True) as handle:
+        assert handle.append(b"hello") == 0
+        assert handle.append(memoryview(bytearray(b"world"))) == 5
+        assert handle.append(np.arange(2, dtype=">i4")) == 10
+        assert handle.size() == 18
+        handle.pwrite(b"J", 0)
+        handle.fsync()
+    assert (tmp_path / "a").read_bytes() == b"Jelloworld\0\0\0\0\0\0\0\1"
+
+
+def test_reads_end_at_the_end(files: OsFiles, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"hello")
+    handle = files.open_read(tmp_path / "a")
+    assert handle.pread(3, 1) == b"ell"
+    assert handle.pread(100, 3) == b"lo"
+    assert handle.pread(100, 50) == b""
+    assert handle.pread(1 << 62, 2) == b"llo", "a length that lies allocates nothing"
+    room = np.zeros(4, dtype=np.uint8)
+    assert handle.pread_into(room, 3) == 2
+    assert bytes(room) == b"lo\0\0"
+    with pytest.raises(ValueError):
+        handle.pread(-1, 0)
+    handle.close()
+    handle.close()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_missing_and_taken_names(files: OsFiles, tmp_path: Path) -> None:
+    with pytest.raises(FileVanishedError):
+        files.open_read(tmp_path / "none")
+    with pytest.raises(FileNotFoundError):
+        files.unlink(tmp_path / "none")
+    files.unlink(tmp_path / "none", missing_ok=True)
+    files.open_append(tmp_path / "a", create=True, exclusive=True).close()
+    with pytest.raises(FileTakenError):
+        files.open_append(tmp_path / "a", create=True, exclusive=True)
+    with pytest.raises(FileTakenError):
+        files.mkdir(tmp_path / "a")
+    assert files.stat(tmp_path / "none") is None
+    assert files.stat(tmp_path / "a" / "b") is None
+    assert files.exists(tmp_path / "a")
+
+
+def test_only_regular_files_are_opened(files: OsFiles, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(StorageError, match="not a regular file"):
+            files.open_read(tmp_path / name)
+    (tmp_path / "a").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    with pytest.raises(StorageError, match="symbolic link"):
+        files.open_append(tmp_path / "link")
+
+
+def test_handles_close_when_they_are_garbage(files: OsFiles, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    before = open_files()
+    handles = [files.open_read(tmp_path / "a") for _ in range(50)]
+    assert open_files() >= before + 50
+    del handles
+    gc.collect()
+    assert open_files() <= before + 5
+
+
+def test_a_full_disk_takes_the_append_back(files: OsFiles, tmp_path: Path, size_limit: None) -> None:
+    handle = files.open_append(tmp_path / "a", create=True)
+    handle.append(b"x" * 9_000)
+    with pytest.raises(DiskFullError) as caught:
+        handle.append(b"y" * 5_000)
+    assert caught.value.needed_bytes == 5_000
+    assert caught.value.free_bytes is not None
+    assert caught.value.file == str(tmp_path / "a")
+    assert handle.size() == 9_000, "nothing half-written"
+    assert handle.append(b"z" * 1_000) == 9_000, "what fits still fits"
+
+
+def test_a_failed_write_is_cut_back(files: OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = files.open_append(tmp_path / "a", create=True)
+    handle.append(b"good")
+    real = os.pwrite
+    calls = []
+
+    def short_then_broken(fd: int, data: bytes, position: int) -> int:
+        calls.append(position)
+        if len(calls) == 1:
+            return real(fd, bytes(data)[:2], position)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", short_then_broken)
+    with pytest.raises(StorageError, match="Input/output error"):
+        handle.append(b"batch")
+    monkeypatch.undo()
+    assert calls == [4, 6]
+    assert (tmp_path / "a").read_bytes() == b"good"
+
+
+def test_short_writes_are_completed(files: OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, position: real(fd, bytes(data)[:3], position))
+    handle = files.open_append(tmp_path / "a", create=True)
+    assert handle.append(b"hello world") == 0
+    assert handle.append(np.arange(4, dtype=np.int16)) == 11
+    assert (tmp_path / "a").read_bytes()[:11] == b"hello world"
+    assert handle.size() == 19
+
+
+def test_a_tail_that_cannot_be_cut_back_takes_no_append(
+    files: OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    handle = files.open_append(tmp_path / "a", create=True)
+    monkeypatch.setattr(os, "pwrite", broken)
+    monkeypatch.setattr(os, "ftruncate", broken)
+    with pytest.raises(StorageError):
+        handle.append(b"x")
+    monkeypatch.undo()
+    with pytest.raises(StorageError, match="torn tail"):
+        handle.append(b"x")
+    handle.truncate(0)
+    assert handle.append(b"x") == 0
+
+
+class TestFailedSync:
+    @pytest.fixture
+    def broken_fsync(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """fsync fails once and then, as on Linux, claims to have done it."""
+        calls: list[int] = []
+        real = os.fsync
+
+        def once(fd: int) -> None:
+            calls.append(fd)
+            if len(calls) == 1:
+                raise OSError(errno.EIO, "Input/output error")
+            real(fd)
+
+        monkeypatch.setattr(os, "fsync", once)
+        return calls
+
+    def test_it_is_final_for_the_whole_root(
+        self, files: OsFiles, tmp_path: Path, broken_fsync: list[int]
+    ) -> None:
+        (tmp_path / "p-0").mkdir()
+        files.guard(tmp_path)
+        one = files.open_append(tmp_path / "p-0" / "a", create=True)
+        other = files.open_append(tmp_path / "b", create=True)
+        one.append(b"x")
+        with pytest.raises(SyncFailedError, match="EIO") as caught:
+            one.fsync()
+        assert caught.value.errno == errno.EIO
+        for change in (
+            one.fsync,
+            lambda: one.append(b"x"),
+            lambda: other.append(b"x"),
+            other.fsync,
+            lambda: other.truncate(0),
+            lambda: files.fsync_dir(tmp_path),
+            lambda: files.rename(tmp_path / "b", tmp_path / "c"),
+            lambda: files.open_append(tmp_path / "d", create=True),
+            lambda: files.mkdir(tmp_path / "q-0"),
+        ):
+            with pytest.raises(SyncFailedError):
+                change()
+        assert len(broken_fsync) == 1, "never asked again"
+        assert isinstance(files.offline(tmp_path / "p-0"), SyncFailedError)
+        assert one.pread(1, 0) == b"x", "looking goes on"
+
+    def test_opening_again_begins_anew_but_old_handles_stay_refused(
+        self, files: OsFiles, tmp_path: Path, broken_fsync: list[int]
+    ) -> None:
+        files.guard(tmp_path)
+        old = files.open_append(tmp_path / "a", create=True)
+        with pytest.raises(SyncFailedError):
+            old.fsync()
+        files.guard(tmp_path)
+        assert files.offline(tmp_path) is None
+        with files.open_append(tmp_path / "a") as handle:
+            handle.append(b"x")
+            handle.fsync()
+        with pytest.raises(SyncFailedError):
+            old.append(b"y")
+
+    def test_other_roots_go_on(self, files: OsFiles, tmp_path: Path, broken_fsync: list[int]) -> None:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            files.guard(tmp_path / name)
+        with pytest.raises(SyncFailedError):
+            files.fsync_dir(tmp_path / "one")
+        files.open_append(tmp_path / "two" / "a", create=True).append(b"x")
+        with pytest.raises(SyncFailedError):
+            files.open_append(tmp_path / "one" / "a", create=True)
+
+    def test_a_directory_that_nobody_guards_goes_offline_alone(
+        self, files: OsFiles, tmp_path: Path, broken_fsync: list[int]
+    ) -> None:
+        handle = files.open_append(tmp_path / "a", create=True)
+        with pytest.raises(SyncFailedError):
+            handle.fsync()
+        with pytest.raises(SyncFailedError):
+            files.open_append(tmp_path / "b", create=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_read_only_directory_refuses_changes_by_permission(files: OsFiles, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(ReadOnlyError):
+            files.open_append(tmp_path / "a", create=True)
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_read_only_drive_refuses_changes(
+    files: OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(ReadOnlyError, match="Read-only file system"):
+        files.rename(tmp_path / "a", tmp_path / "b")
+
+
+def test_atomic_replacement_leaves_the_old_file_when_it_fails(
+    files: OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write_atomic(tmp_path / "f", b"old")
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(SyncFailedError):
+        files.write_atomic(tmp_path / "f", b"new")
+    assert (tmp_path / "f").read_bytes() == b"old"
+
+
+def test_names(files: OsFiles, tmp_path: Path) -> None:
+    files.mkdir(tmp_path / "d")
+    files.write_atomic(tmp_path / "d" / "b", b"1")
+    files.write_atomic(tmp_path / "d" / "a", b"22")
+    assert files.listdir(tmp_path / "d") == ["a", "b"]
+    files.set_mtime(tmp_path / "d" / "a", 1_700_000_000_123)
+    facts = files.stat(tmp_path / "d" / "a")
+    assert facts is not None
+    assert (facts.size, facts.mtime_ms) == (2, 1_700_000_000_123)
+    files.rename(tmp_path / "d" / "a", tmp_path / "d" / "b")
+    assert files.read_bytes(tmp_path / "d" / "b") == b"22"
+    files.truncate(tmp_path / "d" / "b", 1)
+    assert files.read_bytes(tmp_path / "d" / "b") == b"2"
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "keep").write_bytes(b"")
+    (tmp_path / "d" / "link").symlink_to(tmp_path / "outside")
+    files.remove_tree(tmp_path / "d")
+    assert files.listdir(tmp_path) == ["outside"]
+    assert files.listdir(tmp_path / "outside") == ["keep"], "links are not followed"
+    assert files.is_dir(tmp_path) and not files.is_dir(tmp_path / "d")
+    assert DEFAULT.free_bytes(tmp_path) > 0

@@ -1,0 +1,167 @@
+"""The lock: between processes, inside one, across fork, and when the file behind the path changes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import LogDirLockedError
+from lastword.files import OsFiles
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "r+" if sys.argv[2] == "old" else "w+")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+TRY = """
+import fcntl, sys
+file = open(sys.argv[1], "r+")
+try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("free")
+except OSError:
+    print("locked")
+"""
+
+
+@contextmanager
+def held_elsewhere(path: Path) -> Iterator[int]:
+    """Another process holds the lock as Kafka does. Yields its pid."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", HOLD, str(path), "new"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout.readline() == b"held\n"
+    try:
+        yield process.pid
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def seen_from_outside(path: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", TRY, str(path)], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / ".lock"
+
+
+def test_another_process_is_refused_and_let_in_after(path: Path) -> None:
+    with OsFiles().lock(path) as lock:
+        assert lock.held
+        assert seen_from_outside(path) == "locked"
+    assert not lock.held
+    assert seen_from_outside(path) == "free"
+
+
+def test_the_holder_is_named(path: Path) -> None:
+    with held_elsewhere(path) as pid, pytest.raises(LogDirLockedError) as caught:
+        OsFiles().lock(path)
+    assert caught.value.pid == pid
+    assert caught.value.process and caught.value.process.startswith("python")
+    assert f"{path.parent} is in use by process {pid} (python" in caught.value.message
+    OsFiles().lock(path).release()
+
+
+def test_the_same_process_is_refused_too_and_keeps_its_lock(path: Path) -> None:
+    lock = OsFiles().lock(path)
+    for _ in range(3):
+        with pytest.raises(LogDirLockedError, match=str(os.getpid())):
+            OsFiles().lock(path)
+        assert seen_from_outside(path) == "locked", (
+            "the refused attempt must not close a descriptor of the file"
+        )
+    lock.release()
+    OsFiles().lock(path).release()
+
+
+def test_other_names_of_the_same_file_are_the_same_lock(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").symlink_to(tmp_path)
+    lock = OsFiles().lock(path)
+    with pytest.raises(LogDirLockedError):
+        OsFiles().lock(tmp_path / "other" / ".lock")
+    os.link(path, tmp_path / "hard")
+    with pytest.raises(LogDirLockedError):
+        OsFiles().lock(tmp_path / "hard")
+    assert seen_from_outside(path) == "locked"
+    lock.release()
+
+
+def test_the_file_stays_when_the_lock_is_released(path: Path) -> None:
+    OsFiles().lock(path).release()
+    assert path.read_bytes() == b""
+
+
+def test_a_left_over_file_locks_nothing(path: Path) -> None:
+    path.touch()
+    OsFiles().lock(path).release()
+
+
+def test_release_twice_frees_nothing_of_the_next_holder(path: Path) -> None:
+    first = OsFiles().lock(path)
+    first.release()
+    second = OsFiles().lock(path)
+    first.release()
+    assert second.held
+    assert seen_from_outside(path) == "locked"
+    second.release()
+
+
+def test_a_file_that_was_removed_between_opening_and_locking_is_not_the_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka removes the file when it stops. A lock on the removed one would exclude nobody."""
+    real = fcntl.lockf
+    stops = []
+
+    def kafka_stops_meanwhile(fd: int, how: int) -> None:
+        if not stops:
+            stops.append(path.unlink())
+            path.touch()  # and another process makes its own
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "lockf", kafka_stops_meanwhile)
+    lock = OsFiles().lock(path)
+    monkeypatch.undo()
+    assert stops
+    assert seen_from_outside(path) == "locked"
+    lock.release()
+
+
+def test_a_forked_child_holds_nothing_and_frees_nothing(path: Path) -> None:
+    lock = OsFiles().lock(path)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answers = [str(lock.held)]
+        try:
+            OsFiles().lock(path)
+            answers.append("taken")
+        except LogDirLockedError as error:
+            answers.append(f"refused {error.pid == os.getppid()}")
+        lock.release()
+        os.write(writing, " ".join(answers).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 100) == b"False refused True"
+    os.close(reading)
+    os.close(writing)
+    assert lock.held
+    assert seen_from_outside(path) == "locked"
+    lock.release()

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from lastword import metrics
+from lastword.files import OsFiles
+
+
+def test_counters_add_up_over_threads() -> None:
+    counter = metrics.APPEND_RECORDS
+    before = counter.value("threads")
+    threads = [
+        threading.Thread(target=lambda: [counter.add(1, "threads") for _ in range(2000)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counter.value("threads") - before == 8000
+
+
+def test_a_sync_is_measured(tmp_path: Path) -> None:
+    files = OsFiles()
+    files.guard(tmp_path)
+    files.write_atomic(tmp_path / "a", b"x")
+    assert metrics.FSYNC_SECONDS.count(str(tmp_path)) == 2
+
+
+def test_prometheus_shows_the_same_numbers() -> None:
+    metrics.APPEND_RECORDS.add(3, "shown")
+    metrics.LOG_SEGMENTS.set(7, "shown", "0")
+    metrics.APPEND_SECONDS.observe(0.02, "disk-shown")
+    metrics.APPEND_SECONDS.observe(5000, "disk-shown")
+    registry = CollectorRegistry()
+    metrics.register(registry)
+    text = generate_latest(registry).decode()
+    assert 'lastword_append_records_total{topic="shown"} 3.0' in text
+    assert 'lastword_log_segments{partition="0",topic="shown"} 7.0' in text
+    assert 'lastword_append_duration_seconds_bucket{ack="disk-shown",le="0.01"} 0.0' in text
+    assert 'lastword_append_duration_seconds_bucket{ack="disk-shown",le="0.025"} 1.0' in text
+    assert 'lastword_append_duration_seconds_bucket{ack="disk-shown",le="+Inf"} 2.0' in text
+    assert 'lastword_append_duration_seconds_sum{ack="disk-shown"} 5000.02' in text
+    metrics.LOG_SEGMENTS.remove("shown", "0")
+    assert 'partition="0",topic="shown"' not in generate_latest(registry).decode()
+
+
+def test_the_ground_floor_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, lastword.config, lastword.files, lastword.metrics, lastword.records; "
+        "heavy = 'numba numpy pyarrow pyspark prometheus_client tomlkit cramjam'.split(); "
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
