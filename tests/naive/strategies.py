@@ -16,7 +16,7 @@ headers = st.lists(
 
 
 def keys(distinct: int = 6) -> st.SearchStrategy[bytes | None]:
-    """Few keys, so that they meet again; of all lengths around the edges of the hash and of the arena entry."""
+    """Few keys, so that they meet again; of lengths around the edges of hash and arena entry."""
     lengths = (0, 1, 7, 8, 9, 16, 17, 24, 40, 254, 255, 300)
     pool = [bytes([65 + i % 26]) * lengths[i % len(lengths)] for i in range(distinct * 2)]
     return st.one_of(st.none(), st.sampled_from(pool), st.sampled_from(pool), st.binary(max_size=30))
@@ -34,7 +34,7 @@ def batches(
     with_empty: bool = True,
 ) -> list[bytes]:
     """A log's batches, offsets ascending with gaps; some empty, some control, some with a horizon (T)."""
-    gaps = gap or st.sampled_from([0, 0, 0, 1, 3, 100, 5000])
+    gaps = gap if gap is not None else st.sampled_from([0, 0, 0, 1, 3, 100, 5000])
     offset = first_offset
     found = []
     for _ in range(draw(st.integers(0, most))):

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lastword import kernels
+from lastword.kernels import cache
+
+PROGRAM = """
+from lastword import kernels
+kernels.warm(print)
+import numba
+print(numba.config.CACHE_DIR or "elsewhere untouched")
+"""
+
+
+def run(program: str, **environment: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_compiled_once_and_said_once(tmp_path: Path) -> None:
+    first = run(PROGRAM, LASTWORD_CACHE_DIR=str(tmp_path))
+    assert first == ["compiling kernels (once)", "elsewhere untouched"]
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == f"kernels-{cache.sources_digest()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    compiled = sorted(path.name for path in folder.rglob("*.nbc"))
+    assert run(PROGRAM, LASTWORD_CACHE_DIR=str(tmp_path)) == ["elsewhere untouched"]
+    assert sorted(path.name for path in folder.rglob("*.nbc")) == compiled
+
+
+def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    assert cache._private_folder(folder)
+    folder.chmod(0o777)
+    assert not cache._private_folder(folder)
+
+
+def test_no_folder_where_a_file_lies(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert not cache._private_folder(tmp_path / "file")
+    assert not cache._private_folder(tmp_path / "file" / "below")
+
+
+def test_an_unusable_choice_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LASTWORD_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    found = cache.cache_folder.__wrapped__()
+    assert found.parent == tmp_path / f"lastword-{os.getuid()}"
+    assert found.stat().st_mode & 0o777 == 0o700
+
+
+def test_warm_leaves_nothing_to_compile() -> None:
+    """`warm` uses the types of the real callers: a whole round afterwards compiles nothing new."""
+    from lastword.kernels import batches, columns, digest, gather, offset_map, pack, pages, repack
+
+    kernels.warm()
+    dispatchers = {
+        f"{module.__name__}.{name}": found
+        for module in (batches, columns, digest, gather, offset_map, pack, pages, repack)
+        for name, found in vars(module).items()
+        if hasattr(found, "signatures")
+    }
+    before = {name: len(found.signatures) for name, found in dispatchers.items()}
+    _whole_round()
+    assert {name: len(found.signatures) for name, found in dispatchers.items()} == before
+
+
+def _whole_round() -> None:
+    import numpy as np
+    import pyarrow as pa
+
+    from lastword.kernels.digest import sum_contents, sum_pairs
+    from lastword.kernels.keyhash import digest_seeds
+    from lastword.kernels.repack import KEEP_BASE, repack_rows, room_needed
+    from lastword.records.chunk import chunk_of
+    from lastword.records.columns import decode_columns, raw_records, to_arrow
+    from lastword.records.pack import pack_arrow, rebase
+    from lastword.resolve import resolve
+    from tests.resolve.support import MemorySegment
+
+    keys = pa.array([b"k%d" % (i % 150) for i in range(200)])
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = pa.array([[{"key": "h", "value": None}]] * 200, kind)
+    data = bytearray().join(pack_arrow(keys, keys, np.zeros(200, np.int64), headers, batch_bytes=500))
+    rebase(data, 0, 0)
+    found = resolve([MemorySegment(bytes(data), 0, 200)], map_bytes=1500, salt=b"", now_ms=0)
+    assert found.passes > 1
+    chunk = chunk_of(data)
+    columns = decode_columns(chunk)
+    to_arrow(columns.select(~found.dead.mask(columns.offset)), chunk)
+    raw_records(columns, chunk)
+    found.dead.count(0, 100)
+    out = np.empty(1 << 16, np.uint8)
+    table = np.empty((100, chunk.table.shape[1]), np.int64)
+    retain = np.zeros(chunk.rows, np.uint8)
+    classes = np.empty(100, np.int64)
+    dead = found.dead.window(0, 200).arrays
+    room_needed(chunk.table, 0)
+    repack_rows(
+        chunk.raw,
+        chunk.plain,
+        chunk.table,
+        chunk.rows,
+        0,
+        retain,
+        *dead,
+        -1,
+        KEEP_BASE,
+        out,
+        0,
+        table,
+        0,
+        classes,
+    )
+    sum_contents(chunk.plain, chunk.table, chunk.rows, *dead)
+    sum_pairs(chunk.plain, chunk.table, chunk.rows, *digest_seeds(found.digest_seed))
+
+
+CHECKED = """
+import numba
+import numpy as np
+from lastword.kernels import memory
+
+@numba.njit
+def load(data, position):
+    return memory.load64(data, position)
+
+for position in (-1, 3, 1 << 62):
+    try:
+        print(load(np.zeros(10, np.uint8), position))
+    except IndexError:
+        print("refused")
+print(load(np.zeros(10, np.uint8), 2))
+"""
+
+
+@pytest.mark.slow
+def test_the_bounds_check_reaches_raw_loads() -> None:
+    assert run(CHECKED, NUMBA_BOUNDSCHECK="1") == ["refused"] * 3 + ["0"]
+
+
+@pytest.mark.slow
+def test_no_access_out_of_bounds() -> None:
+    """The kernels' tests again, with every raw access checked; an IndexError fails them."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "not slow",
+            "-p",
+            "no:cacheprovider",
+            str(here),
+            str(here.parent / "resolve"),
+        ],
+        env={**os.environ, "NUMBA_BOUNDSCHECK": "1"},
+        cwd=here.parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

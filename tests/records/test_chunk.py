@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError, UnknownMagicError
+from lastword.kernels import table as fields
+from lastword.records.chunk import BytesSource, ChunkReader, chunk_of
+from lastword.records.columns import decode_columns, raw_records
+from lastword.records.compression import compress
+from tests.naive.batches import walk
+from tests.naive.pack import Record, encode_batch, seal
+from tests.naive.strategies import T, batches
+
+
+def reader(data: bytes, **options: object) -> ChunkReader:
+    return ChunkReader(BytesSource(data), "users-0/0.log", 0, len(data), **options)  # type: ignore[arg-type]
+
+
+def compressed(batch: bytes, codec: int) -> bytes:
+    head = bytearray(batch[:61])
+    head[22] = head[22] & ~7 | codec
+    return seal(bytes(head) + compress(codec, batch[61:]))
+
+
+@settings(deadline=None)
+@given(batches(), st.integers(1, 400))
+def test_whatever_the_chunk_size(log: list[bytes], chunk_bytes: int) -> None:
+    data = b"".join(log)
+    found = []
+    chunks = reader(data, chunk_bytes=chunk_bytes)
+    for chunk in chunks:
+        for row in chunk.table:
+            start, size = int(row[fields.POSITION]), int(row[fields.SIZE])
+            found.append((int(row[fields.FILE_POSITION]), chunk.raw[start : start + size].tobytes()))
+    headers, _, _ = walk(data)
+    assert found == [(header.position, batch) for header, batch in zip(headers, log, strict=True)]
+    assert chunks.position == len(data)
+    assert chunks.next_offset == (headers[-1].last_offset + 1 if headers else 0)
+
+
+@settings(deadline=None)
+@given(
+    batches(attribute_choices=(0, 8), with_empty=False),
+    st.lists(st.integers(0, 4), min_size=6, max_size=6),
+    st.integers(1, 1000),
+)
+def test_every_codec_beside_every_other(log: list[bytes], codecs: list[int], chunk_bytes: int) -> None:
+    mixed = [compressed(batch, codec) if codec else batch for batch, codec in zip(log, codecs, strict=False)]
+    plain = [
+        record for chunk in reader(b"".join(log)) for record in raw_records(decode_columns(chunk), chunk)
+    ]
+    found = []
+    for chunk in reader(b"".join(mixed), chunk_bytes=chunk_bytes):
+        found += raw_records(decode_columns(chunk), chunk)
+    assert found == plain
+
+
+GOOD = [encode_batch([Record(i, T, b"k", b"value")]) for i in range(3)]
+
+
+def test_batches_before_a_bad_one_come_first() -> None:
+    bad = bytearray(GOOD[2])
+    bad[-1] ^= 1
+    chunks = reader(GOOD[0] + GOOD[1] + bytes(bad))
+    assert next(chunks).rows == 2
+    with pytest.raises(CorruptBatchError, match=r"offset 2 has CRC [0-9a-f]{8}, computed") as caught:
+        next(chunks)
+    assert caught.value.file == "users-0/0.log"
+    assert caught.value.position == len(GOOD[0]) * 2
+    assert caught.value.offset == 2
+    assert caught.value.remedy
+
+
+def test_an_unverified_reader_takes_a_bad_checksum_but_no_bad_length() -> None:
+    bad = bytearray(GOOD[0])
+    bad[-1] ^= 1
+    assert next(reader(bytes(bad), verify=False)).rows == 1
+    bad[8:12] = (13).to_bytes(4, "big")
+    with pytest.raises(CorruptBatchError, match="impossible length"):
+        next(reader(bytes(bad), verify=False))
+
+
+@pytest.mark.parametrize("left", [1, 11, 16, 17, 60, 72])
+def test_a_partial_tail(left: int) -> None:
+    data = GOOD[0] + GOOD[1][:left]
+    chunks = reader(data)
+    next(chunks)
+    with pytest.raises(CorruptBatchError, match=f"the last {left} bytes are not a whole batch"):
+        next(chunks)
+    chunks = reader(data, stop_at_partial_tail=True)
+    assert [chunk.rows for chunk in chunks] == [1]
+    assert chunks.position == len(GOOD[0])
+
+
+def test_a_file_shorter_than_its_owner_said() -> None:
+    chunks = ChunkReader(BytesSource(GOOD[0]), "f", 0, 1000, stop_at_partial_tail=True)
+    assert [chunk.rows for chunk in chunks] == [1]
+
+
+def test_a_claimed_length_makes_no_memory() -> None:
+    bad = bytearray(GOOD[0])
+    bad[8:12] = ((1 << 31) - 100).to_bytes(4, "big")
+    chunks = reader(bytes(bad))
+    with pytest.raises(CorruptBatchError, match="not a whole batch"):
+        next(chunks)
+    assert chunks._raw.size < 1000
+
+
+def test_a_batch_larger_than_allowed() -> None:
+    data = GOOD[0] + encode_batch([Record(1, T, b"k", bytes(5000))])
+    for chunk_bytes in (100, 1 << 20):
+        with pytest.raises(CorruptBatchError, match="impossible length"):
+            list(reader(data, chunk_bytes=chunk_bytes, max_batch_bytes=4000))
+    assert sum(chunk.rows for chunk in reader(data, chunk_bytes=100)) == 2
+
+
+def test_offsets_must_rise() -> None:
+    with pytest.raises(CorruptBatchError, match="offsets do not increase; at least 2 was due"):
+        list(reader(GOOD[1] + GOOD[0]))
+    with pytest.raises(CorruptBatchError, match="at least 5 was due"):
+        list(reader(GOOD[1], first_offset=5))
+
+
+def test_an_unknown_magic_is_named() -> None:
+    bad = bytearray(GOOD[0])
+    bad[16] = 77
+    with pytest.raises(UnknownMagicError, match="magic 77"):
+        list(reader(bytes(bad)))
+
+
+def test_a_payload_that_is_not_its_codecs() -> None:
+    for codec in (1, 2, 3, 4):
+        head = bytearray(GOOD[0])
+        head[22] = codec
+        with pytest.raises(DataError) as caught:
+            list(reader(seal(bytes(head))))
+        assert (caught.value.file, caught.value.position, caught.value.offset) == ("users-0/0.log", 0, 0)
+    head[22] = 6
+    with pytest.raises(CorruptBatchError, match="codec 6"):
+        list(reader(seal(bytes(head))))
+
+
+@pytest.mark.slow
+def test_a_payload_that_grows_past_belief() -> None:
+    squeezer = zlib.compressobj(9, wbits=31)
+    block = bytes(1 << 20)
+    bomb = b"".join(squeezer.compress(block) for _ in range(100)) + squeezer.flush()
+    head = bytearray(GOOD[0][:61])
+    head[22] = 1
+    with pytest.raises(DecompressionLimitError) as caught:
+        list(reader(seal(bytes(head) + bomb)))
+    assert caught.value.position == 0
+
+
+def test_more_batches_than_the_first_table_holds() -> None:
+    log = [encode_batch([Record(i, T, b"k", None)]) for i in range(3000)]
+    chunk = chunk_of(b"".join(log))
+    assert chunk.rows == 3000
+    assert chunk.next_offset == 3000
+    assert sum(one.rows for one in reader(b"".join(log))) == 3000
+
+
+def test_chunk_of_names_what_follows_its_batches() -> None:
+    with pytest.raises(CorruptBatchError, match="the last 3 bytes"):
+        chunk_of(GOOD[0] + b"abc")

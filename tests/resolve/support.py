@@ -1,0 +1,41 @@
+"""Segments in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lastword.records.chunk import BytesSource, Chunk, ChunkReader
+from tests.naive.batches import walk
+
+
+class MemorySegment:
+    """A SegmentSource over bytes; `chunk_bytes` given here wins, so that tests get small chunks."""
+
+    def __init__(
+        self, data: bytes, base_offset: int, next_offset: int, chunk_bytes: int | None = None
+    ) -> None:
+        self.data = data
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+        self.size = len(data)
+        self.file = f"{base_offset:020d}.log"
+        self._chunk_bytes = chunk_bytes
+
+    def chunk_reader(self, *, chunk_bytes: int = 1 << 20, verify: bool = True) -> Iterator[Chunk]:
+        size = self._chunk_bytes or chunk_bytes
+        return ChunkReader(BytesSource(self.data), self.file, 0, self.size, chunk_bytes=size, verify=verify)
+
+
+def segments(
+    batches: Sequence[bytes], cuts: Sequence[int], chunk_bytes: int | None = None
+) -> list[MemorySegment]:
+    """The batches as consecutive segments, a new one at each index in `cuts`."""
+    edges = sorted({0, *(cut for cut in cuts if cut < len(batches))})
+    found = []
+    for start, end in zip(edges, [*edges[1:], len(batches)], strict=True):
+        data = b"".join(batches[start:end])
+        headers = walk(data)[0]
+        base = headers[0].base_offset if headers else 0
+        after = headers[-1].last_offset + 1 if headers else 0
+        found.append(MemorySegment(data, base, after, chunk_bytes))
+    return found

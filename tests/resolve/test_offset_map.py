@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from lastword.kernels import offset_map as loops
+from lastword.kernels import table as fields
+from lastword.resolve.offset_map import OffsetMap
+from lastword.resolve.resolver import _Resolver
+from tests.naive.pack import Record, encode_batch
+from tests.resolve.support import segments
+
+
+def filled(records: list[Record], map_bytes: int = 1 << 16) -> OffsetMap:
+    resolver = _Resolver(segments([encode_batch(records)], []), map_bytes, b"s", None, None, 1 << 20)
+    resolver.run()
+    assert resolver.map is not None
+    return resolver.map
+
+
+def test_newest_of_each_key() -> None:
+    keys = [b"", b"a", b"a" * 7, b"a" * 8, b"a" * 9, b"a" * 254, b"a" * 255, b"a" * 256, b"\0", b"\0\0"]
+    records = [Record(i, 0, key, b"") for i, key in enumerate(keys * 3)]
+    found = filled(records)
+    assert found.distinct_keys == len(keys)
+    assert [found.newest(key) for key in keys] == [2 * len(keys) + i for i in range(len(keys))]
+    assert found.newest(b"b") == -1
+    assert found.newest(b"a" * 6) == -1
+
+
+def test_known_keys_update_a_full_map() -> None:
+    """What no room is needed for goes on in one pass."""
+    keys = [b"%03d" % i for i in range(60)]
+    records = [Record(i, 0, keys[i % 60], b"") for i in range(600)]
+    exact = 8 + 60 * (13 + 3) + 8 * 76
+    found = filled(records, exact)
+    assert found.passes == 1
+    assert found.newest(keys[59]) == 599
+
+
+def test_the_budget_is_one_block() -> None:
+    found = filled([Record(0, 0, b"k", b"")], 5003)
+    assert found.block.nbytes == found.map_bytes == 5000
+    assert found.bytes_used <= 5000
+    assert 0 < found.used_ratio < 1
+
+
+def test_a_small_log_touches_little_of_a_large_budget() -> None:
+    found = filled([Record(i, 0, b"%d" % i, b"") for i in range(100)], 1 << 26)
+    assert found.bytes_used < 10_000
+
+
+def test_no_map_without_bytes() -> None:
+    with pytest.raises(ValueError, match="at least"):
+        OffsetMap(100, b"", 0, most_records=1, key_bytes=8)
+
+
+def test_constants_that_two_modules_share() -> None:
+    from lastword.kernels import pages
+
+    assert pages._PAGES_STORED == loops.PAGES_STORED
+    assert fields.FIELDS == fields.PLAIN_END + 1
+
+
+def test_keys_with_one_tag_and_one_slot_stay_two() -> None:
+    """A tag is only a candidate. Two such keys are searched for with the salt that the map will have."""
+    from lastword.kernels.keyhash import seeds
+    from tests.naive.keyhash import MASK, key_hash
+
+    seed0, seed1 = (int(seed) for seed in seeds(b"s", b"lastword map"))
+    seen: dict[tuple[int, int], bytes] = {}
+    pair = None
+    for i in range(60_000):
+        key = b"%06d" % i
+        hashed = key_hash(key, seed0, seed1)
+        slot = (hashed * int(loops._SPREAD) & MASK) * 8 >> 64
+        other = seen.setdefault((hashed & 0xFFFFFF, slot), key)
+        if other != key:
+            pair = other, key
+            break
+    assert pair is not None
+    first, second = pair
+    found = filled([Record(0, 0, first, b""), Record(1, 0, second, b""), Record(2, 0, first, b"")])
+    assert int(found.state[loops.SLOTS]) == 8  # the slots that the pair was searched for
+    assert found.distinct_keys == 2
+    assert (found.newest(first), found.newest(second)) == (2, 1)

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword.errors import CapacityError, CorruptBatchError, UnsupportedBatchError
+from lastword.kernels.keyhash import digest_seeds
+from lastword.resolve import Resolution, resolve
+from tests.naive import offset_map as naive
+from tests.naive.pack import Record, encode_batch
+from tests.naive.strategies import T, batches
+from tests.resolve.support import MemorySegment, segments
+
+BIG = 1 << 20
+
+
+def check(
+    sources: Sequence[MemorySegment], map_bytes: int, now_ms: int | None, salt: bytes = b"salt"
+) -> Resolution:
+    found = resolve(sources, map_bytes=map_bytes, salt=salt, now_ms=now_ms)
+    seeds = [int(seed) for seed in digest_seeds(found.digest_seed)]
+    expected, newest = naive.resolve([source.data for source in sources], now_ms, *seeds)
+    assert found.dead.offsets().tolist() == sorted(set().union(*(facts.dead for facts in expected)))
+    assert found.distinct_keys == len(newest)
+    for facts, wanted, source in zip(found.segments, expected, sources, strict=True):
+        assert facts.records == wanted.records
+        assert facts.dead_records == len(wanted.dead)
+        assert facts.live_digest == wanted.digest
+        assert facts.tombstones == wanted.tombstones
+        assert facts.tombstones_without_horizon == wanted.tombstones_without_horizon
+        assert facts.due_tombstones == wanted.due_tombstones
+        assert facts.keyless == wanted.keyless
+        assert found.dead.count(source.base_offset, source.next_offset) == facts.dead_records
+        assert facts.live_bytes + facts.dead_bytes == facts.size_bytes == source.size
+        assert 0 <= facts.dead_bytes <= source.size
+    return found
+
+
+cuts = st.lists(st.integers(1, 12), max_size=4)
+
+
+@given(batches(most=12), cuts, st.sampled_from([None, T]), st.sampled_from([1024, 1600, BIG]))
+def test_like_a_dict(log: list[bytes], at: list[int], now_ms: int | None, map_bytes: int) -> None:
+    check(segments(log, at, chunk_bytes=200), map_bytes, now_ms)
+
+
+@given(batches(most=6, gap=st.sampled_from([0, 1, 1 << 20, 1 << 28]), first_offset=1 << 62), cuts)
+def test_sparse_offsets(log: list[bytes], at: list[int]) -> None:
+    check(segments(log, at), BIG, None)
+
+
+def synthetic(seed: int, records: int, keys: int, segment_records: int) -> list[MemorySegment]:
+    rng = random.Random(seed)
+    log = []
+    offset = 0
+    while offset < records:
+        count = min(rng.randint(1, 40), records - offset)
+        made = []
+        for _ in range(count):
+            key = b"key-%d" % rng.randrange(keys)
+            value = None if rng.random() < 0.1 else bytes(rng.randrange(30))
+            made.append(Record(offset, T, key, value))
+            offset += 1
+        horizon = rng.choice([None, T - 5, T + 5])
+        log.append(encode_batch(made, attributes=0x40 if horizon else 0, base_timestamp=horizon))
+    starts = range(0, len(log), max(1, segment_records // 20))
+    return segments(log, list(starts), chunk_bytes=3000)
+
+
+@pytest.mark.parametrize("now_ms", [None, T])
+def test_a_tiny_map_finds_what_a_big_one_finds(now_ms: int | None) -> None:
+    sources = synthetic(1, 3000, 700, 500)
+    big = check(sources, BIG, now_ms)
+    assert big.passes == 1
+    for map_bytes in (1024, 2000, 4096, 12_345):
+        tiny = check(sources, map_bytes, now_ms)
+        assert tiny.passes > 1
+        assert tiny.segments == big.segments
+        assert tiny.map_bytes_used <= map_bytes
+
+
+def test_passes_stay_near_what_the_keys_need() -> None:
+    sources = synthetic(2, 6000, 2000, 1000)
+    needed = 2000 * (13 + 8 + 10)
+    found = check(sources, needed // 3, None)
+    assert found.passes <= 7
+
+
+def test_no_records_at_all() -> None:
+    assert resolve([], map_bytes=BIG, salt=b"", now_ms=None).segments == ()
+    found = resolve([MemorySegment(b"", 0, 0)], map_bytes=BIG, salt=b"", now_ms=None)
+    assert (found.records, found.distinct_keys, found.segments[0].records) == (0, 0, 0)
+
+
+def test_a_cleaning_takes_due_tombstones_and_records_without_key() -> None:
+    log = [
+        encode_batch([Record(0, T, b"a", b"1"), Record(1, T, None, b"x"), Record(2, T, b"b", b"1")]),
+        encode_batch([Record(3, T, b"a", None)], attributes=0x40, base_timestamp=T),
+        encode_batch([Record(4, T, b"b", None)], attributes=0x40, base_timestamp=T + 1),
+        encode_batch([Record(5, T, b"c", None)]),
+    ]
+    cleaning = check(segments(log, [1, 2, 3]), BIG, T)
+    assert cleaning.dead.offsets().tolist() == [0, 1, 2, 3]
+    assert [facts.due_tombstones for facts in cleaning.segments] == [0, 1, 0, 0]
+    assert [facts.tombstones for facts in cleaning.segments] == [0, 0, 1, 1]
+    assert [facts.tombstones_without_horizon for facts in cleaning.segments] == [0, 0, 0, 1]
+    view = check(segments(log, [1, 2, 3]), BIG, None)
+    assert view.dead.offsets().tolist() == [0, 2]
+
+
+def test_a_key_written_again_after_its_due_tombstone_lives() -> None:
+    log = [
+        encode_batch([Record(0, T, b"a", b"1")]),
+        encode_batch([Record(1, T, b"a", None)], attributes=0x40, base_timestamp=T),
+        encode_batch([Record(2, T, b"a", b"2")]),
+    ]
+    found = check(segments(log, [1, 2]), BIG, T)
+    assert found.dead.offsets().tolist() == [0, 1]
+    assert sum(facts.due_tombstones for facts in found.segments) == 0
+
+
+def test_two_keys_with_one_md5_stay_two() -> None:
+    import hashlib
+
+    first, second = (
+        b"TEXTCOLLBYfGiJUETHQ4h%scKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak" % letter
+        for letter in (b"A", b"E")
+    )
+    assert first != second
+    assert hashlib.md5(first).digest() == hashlib.md5(second).digest()
+    log = [encode_batch([Record(0, T, first, b"1"), Record(1, T, second, b"2")])]
+    found = check(segments(log, []), BIG, None)
+    assert found.distinct_keys == 2
+    assert found.dead.offsets().tolist() == []
+
+
+def test_two_keys_taken_for_one_leave_the_digest_wrong() -> None:
+    """The certificate's sum is made with the killer's key: a false kill does not cancel out."""
+    log = [encode_batch([Record(0, T, b"one", b"1"), Record(1, T, b"two", b"2")])]
+    found = check(segments(log, []), BIG, None)
+    seed0, seed1 = (int(seed) for seed in digest_seeds(found.digest_seed))
+    from tests.naive.keyhash import MASK, pair_digest
+
+    survivor = pair_digest(b"two", 1, seed0, seed1)
+    met = found.segments[0].live_digest
+    false_kill = (met - pair_digest(b"two", 0, seed0, seed1)) & MASK
+    assert false_kill != survivor
+
+
+def test_transactions_are_refused_by_name() -> None:
+    log = [encode_batch([Record(7, T, b"a", b"1")], attributes=0x10, producer=(5, 0, 0))]
+    with pytest.raises(UnsupportedBatchError, match=r"00000000000000000007.log position 0.*transactional"):
+        resolve(segments(log, []), map_bytes=BIG, salt=b"", now_ms=None)
+
+
+def test_control_batches_leave_no_trace() -> None:
+    marker = encode_batch([Record(1, T, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(5, 0, -1))
+    log = [
+        encode_batch([Record(0, T, b"\0\0\0\1", b"user")]),
+        marker,
+        encode_batch([Record(2, T, b"x", b"1")]),
+    ]
+    found = check(segments(log, []), BIG, T)
+    assert found.dead.offsets().tolist() == []
+    assert (found.records, found.segments[0].control_batches) == (2, 1)
+
+
+def test_segments_that_overlap_are_refused() -> None:
+    first = encode_batch([Record(0, T, b"a", b"1"), Record(9, T, b"b", b"1")])
+    second = encode_batch([Record(5, T, b"a", b"2")])
+    with pytest.raises(CorruptBatchError, match="offsets do not increase"):
+        resolve(
+            [MemorySegment(first, 0, 10), MemorySegment(second, 5, 6)],
+            map_bytes=BIG,
+            salt=b"",
+            now_ms=None,
+        )
+    with pytest.raises(ValueError, match="ascending"):
+        resolve(
+            [MemorySegment(second, 5, 6), MemorySegment(first, 0, 10)], map_bytes=BIG, salt=b"", now_ms=None
+        )
+
+
+def test_a_key_larger_than_the_map() -> None:
+    log = [encode_batch([Record(i, T, b"%04d" % i * size, b"")]) for i, size in enumerate((1, 1000, 1))]
+    with pytest.raises(CapacityError, match="does not fit the map"):
+        resolve(segments(log, []), map_bytes=2048, salt=b"", now_ms=None)
+    check(segments(log, []), 5000, None)
+
+
+def test_keys_longer_and_shorter_than_the_first_ones() -> None:
+    """The slots are chosen for the first keys; the balance is struck anew when others come."""
+    for sizes in ((200, 4), (4, 200)):
+        log = []
+        for i in range(400):
+            key = b"%04d" % i * (sizes[i // 200] // 4)
+            log.append(encode_batch([Record(i, T, key, b"")]))
+        room = 200 * (sum(sizes) + 2 * (13 + 10))
+        found = check(segments(log, [200], chunk_bytes=1000), int(room * 1.15), None)
+        assert found.passes == 1
+
+
+def test_progress_reaches_the_end() -> None:
+    sources = synthetic(3, 500, 50, 100)
+    heard: list[tuple[int, int]] = []
+    resolve(
+        sources,
+        map_bytes=BIG,
+        salt=b"",
+        now_ms=None,
+        progress=lambda done, total: heard.append((done, total)),
+    )
+    total = sum(source.size for source in sources)
+    assert heard[-1] == (total, total)
+    assert [done for done, _ in heard] == sorted(done for done, _ in heard)
+
+
+def dense(keys: np.ndarray) -> list[MemorySegment]:
+    """One record for each row of `keys` (uint8[n, size]), made by the pack kernel."""
+    import pyarrow as pa
+
+    from lastword.records.pack import pack_arrow, rebase
+
+    count, size = keys.shape
+    offsets = (np.arange(count + 1) * size).astype(np.int32)
+    array = pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(keys))]
+    )
+    data = bytearray().join(pack_arrow(array, pa.array([b""] * count), np.full(count, T)))
+    rebase(data, 0, 0)
+    return [MemorySegment(bytes(data), 0, count)]
+
+
+def test_a_key_of_24_bytes_costs_at_most_52() -> None:
+    count = 20_000
+    keys = np.random.default_rng(0).integers(0, 256, (count, 24), np.uint8)
+    found = resolve(dense(keys), map_bytes=52 * count, salt=b"s", now_ms=None)
+    assert (found.passes, found.distinct_keys) == (1, count)
+
+
+def test_keys_chosen_without_the_salt_cost_no_more_probes() -> None:
+    """Counters, keys one bit apart, equal low or high bytes: what a weaker hash sends to one place."""
+    count = 20_000
+    numbers = np.arange(count, dtype=np.uint64)
+    random_keys = np.random.default_rng(1).integers(0, 256, (count, 16), np.uint8)
+    hostile = {
+        "counter": np.stack([numbers, numbers * 0], axis=1),
+        "high": np.stack([numbers << np.uint64(40), numbers * 0], axis=1),
+        "second word": np.stack([numbers * 0, numbers << np.uint64(48)], axis=1),
+        "both": np.stack([numbers, ~numbers], axis=1),
+    }
+    map_bytes = 45 * count
+
+    def probes(keys: np.ndarray) -> float:
+        found = resolve(dense(keys), map_bytes=map_bytes, salt=b"secret", now_ms=None)
+        assert found.distinct_keys == count
+        return found.probes / found.records
+
+    usual = probes(random_keys)
+    for name, words in hostile.items():
+        assert probes(words.view(np.uint8)) <= 2 * usual, name
+
+
+def test_the_salt_changes_no_result() -> None:
+    sources = synthetic(4, 800, 100, 200)
+    found = [check(sources, 3000, T, salt) for salt in (b"", b"a", bytes(16))]
+    assert len({facts.dead_records for one in found for facts in one.segments[:1]}) == 1
+    assert len({tuple(one.dead.offsets().tolist()) for one in found}) == 1
+
+
+def test_many_pages() -> None:
+    """More pages than there is room for at first, met out of step with the pieces."""
+    log = [
+        encode_batch([Record(i * 4096, T, b"k%d" % (i % 7), b"")], base_offset=i * 4096) for i in range(3000)
+    ]
+    found = check(segments(log, [1000, 2000]), BIG, None)
+    assert found.dead.page_ids.size == 3000
