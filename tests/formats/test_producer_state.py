@@ -1,0 +1,349 @@
+"""Producer state. Names tell the property of the specification (6.W, 6.G, 6.N)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword.errors import (
+    CoordinatorFencedError,
+    ProducerFencedError,
+    SequenceGapError,
+    TransactionStateError,
+)
+from lastword.partition.producer_state import (
+    Producer,
+    ProducerState,
+    SequencedBatch,
+    add_sequence,
+    subtract_sequence,
+)
+from lastword.partition.transactions import OpenTransactions
+from lastword.records.batch import BatchHeader
+from lastword.records.control import ControlRecord
+from lastword.segment.txn_index import AbortedTransaction
+from tests.formats.batches import T, abort, commit, control, data
+
+MAX = 2**31 - 1
+PID = 7
+
+
+def append(
+    state: ProducerState, header: BatchHeader, marker: ControlRecord | None = None
+) -> SequencedBatch | list[AbortedTransaction]:
+    """What a leader does with one batch: the earlier batch for a duplicate, else the new index entries."""
+    pending = state.begin()
+    earlier = pending.add(header, marker)
+    return state.apply(pending) if earlier is None else earlier
+
+
+def state_after(*batches: BatchHeader) -> ProducerState:
+    state = ProducerState()
+    for header in batches:
+        assert append(state, header) == []
+    return state
+
+
+def producer(state: ProducerState) -> Producer:
+    found = state.get(PID)
+    assert found is not None
+    return found
+
+
+def test_6N_142_sequences_wrap_at_max_int() -> None:
+    assert add_sequence(MAX, 1) == 0
+    assert add_sequence(MAX - 1, 3) == 1
+    assert subtract_sequence(0, 1) == MAX
+    assert subtract_sequence(1, 3) == MAX - 1
+
+
+def test_6N_141_a_batch_across_the_wrap_keeps_first_and_last_sequence() -> None:
+    (batch,) = producer(state_after(data(PID, 0, MAX - 1, count=3))).batches
+    assert (batch.first_sequence, batch.last_sequence) == (MAX - 1, 0)
+
+
+def test_6W_308_gaps_repetitions_and_epochs() -> None:
+    state = state_after(data(PID, 0, 0), data(PID, 1, 1))
+    for sequence in (3, 9, MAX):
+        with pytest.raises(SequenceGapError, match="2 is next") as error:
+            append(state, data(PID, 2, sequence))
+        assert error.value.kafka_code == 45
+    with pytest.raises(SequenceGapError, match="0 is next"):
+        append(state, data(PID, 2, 2, epoch=1))
+    assert append(state, data(PID, 2, 0, epoch=1)) == []
+    with pytest.raises(ProducerFencedError) as fenced:
+        append(state, data(PID, 3, 2, epoch=0))
+    assert fenced.value.kafka_code == 47
+    assert producer(state).batches == (SequencedBatch(0, 2, 0, T),)
+
+
+def test_an_unknown_producer_may_start_anywhere() -> None:
+    assert producer(state_after(data(PID, 10, 4711))).last_sequence == 4711
+
+
+def test_a_producer_needs_epoch_and_sequence() -> None:
+    for header in (data(PID, 0, -1), data(PID, 0, 0, epoch=-1)):
+        with pytest.raises(SequenceGapError):
+            append(ProducerState(), header)
+
+
+def test_one_of_the_last_five_batches_is_answered_with_its_offsets() -> None:
+    state = state_after(*(data(PID, 100 + 3 * n, 3 * n, count=3) for n in range(6)))
+    before = state.producers
+    for n in range(1, 6):
+        repeated = append(state, data(PID, 500, 3 * n, count=3))
+        assert isinstance(repeated, SequencedBatch)
+        assert (repeated.first_offset, repeated.last_offset) == (100 + 3 * n, 102 + 3 * n)
+    for wrong in (data(PID, 500, 0, count=3), data(PID, 500, 3, count=2), data(PID, 500, 4, count=3)):
+        with pytest.raises(SequenceGapError):
+            append(state, wrong)
+    assert state.producers == before
+    assert state.end_offset == 118
+
+
+def test_a_refused_or_repeated_batch_changes_nothing_and_later_ones_of_the_call_count() -> None:
+    state = state_after(data(PID, 0, 0))
+    pending = state.begin()
+    assert pending.add(data(PID, 1, 1)) is None
+    assert pending.add(data(PID, 2, 2)) is None
+    assert pending.add(data(PID, 3, 1)) is not None
+    with pytest.raises(SequenceGapError):
+        pending.add(data(PID, 3, 4))
+    assert producer(state).last_sequence == 0
+    state.apply(pending)
+    assert producer(state).last_sequence == 2
+    assert state.end_offset == 3
+
+
+def test_6W_309_a_marker_of_an_unknown_producer() -> None:
+    state = ProducerState()
+    assert append(state, control(PID, 10, epoch=3), abort(5)) == []
+    known = producer(state)
+    assert (known.epoch, known.coordinator_epoch, known.batches, known.last_sequence) == (3, 5, (), -1)
+    with pytest.raises(SequenceGapError, match="0 is next"):
+        append(state, data(PID, 11, 17, epoch=3))
+    assert append(state, data(PID, 11, 0, epoch=3)) == []
+
+
+def test_6W_310_wrapping_is_in_sequence() -> None:
+    state = state_after(data(PID, 0, MAX))
+    with pytest.raises(SequenceGapError, match="0 is next"):
+        append(state, data(PID, 1, 1))
+    assert append(state, data(PID, 1, 0)) == []
+
+
+def test_6W_311_replay_accepts_unknown_producers_gaps_and_older_epochs() -> None:
+    state = ProducerState()
+    for header in (data(PID, 0, 5), data(PID, 1, 50), data(PID, 9, 3, epoch=4), data(PID, 10, 900, epoch=4)):
+        assert state.update(header) is None
+    assert [batch.last_sequence for batch in producer(state).batches] == [3, 900]
+    assert state.end_offset == 11
+
+
+def test_6W_312_a_marker_with_a_higher_epoch_clears_batches_and_transaction() -> None:
+    state = state_after(data(PID, 0, 0, transactional=True))
+    assert append(state, control(PID, 1, epoch=1), abort()) == [AbortedTransaction(PID, 0, 1, 2)]
+    known = producer(state)
+    assert (known.epoch, known.batches, known.transaction_start) == (1, (), None)
+    assert state.open_transactions() == {}
+    assert append(state, data(PID, 2, 0, epoch=1)) == []
+
+
+def test_6W_313_no_plain_batch_inside_a_transaction() -> None:
+    state = state_after(data(PID, 4, 0, transactional=True))
+    with pytest.raises(TransactionStateError, match="opened at offset 4") as error:
+        append(state, data(PID, 5, 1))
+    assert error.value.kafka_code == 48
+
+
+def test_6W_314_markers_of_older_epochs_and_coordinators() -> None:
+    state = state_after(data(PID, 0, 0, epoch=5, transactional=True))
+    with pytest.raises(ProducerFencedError):
+        append(state, control(PID, 1, epoch=4), commit())
+    append(state, control(PID, 1, epoch=5), commit(8))
+    reloaded = ProducerState(state.end_offset, state.producers)
+    for each in (state, reloaded):
+        with pytest.raises(CoordinatorFencedError) as error:
+            append(each, control(PID, 2, epoch=5), commit(7))
+        assert error.value.kafka_code == 52
+        append(each, control(PID, 2, epoch=5), commit(8))
+    assert state.update(control(PID, 3, epoch=5), commit(1)) is None  # in the log already: not judged
+
+
+def test_6W_319_expiry_spares_open_transactions() -> None:
+    state = state_after(data(1, 0, 0), data(2, 1, 0, transactional=True), data(3, 2, 0, timestamp=T + 1))
+    assert state.expire(T + 99, 100) == []
+    assert state.expire(T + 100, 100) == [1]
+    assert state.expire(T + 1000, 100) == [3]
+    assert [p.producer_id for p in state.producers] == [2]
+    assert append(state, data(1, 3, 77)) == []
+
+
+def test_6W_320_the_first_unstable_offset_waits_for_the_high_watermark() -> None:
+    state = state_after(data(1, 5, 0, transactional=True), data(2, 6, 0, transactional=True))
+    assert state.last_stable_offset(3) == 3
+    assert state.last_stable_offset(7) == 5
+    append(state, control(1, 8), commit())
+    assert state.last_stable_offset(8) == 5
+    assert state.last_stable_offset(9) == 6
+    append(state, control(2, 9), abort())
+    assert state.last_stable_offset(9) == 6
+    assert state.last_stable_offset(10) == 10
+    assert state.first_unstable_offset() is None
+
+
+def test_6W_321_what_the_index_records_as_last_stable_offset() -> None:
+    state = state_after(
+        data(1, 0, 0, transactional=True),
+        data(2, 1, 0, transactional=True),
+        data(3, 2, 0, transactional=True),
+    )
+    assert append(state, control(2, 10), abort()) == [AbortedTransaction(2, 1, 10, 0)]
+    assert append(state, control(1, 11), abort()) == [AbortedTransaction(1, 0, 11, 2)]
+    assert append(state, control(3, 12), abort()) == [AbortedTransaction(3, 2, 12, 13)]
+
+
+def test_6W_322_markers_without_data_complete_nothing() -> None:
+    state = ProducerState()
+    assert append(state, control(PID, 0), abort()) == []
+    append(state, data(PID, 1, 0, transactional=True))
+    assert append(state, control(PID, 2), abort()) == [AbortedTransaction(PID, 1, 2, 3)]
+    assert append(state, control(PID, 3), abort()) == []
+
+
+def test_6W_323_an_emptied_marker_opens_nothing_and_keeps_its_epoch() -> None:
+    """Kafka's replay forgets the epoch here, and lets a zombie of an older one write."""
+    state = ProducerState()
+    assert state.update(control(PID, 23, epoch=5, kept=0)) is None
+    assert state.open_transactions() == {}
+    assert state.end_offset == 24
+    assert producer(state).epoch == 5
+    with pytest.raises(ProducerFencedError):
+        append(state, data(PID, 24, 0, epoch=4))
+    assert append(state, data(PID, 24, 0, epoch=5)) == []
+    state.update(control(PID, 25, epoch=2, kept=0))
+    assert producer(state).epoch == 5
+
+
+@pytest.mark.parametrize("leader", [True, False])
+def test_6W_326_index_entries_of_the_reference_interleaving(leader: bool) -> None:
+    """As leader and by replay; four transactions, two of them aborted, and plain batches between."""
+    sequences = dict.fromkeys((1, 2, 3, 4), 0)
+    state = ProducerState()
+    found = []
+
+    def step(header: BatchHeader, marker: ControlRecord | None = None) -> None:
+        if leader:
+            pending = state.begin()
+            assert pending.add(header, marker) is None
+            found.extend(state.apply(pending))
+        elif (entry := state.update(header, marker)) is not None:
+            found.append(entry)
+
+    order = "1:5 -:3 2:2 1:4 3:3 -:2 1:10 1:abort 2:6 4:3 -:10 3:9 3:commit 4:8 2:7 2:abort -:10 4:4 4:commit"
+    for who, what in (item.split(":") for item in order.split()):
+        end = state.end_offset
+        if who == "-":
+            step(data(-1, end, count=int(what)))
+        elif what in ("abort", "commit"):
+            step(control(int(who), end), abort() if what == "abort" else commit())
+        else:
+            step(data(int(who), end, sequences[int(who)], count=int(what), transactional=True))
+            sequences[int(who)] += int(what)
+    assert state.end_offset == 90
+    assert found == [AbortedTransaction(1, 0, 29, 8), AbortedTransaction(2, 8, 74, 36)]
+
+
+def test_6W_327_the_last_stable_offset_is_not_below_the_log_start() -> None:
+    state = state_after(data(PID, 5, 0, count=10, transactional=True), data(9, 15, 0))
+    assert state.last_stable_offset(16) == 5
+    assert state.last_stable_offset(16, log_start=12) == 12
+
+
+def test_6G_66_a_compacted_batch_gives_its_original_last_sequence() -> None:
+    state = ProducerState()
+    state.update(data(PID, 40, 10, count=5, kept=1))
+    assert producer(state).batches == (SequencedBatch(14, 44, 4, T),)
+
+
+def test_6G_68_so_does_an_empty_one() -> None:
+    state = ProducerState()
+    state.update(data(PID, 40, 10, count=5, kept=0))
+    assert (producer(state).last_sequence, producer(state).last_data_offset) == (14, 44)
+    repeated = append(state, data(PID, 90, 10, count=5))
+    assert isinstance(repeated, SequencedBatch)
+    assert repeated.first_offset == 40
+
+
+def test_what_a_producers_state_rests_on() -> None:
+    state = state_after(data(PID, 0, 0), data(PID, 1, 1))
+    assert [producer(state).is_last_trace(h) for h in (data(PID, 0, 0), data(PID, 1, 1))] == [False, True]
+    markers_only = ProducerState()
+    for offset in (3, 4):
+        append(markers_only, control(PID, offset, epoch=2), commit())
+    last = producer(markers_only)
+    assert [last.is_last_trace(control(PID, n, epoch=2)) for n in (3, 4)] == [False, True]
+    assert not last.is_last_trace(control(PID, 4, epoch=1))
+    assert not last.is_last_trace(data(PID, 4, 0, epoch=2))
+    loaded = Producer(PID, 2)  # a snapshot does not say which marker: any of the epoch may be it
+    assert [loaded.is_last_trace(control(PID, n, epoch=2)) for n in (3, 4)] == [True, True]
+
+
+def test_batches_without_a_producer_only_move_the_end() -> None:
+    state = state_after(data(-1, 0), data(-1, 1, count=9))
+    assert (len(state), state.end_offset) == (0, 10)
+
+
+def test_reset_forgets() -> None:
+    state = state_after(data(PID, 0, 0, transactional=True))
+    state.reset(100)
+    assert (len(state), state.end_offset, state.open_transactions()) == (0, 100, {})
+    assert state.last_stable_offset(100) == 100
+
+
+def test_open_transactions_of_a_snapshot_come_in_any_order() -> None:
+    loaded = OpenTransactions({1: 30, 2: 10, 3: 20})
+    assert loaded.oldest() == 10
+    assert list(loaded.first_offsets()) == [2, 3, 1]
+    assert 2 in loaded
+    assert len(loaded) == 3
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["plain", "data", "commit", "abort"]), st.integers(1, 3), st.integers(1, 4)),
+    max_size=40,
+)
+
+
+@given(steps, st.data())
+def test_a_leader_and_a_replay_agree_from_wherever_it_starts(
+    moves: list[tuple[str, int, int]], choices: st.DataObject
+) -> None:
+    """Apply as leader; then rebuild from the state at any point by replay: same state, same index entries."""
+    leader = ProducerState()
+    log: list[tuple[BatchHeader, ControlRecord | None, list[AbortedTransaction]]] = []
+    states = [list(leader.producers)]
+    for kind, producer_id, count in moves:
+        known = leader.get(producer_id)
+        sequence = add_sequence(known.last_sequence, 1) if known and known.batches else 0
+        marker = {"commit": commit(), "abort": abort()}.get(kind)
+        if marker is not None:
+            header = control(producer_id, leader.end_offset)
+        else:
+            inside = kind == "data" or (known is not None and known.transaction_start is not None)
+            header = data(producer_id, leader.end_offset, sequence, count=count, transactional=inside)
+        result = append(leader, header, marker)
+        assert isinstance(result, list)
+        log.append((header, marker, result))
+        states.append(list(leader.producers))
+    start = choices.draw(st.integers(0, len(log)))
+    begun = log[start - 1][0].next_offset if start else 0
+    replayed = ProducerState(begun, states[start])
+    for header, marker, entries in log[start:]:
+        entry = replayed.update(header, marker)
+        assert ([] if entry is None else [entry]) == entries
+    assert replayed.producers == leader.producers
+    assert replayed.open_transactions() == leader.open_transactions()
+    end = leader.end_offset
+    assert replayed.last_stable_offset(end) == leader.last_stable_offset(end)

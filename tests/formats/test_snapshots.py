@@ -1,0 +1,243 @@
+"""Producer snapshots. Names tell the property of the specification (6.W)."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword.errors import CorruptFileError
+from lastword.files import DEFAULT
+from lastword.partition import snapshots
+from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
+from lastword.partition.snapshots import Snapshots
+from tests.doubles.forgetful import ForgetfulFiles
+from tests.doubles.recording import RecordingFiles
+from tests.formats.batches import T, abort, control, data
+
+EMPTY = bytes.fromhex("000148674bc700000000")
+VECTOR = bytes.fromhex(
+    "00019ec4871b00000002000000000000000500020000000b0000000000000016000000020000018bcfe5680000000007000000000000"
+    "001400000000000000090000ffffffffffffffffffffffff000000000000018bcfe569f4ffffffffffffffffffffffff"
+)
+TWO = [
+    Producer(5, 2, 7, T, (SequencedBatch(11, 22, 2, T),), 20),
+    Producer(9, 0, -1, T + 500, (), None),
+]
+FOREVER = 1 << 60
+
+
+def store_in(directory: Path, *states: ProducerState) -> Snapshots:
+    store = Snapshots(DEFAULT, str(directory))
+    for state in states:
+        assert store.take(state)
+    return store
+
+
+def load(store: Snapshots, log_start: int, log_end: int, **options: bool) -> ProducerState:
+    return store.load(log_start, log_end, now_ms=T, expiration_ms=FOREVER, **options)
+
+
+def state_at(offset: int) -> ProducerState:
+    return ProducerState(offset, [Producer(1, 0, -1, T, (SequencedBatch(offset - 1, offset - 1, 0, T),))])
+
+
+def test_6W_315_vectors() -> None:
+    assert snapshots.encode([]) == EMPTY
+    assert snapshots.decode(EMPTY, "x") == []
+    assert snapshots.encode(reversed(TWO)) == VECTOR
+    assert snapshots.decode(VECTOR, "x") == TWO
+
+
+producers = st.builds(
+    Producer,
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**15 - 1),
+    st.integers(-1, 2**31 - 1),
+    st.just(T),
+    st.just(())
+    | st.tuples(
+        st.builds(
+            SequencedBatch,
+            st.integers(-1, 2**31 - 1),
+            st.integers(0, 2**62),
+            st.integers(0, 2**31 - 1),
+            st.just(T),
+        )
+    ),
+    st.none() | st.integers(0, 2**62),
+)
+
+
+@given(st.lists(producers, unique_by=lambda p: p.producer_id))
+def test_6W_315_round_trip(these: list[Producer]) -> None:
+    found = snapshots.decode(snapshots.encode(these), "x")
+    assert found == sorted(these, key=lambda p: p.producer_id)
+
+
+@given(st.integers(0, len(VECTOR) - 1), st.integers(1, 255))
+def test_6W_316_any_byte_changed_is_noticed(position: int, change: int) -> None:
+    damaged = bytearray(VECTOR)
+    damaged[position] ^= change
+    with pytest.raises(CorruptFileError) as error:
+        snapshots.decode(bytes(damaged), "here.snapshot")
+    assert error.value.file == "here.snapshot"
+    assert error.value.position is not None
+
+
+@pytest.mark.parametrize("size", range(len(VECTOR)))
+def test_6W_316_any_cut_is_noticed(size: int) -> None:
+    with pytest.raises(CorruptFileError):
+        snapshots.decode(VECTOR[:size], "x")
+
+
+def test_trailing_bytes_of_an_older_longer_snapshot_are_noticed() -> None:
+    with pytest.raises(CorruptFileError, match="0 entries"):
+        snapshots.decode(EMPTY + bytes(46), "x")
+
+
+def test_a_count_is_not_believed() -> None:
+    for count in (-1, 2**31 - 1):
+        body = struct.pack(">i", count)
+        with pytest.raises(CorruptFileError, match="entries"):
+            snapshots.decode(struct.pack(">hI", 1, google_crc32c.value(body)) + body, "x")
+
+
+def test_6W_316_damaged_ones_are_skipped_and_removed(tmp_path: Path) -> None:
+    store = store_in(tmp_path, *(state_at(n) for n in (10, 20, 30, 40)))
+    Path(store.path(20)).write_bytes(b"")
+    Path(store.path(30)).write_bytes(VECTOR[:-1])
+    Path(store.path(40)).write_bytes(VECTOR[:-1] + b"\0")
+    assert load(store, 0, 50, remove_damaged=False).end_offset == 10
+    assert store.offsets() == [10, 20, 30, 40]
+    found = load(store, 0, 50)
+    assert (found.end_offset, found.producers) == (10, state_at(10).producers)
+    assert store.offsets() == [10]
+    assert load(store, 10, 50).end_offset == 10
+    assert len(load(store, 10, 50)) == 0
+
+
+def test_one_above_the_log_end_tells_of_what_was_lost(tmp_path: Path) -> None:
+    """The log may grow up to its offset again, with other batches."""
+    store = store_in(tmp_path, state_at(10), state_at(40))
+    assert load(store, 0, 39, remove_damaged=False).end_offset == 10
+    assert store.offsets() == [10, 40]
+    assert load(store, 0, 39).end_offset == 10
+    assert store.offsets() == [10]
+
+
+def test_taking_one_replaces_another_storys_file_of_that_offset(tmp_path: Path) -> None:
+    store_in(tmp_path, ProducerState(40, TWO))
+    store = Snapshots(DEFAULT, str(tmp_path))
+    assert store.take(state_at(40))
+    assert store.read(40) == state_at(40).producers
+
+
+def test_6W_317_after_a_truncation(tmp_path: Path) -> None:
+    store = store_in(tmp_path, *(state_at(n) for n in (10, 20, 30, 40)))
+    store.remove_outside(10, 30)
+    assert store.offsets() == [20, 30]
+    assert load(store, 10, 30).end_offset == 30
+
+
+def test_6W_318_nothing_is_written_twice(tmp_path: Path) -> None:
+    files = RecordingFiles(DEFAULT)
+    store = Snapshots(files, str(tmp_path))
+    assert store.take(state_at(10))
+    changes = len(files.changes)
+    assert not store.take(state_at(10))
+    assert len(files.changes) == changes
+    assert store.take(state_at(11))
+    loaded = Snapshots(files, str(tmp_path))
+    state = load(loaded, 0, 50)
+    assert not loaded.take(state)
+
+
+def test_6W_319_expired_producers_are_not_loaded(tmp_path: Path) -> None:
+    store = store_in(tmp_path, ProducerState(23, TWO))
+    state = store.load(0, 50, now_ms=T + 1000, expiration_ms=500)
+    assert [p.producer_id for p in state.producers] == [5]  # its transaction is open
+    assert state.open_transactions() == {5: 20}
+    assert state.last_stable_offset(23) == 20
+
+
+def test_6W_324_stray_ones(tmp_path: Path) -> None:
+    for left, bases, kept in (
+        ([2, 3, 5, 7], [3, 5], [3, 5, 7]),
+        ([2, 3, 5], [3, 5], [3, 5]),
+        ([2, 3, 5], [3, 9], [3]),
+        ([4], [], [4]),
+        ([], [1], []),
+    ):
+        directory = tmp_path / "-".join(map(str, left or ["none"])) / "-".join(map(str, bases or ["none"]))
+        directory.mkdir(parents=True)
+        store = store_in(directory, *(state_at(n) for n in left))
+        store.remove_stray(bases)
+        assert store.offsets() == kept
+
+
+def test_6W_325_marking_for_deletion_renames(tmp_path: Path) -> None:
+    store = store_in(tmp_path, state_at(10))
+    renamed = store.mark_deleted(10)
+    assert renamed is not None
+    assert renamed.endswith("00000000000000000010.snapshot.deleted")
+    assert Path(renamed).exists()
+    assert store.offsets() == []
+    assert store.mark_deleted(10) is None
+
+
+def test_only_whole_snapshots_of_numbers_count(tmp_path: Path) -> None:
+    store = store_in(tmp_path, state_at(10))
+    for name in (
+        "x.snapshot",
+        "00000000000000000020.snapshot.tmp",
+        "00000000000000000020.snapshot.deleted",
+        "0.log",
+    ):
+        (tmp_path / name).write_bytes(b"")
+    assert store.offsets() == [10]
+
+
+def test_a_power_cut_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    files = ForgetfulFiles(str(root))
+    files.mkdir(f"{root}/t-0")
+    files.fsync_dir(root)
+    store = Snapshots(files, f"{root}/t-0")
+    state = state_at(10)
+    store.take(state)
+    files.mark("first")
+    state.update(data(5, 10, 0, transactional=True))
+    store.take(state)
+    files.mark("second")
+    for number, image in enumerate(files.images(seeds=range(5))):
+        target = tmp_path / f"image{number}"
+        image.write(target)
+        if not (target / "t-0").exists():
+            assert not image.marks
+            continue
+        left = Snapshots(DEFAULT, str(target / "t-0"))
+        found = load(left, 0, 11)
+        wanted = {"second": 11, "first": 10}
+        due = max((wanted[mark] for mark in image.marks), default=0)
+        assert found.end_offset >= due
+        for offset in left.offsets():
+            assert left.read(offset)
+
+
+def test_a_loaded_state_goes_on_where_it_was(tmp_path: Path) -> None:
+    state = ProducerState()
+    state.update(data(5, 0, 0, count=3, transactional=True))
+    state.update(data(6, 3, 0))
+    store = store_in(tmp_path, state)
+    loaded = load(store, 0, 4)
+    assert loaded.producers == state.producers
+    for each in (state, loaded):
+        entry = each.update(control(5, 4), abort(3))
+        assert entry == (5, 0, 4, 5)
+    assert loaded.producers == state.producers

@@ -1,0 +1,268 @@
+"""Fates of batches and markers. Names tell the property of the specification (6.F), or its section."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword.errors import CorruptBatchError
+from lastword.partition.transactions import Decisions, Fate, MarkerTracker, control_of, scan
+from lastword.records.batch import BatchHeader, empty_batch, read_header
+from lastword.records.control import ControlRecord
+from lastword.segment.txn_index import AbortedTransaction
+from tests.formats.batches import abort, commit, control, data
+
+COMMIT_MARKER = bytes.fromhex(
+    "00000000000000150000004200000004028d2122650030000000000000018bcfe568000000018bcfe568000000000000000005"
+    "0002ffffffff000000012000000008000000010c00000000000700"
+)
+ABORT_MARKER = bytes.fromhex(
+    "0000000000000015000000420000000402791ff42d0030000000000000018bcfe568000000018bcfe568000000000000000005"
+    "0002ffffffff000000012000000008000000000c00000000000700"
+)
+EMPTY_BATCH = bytes.fromhex(
+    "0000000000000014000000310000000402062c5e8e001000000002ffffffffffffffff0000018bcfe56800000000000000000500"
+    "020000000900000000"
+)
+Log = list[tuple[BatchHeader, ControlRecord | None]]
+
+
+def test_6M_137_markers_are_read_and_emptied_ones_are_none() -> None:
+    for marker, kind in ((COMMIT_MARKER, "commit"), (ABORT_MARKER, "abort")):
+        header = read_header(marker, 0, len(marker), "x")
+        assert len(marker) == 78
+        assert control_of(marker, header, "x") == ControlRecord(kind, 0, 7)
+        shell = empty_batch(header)
+        assert len(shell) == 61
+        assert control_of(shell, read_header(shell, 0, 61, "x"), "x") is None
+    assert control_of(EMPTY_BATCH, read_header(EMPTY_BATCH, 0, 61, "x"), "x") is None
+    cut = COMMIT_MARKER[:66] + b"\xff\xff" + COMMIT_MARKER[68:]  # a negative version
+    with pytest.raises(CorruptBatchError) as error:
+        control_of(b"before" + cut, read_header(cut, 0, 78, "x"), "x", position=6)
+    assert (error.value.file, error.value.position) == ("x", 0)
+
+
+# ---------------------------------------------------------------- fates
+
+
+def test_an_aborted_range_binds_no_batch_outside_it() -> None:
+    """Starting to read behind the marker, the entry touches nothing; nor does another producer's."""
+    decisions = Decisions([AbortedTransaction(1, 10, 20, 21)])
+    inside = data(1, 10, 0, count=10, transactional=True)
+    assert decisions.fate(inside) is Fate.ABORTED
+    for outside in (
+        data(1, 21, 10, transactional=True),
+        data(1, 9, 0, transactional=True),
+        data(2, 12, 0, transactional=True),
+        data(1, 12, 0),
+        data(-1, 12),
+    ):
+        assert decisions.fate(outside) is Fate.COMMITTED
+    assert decisions.fate(control(1, 20)) is Fate.CONTROL
+
+
+def test_what_a_reader_without_a_scan_calls_undecided() -> None:
+    decisions = Decisions([AbortedTransaction(1, 10, 30, 15)], stable_offset=15)
+    assert decisions.fate(data(1, 20, 0, transactional=True)) is Fate.ABORTED
+    assert decisions.fate(data(2, 15, 0, transactional=True)) is Fate.UNDECIDED
+    assert decisions.fate(data(2, 14, 0, transactional=True)) is Fate.COMMITTED
+    assert decisions.fate(data(2, 99, 0)) is Fate.COMMITTED
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """A log of three producers, with gaps, emptied batches and markers."""
+    log: Log = []
+    offset = draw(st.integers(0, 3))
+    inside = dict.fromkeys((1, 2, 3), False)
+    for kind, producer_id, count, kept in draw(
+        st.lists(
+            st.tuples(st.sampled_from("ptttca"), st.integers(1, 3), st.integers(1, 4), st.integers(0, 1)),
+            max_size=40,
+        )
+    ):
+        if kind in "ca":
+            log.append((control(producer_id, offset), commit() if kind == "c" else abort()))
+            inside[producer_id] = False
+            offset += 1
+        else:
+            transactional = kind == "t" or inside[producer_id]
+            inside[producer_id] = transactional
+            log.append(
+                (data(producer_id, offset, 0, count=count, transactional=transactional, kept=kept), None)
+            )
+            offset += count
+        offset += draw(st.sampled_from([0, 0, 0, 2]))
+    return log
+
+
+def naive_fates(log: Log) -> list[Fate]:
+    """For each batch, the next marker of its producer."""
+    fates = []
+    for n, (header, _) in enumerate(log):
+        if header.control:
+            fates.append(Fate.CONTROL)
+        elif not header.transactional:
+            fates.append(Fate.COMMITTED)
+        else:
+            following = (m for h, m in log[n:] if m is not None and h.producer_id == header.producer_id)
+            marker = next(following, None)
+            kinds = {"commit": Fate.COMMITTED, "abort": Fate.ABORTED}
+            fates.append(Fate.UNDECIDED if marker is None else kinds[marker.type])
+    return fates
+
+
+@given(logs())
+def test_scan_gives_each_batch_the_fate_of_the_next_marker(log: Log) -> None:
+    decisions = scan(log)
+    assert [decisions.fate(header) for header, _ in log] == naive_fates(log)
+    for before, after in pairwise(decisions.aborted):
+        assert before.last_offset < after.last_offset
+    for entry in decisions.aborted:
+        assert entry.first_offset < entry.last_offset
+        others = [
+            h.base_offset
+            for h, _ in log
+            if h.base_offset < entry.last_offset and h.producer_id != entry.producer_id
+        ]
+        assert entry.last_stable_offset in (*others, entry.last_offset + 1)
+
+
+@given(logs(), st.booleans())
+def test_fates_of_arrays_are_those_of_headers(log: Log, by_limit: bool) -> None:
+    decisions = scan(log)
+    if by_limit:
+        decisions = Decisions(
+            decisions.aborted, stable_offset=min(decisions.undecided.values(), default=1 << 40)
+        )
+    columns = [
+        np.array([getattr(header, name) for header, _ in log], np.int64)
+        for name in ("attributes", "producer_id", "base_offset", "last_offset")
+    ]
+    assert decisions.fates(*columns).tolist() == [decisions.fate(header) for header, _ in log]
+
+
+@given(logs(), st.integers(0, 60))
+def test_entries_collected_for_a_range_decide_it_from_any_start(log: Log, start: int) -> None:
+    whole = scan(log)
+    part = Decisions([e for e in whole.aborted if e.last_offset >= start], undecided=whole.undecided)
+    for header, _ in log:
+        if header.base_offset >= start:
+            assert part.fate(header) is whole.fate(header)
+
+
+# ---------------------------------------------------------------- markers in a pass of the cleaner
+
+
+def passed(log: Log, *, start: int = 0, log_start: int = 0) -> tuple[list[int], list[AbortedTransaction]]:
+    """(offsets of the markers that may go, index entries kept) of a pass over the batches from `start` on."""
+    tracker = MarkerTracker(scan(log).aborted, pass_start=start, log_start=log_start)
+    gone = []
+    for header, marker in log:
+        if header.base_offset < start:
+            continue
+        if not header.control:
+            tracker.data(header)
+        elif tracker.control(header, marker):
+            gone.append(header.last_offset)
+    return gone, tracker.kept_entries
+
+
+def test_6F_49_a_marker_stays_while_its_transaction_has_a_batch() -> None:
+    log: Log = [
+        (data(1, 0, 0, transactional=True), None),
+        (control(1, 1), commit()),
+        (data(2, 2, 0, transactional=True), None),
+        (control(2, 3), abort()),
+    ]
+    assert passed(log) == ([], [AbortedTransaction(2, 2, 3, 4)])
+
+
+def test_6F_50_51_a_marker_may_go_in_the_pass_that_meets_no_batch_of_it() -> None:
+    log: Log = [(control(1, 1), commit()), (control(2, 3), abort())]
+    assert passed(log) == ([1, 3], [])
+
+
+def test_6F_52_53_an_emptied_batch_is_still_a_batch() -> None:
+    log: Log = [
+        (data(1, 0, 0, transactional=True, kept=0), None),
+        (control(1, 1), commit()),
+        (data(2, 2, 0, transactional=True, kept=0), None),
+        (control(2, 3), abort()),
+    ]
+    assert passed(log) == ([], [AbortedTransaction(2, 2, 3, 4)])
+
+
+def test_6F_47_the_index_entry_goes_before_its_marker() -> None:
+    """Data gone, marker there: the pass keeps no entry, though one still lies in the index file."""
+    tracker = MarkerTracker([AbortedTransaction(2, 2, 3, 4)], pass_start=0, log_start=0)
+    assert tracker.control(control(2, 3), abort())
+    assert tracker.kept_entries == []
+
+
+def test_6F_57_emptied_markers_may_go_and_other_control_records_never() -> None:
+    tracker = MarkerTracker([], pass_start=0, log_start=0)
+    assert tracker.control(control(1, 3, kept=0), None)
+    assert not tracker.control(control(-1, 4), ControlRecord("leader-change", 0))
+    assert not tracker.control(control(-1, 5), ControlRecord("unknown", 3))
+
+
+def test_6F_58_a_marker_belongs_to_its_own_transaction_only() -> None:
+    """Data behind the first marker is the second one's."""
+    log: Log = [
+        (control(1, 1), commit()),
+        (data(1, 2, 0, transactional=True), None),
+        (control(1, 3), abort()),
+    ]
+    assert passed(log) == ([1], [AbortedTransaction(1, 2, 3, 4)])
+
+
+def test_a_pass_above_the_log_start_keeps_markers_of_what_it_cannot_have_met() -> None:
+    log: Log = [
+        (data(1, 0, 0, transactional=True), None),
+        (data(2, 1, 0, transactional=True), None),
+        (control(1, 10), commit()),
+        (control(2, 11), abort()),
+        (control(1, 12), commit()),
+        (control(2, 13), abort()),
+    ]
+    assert passed(log, start=5) == ([12, 13], [AbortedTransaction(2, 1, 11, 12)])
+    assert passed(log[2:], start=5, log_start=5)[0] == [10, 11, 12, 13]
+
+
+def test_an_abort_that_began_in_the_pass_may_go_without_an_earlier_marker() -> None:
+    tracker = MarkerTracker([AbortedTransaction(1, 7, 9, 10)], pass_start=5, log_start=0)
+    assert tracker.control(control(1, 9), abort())
+
+
+@given(logs(), st.integers(0, 60))
+def test_no_pass_lets_a_marker_go_whose_batches_are_there(log: Log, start: int) -> None:
+    gone, kept = passed(log, start=start)
+    for offset in gone:
+        (producer_id,) = {h.producer_id for h, m in log if m is not None and h.last_offset == offset}
+        mine = [(h, m) for h, m in log if h.producer_id == producer_id and h.last_offset < offset]
+        since = max((h.last_offset for h, m in mine if m is not None), default=-1)
+        assert not any(h.transactional and h.last_offset > since for h, m in mine if m is None)
+    in_pass = {h.last_offset for h, m in log if m is not None and h.base_offset >= start}
+    assert kept == [e for e in scan(log).aborted if e.last_offset in in_pass]
+
+
+@given(logs())
+def test_passes_reach_a_rest(log: Log) -> None:
+    """Aborted data goes at once, markers a pass later; then nothing changes any more, and no fate ever
+    did."""
+    wanted = {h.base_offset: fate for (h, _), fate in zip(log, naive_fates(log), strict=True)}
+    stable = min(scan(log).undecided.values(), default=1 << 40)
+    for _ in range(4):
+        decisions = scan(log)
+        gone = set(passed([(h, m) for h, m in log if h.last_offset < stable])[0])
+        before = log
+        log = [(h, m) for h, m in log if decisions.fate(h) is not Fate.ABORTED and h.last_offset not in gone]
+        after = scan(log)
+        for header, _ in log:
+            assert after.fate(header) is wanted[header.base_offset]
+    assert before == log

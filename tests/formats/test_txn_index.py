@@ -1,0 +1,194 @@
+"""The transaction index. Names tell the property of the specification (6.R)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword.errors import CorruptFileError
+from lastword.files import DEFAULT
+from lastword.segment import txn_index
+from lastword.segment.txn_index import AbortedTransaction, TransactionIndex, collect, collect_over
+
+VECTOR = bytes.fromhex(
+    "0000000000000000000500000000000000140000000000000019000000000000001a"
+    "000000000000000000090000000000000015000000000000001e000000000000001f"
+)
+ENTRIES = [AbortedTransaction(5, 20, 25, 26), AbortedTransaction(9, 21, 30, 31)]
+
+# (producer, first, last, stable): Kafka's own example for lookups.
+FIVE = [
+    AbortedTransaction(0, 0, 10, 2),
+    AbortedTransaction(1, 5, 15, 16),
+    AbortedTransaction(2, 18, 35, 25),
+    AbortedTransaction(3, 32, 50, 40),
+]
+
+
+def index_at(directory: Path, base_offset: int = 0) -> TransactionIndex:
+    return TransactionIndex(DEFAULT, str(directory / f"{base_offset:020d}.txnindex"), base_offset)
+
+
+def filled(directory: Path, entries: list[AbortedTransaction] = FIVE) -> TransactionIndex:
+    index = index_at(directory)
+    for entry in entries:
+        index.append(entry)
+    return index
+
+
+def test_6R_216_vector() -> None:
+    assert txn_index.encode_entries(ENTRIES) == VECTOR
+    assert txn_index.decode_entries(VECTOR, "x") == ENTRIES
+
+
+offsets = st.integers(0, 2**63 - 1)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 2**63 - 1), offsets, offsets, offsets)))
+def test_6R_216_round_trip_ignoring_a_fragment(rows: list[tuple[int, int, int, int]]) -> None:
+    entries = [AbortedTransaction(*row) for row in rows]
+    data = txn_index.encode_entries(entries)
+    assert len(data) == 34 * len(entries)
+    assert txn_index.decode_entries(data + bytes(33), "x") == entries
+
+
+def test_6R_209_reopening_appends_behind_existing_entries(tmp_path: Path) -> None:
+    filled(tmp_path, FIVE[:2]).close()
+    again = index_at(tmp_path)
+    again.append(FIVE[2])
+    again.close()
+    assert index_at(tmp_path).entries == FIVE[:3]
+
+
+def test_a_fragment_at_the_end_is_cut_before_the_next_append(tmp_path: Path) -> None:
+    index = filled(tmp_path, FIVE[:1])
+    index.close()
+    path = Path(index.path)
+    path.write_bytes(path.read_bytes() + b"torn")
+    again = index_at(tmp_path)
+    assert again.entries == FIVE[:1]
+    again.append(FIVE[1])
+    again.close()
+    assert path.read_bytes() == txn_index.encode_entries(FIVE[:2])
+
+
+def test_6R_210_entries_below_the_base_offset_are_corrupt(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    Path(tmp_path / f"{0:020d}.txnindex").rename(tmp_path / f"{100:020d}.txnindex")
+    with pytest.raises(CorruptFileError) as error:
+        index_at(tmp_path, 100).check()
+    assert error.value.position == 0
+    index_at(tmp_path, 100).reset()
+    index_at(tmp_path, 100).check()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [FIVE[1], FIVE[0]],
+        [FIVE[0], FIVE[0]],
+        [AbortedTransaction(0, 11, 10, 12)],
+        [AbortedTransaction(0, -1, 10, 12)],
+    ],
+)
+def test_entries_that_contradict_each_other_are_corrupt(
+    bad: list[AbortedTransaction], tmp_path: Path
+) -> None:
+    (tmp_path / f"{0:020d}.txnindex").write_bytes(txn_index.encode_entries(bad))
+    with pytest.raises(CorruptFileError, match="aborted transaction"):
+        index_at(tmp_path).check()
+
+
+@pytest.mark.parametrize("last", [50, 49, 15, 0])
+def test_6R_211_last_offsets_must_rise(last: int, tmp_path: Path) -> None:
+    index = filled(tmp_path)
+    with pytest.raises(ValueError, match="after one that ends at 50"):
+        index.append(AbortedTransaction(7, 0, last, last + 1))
+    assert index.entries == FIVE
+
+
+@pytest.mark.parametrize(
+    ("fetch", "upper", "found", "complete"),
+    [
+        (0, 100, [0, 1, 2, 3], False),
+        (0, 32, [0, 1, 2], True),
+        (0, 35, [0, 1, 2, 3], True),
+        (10, 35, [0, 1, 2, 3], True),
+        (11, 35, [1, 2, 3], True),
+        (20, 41, [2, 3], False),
+    ],
+)
+def test_6R_212_collect(fetch: int, upper: int, found: list[int], complete: bool, tmp_path: Path) -> None:
+    assert filled(tmp_path).collect(fetch, upper) == ([FIVE[n] for n in found], complete)
+
+
+def test_collecting_over_segments_ends_where_it_is_complete() -> None:
+    asked = []
+
+    def segments() -> list[list[AbortedTransaction]]:
+        return [FIVE[:2], FIVE[2:], [AbortedTransaction(9, 33, 60, 61)]]
+
+    class Watched(list[AbortedTransaction]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            asked.append(self[0].producer_id)
+            return super().__iter__()
+
+    assert collect_over(map(Watched, segments()), 11, 35) == FIVE[1:]
+    assert asked == [0, 2]
+    assert collect_over(segments(), 0, 100) == [*FIVE, AbortedTransaction(9, 33, 60, 61)]
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_whatever_was_aborted_in_a_range_is_collected(fetch: int, upper: int) -> None:
+    """Nothing that overlaps [fetch, upper) is missed by stopping early."""
+    overlapping = [e for e in FIVE if e.last_offset >= fetch and e.first_offset < upper]
+    assert collect(FIVE, fetch, upper).entries == overlapping
+
+
+def test_6R_213_truncate_and_reset(tmp_path: Path) -> None:
+    index = filled(tmp_path)
+    index.truncate(51)
+    assert index.entries == index_at(tmp_path).entries == FIVE
+    index.truncate(50)
+    assert index.entries == index_at(tmp_path).entries == FIVE[:3]
+    index.reset()
+    assert index.entries == index_at(tmp_path).entries == []
+    index.append(FIVE[0])
+    assert index_at(tmp_path).entries == FIVE[:1]
+
+
+def test_6R_214_rename_with_an_open_handle(tmp_path: Path) -> None:
+    index = filled(tmp_path, FIVE[:2])
+    renamed = Path(index.path + ".swap")
+    Path(index.path).rename(renamed)
+    index.path = str(renamed)
+    assert index.entries == FIVE[:2]
+    index.append(FIVE[2])
+    assert txn_index.decode_entries(renamed.read_bytes(), "x") == FIVE[:3]
+
+
+def test_6R_215_sync_before_the_first_append(tmp_path: Path) -> None:
+    index = index_at(tmp_path)
+    index.sync()
+    assert index.entries == []
+    assert list(tmp_path.iterdir()) == []
+    index.append(FIVE[0])
+    index.sync()
+    assert Path(index.path).stat().st_size == 34
+
+
+def test_an_unknown_version_is_refused_and_can_be_reset(tmp_path: Path) -> None:
+    data = bytearray(VECTOR)
+    data[34:36] = b"\0\1"
+    path = tmp_path / f"{0:020d}.txnindex"
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match="version 1") as error:
+        index_at(tmp_path).check()
+    assert (error.value.file, error.value.position) == (str(path), 34)
+    index = index_at(tmp_path)
+    index.reset()
+    assert index.entries == []
+    assert path.read_bytes() == b""
