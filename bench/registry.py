@@ -1,6 +1,6 @@
 """What a workload is, and what it gives: our figure and a rival's, measured by turns in one run.
 
-A workload is a function of a `Run` (sizes, scratch space, data sets) that returns `Measured` values;
+A workload is a function of a `Run` (sizes, scratch space, data sets) that yields `Measured` values;
 `@workload` enters it under its name. `run.py` imports the modules that hold some. The median of several
 runs counts, CPU seconds before wall seconds: a rate per CPU second does not change with what else the
 machine does.
@@ -30,6 +30,13 @@ class Times:
     wall: float
 
 
+def timed(work: Callable[[], Any]) -> Times:
+    gc.collect()
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return Times(time.process_time() - cpu, time.perf_counter() - wall)
+
+
 @dataclass(frozen=True)
 class Measured:
     """One line of the table: two rates or amounts in `unit`; a `ratio` above 1 means we are better."""
@@ -55,6 +62,11 @@ class Run:
     repetitions: int
     scratch: Path
     data_directory: Path
+    sets: tuple[str, ...] = ()
+
+    def chosen(self, *names: str) -> list[str]:
+        """Of these data sets those that the user asked for; all, if none was named."""
+        return [name for name in names if not self.sets or name in self.sets]
 
     def data(self, name: str) -> kafka.Generated:
         """A data set at this run's size, written by Kafka, kept for the next run."""
@@ -67,10 +79,7 @@ class Run:
         for _ in range(self.repetitions + 1):
             if before is not None:
                 before()
-            gc.collect()
-            cpu, wall = time.process_time(), time.perf_counter()
-            work()
-            found.append(Times(time.process_time() - cpu, time.perf_counter() - wall))
+            found.append(timed(work))
         return found[1:]
 
 
@@ -79,7 +88,7 @@ def rate(records: int, seconds: Iterable[float]) -> float:
     return records / statistics.median(seconds) / 1e6
 
 
-Workload = Callable[[Run], list[Measured]]
+Workload = Callable[[Run], Iterable[Measured]]
 WORKLOADS: dict[str, Workload] = {}
 
 

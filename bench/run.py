@@ -1,6 +1,6 @@
 """`make bench`: runs named workloads and prints each one's ratio to its rival.
 
-    python -m bench.run [--size tiny|small|full|N] [--only clean,scan] [--repetitions 3] [--json FILE]
+    python -m bench.run [--sets a-none] [--size tiny|small|full|N] [--only clean,scan] [--repetitions 3] [--json FILE]
     [--list]
 
 Data sets are written by Kafka's own code and kept in the user's cache (`--data` names another place; full
@@ -33,12 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", default="small", help="tiny, small, full, or the records of data set a")
     parser.add_argument("--only", default="", help="names of workloads, with commas")
     parser.add_argument("--repetitions", type=int, default=3, help="warm runs of which the median counts")
+    parser.add_argument("--sets", default="", help="only these data sets, as a-none,b-lz4")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--data", type=Path, default=cache_directory() / "bench")
     parser.add_argument("--list", action="store_true", help="names of the workloads, and what they measure")
     chosen = parser.parse_args(arguments)
     load()
-    names = [name.strip() for name in chosen.only.split(",") if name.strip()] or list(WORKLOADS)
+    names = _words(chosen.only) or list(WORKLOADS)
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
         print(f"unknown workload {unknown[0]!r}; known: {', '.join(WORKLOADS)}", file=sys.stderr)
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     records = SIZES.get(chosen.size) or int(chosen.size)
     try:
-        lines = measure(names, records, chosen.repetitions, chosen.data)
+        lines = measure(names, records, chosen.repetitions, chosen.data, _words(chosen.sets))
     except KafkaMissing as missing:
         print(f"the rival can't be run: {missing}", file=sys.stderr)
         return 7
@@ -69,7 +70,7 @@ def load() -> None:
             print(f"{module} is left out: {error}", file=sys.stderr)
 
 
-def measure(names: list[str], records: int, repetitions: int, data: Path) -> list[Measured]:
+def measure(names: list[str], records: int, repetitions: int, data: Path, sets: list[str]) -> list[Measured]:
     """Runs the workloads and prints each line of the table as soon as it is there."""
     data.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=data))
@@ -78,7 +79,7 @@ def measure(names: list[str], records: int, repetitions: int, data: Path) -> lis
     found: list[Measured] = []
     try:
         for name in names:
-            for line in WORKLOADS[name](Run(records, repetitions, scratch, data)):
+            for line in WORKLOADS[name](Run(records, repetitions, scratch, data, tuple(sets))):
                 found.append(line)
                 print(
                     f"{line.workload:<9} {line.what:<38} {line.ours:>8.3f} {line.rival:>8.3f}  "
@@ -88,6 +89,10 @@ def measure(names: list[str], records: int, repetitions: int, data: Path) -> lis
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return found
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def report(lines: list[Measured], records: int, repetitions: int) -> dict[str, object]:

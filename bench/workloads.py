@@ -13,7 +13,6 @@ import shutil
 import sqlite3
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,12 @@ import pyarrow as pa
 
 import lastword
 from bench import kafka
-from bench.registry import Measured, Run, compared, rate, workload
+from bench.registry import Measured, Run, compared, rate, timed, workload
+from lastword.cleaner import cleaner
+from lastword.clock import SystemClock
+from lastword.config import TopicConfig
+from lastword.files import DEFAULT
+from lastword.partition.open import open_log
 from lastword.partition.view import PartitionView
 from lastword.records.columns import decode_columns
 from lastword.resolve import resolve
@@ -30,6 +34,7 @@ MIB = 1 << 20
 MAP_BYTES = 128 * MIB
 RECORDS_PER_BATCH = 118  # of data set a in 16 KiB
 CODECS = ("none", "lz4", "zstd")
+CONFIG = TopicConfig(cleanup_policy=frozenset({"compact"}), segment_bytes=128 * MIB, file_delete_delay_ms=0)
 
 
 def link_partition(source: Path, target: Path) -> Path:
@@ -43,36 +48,18 @@ def link_partition(source: Path, target: Path) -> Path:
     return target
 
 
-@contextmanager
-def opened(run: Run, source: Path) -> Iterator[lastword.LogDir]:
-    """A log directory of ours that holds one partition with these segments, to be cleaned."""
-    directory = run.scratch / "logs"
-    shutil.rmtree(directory, ignore_errors=True)
-    link_partition(source, directory / source.name)
-    topic = source.name.rpartition("-")[0]
-    with lastword.open(
-        directory, "a", log_cleaner_enable=False, log_cleaner_dedupe_buffer_size=MAP_BYTES
-    ) as logs:
-        logs.topic(topic).set_config(
-            cleanup_policy="compact", segment_bytes=128 * MIB, file_delete_delay_ms=0
-        )
-        yield logs
-    shutil.rmtree(directory)
-
-
 def view_of(partition: Path) -> PartitionView:
-    return PartitionView.load(lastword.files.DEFAULT, str(partition))
+    return PartitionView.load(DEFAULT, str(partition))
 
 
 @workload("append")
-def append(run: Run) -> list[Measured]:
+def append(run: Run) -> Iterator[Measured]:
     """Records of 124 bytes, acknowledged at "os": a table at once, and one call for each record.
 
     Rivals: for the table Kafka's batch builder and log layer in one process (what producer and broker do,
     less the network); for single calls SQLite, the log that a Python program has at hand, with a commit for
     each row and syncing off.
     """
-    found = []
     table = pa.table(
         {
             "key": pa.array(
@@ -93,18 +80,16 @@ def append(run: Run) -> list[Measured]:
         theirs = kafka.append(
             run.scratch / "work", run.records, RECORDS_PER_BATCH, codec, run.repetitions + 1
         )[1:]
-        found.append(
-            compared(
-                "append",
-                f"extend with an Arrow table, {codec}",
-                rate(run.records, [t.cpu for t in ours]),
-                rate(run.records, [t["cpu_seconds"] for t in theirs]),
-                "Kafka's batch builder and log",
-                ours_wall=rate(run.records, [t.wall for t in ours]),
-                rival_wall=rate(run.records, [t["wall_seconds"] for t in theirs]),
-            )
+        yield compared(
+            "append",
+            f"extend with an Arrow table, {codec}",
+            rate(run.records, [t.cpu for t in ours]),
+            rate(run.records, [t["cpu_seconds"] for t in theirs]),
+            "Kafka's batch builder and log",
+            ours_wall=rate(run.records, [t.wall for t in ours]),
+            rival_wall=rate(run.records, [t["wall_seconds"] for t in theirs]),
         )
-    return [*found, _append_singly(run, min(run.records, 20_000))]
+    yield _append_singly(run, min(run.records, 20_000))
 
 
 def _append_singly(run: Run, records: int) -> Measured:
@@ -141,14 +126,13 @@ def _append_singly(run: Run, records: int) -> Measured:
 
 
 @workload("scan")
-def scan(run: Run) -> list[Measured]:
+def scan(run: Run) -> Iterator[Measured]:
     """Every checksum verified and every record decoded into columns, on one core.
 
     Rival: Kafka's record classes over the same files, each record's fields touched.
     """
-    found = []
-    for codec in CODECS:
-        data = run.data(f"a-{codec}")
+    for name in run.chosen(*(f"a-{codec}" for codec in CODECS)):
+        data = run.data(name)
         partition = data.partitions[0]
 
         def read(partition: Path = partition) -> int:
@@ -158,28 +142,24 @@ def scan(run: Run) -> list[Measured]:
         assert read() == data.records
         ours = run.times(read)
         theirs = kafka.read(partition, "scan", run.repetitions + 1)[1:]
-        found.append(
-            compared(
-                "scan",
-                f"data set a, {codec}",
-                rate(data.records, [t.cpu for t in ours]),
-                rate(data.records, [t["cpu_seconds"] for t in theirs]),
-                "Kafka's record classes",
-                mb_per_cpu_second=data.bytes / statistics.median(t.cpu for t in ours) / 1e6,
-            )
+        yield compared(
+            "scan",
+            f"data set {name}",
+            rate(data.records, [t.cpu for t in ours]),
+            rate(data.records, [t["cpu_seconds"] for t in theirs]),
+            "Kafka's record classes",
+            mb_per_cpu_second=data.bytes / statistics.median(t.cpu for t in ours) / 1e6,
         )
-    return found
 
 
 @workload("map")
-def map_(run: Run) -> list[Measured]:
+def map_(run: Run) -> Iterator[Measured]:
     """The cleaner's first pass: which record is the newest of its key. Ours is exact, Kafka compares MD5
     digests.
 
     Rival: the same pass of Kafka's cleaner on the same bytes with as large a buffer.
     """
-    found = []
-    for name in ("a-none", "b-none", "u-none"):
+    for name in run.chosen("a-none", "b-none", "u-none"):
         data = run.data(name)
         segments = view_of(data.partitions[0]).segments
         resolution: Any = None
@@ -190,40 +170,43 @@ def map_(run: Run) -> list[Measured]:
 
         ours = run.times(read)
         theirs = _kafka_cleanings(run, data)
-        found.append(
-            compared(
-                "map",
-                f"data set {name}",
-                rate(data.records, [t.cpu for t in ours]),
-                rate(data.records, [t.map_seconds for t in theirs]),
-                "Kafka's map phase (wall, one thread)",
-                distinct_keys=data.distinct,
-                map_passes=resolution.passes,
-                map_used_ratio=resolution.map_used_ratio,
-                map_bytes_per_key=_map_bytes_per_key(resolution),
-                rival_passes=theirs[-1].passes,
-            )
+        yield compared(
+            "map",
+            f"data set {name}",
+            rate(data.records, [t.cpu for t in ours]),
+            rate(data.records, [t.map_seconds for t in theirs]),
+            "Kafka's map phase (wall, one thread)",
+            distinct_keys=data.distinct,
+            map_passes=resolution.passes,
+            map_used_ratio=resolution.map_used_ratio,
+            rival_passes=theirs[-1].passes,
+            **_bytes_per_key(resolution),
         )
-    return found
 
 
-def _map_bytes_per_key(resolution: Any) -> float:
-    """Bytes of the map that are in use, its slots and arena, for each key; of the fullest pass."""
-    return resolution.map_used_ratio * resolution.map_bytes * resolution.passes / resolution.distinct_keys
+def _bytes_per_key(resolution: Any) -> dict[str, float]:
+    """What a key costs: bytes in use, slots and arena; and its share of a full map's budget."""
+    if resolution.passes > 1:
+        return {}
+    return {
+        "map_bytes_used_per_key": resolution.map_bytes_used / resolution.distinct_keys,
+        "map_budget_per_key": resolution.map_used_ratio * resolution.map_bytes / resolution.distinct_keys,
+    }
 
 
 @workload("rewrite")
-def rewrite(run: Run) -> list[Measured]:
+def rewrite(run: Run) -> Iterator[Measured]:
     """The second pass, with its certificate: new segments written from the old ones and read back.
 
     Rival: the same pass of Kafka's cleaner, which verifies neither what it reads nor what it wrote. Both by
     the clock.
     """
-    return [line for codec in CODECS for line in _cleanings(run, f"a-{codec}") if line.workload == "rewrite"]
+    for name in run.chosen(*(f"a-{codec}" for codec in CODECS)):
+        yield from (line for line in _cleanings(run, name) if line.workload == "rewrite")
 
 
 @workload("clean")
-def clean(run: Run) -> list[Measured]:
+def clean(run: Run) -> Iterator[Measured]:
     """A whole cleaning of one partition: every checksum, the exact map, the rewrite, the certificate, the
     swap, the syncs.
 
@@ -231,7 +214,8 @@ def clean(run: Run) -> list[Measured]:
     syncs its map pass.
     """
     names = [f"{name}-{codec}" for name in "abc" for codec in CODECS] + ["u-none"]
-    return [line for name in names for line in _cleanings(run, name) if line.workload == "clean"]
+    for name in run.chosen(*names):
+        yield from (line for line in _cleanings(run, name) if line.workload == "clean")
 
 
 _DONE: dict[tuple[str, int], list[Measured]] = {}
@@ -246,32 +230,40 @@ def _cleanings(run: Run, name: str) -> list[Measured]:
 
 def _measure_cleaning(run: Run, name: str) -> list[Measured]:
     data = run.data(name)
-    topic = data.partitions[0].name.rpartition("-")[0]
+    partition = run.scratch / "ours" / data.partitions[0].name
     times, rounds = [], []
     for _ in range(run.repetitions + 1):
-        with opened(run, data.partitions[0]) as logs:
-            done: list[Any] = []
-            once = Run(run.records, 0, run.scratch, run.data_directory)
-            times += _one(once, lambda logs=logs, done=done: done.extend(logs.clean(topic)))
-            rounds += done
-    times, rounds = times[1:], rounds[1:]
+        shutil.rmtree(partition.parent, ignore_errors=True)
+        link_partition(data.partitions[0], partition)
+        log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
+        log.sync()  # what was written before is not the cleaner's to sync
+        times.append(
+            timed(
+                lambda log=log: rounds.append(
+                    cleaner.clean(log, CONFIG, first_dirty=0, record_first_dirty=lambda offset: None)
+                )
+            )
+        )
+        log.close()
+    shutil.rmtree(partition.parent)
+    times, rounds = times[1:], rounds[1:]  # the first is cold, as Kafka's is
     theirs = _kafka_cleanings(run, data)
-    kept = {r.records_kept for r in rounds} if rounds else {data.distinct}
+    kept = {done.records_kept for done in rounds if done} or {data.distinct}
     assert kept == {data.distinct} == {t.kept for t in theirs}, (name, kept, data.distinct, theirs)
     facts = {
         "kept": data.distinct,
         "source_bytes": data.bytes,
+        "wall_seconds": statistics.median(t.wall for t in times),
+        "rival_wall_seconds": statistics.median(t.wall_seconds for t in theirs),
         "rival_written_bytes": theirs[-1].written_bytes,
         "rival_passes": theirs[-1].passes,
     }
-    if rounds:
-        last = rounds[-1]
+    if rounds[-1]:
         facts |= {
-            "written_bytes": last.written_bytes,
-            "read_bytes": last.read_bytes,
-            "phases": {"map": last.phases.map, "rewrite": last.phases.rewrite, "swap": last.phases.swap},
-            "wall_seconds": statistics.median(t.wall for t in times),
-            "rival_wall_seconds": statistics.median(t.wall_seconds for t in theirs),
+            "written_bytes": rounds[-1].written_bytes,
+            "read_bytes": rounds[-1].read_bytes,
+            "map_passes": rounds[-1].map_passes,
+            "phases": rounds[-1].phases.to_dict(),
         }
     lines = [
         compared(
@@ -283,7 +275,7 @@ def _measure_cleaning(run: Run, name: str) -> list[Measured]:
             **facts,
         )
     ]
-    if rounds and rounds[-1].written_bytes:
+    if rounds[-1] and rounds[-1].phases.rewrite:
         lines.append(
             compared(
                 "rewrite",
@@ -295,18 +287,6 @@ def _measure_cleaning(run: Run, name: str) -> list[Measured]:
             )
         )
     return lines
-
-
-def _one(run: Run, work: Any) -> Any:
-    import gc
-    import time
-
-    from bench.registry import Times
-
-    gc.collect()
-    cpu, wall = time.process_time(), time.perf_counter()
-    work()
-    return [Times(time.process_time() - cpu, time.perf_counter() - wall)]
 
 
 def _kafka_cleanings(run: Run, data: kafka.Generated) -> list[kafka.KafkaCleaning]:
@@ -323,42 +303,39 @@ _KAFKA: dict[tuple[str, int], list[kafka.KafkaCleaning]] = {}
 
 
 @workload("restore")
-def restore(run: Run) -> list[Measured]:
+def restore(run: Run) -> Iterator[Measured]:
     """A log read back into memory as a mapping: data set a, before and after a cleaning.
 
     Rival: Kafka's record classes over the same files into a Java HashMap, which has no broker and no
     consumer in between and so is faster than any Kafka client that restores a table.
     """
     data = run.data("a-none")
-    topic = data.partitions[0].name.rpartition("-")[0]
-    found = []
-    with opened(run, data.partitions[0]) as logs:
-        for what in ("as written", "cleaned"):
-            if what == "cleaned":
-                logs.clean(topic)
-            sizes: list[int] = []
+    for what in ("as written", "cleaned"):
+        directory = run.scratch / "logs"
+        partition = link_partition(data.partitions[0], directory / data.partitions[0].name)
+        if what == "cleaned":
+            log, _ = open_log(DEFAULT, str(partition), data.name, 0, CONFIG, SystemClock(), clean=True)
+            cleaner.clean(log, CONFIG, first_dirty=0, record_first_dirty=lambda offset: None)
+            log.close()
+        sizes: list[int] = []
 
-            def load(sizes: list[int] = sizes) -> None:
-                state = logs.state(topic, key_serializer="bytes", value_serializer="bytes")
-                sizes.append(len(state))
-                state.close()
+        def load(directory: Path = directory, sizes: list[int] = sizes) -> None:
+            with lastword.open(directory) as logs:
+                sizes.append(len(logs.state(data.name, key_serializer="bytes", value_serializer="bytes")))
 
-            ours = run.times(load)
-            partition = run.scratch / "logs" / data.partitions[0].name
-            theirs = kafka.read(partition, "restore", run.repetitions + 1)[1:]
-            assert set(sizes) == {data.distinct} == {t["keys"] for t in theirs}
-            records = theirs[0]["records"]
-            found.append(
-                compared(
-                    "restore",
-                    f"data set a, {what}",
-                    rate(records, [t.cpu for t in ours]),
-                    rate(records, [t["cpu_seconds"] for t in theirs]),
-                    "Kafka's record classes into a HashMap",
-                    records=records,
-                    keys=data.distinct,
-                    ours_wall=rate(records, [t.wall for t in ours]),
-                    rival_wall=rate(records, [t["wall_seconds"] for t in theirs]),
-                )
-            )
-    return found
+        ours = run.times(load)
+        theirs = kafka.read(partition, "restore", run.repetitions + 1)[1:]
+        shutil.rmtree(directory)
+        assert set(sizes) == {data.distinct} == {t["keys"] for t in theirs}
+        records = theirs[0]["records"]
+        yield compared(
+            "restore",
+            f"data set a, {what}",
+            rate(records, [t.cpu for t in ours]),
+            rate(records, [t["cpu_seconds"] for t in theirs]),
+            "Kafka's record classes into a HashMap",
+            records=records,
+            keys=data.distinct,
+            ours_wall=rate(records, [t.wall for t in ours]),
+            rival_wall=rate(records, [t["wall_seconds"] for t in theirs]),
+        )
