@@ -1,7 +1,8 @@
-"""What all results have in common: frozen, a `to_dict()` with the fields of `--json`, a plain table in a notebook.
+"""What all results have in common: frozen, a `to_dict()` with the fields of `--json`, a plain table in a
+notebook.
 
-A value is a frozen dataclass that also inherits `Value`. Its fields are its interface: the same names are Python
-attributes, JSON fields and columns. Units are part of the name (`_bytes`, `_ms`, `_ratio`).
+A value is a frozen dataclass that also inherits `Value`. Its fields are its interface: the same names are
+Python attributes, JSON fields and columns. Units are part of the name (`_bytes`, `_ms`, `_ratio`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What users hold: `open`, `LogDir`, `Topic`, `Reader`, `Record`, and the values that calls return.
 
-Stands on `logdir`, and on `cleaner`, `state` and `tools` for the verbs. Start reading at `logs.py`, then `topic.py`. Nothing
-here imports kernels or Arrow before a call needs them.
+Stands on `logdir`, and on `cleaner`, `state` and `tools` for the verbs. Start reading at `logs.py`, then
+`topic.py`. Nothing here imports kernels or Arrow before a call needs them.
 """
 
 from lastword.api.logs import LogDir, open

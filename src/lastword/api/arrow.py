@@ -1,8 +1,9 @@
 """The Arrow form of records: one schema out, and columns in.
 
-Out: topic, partition, offset, timestamp, timestamp_type, key, value, headers. In: key and value, and if present headers,
-timestamp and partition; so what `Reader.arrow` gives, `Topic.extend` takes. A binary column holds the bytes of the
-record as they are; text and numbers go through the topic's serializer, in bulk where its form is theirs.
+Out: topic, partition, offset, timestamp, timestamp_type, key, value, headers. In: key and value, and if
+present headers, timestamp and partition; so what `Reader.arrow` gives, `Topic.extend` takes. A binary
+column holds the bytes of the record as they are; text and numbers go through the topic's serializer, in
+bulk where its form is theirs.
 """
 
 from __future__ import annotations

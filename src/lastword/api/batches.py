@@ -1,7 +1,7 @@
 """Records on their way in: checked, given a partition, and packed into ready batches.
 
-A few records are packed in plain Python, many by the kernels. A call is worked off in groups of at most 16 MiB: a
-group is checked as a whole, sizes included, before its first byte is written.
+A few records are packed in plain Python, many by the kernels. A call is worked off in groups of at most 16
+MiB: a group is checked as a whole, sizes included, before its first byte is written.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class Packer:
         return given
 
     def timestamp_of(self, given: int | datetime | None, now_ms: int) -> int:
-        """Milliseconds; now if none was given. UsageError for a naive datetime, and outside the topic's bounds."""
+        """Milliseconds; now if none was given. UsageError for a naive datetime, and outside the topic's
+        bounds."""
         if given is None:
             return now_ms
         timestamp = to_ms(given)
@@ -149,7 +150,7 @@ class Packer:
         if len(batch) > self._limit:
             which = "max.message.bytes" if self._limit == self.config.max_message_bytes else "segment.bytes"
             raise RecordTooLargeError(
-                f"{self.topic}: a record of {format_bytes(len(batch))} is larger than {which} = {self._limit}",
+                f"{self.topic}: {format_bytes(len(batch))} in a record, {which} is {self._limit}",
                 remedy=f"a smaller record, or lastword config DIR {self.topic} --set {which}=...",
             )
 

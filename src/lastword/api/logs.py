@@ -1,7 +1,7 @@
 """`open` and `LogDir`: one or several log directories, their topics, and the verbs that work on them.
 
-"r" looks: no lock, no change, also beside a running broker. "a" appends and cleans: it takes Kafka's lock, repairs what a
-crash left, and is the only writer until it is closed.
+"r" looks: no lock, no change, also beside a running broker. "a" appends and cleans: it takes Kafka's lock,
+repairs what a crash left, and is the only writer until it is closed.
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ def open(
 ) -> LogDir:
     """Open a log directory, or several that are seen as one (Kafka's log.dirs).
 
-    mode      "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and cleans; it takes
-              the lock and makes the directory if it is absent
+    mode      "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and
+              cleans; it takes the lock and makes the directory if it is absent
     config    another settings file than the directory's lastword.toml
     clock, files   for tests: another source of "now", another storage
     settings  Kafka's names with _ for dots; they win over the file: `segment_bytes="64MiB"`
 
-    NotALogDirError, LogDirLockedError, UnknownSettingError and InvalidSettingError leave everything as it was.
+    NotALogDirError, LogDirLockedError, UnknownSettingError and InvalidSettingError leave everything as it
+    was.
     """
     if mode not in ("r", "a"):
         raise UsageError(
@@ -184,10 +185,11 @@ class LogDir:
         """Make a topic; durable when it returns.
 
         config   its settings: `cleanup_policy="compact"`, or "delete" with `retention_ms="7d"`; without a
-                 cleanup_policy nothing is ever removed. Names of serializers and partitioner are saved with them.
+                 cleanup_policy nothing is ever removed. Names of serializers and partitioner are saved
+                 with them.
 
-        TopicExistsError unless exist_ok, which takes a topic that is there as it is. InvalidTopicError for a name that
-        Kafka would not take.
+        TopicExistsError unless exist_ok, which takes a topic that is there as it is. InvalidTopicError for
+        a name that Kafka would not take.
         """
         from lastword.api.partitioners import partitioner_of
 
@@ -225,7 +227,8 @@ class LogDir:
         self._reload()
 
     def set_config(self, topic: str | None = None, **config: Any) -> None:
-        """Change settings in lastword.toml, of a topic or (None) of all; a value of None resets. Holds from now on."""
+        """Change settings in lastword.toml, of a topic or (None) of all; a value of None resets. Holds
+        from now on."""
         self._check_writable()
         if self._config_file is not None:
             raise UsageError(
@@ -349,12 +352,14 @@ class LogDir:
     ) -> list[CleanRound]:
         """Remove superseded records now; returns one `CleanRound` for each partition that had a round.
 
-        due       only what its settings make due; without it the active segment is rolled and the dirty ratio ignored
+        due       only what its settings make due; without it the active segment is rolled and the dirty
+                  ratio ignored
         strategy  which segments a round takes; None: the setting lastword.strategy
         stop      asked while it runs; True ends it at the next safe point
 
-        A partition that is damaged, or for which there is no room, does not stop the others: its error is raised at the
-        end, with `error.rounds`. NoPolicyError for a topic given by name that may not be compacted.
+        A partition that is damaged, or for which there is no room, does not stop the others: its error is
+        raised at the end, with `error.rounds`. NoPolicyError for a topic given by name that may not be
+        compacted.
         """
         from lastword.cleaner.cleaner import clean
 
@@ -450,7 +455,8 @@ class LogDir:
         quick: bool = False,
         progress: ProgressLike | bool | None = None,
     ) -> Verification:
-        """Check every checksum, index, checkpoint and invariant; changes nothing. `quick` skips the records."""
+        """Check every checksum, index, checkpoint and invariant; changes nothing. `quick` skips the
+        records."""
         from lastword.tools.verify import verify
 
         chosen = self._chosen(topic, partition)

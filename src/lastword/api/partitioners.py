@@ -1,8 +1,9 @@
 """Partitioners: which partition a key belongs to.
 
-`murmur2` is the choice of Kafka's Java client (its DefaultPartitioner for records with a key), `crc32` that of
-librdkafka's `consistent` partitioner: a topic shared with such a producer keeps every key in one partition.
-A callable `fn(key: bytes, partitions: int) -> int` takes their place. Records without a key never come here.
+`murmur2` is the choice of Kafka's Java client (its DefaultPartitioner for records with a key), `crc32`
+that of librdkafka's `consistent` partitioner: a topic shared with such a producer keeps every key in one
+partition. A callable `fn(key: bytes, partitions: int) -> int` takes their place. Records without a key
+never come here.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def choose(partitioner: Partitioner, key: bytes, partitions: int) -> int:
 
 
 def murmur2_columns(data: np.ndarray, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """`murmur2` of many keys at once: data uint8, key i = data[positions[i] : positions[i] + lengths[i]]; uint32.
+    """`murmur2` of many keys at once: data uint8, key i = data[positions[i] : positions[i] + lengths[i]];
+    uint32.
 
     One NumPy step per four bytes of the longest key, over the keys that are that long: no loop over keys.
     """

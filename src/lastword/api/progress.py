@@ -14,7 +14,7 @@ def listener(progress: ProgressLike | bool | None) -> ProgressLike | None:
     """The function to call, or None."""
     if progress is True:
         return _Line()
-    return progress or None  # type: ignore[return-value]
+    return progress or None
 
 
 class _Line:
@@ -45,8 +45,8 @@ class Meter:
 
     @contextmanager
     def part(self, size_bytes: int) -> Iterator[Callable[[int, int], None] | None]:
-        """Gives a function of (done, total) for one part, or None when nobody listens; the part may count in units of
-        its own, its share of the whole is `size_bytes`."""
+        """Gives a function of (done, total) for one part, or None when nobody listens; the part may count
+        in units of its own, its share of the whole is `size_bytes`."""
         tell = self._tell
         if tell is None:
             yield None

@@ -29,7 +29,8 @@ class Range:
 
 
 def ranges(views: Mapping[int, PartitionView], start: Bounds, end: Bounds) -> list[Range]:
-    """One Range per partition. A partition that a mapping does not name starts at "earliest" and ends at "latest".
+    """One Range per partition. A partition that a mapping does not name starts at "earliest" and ends at
+    "latest".
 
     OffsetOutOfRangeError for an offset outside the log; UsageError for what is no place in a log.
     """

@@ -1,7 +1,7 @@
 """`Reader`: records out of a topic, one after another or as Arrow batches.
 
-A read is bounded: it ends by itself, at the log end that it saw first. Gaps in offsets are normal, for compaction leaves
-them; a start below the log start is not, for then records are missing.
+A read is bounded: it ends by itself, at the log end that it saw first. Gaps in offsets are normal, for
+compaction leaves them; a start below the log start is not, for then records are missing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def check_view(view: str) -> str:
 class Reader(Iterator[Record[K, V]], Generic[K, V]):
     """The records of one `Topic.read`, partition after partition, in the order of offsets.
 
-    position    per partition the next offset to read; it moves over gaps and past a cleaned tail. Save it, and pass it
-                back as `start=` to go on.
+    position    per partition the next offset to read; it moves over gaps and past a cleaned tail. Save it,
+                and pass it back as `start=` to go on.
 
     For use from one thread. Reads nothing before it is asked, and ends at the log end that `read` saw.
     """
@@ -115,8 +115,9 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
     def arrow(self, batch_bytes: int = 2 << 20) -> pa.RecordBatchReader:
         """The records that are left, as Arrow batches of about `batch_bytes`.
 
-        Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers. Key and value are
-        text if the topic stores `str`, numbers if it stores `int32`, `int64` or `float64`, else binary as they lie there.
+        Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers. Key
+        and value are text if the topic stores `str`, numbers if it stores `int32`, `int64` or `float64`,
+        else binary as they lie there.
         """
         import pyarrow as pa
 

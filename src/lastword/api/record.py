@@ -55,7 +55,8 @@ class Record(Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Where an acknowledged record lies: partition, offset, and the timestamp it got (milliseconds since 1970)."""
+    """Where an acknowledged record lies: partition, offset, and the timestamp it got (milliseconds since
+    1970)."""
 
     partition: int
     offset: int

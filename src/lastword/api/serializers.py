@@ -1,8 +1,8 @@
 """Serializers: a Python key or value, and the bytes that stand for it in a record.
 
-A serializer works both ways. It is given as a *name* from the table below, as a pair `(dumps, loads)`, or as an
-object with the methods `dumps` and `loads` (such as the module `orjson`). Names are saved with the topic; callables
-are code and are passed again at every open.
+A serializer works both ways. It is given as a *name* from the table below, as a pair `(dumps, loads)`, or
+as an object with the methods `dumps` and `loads` (such as the module `orjson`). Names are saved with the
+topic; callables are code and are passed again at every open.
 
     name      Python           bytes                          Kafka's class
     bytes     bytes            as they are                    ByteArraySerializer
@@ -15,7 +15,8 @@ are code and are passed again at every open.
 JSON keys are sorted because a key *is* its bytes: two spellings of one object would be two keys.
 `pickle` is not in the table: reading a log must never run code from it.
 
-In a topic `None` is a null and never reaches a serializer. In a `State` it does, so there JSON can store `null`.
+In a topic `None` is a null and never reaches a serializer. In a `State` it does, so there JSON can store
+`null`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Serializer:
     loads: Callable[[bytes], Any]
 
     def encode(self, value: Any, what: str) -> bytes:
-        """Bytes of `value`; `what` ("key", "value") goes into the SerializerError, the value itself does not."""
+        """Bytes of `value`; `what` ("key", "value") goes into the SerializerError, the value itself does
+        not."""
         try:
             data = self.dumps(value)
         except SerializerError:
@@ -84,7 +86,8 @@ class Serializer:
 
 
 def _reason(error: Exception) -> str:
-    """The kind of failure without its text: messages of codecs quote the data, and logs hold no keys or values."""
+    """The kind of failure without its text: messages of codecs quote the data, and logs hold no keys or
+    values."""
     if isinstance(error, UnicodeError):
         return "not UTF-8"
     if isinstance(error, struct.error):

@@ -1,7 +1,7 @@
 """`Topic`: append to it, read it, describe it, plan and clean it.
 
-Every call that changes is acknowledged when it returns: at "os" the records survive a killed process, at "disk" a power
-cut. There is no buffer in between and nothing to flush.
+Every call that changes is acknowledged when it returns: at "os" the records survive a killed process, at
+"disk" a power cut. There is no buffer in between and nothing to flush.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class Topic(Generic[K, V]):
         partition    None: by the key, or in turn without one
         ack          "os" or "disk"; None: the setting lastword.ack
 
-        Raises KeyRequiredError, RecordTooLargeError, SerializerError, ReadOnlyError, DiskFullError, SyncFailedError.
+        Raises KeyRequiredError, RecordTooLargeError, SerializerError, ReadOnlyError, DiskFullError,
+        SyncFailedError.
         """
         level = self._ack(ack)
         self._logs._check_writable()
@@ -138,11 +139,12 @@ class Topic(Generic[K, V]):
     ) -> int:
         """Append many records with one sync at the end; returns how many were acknowledged.
 
-        records   pairs, `Record`s (their timestamps and headers are kept, partition and offset are new), a mapping, or
-                  anything with `__arrow_c_stream__`: columns key and value, optionally headers, timestamp, partition
+        records   pairs, `Record`s (their timestamps and headers are kept, partition and offset are new), a
+                  mapping, or anything with `__arrow_c_stream__`: columns key and value, optionally
+                  headers, timestamp, partition
 
-        Records are checked and written in groups of at most 16 MiB: a refused record stops its group before anything of
-        it is written, and the error says how many records before it are in the log.
+        Records are checked and written in groups of at most 16 MiB: a refused record stops its group
+        before anything of it is written, and the error says how many records before it are in the log.
         """
         level = self._ack(ack)
         self._logs._check_writable()
@@ -188,11 +190,11 @@ class Topic(Generic[K, V]):
     ) -> Reader[K, V]:
         """A bounded read: it ends at the log end of this moment, or before.
 
-        start, end   end is exclusive: "earliest", "latest", an offset, an aware datetime (the first record not older),
-                     or a dict of these per partition
+        start, end   end is exclusive: "earliest", "latest", an offset, an aware datetime (the first record
+                     not older), or a dict of these per partition
         keys         only records with one of these keys
-        view         "log": every record; "latest": the newest value per key, no tombstones; "changes": the newest
-                     record per key in the range, tombstones too
+        view         "log": every record; "latest": the newest value per key, no tombstones; "changes": the
+                     newest record per key in the range, tombstones too
 
         OffsetOutOfRangeError for an offset below the log start or above the log end.
         """
@@ -237,7 +239,8 @@ class Topic(Generic[K, V]):
         return segments(self._logs, self.name, partition, progress)
 
     def set_config(self, **config: Any) -> None:
-        """Change settings of this topic in lastword.toml; None resets one to its default. Holds from now on."""
+        """Change settings of this topic in lastword.toml; None resets one to its default. Holds from now
+        on."""
         self._logs.set_config(self.name, **config)
         self._packer = self._new_packer(self._logs._config(self.name))
 

@@ -88,7 +88,8 @@ def _show_plans(out: Session, plans: list[Plan], directory: str) -> None:
     read, write = sum(plan.read_bytes for plan in chosen), sum(plan.write_bytes for plan in chosen)
     free = sum(plan.free_bytes for plan in chosen)
     out.summary(
-        f"would read {format_bytes(read)}, write {format_bytes(write)}, free {format_bytes(free)}; nothing was changed",
+        f"would read {format_bytes(read)}, write {format_bytes(write)}, free {format_bytes(free)}; "
+        "nothing was changed",
         plans=len(plans),
         read_bytes=read,
         write_bytes=write,

@@ -28,23 +28,25 @@ def config(
     unset: Annotated[list[str] | None, typer.Option(metavar="name", help="back to the default")] = None,
 ) -> None:
     """Show settings and where each comes from, or change them in lastword.toml (comments stay)."""
+    target = Target.of(directory, topic, None)
     changes = settings_of(settings)
     if changes or unset:
-        with out.open(Target([directory], topic, None), "a") as logs:
-            logs.configure(topic, set=changes, unset=unset or ())
-        done = [f"{name}={value}" for name, value in changes.items()] + [
-            f"{name} unset" for name in unset or ()
-        ]
+        with out.open(target, "a") as logs:
+            logs.set_config(target.topic, **changes, **dict.fromkeys(unset or ()))
+        done = [f"{name}={value}" for name, value in changes.items()]
+        done += [f"{name} unset" for name in unset or ()]
         out.summary(
-            f"{topic or 'all topics'}: {', '.join(done)}", topic=topic, set=changes, unset=unset or []
+            f"{target.topic or 'all topics'}: {', '.join(done)}",
+            topic=target.topic,
+            set=changes,
+            unset=unset or [],
         )
         return
-    with out.open(Target([directory], topic, None)) as logs:
-        rows = logs.settings(topic)
+    with out.open(target) as logs:
+        if target.topic is not None:
+            logs.topic(target.topic)  # UnknownTopicError names the nearest
+        rows = logs.settings.rows(target.topic)
     for name, value, source in rows:
-        out.row("setting", {"topic": topic, "name": name, "value": value, "source": source})
-    out.table(
-        ("SETTING", "VALUE", "SOURCE"),
-        [(name, "-" if value is None else str(value), source) for name, value, source in rows],
-    )
+        out.row("setting", {"topic": target.topic, "name": name, "value": value, "source": source})
+    out.table(("SETTING", "VALUE", "SOURCE"), rows)
     out.summary(settings=len(rows))

@@ -91,8 +91,9 @@ def _lines(kind: str, entry: Any) -> list[str]:
         return [f"{entry.topic}-{entry.partition}  offset {entry.offset}"]
     if kind == "producer":
         return [
-            f"producer {entry.producer_id}  epoch {entry.producer_epoch}  last sequence {entry.last_sequence}  "
-            f"last offset {entry.last_offset}  {format_time(entry.timestamp)}"
+            f"producer {entry.producer_id}  epoch {entry.producer_epoch}  "
+            f"last sequence {entry.last_sequence}  last offset {entry.last_offset}  "
+            f"{format_time(entry.timestamp)}"
         ]
     return [f"{escape(entry.name)} = {escape(entry.value)}"]
 
@@ -108,8 +109,8 @@ def _batch(batch: Any) -> list[str]:
     marks += [name for name in ("transactional", "control") if getattr(batch, name)]
     crc = f"CRC {batch.crc:08x}" + ("" if batch.crc_ok else " is WRONG")
     lines = [
-        f"position {batch.position}  {batch.size_bytes} bytes  offsets {batch.base_offset}-{batch.last_offset}  "
-        f"{batch.count} records  {', '.join(marks)}  {crc}"
+        f"position {batch.position}  {batch.size_bytes} bytes  "
+        f"offsets {batch.base_offset}-{batch.last_offset}  {batch.count} records  {', '.join(marks)}  {crc}"
     ]
     for record in batch.records:
         headers = "".join(

@@ -28,7 +28,8 @@ def ls(
     segments: Annotated[bool, typer.Option("--segments", help="one line a segment")] = False,
     more: MoreDirs = None,
 ) -> None:
-    """List topics and partitions, or segments. Counts are exact: every record below the log end is looked at."""
+    """List topics and partitions, or segments. Counts are exact: every record below the log end is looked
+    at."""
     target = Target.of(directory, topic, partition, more)
     with out.open(target) as logs:
         chosen = [logs.topic(target.topic)] if target.topic is not None else logs.topics()

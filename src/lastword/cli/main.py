@@ -1,7 +1,8 @@
 """The command `lastword`: one file per command, one way out for errors.
 
-Exit codes: 0 done; 1 done, bad news; 2 fix the call; 3 data damaged, the rest was finished; 4 busy; 5 no room; 6 storage failed;
-7 install something; 70 our bug; 130 interrupted. A closed pipe ends with 0: whoever reads has seen enough.
+Exit codes: 0 done; 1 done, bad news; 2 fix the call; 3 data damaged, the rest was finished; 4 busy; 5 no
+room; 6 storage failed; 7 install something; 70 our bug; 130 interrupted. A closed pipe ends with 0:
+whoever reads has seen enough.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
 
 
 def _commands() -> dict[str, Any]:
-    return typer.main.get_command(app).commands  # type: ignore[attr-defined,no-any-return]
+    return typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def _options(command: str) -> list[str]:
@@ -132,7 +133,7 @@ def _our_bug(error: Exception, talk: Output) -> int:
         trace = trace.tb_next
     bug = LastwordError(
         f"{type(error).__name__}: {error}{where}",
-        remedy="this is our bug: please report it, with the output of the same command under LASTWORD_TRACEBACK=1",
+        remedy="this is our bug: please report it, with what LASTWORD_TRACEBACK=1 in front shows",
     )
     talk.error(bug)
     return bug.exit_code

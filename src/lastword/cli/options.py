@@ -1,7 +1,7 @@
 """What every command has in common: its global options, its target, and how its errors leave.
 
-`@command(app)` adds the options that hold everywhere to a command's own and gives it an `Output` first. `Target`
-turns `DIR [TOPIC] [-p N]` into what to open; a partition's own directory may stand for all three.
+`@command(app)` adds the options that hold everywhere to a command's own and gives it an `Output` first.
+`Target` turns `DIR [TOPIC] [-p N]` into what to open; a partition's own directory may stand for all three.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -66,7 +66,7 @@ class Session(Output):
 
     config: str | None = None
 
-    def open(self, target: Target, mode: str = "r", **settings: Any) -> LogDir:
+    def open(self, target: Target, mode: Literal["r", "a"] = "r", **settings: Any) -> LogDir:
         import lastword
 
         paths: Any = target.paths if len(target.paths) > 1 else target.paths[0]
@@ -91,7 +91,7 @@ class Target:
         from lastword.segment import names
 
         trimmed = directory.rstrip("/") or "/"
-        parent, name = os.path.split(os.path.abspath(trimmed))
+        name = os.path.basename(os.path.realpath(trimmed))
         parsed = names.parse_partition_dir(name)
         if topic is None and partition is None and parsed is not None and _looks_like_partition(trimmed):
             return cls([os.path.dirname(trimmed) or ".", *(more or ())], parsed.topic, parsed.partition)
@@ -103,17 +103,14 @@ class Target:
 
 
 def _looks_like_partition(directory: str) -> bool:
-    """A directory whose name ends with -N is a partition's if it holds its files, not if it holds partitions."""
-    if not os.path.isdir(directory):
+    """A directory whose name ends with -N is a partition's if it holds its files, not if it holds
+    partitions."""
+    from lastword.files import DEFAULT
+
+    if not DEFAULT.is_dir(directory):
         return False
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name.endswith((".log", ".index")) or entry.name in (
-                "partition.metadata",
-                "leader-epoch-checkpoint",
-            ):
-                return True
-    return False
+    marks = ("partition.metadata", "leader-epoch-checkpoint")
+    return any(name.endswith((".log", ".index")) or name in marks for name in DEFAULT.listdir(directory))
 
 
 def command(
@@ -139,7 +136,7 @@ def command(
         parameters.sort(key=lambda parameter: parameter.kind)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        del run.__wrapped__  # type: ignore[attr-defined]
+        del run.__wrapped__
         text = inspect.cleandoc(examples)
         app.command(name, epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.splitlines()))(
             run

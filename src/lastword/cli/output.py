@@ -1,9 +1,9 @@
 """Where a command's values become text or JSON. stdout carries data, stderr carries talk.
 
-JSON is one object a line with `"type"`, the last of them the `summary`. Bytes are strings if they are UTF-8, else
-`{"base64": "..."}`. A key or value of a `json` topic stands as itself; the one value that JSON could not tell from a
-tombstone, the four bytes `null`, and values that look like the base64 form, are given as base64 of their bytes, so
-what `read --json` prints is what `append` takes.
+JSON is one object a line with `"type"`, the last of them the `summary`. Bytes are strings if they are
+UTF-8, else `{"base64": "..."}`. A key or value of a `json` topic stands as itself; the one value that JSON
+could not tell from a tombstone, the four bytes `null`, and values that look like the base64 form, are
+given as base64 of their bytes, so what `read --json` prints is what `append` takes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -122,7 +122,8 @@ class Output:
 
     @contextmanager
     def progress(self, verb: str) -> Iterator[Any]:
-        """Gives a function of Progress: a bar on a terminal after a second, objects on stderr with --progress."""
+        """Gives a function of Progress: a bar on a terminal after a second, objects on stderr with
+        --progress."""
         shown = self.wants_progress
         if shown is None:
             shown = self.stderr.isatty() and not self.quiet and not self.as_json
@@ -205,7 +206,8 @@ def bytes_json(data: bytes | None) -> Any:
 
 
 def field_json(data: bytes | None, serializer: str | None) -> Any:
-    """A key or value as JSON: of a `json`, `int32`, `int64` or `float64` topic as itself, if its bytes say exactly that."""
+    """A key or value as JSON: of a `json`, `int32`, `int64` or `float64` topic as itself, if its bytes say
+    exactly that."""
     if data is None or serializer in (None, "bytes", "str"):
         return bytes_json(data)
     from lastword.api.serializers import SERIALIZERS
@@ -253,15 +255,19 @@ def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
     from lastword.api.serializers import SERIALIZERS
     from lastword.errors import UsageError
 
-    if serializer in (None, "bytes", "str"):
+    if serializer is None or serializer in ("bytes", "str"):
         return os.fsencode(text)
+    parse: Callable[[str], Any] = json.loads
+    if serializer in ("int32", "int64"):
+        parse = int
+    elif serializer == "float64":
+        parse = float
     try:
-        parsed = {"json": json.loads, "int32": int, "int64": int, "float64": float}[serializer](text)
+        parsed = parse(text)
     except ValueError:
+        example = "text is JSON in double quotes, as in '\"ada\"'"
         raise UsageError(
-            f"the {what} {text!r} is not {serializer}, which this topic stores",
-            remedy=f"""quote it for the shell, as in '"{text}"'"""
-            if serializer == "json"
-            else f"give {serializer}",
+            f"the {what} is not {serializer}, which this topic stores",
+            remedy=example if serializer == "json" else f"give {serializer}",
         ) from None
     return SERIALIZERS[serializer].encode(parsed, what)

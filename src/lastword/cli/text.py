@@ -1,7 +1,8 @@
 """Text for people: keys and values on one line of a terminal.
 
-UTF-8 as it is; control characters and bytes that are not UTF-8 as `\\x1b`; a null value as `<tombstone>`, a null key
-as `<no key>`, and real data spelled so gets a leading backslash: a null is never taken for text, nor text for a null.
+UTF-8 as it is; control characters and bytes that are not UTF-8 as `\\x1b`; a null value as `<tombstone>`,
+a null key as `<no key>`, and real data spelled so gets a leading backslash: a null is never taken for
+text, nor text for a null.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def _or_null(data: bytes | str | None, null: str) -> str:
     if data is None:
         return null
     text = escape(data)
-    # `\<tombstone>` must stay apart from an escaped `<tombstone>` as well, so any run of backslashes gets one more.
+    # `\<tombstone>` must stay apart from an escaped `<tombstone>` as well, so any run of backslashes gets
+    # one more.
     return "\\" + text if text.lstrip("\\") in (NO_KEY, TOMBSTONE) else text
 
 

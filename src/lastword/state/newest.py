@@ -1,10 +1,12 @@
 """The newest record of every key in a range of offsets: what a state restores and what `view="latest"` shows.
 
-A short range is replayed into a dict. A long one is resolved: the map pass marks what was replaced, and a second pass
-over the bytes gives out the rest, so memory is one bit a record and the map, whatever the values weigh.
+A short range is replayed into a dict. A long one is resolved: the map pass marks what was replaced, and a
+second pass over the bytes gives out the rest, so memory is one bit a record and the map, whatever the
+values weigh.
 
-Resolving works on whole batches. A batch that the range cuts at its end would let records outside kill records inside, so
-that batch is left out of the resolving and replayed; one cut at its beginning does no harm, for older records kill nobody.
+Resolving works on whole batches. A batch that the range cuts at its end would let records outside kill
+records inside, so that batch is left out of the resolving and replayed; one cut at its beginning does no
+harm, for older records kill nobody.
 """
 
 from __future__ import annotations
@@ -130,7 +132,8 @@ def _resolved(
     progress: BytesDone | None,
     form: Form,
 ) -> Iterator[list[Any]]:
-    """Resolve, then read. A file that vanishes while resolving starts it over; afterwards its segment is held open."""
+    """Resolve, then read. A file that vanishes while resolving starts it over; afterwards its segment is
+    held open."""
     for attempt in range(_ATTEMPTS):
         try:
             yield from _from_bitmaps(view, start, end, tombstones, map_bytes, progress, form)
@@ -186,7 +189,8 @@ def _from_bitmaps(
 
 
 def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Part], int]:
-    """What can be resolved, and the offset from which on the range must be replayed (`end` if no batch is cut)."""
+    """What can be resolved, and the offset from which on the range must be replayed (`end` if no batch is
+    cut)."""
     parts = []
     cut = end
     segments = scan.overlapping(view, start, end)

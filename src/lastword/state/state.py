@@ -1,8 +1,8 @@
 """`State`: a mapping whose every change is a record of a compacted topic.
 
-What is in memory is the bytes of the newest value per key; a get decodes them afresh, so an object that was taken out
-and changed is never half kept. What counts is in the log: a change is acknowledged there before the mapping shows it,
-and opening the state again restores it from there.
+What is in memory is the bytes of the newest value per key; a get decodes them afresh, so an object that
+was taken out and changed is never half kept. What counts is in the log: a change is acknowledged there
+before the mapping shows it, and opening the state again restores it from there.
 """
 
 from __future__ import annotations
@@ -67,13 +67,15 @@ class Restored(Value):
 
 
 class State(MutableMapping[K, V], Generic[K, V]):
-    """The newest value of every key of a topic, as a dict whose changes are a log. Get it from `LogDir.state`.
+    """The newest value of every key of a topic, as a dict whose changes are a log. Get it from
+    `LogDir.state`.
 
     topic      the topic below, for reading its records
     position   per partition the offset up to which records are in the mapping
     restored   what opening took, one `Restored` per partition
 
-    Safe from any thread. `del` writes a tombstone; None is a value if the value serializer can write it (json can).
+    Safe from any thread. `del` writes a tombstone; None is a value if the value serializer can write it
+    (json can).
     """
 
     def __init__(
@@ -181,8 +183,8 @@ class State(MutableMapping[K, V], Generic[K, V]):
     def refresh(self) -> int:
         """Take in records that others have appended since; returns how many keys they changed.
 
-        A reader that refreshes less often than the topic's `delete.retention.ms` may miss a deletion whose tombstone is
-        gone by then; opening the state anew never does.
+        A reader that refreshes less often than the topic's `delete.retention.ms` may miss a deletion whose
+        tombstone is gone by then; opening the state anew never does.
         """
         self._check_open()
         if self._ends is not None:
@@ -208,7 +210,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
         self._check_open()
         data = self._data.get(self._key.encode(key, "key"))
         if data is not None:
-            return self._value.decode(data, "value")  # type: ignore[no-any-return]
+            return self._value.decode(data, "value")
         if self._default is not None:
             return self._default()
         raise KeyError(key)
@@ -240,7 +242,9 @@ class State(MutableMapping[K, V], Generic[K, V]):
     # What MutableMapping builds on __getitem__ must not take a default for something that is there.
 
     def get(self, key: K, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        if key in self:
+            return self[key]
+        return default
 
     def pop(self, key: K, default: Any = _MISSING) -> Any:
         with self._lock:
@@ -276,8 +280,8 @@ class State(MutableMapping[K, V], Generic[K, V]):
     def edit(self, key: K) -> Iterator[V]:
         """`with state.edit("ada") as ada: ada["city"] = "Oslo"`: one record when the block ends.
 
-        Nothing is written if the block raises, or leaves the value as it was. KeyError for a key that is not there,
-        unless the state has a default.
+        Nothing is written if the block raises, or leaves the value as it was. KeyError for a key that is
+        not there, unless the state has a default.
         """
         with self._lock:
             value = self[key]
@@ -304,7 +308,8 @@ class State(MutableMapping[K, V], Generic[K, V]):
         with self._lock:
             placed = self._log.append(key, value)
             self._put(self._data, key, value)
-            # Only over a record that follows directly: what others appended in between is still to be taken in.
+            # Only over a record that follows directly: what others appended in between is still to be
+            # taken in.
             if self.position.get(placed.partition) == placed.offset:
                 self.position[placed.partition] = placed.offset + 1
 

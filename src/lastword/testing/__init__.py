@@ -1,4 +1,5 @@
-"""For the tests of programs that use lastword: logs with any history, a clock that stands still, a pytest fixture.
+"""For the tests of programs that use lastword: logs with any history, a clock that stands still, a pytest
+fixture.
 
     from lastword.testing import Clock, LogBuilder
 
@@ -6,8 +7,8 @@
     with LogBuilder(tmp_path, clock).topic("users").put("a", 1).roll().delete("a").open() as logs:
         ...
 
-The fixture `logs` is an open, empty log directory: put `pytest_plugins = ["lastword.testing.pytest_plugin"]` into the
-conftest.py of your tests.
+The fixture `logs` is an open, empty log directory: put `pytest_plugins =
+["lastword.testing.pytest_plugin"]` into the conftest.py of your tests.
 """
 
 from lastword.clock import ManualClock as Clock

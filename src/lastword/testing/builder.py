@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.clock import ManualClock
 
@@ -78,7 +78,7 @@ class LogBuilder:
         self._current().clean(**options)
         return self
 
-    def open(self, mode: str = "a") -> LogDir:
+    def open(self, mode: Literal["r", "a"] = "a") -> LogDir:
         """The built directory: still open to append, or closed and opened again to read."""
         if mode == "a":
             return self._logs

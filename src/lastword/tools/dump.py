@@ -1,7 +1,7 @@
 """Any file of a log directory, decoded: segments, indexes, snapshots, checkpoints, properties.
 
-`dump(file)` is lazy, takes no lock and reads the file as it is. Damage is an entry too (`Problem`), and what is sound
-behind it still comes.
+`dump(file)` is lazy, takes no lock and reads the file as it is. Damage is an entry too (`Problem`), and
+what is sound behind it still comes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class DumpedRecord(Value):
 
 @dataclass(frozen=True, slots=True)
 class Batch(Value):
-    """One batch of a segment file: its header's fields, and its records if they were asked for and can be read."""
+    """One batch of a segment file: its header's fields, and its records if they were asked for and can be
+    read."""
 
     file: str
     position: int
@@ -67,7 +68,8 @@ class Batch(Value):
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry(Value):
-    """One entry of an .index (position), .timeindex (timestamp) or .txnindex (fields); what a kind lacks is None."""
+    """One entry of an .index (position), .timeindex (timestamp) or .txnindex (fields); what a kind lacks
+    is None."""
 
     file: str
     kind: str
@@ -79,7 +81,8 @@ class IndexEntry(Value):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry(Value):
-    """One line of a checkpoint: topic and partition with an offset, or a leader epoch with its start offset."""
+    """One line of a checkpoint: topic and partition with an offset, or a leader epoch with its start
+    offset."""
 
     file: str
     topic: str | None

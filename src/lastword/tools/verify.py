@@ -66,7 +66,8 @@ class _Account:
 
 @dataclass(slots=True)
 class _Batches:
-    """What the indexes of a segment are checked against: position, last offset and largest timestamp so far."""
+    """What the indexes of a segment are checked against: position, last offset and largest timestamp so
+    far."""
 
     positions: dict[int, int] = field(default_factory=dict)
     largest: dict[int, int] = field(default_factory=dict)
@@ -91,7 +92,8 @@ def verify(
     clock = clock or SystemClock()
     began = clock.monotonic()
     account = _Account()
-    # Checkpoints are read before the logs: a log end only grows, so a checkpoint above it is wrong whoever appends meanwhile.
+    # Checkpoints are read before the logs: a log end only grows, so a checkpoint above it is wrong whoever
+    # appends meanwhile.
     checkpoints = [
         (path, row) for root in roots for path in _checkpoints(root) for row in _rows(files, path, account)
     ]
@@ -110,10 +112,7 @@ def verify(
     ends: dict[tuple[str, int], int] = {}
     for view in views:
         done = _verify_log(files, view, quick, account, done, total, began, clock, progress)
-        try:
-            ends[view.topic, view.partition] = view.log_end
-        except DataError:
-            pass  # the damage was reported by the walk
+        ends[view.topic, view.partition] = view.log_end
         _verify_partition_files(files, view.directory, account)
     for path, (topic, partition, offset) in checkpoints:
         end = ends.get((topic, partition))
@@ -160,7 +159,7 @@ def _verify_log(
 ) -> int:
     segments = list(view.segments)
     next_offset = 0
-    for number, segment in enumerate(segments):
+    for place, segment in enumerate(segments):
         if segment.base_offset < next_offset:
             account.add(
                 segment.file,
@@ -170,11 +169,12 @@ def _verify_log(
                 f"the segment before it goes up to {next_offset - 1}",
                 False,
             )
-        following = segments[number + 1].base_offset if number + 1 < len(segments) else None
+        following = segments[place + 1].base_offset if place + 1 < len(segments) else None
         try:
             next_offset = _verify_segment(files, segment, following, quick, account)
         except FileVanishedError:
-            # A rewrite was published meanwhile; what took this segment's place was certified when it was built.
+            # A rewrite was published meanwhile; what took this segment's place was certified when it was
+            # built.
             next_offset = following or next_offset
         done += segment.size
         if progress is not None:
@@ -213,7 +213,8 @@ def _verify_segment(
         account.batches += 1
         account.records += header.count
         batches.add(header)
-    # Positions behind damage are not known to the index check, and in the middle of a swap the indexes have other names.
+    # Positions behind damage are not known to the index check, and in the middle of a swap the indexes
+    # have other names.
     if len(account.problems) == before and not segment.suffix:
         _verify_offset_index(files, segment, batches, account)
         _verify_time_index(files, segment, batches, account)
@@ -266,11 +267,11 @@ def _verify_offset_index(files: Files, segment: Segment, batches: _Batches, acco
             account.add(path, None, None, "missing-index", "there is none", True)
         return
     index = OffsetIndex(files.read_bytes(path), segment.base_offset, segment.size)
-    for number, entry in enumerate(index.entries()):
+    for place, entry in enumerate(index.entries()):
         if batches.positions.get(entry.position) != entry.offset:
             account.add(
                 path,
-                8 * number,
+                8 * place,
                 entry.offset,
                 "bad-index",
                 f"no batch that ends with offset {entry.offset} lies at position {entry.position}",
@@ -288,14 +289,14 @@ def _verify_time_index(files: Files, segment: Segment, batches: _Batches, accoun
             account.add(path, None, None, "missing-index", "there is none", True)
         return
     index = TimeIndex(files.read_bytes(path), segment.base_offset)
-    for number, entry in enumerate(index.entries()):
+    for place, entry in enumerate(index.entries()):
         largest = batches.largest.get(entry.offset)
         if largest is None and segment.active:
             continue  # appended after the log was listed
         if largest != entry.timestamp:
             account.add(
                 path,
-                12 * number,
+                12 * place,
                 entry.offset,
                 "bad-time-index",
                 f"timestamp {entry.timestamp} is not the largest up to offset {entry.offset}",

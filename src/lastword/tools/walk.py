@@ -1,7 +1,9 @@
-"""Walking all batches of a file, damaged ones too: what cannot be read is reported, and the walk goes on behind it.
+"""Walking all batches of a file, damaged ones too: what cannot be read is reported, and the walk goes on
+behind it.
 
-Unlike `segment.scan.SoundWalk`, which recovery trusts and which stops at the first damage, this walk never stops early: a bad
-checksum leaves the next batch where its length says, and a bad length is left by looking for the next sound batch.
+Unlike `segment.scan.SoundWalk`, which recovery trusts and which stops at the first damage, this walk never
+stops early: a bad checksum leaves the next batch where its length says, and a bad length is left by
+looking for the next sound batch.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ Report = Callable[[Problem], None]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One batch. `header.position` is its byte in the file; `data` is the whole batch; `sound`: its checksum is right."""
+    """One batch. `header.position` is its byte in the file; `data` is the whole batch; `sound`: its
+    checksum is right."""
 
     header: BatchHeader
     data: bytes
@@ -39,7 +42,8 @@ class Step:
 class Walk:
     """Iterates over the batches of [start, end) bytes of `handle`; damage goes to `report`.
 
-    Afterwards `read_bytes` tells how much was read, and `tail` where an incomplete last batch begins, or None.
+    Afterwards `read_bytes` tells how much was read, and `tail` where an incomplete last batch begins, or
+    None.
     """
 
     def __init__(
