@@ -63,6 +63,19 @@ def test_any_buffer_is_taken(codec: int, kind: Any) -> None:
     assert decompress(codec, compress(codec, kind(b"hello" * 100)), 500) == b"hello" * 100
 
 
+@pytest.mark.parametrize(
+    ("codec", "levels"), [(GZIP, (-1, 1, 9)), (SNAPPY, (None,)), (LZ4, (1, 9, 17)), (ZSTD, (-5, 1, 3, 19))]
+)
+def test_levels(codec: int, levels: tuple[int, ...]) -> None:
+    data = b"".join(b"%d of many records that look alike" % number for number in range(3000))
+    sizes = []
+    for level in levels:
+        packed = compress(codec, data, level)
+        assert decompress(codec, packed, len(data)) == data
+        sizes.append(len(packed))
+    assert len(set(sizes)) == len(levels), "a level makes a difference"
+
+
 class TestFraming:
     """What Kafka reads: nothing else may be written."""
 

@@ -112,7 +112,7 @@ def duration(default: str | int, group: Group, text: str, low: int = 0, high: in
         group,
         text,
         _ranged(parse_duration_ms, low, high),
-        exact_duration,
+        lambda value: str(value) if value == MAX_LONG else exact_duration(value),
         _range_text("a duration", low, high, exact_duration),
         parse_duration_ms(default),
     )

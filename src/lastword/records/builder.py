@@ -29,9 +29,9 @@ _NO_HEADERS = encode(0)
 class BatchBuilder:
     """Collects the records of one batch.
 
-    `codec`: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd. `timestamp_type`: with 1 (log append) all records get
-    the time given to `build`. Producer fields -1: no producer. The builder can be used once more after
-    `clear`.
+    `codec`: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; `level` as `compress` takes it. `timestamp_type`: with 1
+    (log append) all records get the time given to `build`. Producer fields -1: no producer. The builder can
+    be used once more after `clear`.
     """
 
     __slots__ = (
@@ -46,12 +46,14 @@ class BatchBuilder:
         "_records",
         "_size",
         "codec",
+        "level",
     )
 
     def __init__(
         self,
         codec: int = 0,
         *,
+        level: int | None = None,
         timestamp_type: int = CREATE_TIME,
         producer_id: int = -1,
         producer_epoch: int = -1,
@@ -64,6 +66,7 @@ class BatchBuilder:
         if transactional and producer_id < 0:
             raise UsageError("a transactional batch needs a producer id")
         self.codec = codec
+        self.level = level
         self._attributes = codec
         if timestamp_type == LOG_APPEND_TIME:
             self._attributes |= LOG_APPEND_BIT
@@ -169,7 +172,7 @@ class BatchBuilder:
         if self.codec:
             from lastword.records.compression import compress
 
-            payload = compress(self.codec, payload)
+            payload = compress(self.codec, payload, self.level)
         if len(payload) > MAX_INT - HEADER_BYTES:
             raise RecordTooLargeError(f"a batch of {len(payload)} bytes does not fit its length field")
         return write_batch(

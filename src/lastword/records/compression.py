@@ -38,6 +38,8 @@ _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_HEAD = _LZ4_MAGIC + b"\x60\x40\x82"
 _LZ4_END = b"\0\0\0\0"
 _LZ4_BLOCKS = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
+_LZ4_FAST = 9
+"""Kafka's default level, which selects the fast compressor; every other selects the thorough one."""
 _LZ4_MOST = 255
 """No lz4 block grows by more: one byte of a match length adds at most 255."""
 
@@ -48,17 +50,19 @@ _local = threading.local()
 
 
 class Codec(NamedTuple):
-    """`inflate(data, limit)` gives the plain bytes, `inflate_into(data, view)` their number."""
+    """`compress(data, level)`; `inflate(data, limit)` gives the plain bytes, `inflate_into(data, view)` their
+    number."""
 
     name: str
-    compress: Callable[[Any], bytes]
+    compress: Callable[[Any, int | None], bytes]
     inflate: Callable[[Any, int], bytes]
     inflate_into: Callable[[Any, memoryview], int]
 
 
-def compress(codec: int, data: Any) -> bytes:
-    """`data` as Kafka could read it under attribute bits `codec`."""
-    return _codec(codec).compress(data)
+def compress(codec: int, data: Any, level: int | None = None) -> bytes:
+    """`data` as Kafka could read it under attribute bits `codec`. `level`: as in Kafka's
+    `compression.*.level`, by default the codec's own."""
+    return _codec(codec).compress(data, level)
 
 
 def decompress(codec: int, data: Any, limit: int) -> bytes:
@@ -105,7 +109,7 @@ def _too_large(codec: str, limit: int) -> DecompressionLimitError:
 # ---------------------------------------------------------------- none
 
 
-def _copy(data: Any) -> bytes:
+def _copy(data: Any, level: int | None) -> bytes:
     return bytes(data)
 
 
@@ -126,8 +130,8 @@ def _copy_into(data: Any, out: memoryview) -> int:
 # ---------------------------------------------------------------- gzip
 
 
-def _gzip(data: Any) -> bytes:
-    deflater = zlib.compressobj(wbits=31)
+def _gzip(data: Any, level: int | None) -> bytes:
+    deflater = zlib.compressobj(-1 if level is None else level, wbits=31)
     return deflater.compress(data) + deflater.flush()
 
 
@@ -171,7 +175,7 @@ def _gunzip_into(data: Any, out: memoryview) -> int:
 # ---------------------------------------------------------------- snappy
 
 
-def _snappy(data: Any) -> bytes:
+def _snappy(data: Any, level: int | None) -> bytes:
     import cramjam
 
     view = memoryview(data).cast("B")
@@ -242,7 +246,7 @@ def _unsnappy_into(data: Any, out: memoryview) -> int:
 # ---------------------------------------------------------------- lz4
 
 
-def _lz4(data: Any) -> bytes:
+def _lz4(data: Any, level: int | None) -> bytes:
     import lz4.frame
 
     packed: bytes = lz4.frame.compress(
@@ -250,6 +254,7 @@ def _lz4(data: Any) -> bytes:
         block_size=lz4.frame.BLOCKSIZE_MAX64KB,
         block_linked=False,
         store_size=False,
+        compression_level=0 if level is None or level == _LZ4_FAST else max(level, 3),  # from 3 on it is HC
     )
     return packed
 
@@ -373,14 +378,20 @@ def xxh32(data: Any) -> int:
 # ---------------------------------------------------------------- zstd
 
 
-def _zstd(data: Any) -> bytes:
-    packer = getattr(_local, "zstd", None)
+def _zstd(data: Any, level: int | None) -> bytes:
+    packers = getattr(_local, "zstd", None)
+    if packers is None:
+        packers = _local.zstd = {}
+    packer = packers.get(level)
     if packer is None:
         import zstandard
 
         # Reused, for making one costs more than a small batch; one per thread, for it must not be shared.
-        packer = _local.zstd = zstandard.ZstdCompressor(
-            level=3, write_content_size=False, write_checksum=False, write_dict_id=False
+        packer = packers[level] = zstandard.ZstdCompressor(
+            level=3 if level is None else level,
+            write_content_size=False,
+            write_checksum=False,
+            write_dict_id=False,
         )
     packed: bytes = packer.compress(data)
     return packed

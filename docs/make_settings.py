@@ -1,0 +1,70 @@
+"""Writes docs/settings.md from the tables of lastword.config. A test checks that the page is current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS, LogConfig, Setting, TopicConfig
+
+PAGE = Path(__file__).with_name("settings.md")
+
+HEAD = """\
+# Settings
+
+Written by `docs/make_settings.py` from `lastword.config`; edit the settings there.
+
+A setting has one spelling, Kafka's dotted name; as a Python keyword its dots are underscores, as a variable it
+is `LASTWORD_` and capitals (ours without a second `LASTWORD_`). What is said more closely wins:
+
+    argument or option  >  LASTWORD_LOG_CLEANER_THREADS=2  >  [topics.NAME]  >  [defaults]  >  built in
+
+`lastword.toml` lies in the log directory. Sizes take `KiB MiB GiB`, durations `ms s m h d`. All mistakes are
+told at once, before anything is opened. `lastword config DIR [TOPIC]` shows every value and where it comes from.
+
+## A sample with everything
+
+Every line is commented out and shows the default.
+
+```toml
+"""
+
+
+def sample(known: dict[str, Setting], config: LogConfig | TopicConfig) -> list[str]:
+    lines = []
+    for setting in known.values():
+        value = setting.show(getattr(config, setting.keyword))
+        if setting.name == "drives":
+            line = 'drives."/srv/d2" = "20MiB"'
+        elif value in ("none", ""):
+            line = f"{setting.name} ="
+        elif setting.unit in ("count", "ratio", "true or false") or value.lstrip("-").isdigit():
+            line = f"{setting.name} = {value}"
+        else:
+            line = f'{setting.name} = "{value}"'
+        lines.append(f"# {line:50} # {setting.allowed}".rstrip())
+    return lines
+
+
+def table(known: dict[str, Setting], config: LogConfig | TopicConfig, group: str) -> list[str]:
+    lines = ["| name | default | what it does, what it costs |", "|---|---|---|"]
+    for setting in known.values():
+        if setting.group == group:
+            value = setting.show(getattr(config, setting.keyword)) or "none"
+            lines.append(f"| `{setting.name}` | {value} | {setting.text} |")
+    return lines
+
+
+def page() -> str:
+    lines = [*sample(INSTANCE_SETTINGS, LogConfig()), "", "[defaults]          # or [topics.NAME]"]
+    lines += [*sample(TOPIC_SETTINGS, TopicConfig()), "```"]
+    for title, known, config in (
+        ("For the whole directory", INSTANCE_SETTINGS, LogConfig()),
+        ("For a topic", TOPIC_SETTINGS, TopicConfig()),
+    ):
+        for group, words in (("behaviour", "changes behaviour"), ("cost", "changes cost only")):
+            lines += ["", f"## {title}: {words}", "", *table(known, config, group)]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
