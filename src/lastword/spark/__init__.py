@@ -1,0 +1,38 @@
+"""The log on Spark: a source, a sink, and the cleaner with one task per partition.
+
+It stands on `api`, `cleaner`, `logdir`, `partition`, `resolve` and `records`, and adds only placement: what
+a task reads, stages or rewrites, and what the driver publishes. No byte of the log is decoded by code of
+this package. Only here is PySpark imported, and only when something of it is used.
+
+    session   a SparkSession with the settings that this package wants, each with its reason; finds a Java
+    register  makes `format("lastword")` known (`pyspark_lastword` does so by itself)
+    plan      what `clean` would do now, and why
+    clean     one round for each partition, built by tasks, published by the driver
+
+Start reading at `source.py`; then `read.py`, `write.py`, `clean.py`, each of which opens with where its
+parts run, what travels between them, and what happens when half of the tasks fail.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lastword.spark.clean import clean, plan
+from lastword.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["clean", "plan", "register", "session"]
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("lastword")` known to this session, for a cluster whose workers cannot see
+    `pyspark_lastword`.
+    """
+    from lastword.spark.session import need_pyspark
+
+    need_pyspark()
+    from lastword.spark.source import LastwordDataSource
+
+    spark.dataSource.register(LastwordDataSource)

@@ -1,0 +1,144 @@
+"""`view=latest`: the newest value of every key, without a shuffle and without deletions.
+
+A key lives in one partition of the log, so one task sees all of its records: it resolves its partition (an
+exact map marks every superseded record dead) and then reads it again, leaving out the dead and the
+tombstones. Spark's own way (`groupBy(key).agg(max_by(...))`) sends every version of every key through the
+JVM and a sort.
+
+With an end below the log's, what was newest *then* is asked for. Where the log has been cleaned, older
+versions are gone and no answer would be right, so an end below the cleaner's checkpoint is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lastword.errors import FileVanishedError
+from lastword.files import Files
+from lastword.kernels import table as fields
+from lastword.partition.view import PartitionView
+from lastword.records.columns import RecordColumns, decode_columns
+from lastword.spark.options import ReadOptions
+from lastword.spark.read import (
+    CHUNK_BYTES,
+    MAX_RELOADS,
+    LogPartition,
+    check_loss,
+    map_bytes,
+    overlapping,
+    refuse_transactions,
+)
+
+if TYPE_CHECKING:
+    from lastword.records.chunk import Chunk
+    from lastword.segment.segment import Segment
+
+
+def latest_chunks(
+    task: LogPartition, options: ReadOptions, files: Files
+) -> Iterator[tuple[Chunk, RecordColumns]]:
+    """Decoded chunks with only the newest record of each key of the range, tombstones left out.
+
+    Both passes must see the same files, so a cleaning that is published between them starts the task's work
+    anew, as long as nothing was given out; after that the segments are open and stay readable.
+    """
+    for _ in range(MAX_RELOADS):
+        view = PartitionView.load(files, task.directory)
+        start = check_loss(task, view, task.start, options)
+        sources = [RangeSource(one, start, task.end) for one in overlapping(view, start, task.end)]
+        try:
+            for source in sources:
+                source.open()
+        except FileVanishedError:
+            continue
+        yield from _survivors(sources, task, options)
+        return
+    raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were opened")
+
+
+def _survivors(
+    sources: list[RangeSource], task: LogPartition, options: ReadOptions
+) -> Iterator[tuple[Chunk, RecordColumns]]:
+    from lastword.resolve import resolve
+
+    log_path = os.path.dirname(task.directory)
+    resolution = resolve(sources, map_bytes=map_bytes(log_path), salt=os.urandom(16), now_ms=None)
+    for source in sources:
+        for chunk in source.chunk_reader(chunk_bytes=CHUNK_BYTES):
+            refuse_transactions(chunk, options)
+            records = decode_columns(chunk)
+            alive = ~resolution.dead.mask(records.offset)
+            alive &= records.value_length >= 0
+            alive &= records.key_length >= 0
+            yield chunk, records.select(alive)
+
+
+class RangeSource:
+    """A segment of which only records with start <= offset < end are there: what `resolve` reads."""
+
+    def __init__(self, segment: Segment, start: int, end: int) -> None:
+        self.segment = segment
+        self.start = start
+        self.end = end
+        self.base_offset = segment.base_offset
+        self.next_offset = min(segment.next_offset, end)
+        self.size = segment.size
+        self.file = segment.file
+
+    def open(self) -> None:
+        """FileVanishedError if other files have taken this segment's place; afterwards none can."""
+        _ = self.segment.handle
+
+    def chunk_reader(self, *, chunk_bytes: int = CHUNK_BYTES, verify: bool = True) -> Iterator[Chunk]:
+        first = self.segment.position_of(self.start) if self.base_offset < self.start else 0
+        last = self.segment.end_position_of(self.end)
+        for chunk in self.segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify):
+            rows = _straddling(chunk, self.start, self.end)
+            if rows:
+                decode_columns(chunk)  # raises if a record is malformed, so that below lengths can be trusted
+            for row in rows:
+                _narrow(chunk, row, self.start, self.end)
+            yield chunk
+
+
+def _straddling(chunk: Chunk, start: int, end: int) -> list[int]:
+    """Batches that reach over an end of the range: at most two in all chunks of a segment."""
+    bases, lasts = chunk.table[:, fields.BASE_OFFSET], chunk.table[:, fields.LAST_OFFSET]
+    over = ((bases < start) & (lasts >= start)) | ((bases < end) & (lasts >= end))
+    return [int(row) for row in over.nonzero()[0]]
+
+
+def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
+    """Let a batch's row speak only for its records in the range; the bytes stay as they are."""
+    entry = chunk.table[row]
+    base = int(entry[fields.BASE_OFFSET])
+    position, last = int(entry[fields.PLAIN_POSITION]), int(entry[fields.PLAIN_END])
+    data: memoryview = chunk.plain.data[:last]
+    first_kept, kept = None, 0
+    for _ in range(int(entry[fields.COUNT])):
+        size, body = _varint(data, position)
+        _, at = _varint(data, body + 1)  # behind the attributes: the timestamp delta
+        offset = base + _varint(data, at)[0]
+        if offset >= end:
+            break
+        if offset >= start:
+            first_kept = position if first_kept is None else first_kept
+            kept += 1
+        position = body + size
+    entry[fields.PLAIN_POSITION] = position if first_kept is None else first_kept
+    entry[fields.PLAIN_END] = position
+    entry[fields.COUNT] = kept
+
+
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """(number, position behind it) of a zigzag varint. IndexError if it runs out of the batch."""
+    raw = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return raw >> 1 ^ -(raw & 1), position
+        shift += 7

@@ -1,0 +1,431 @@
+"""Every option of `format("lastword")`: its name, what it may hold, what it means when it is absent.
+
+Names and meanings are those of Spark's Kafka source where it has them, so that a job moves over by changing
+the format and the address. Names are compared without case, as Spark hands them over. An option that is not
+known is refused with the nearest name: a misspelt `endingOffset` would otherwise read to the end without a
+word.
+
+    Kafka's client options (`kafka.*` and four more)   one warning: there is no client here
+    kafka.bootstrap.servers                            refused: `path` takes its place
+    options of a stream (`maxOffsetsPerTrigger` ...)   one warning in a batch, as Kafka's source has it
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lastword.errors import LastwordError, SparkOptionError, nearest
+from lastword.units import parse_bytes
+
+EARLIEST, LATEST = -2, -1  # as in Kafka's offset JSON
+
+log = logging.getLogger(__name__)
+
+Offsets = dict[str, dict[int, int]]
+Problem = ValueError  # raised by the parsers below with a sentence; collected, and told all at once
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One end of a read. The first of these that is given decides, in this order, as in Kafka's source.
+
+    timestamp_ms   one time for every partition: the first record that is not older
+    timestamps     topic -> partition -> time in ms
+    offsets        topic -> partition -> offset, EARLIEST or LATEST
+    everywhere     EARLIEST or LATEST for every partition
+    """
+
+    everywhere: int
+    offsets: Offsets | None = None
+    timestamps: Offsets | None = None
+    timestamp_ms: int | None = None
+
+    def named(self) -> Offsets | None:
+        """The JSON that decides, if one does: it must name exactly the partitions that are read."""
+        if self.timestamp_ms is not None:
+            return None
+        return self.timestamps if self.timestamps is not None else self.offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which partitions to read: exactly one of the three is given."""
+
+    topics: tuple[str, ...] = ()
+    assigned: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a batch read asks for.
+
+    max_partition_bytes    a task reads about this many bytes of the log at most (cut at index entries)
+    max_partition_records  a task covers at most so many offsets
+    min_partitions         at least so many tasks, if index entries allow it
+    late_start             what a start time above every record means: `error`, or `latest` (nothing to read)
+    keys                   only records of these keys
+    """
+
+    path: str
+    wanted: Wanted
+    start: Bound
+    end: Bound
+    late_start: Literal["error", "latest"]
+    include_headers: bool
+    fail_on_data_loss: bool
+    min_partitions: int | None
+    max_partition_records: int | None
+    max_partition_bytes: int
+    view: Literal["log", "latest"]
+    keys: tuple[bytes, ...] | None
+    isolation: Literal["read_committed", "read_uncommitted"]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What a batch write asks for. `settings` holds topic settings by their Kafka names, for a topic to be
+    created.
+    """
+
+    path: str
+    topic: str | None
+    partitions: int | None
+    ack: Literal["disk", "os"]
+    null_value: Literal["delete", "error"]
+    settings: dict[str, str]
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """`; nearest: x` for the known name that was probably meant (compared without case), or nothing."""
+    names = {one.lower(): one for one in known}
+    near = nearest(name.lower(), names)
+    return f"; nearest: {names[near]}" if near else ""
+
+
+# ------------------------------------------------- single values: text in, value out, Problem with a sentence
+
+
+def _flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise Problem("is true or false")
+    return lowered == "true"
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise Problem("is a whole number above 0")
+    return number
+
+
+def _bytes(text: str) -> int:
+    try:
+        number = parse_bytes(text)
+    except (LastwordError, ValueError):
+        number = 0
+    if number < 1:
+        raise Problem("is a size above 0, such as 128MiB")
+    return number
+
+
+def _millis(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise Problem("is a time in milliseconds since 1970") from None
+
+
+def _one_of(*values: str) -> Callable[[str], Any]:
+    def parse(text: str) -> str:
+        lowered = text.strip().lower()
+        if lowered not in values:
+            raise Problem(f"is {' or '.join(values)}{hint(lowered, values)}")
+        return lowered
+
+    return parse
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise Problem("names no topic")
+    return names
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise Problem(f"is no regular expression: {error}") from None
+    return text
+
+
+def _json(text: str, shape: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise Problem(f"is JSON like {shape}") from None
+
+
+def _assignment(text: str) -> dict[str, tuple[int, ...]]:
+    shape = '{"topic":[0,1]}'
+    value = _json(text, shape)
+    if not isinstance(value, dict) or not value:
+        raise Problem(f"is JSON like {shape}")
+    assigned = {}
+    for topic, partitions in value.items():
+        if (
+            not isinstance(partitions, list)
+            or not all(type(n) is int and n >= 0 for n in partitions)
+            or not partitions
+        ):
+            raise Problem(f"is JSON like {shape}")
+        assigned[topic] = tuple(sorted(set(partitions)))
+    return assigned
+
+
+def _per_partition(shape: str, lowest: int) -> Callable[[str], Offsets]:
+    def parse(text: str) -> Offsets:
+        value = _json(text, shape)
+        if not isinstance(value, dict) or not value:
+            raise Problem(f"is JSON like {shape}")
+        result: Offsets = {}
+        for topic, numbers in value.items():
+            if not isinstance(numbers, dict):
+                raise Problem(f"is JSON like {shape}")
+            result[topic] = {}
+            for partition, number in numbers.items():
+                if not partition.isdecimal() or type(number) is not int or number < lowest:
+                    raise Problem(f"is JSON like {shape}")
+                result[topic][int(partition)] = number
+        return result
+
+    return parse
+
+
+_offsets_json = _per_partition('{"topic":{"0":23,"1":-2}}', EARLIEST)
+_times_json = _per_partition('{"topic":{"0":1767225600000}}', 0)
+
+
+def _starting(text: str) -> Bound:
+    lowered = text.strip().lower()
+    if lowered == "earliest":
+        return Bound(EARLIEST)
+    if lowered == "latest":
+        raise Problem("cannot be latest in a batch read: there would be nothing to read")
+    offsets = _offsets_json(text)
+    if any(number == LATEST for numbers in offsets.values() for number in numbers.values()):
+        raise Problem("cannot be -1 (latest) in a batch read: there would be nothing to read")
+    return Bound(EARLIEST, offsets=offsets)
+
+
+def _ending(text: str) -> Bound:
+    lowered = text.strip().lower()
+    if lowered == "latest":
+        return Bound(LATEST)
+    if lowered == "earliest":
+        raise Problem("cannot be earliest: there would be nothing to read")
+    offsets = _offsets_json(text)
+    if any(number == EARLIEST for numbers in offsets.values() for number in numbers.values()):
+        raise Problem("cannot be -2 (earliest): there would be nothing to read")
+    return Bound(LATEST, offsets=offsets)
+
+
+def _keys(text: str) -> tuple[bytes, ...]:
+    """JSON list of strings (their UTF-8), or {"base64": "..."} for other bytes, as `read --json` prints
+    keys.
+    """
+    shape = '["ada", {"base64": "/wA="}]'
+    value = _json(text, shape)
+    if not isinstance(value, list):
+        raise Problem(f"is JSON like {shape}")
+    keys = []
+    for item in value:
+        if isinstance(item, str):
+            keys.append(item.encode())
+        elif isinstance(item, dict) and list(item) == ["base64"] and isinstance(item["base64"], str):
+            try:
+                keys.append(base64.b64decode(item["base64"], validate=True))
+            except ValueError:
+                raise Problem(f"is JSON like {shape}") from None
+        else:
+            raise Problem(f"is JSON like {shape}")
+    return tuple(keys)
+
+
+def _path(text: str) -> str:
+    """A directory that driver and tasks see under the same name. Relative to the driver's working
+    directory.
+    """
+    if text.startswith("file:"):
+        text = "/" + text[5:].lstrip("/")
+    elif re.match(r"^[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise Problem("is a directory that all tasks can see (local or mounted), not a URL")
+    return str(Path(text).absolute())
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise Problem("is empty")
+    return text
+
+
+READ: dict[str, Callable[[str], Any]] = {
+    "path": _path,
+    "subscribe": _names,
+    "assign": _assignment,
+    "subscribePattern": _pattern,
+    "startingOffsets": _starting,
+    "endingOffsets": _ending,
+    "startingTimestamp": _millis,
+    "endingTimestamp": _millis,
+    "startingOffsetsByTimestamp": _times_json,
+    "endingOffsetsByTimestamp": _times_json,
+    "startingOffsetsByTimestampStrategy": _one_of("error", "latest"),
+    "includeHeaders": _flag,
+    "failOnDataLoss": _flag,
+    "minPartitions": _count,
+    "maxRecordsPerPartition": _count,
+    "maxBytesPerPartition": _bytes,
+    "view": _one_of("log", "latest"),
+    "keys": _keys,
+    "isolationLevel": _one_of("read_committed", "read_uncommitted"),
+}
+
+WRITE: dict[str, Callable[[str], Any]] = {
+    "path": _path,
+    "topic": _text,
+    "partitions": _count,
+    "ack": _one_of("disk", "os"),
+    "nullValue": _one_of("delete", "error"),
+    "includeHeaders": _flag,  # Kafka's sink needs it to look at `headers`; here the column is enough
+}
+
+NO_CLIENT = (
+    "kafkaconsumer.polltimeoutms",
+    "fetchoffset.numretries",
+    "fetchoffset.retryintervalms",
+    "groupidprefix",
+)
+STREAM_ONLY = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay")
+
+
+def parse_read(options: Mapping[str, str], *, warn: bool = True) -> ReadOptions:
+    """SparkOptionError with everything that is wrong, and a remedy; a warning for what has no effect."""
+    values, problems = _parse(options, READ, other=WRITE, direction="reading", settings=(), warn=warn)
+    chosen = [name for name in ("assign", "subscribe", "subscribePattern") if name in values]
+    if len(chosen) != 1 and not problems:
+        said = f"{' and '.join(chosen)} are both given" if chosen else "no topic is chosen"
+        problems.append(f"{said}: give exactly one of subscribe, assign, subscribePattern")
+    _refuse(problems)
+    return ReadOptions(
+        path=values["path"],
+        wanted=Wanted(values.get("subscribe", ()), values.get("assign", {}), values.get("subscribePattern")),
+        start=_bound(values, "starting", Bound(EARLIEST)),
+        end=_bound(values, "ending", Bound(LATEST)),
+        late_start=values.get("startingOffsetsByTimestampStrategy", "error"),
+        include_headers=values.get("includeHeaders", False),
+        fail_on_data_loss=values.get("failOnDataLoss", True),
+        min_partitions=values.get("minPartitions"),
+        max_partition_records=values.get("maxRecordsPerPartition"),
+        max_partition_bytes=values.get("maxBytesPerPartition", 128 << 20),
+        view=values.get("view", "log"),
+        keys=values.get("keys"),
+        isolation=values.get("isolationLevel", "read_committed"),
+    )
+
+
+def parse_write(options: Mapping[str, str]) -> WriteOptions:
+    """SparkOptionError with everything that is wrong, and a remedy; a warning for what has no effect."""
+    from lastword.config import TOPIC_SETTINGS
+
+    values, problems = _parse(
+        options, WRITE, other=READ, direction="writing", settings=TOPIC_SETTINGS, warn=True
+    )
+    _refuse(problems)
+    return WriteOptions(
+        path=values["path"],
+        topic=values.get("topic"),
+        partitions=values.get("partitions"),
+        ack=values.get("ack", "disk"),
+        null_value=values.get("nullValue", "delete"),
+        settings=values.get("settings", {}),
+    )
+
+
+def _parse(
+    options: Mapping[str, str],
+    known: Mapping[str, Callable[[str], Any]],
+    *,
+    other: Iterable[str],
+    direction: str,
+    settings: Iterable[str],
+    warn: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """(value by canonical name, sentences about what is wrong). Settings of a topic come back under
+    `settings`.
+    """
+    canonical = {name.lower(): name for name in known}
+    for_other = {name.lower(): name for name in other}
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    unused: list[str] = []
+    topic_settings: dict[str, str] = {}
+    for given, text in options.items():
+        name = given.lower()
+        if name in canonical:
+            try:
+                values[canonical[name]] = known[canonical[name]](text)
+            except Problem as problem:
+                problems.append(f"option '{canonical[name]}' {problem} (got {text!r})")
+        elif name in settings:
+            topic_settings[name] = text
+        elif name == "kafka.bootstrap.servers":
+            problems.append(
+                "option 'kafka.bootstrap.servers' has no meaning here: give the log directory as 'path'"
+            )
+        elif name == "paths":
+            problems.append("one path at a time: load each directory by itself and union the frames")
+        elif name.startswith("kafka.") or name in NO_CLIENT or name in STREAM_ONLY:
+            unused.append(given)
+        elif name in for_other:
+            problems.append(f"option '{for_other[name]}' is not for {direction}")
+        else:
+            problems.append(f"unknown option '{given}'{hint(given, [*known, *settings])}")
+    if "path" not in values and "path" not in options and not any("path" in problem for problem in problems):
+        problems.append("no log directory is given: load(path), save(path) or option 'path'")
+    if unused and warn:
+        log.warning(
+            "lastword: options without effect in a batch without a Kafka client: %s",
+            ", ".join(sorted(unused)),
+        )
+    if topic_settings:
+        values["settings"] = topic_settings
+    return values, problems
+
+
+def _bound(values: Mapping[str, Any], which: str, default: Bound) -> Bound:
+    given: Bound = values.get(f"{which}Offsets", default)
+    return Bound(
+        given.everywhere,
+        given.offsets,
+        values.get(f"{which}OffsetsByTimestamp"),
+        values.get(f"{which}Timestamp"),
+    )
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise SparkOptionError("; ".join(problems), remedy='all options: help("lastword.spark.options")')

@@ -1,0 +1,288 @@
+"""The batch source: offset ranges in, Arrow batches out.
+
+Where it runs. `partitions()` once for each loaded DataFrame, in a Python process beside the driver: it
+looks at names and indexes, never at records. `read()` once for each task that Spark starts, in a worker.
+
+What travels. The options and the schema inside the reader, and for each task a `LogPartition`: a topic, a
+partition and two offsets. Never a file's name: between planning and reading the cleaner may have put other
+files in place, so a task finds the segments of its offsets anew. A DataFrame is a snapshot of a log's end:
+its second action reads the same offsets again.
+
+When tasks fail. Nothing is written, so a retry or a second copy of a task reads the same records; a
+cleaning between the two may have removed superseded ones. A file that vanishes under a task is looked up
+again. Records that are really gone (the log start has passed the range, the log was cut) are an error,
+unless `failOnDataLoss` is false.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from lastword.errors import FileVanishedError, OffsetOutOfRangeError, UnsupportedBatchError
+from lastword.files import DEFAULT, Files
+from lastword.partition.view import PartitionView
+from lastword.segment.segment import Segment
+from lastword.spark import ranges, snapshot
+from lastword.spark.options import ReadOptions
+from lastword.spark.schema import arrow_schema, check_projection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lastword.records.chunk import Chunk
+    from lastword.records.columns import RecordColumns
+
+CHUNK_BYTES = 2 << 20
+"""Read and decoded at once. Arrow batches of 1-4 MB cross to the JVM fastest: smaller ones cost calls,
+larger ones memory (50 MB halve the speed).
+"""
+
+ARROW_BATCH_BYTES = 4 << 20
+MAX_RELOADS = 100
+"""How often a task looks for its files again. Each time another cleaning must have been published in
+between.
+"""
+
+
+@dataclass(frozen=True)
+class LogPartition(InputPartition):
+    """Work of one task: records of one partition of a log with start <= offset < end."""
+
+    topic: str
+    partition: int
+    directory: str
+    start: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class LogReader(DataSourceReader):
+    """One loaded DataFrame. `pushFilters` is left alone on purpose: in PySpark 4.1 to 4.3 the filters of
+    one query leak into another query on the same DataFrame, which then silently lacks rows. Options select
+    instead.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.schema = schema
+        self.columns = check_projection(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """Every task, in order of topic, partition and offset. Compiles the kernels first, so that tasks
+        need not.
+        """
+        from lastword import kernels
+
+        chosen = snapshot.choose(self.options)
+        kernels.warm()
+        return plan(chosen, self.options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Arrow batches of a task's records. Spark hands over a bare partition when the plan is empty."""
+        if not isinstance(partition, LogPartition):
+            return iter(())
+        return read_batches(partition, self.options, self.schema, self.columns)
+
+
+def plan(chosen: list[snapshot.Chosen], options: ReadOptions) -> list[InputPartition]:
+    """The tasks. `view=latest` needs every record of a partition in one place: one task for each."""
+    tasks: list[InputPartition] = []
+    if options.view == "latest":
+        for one in chosen:
+            if one.start < one.end:
+                tasks.append(LogPartition(one.topic, one.partition, one.directory, one.start, one.end))
+        return tasks
+    points = [(one, cut_points(one)) for one in chosen if one.start < one.end]
+    total_bytes = sum(found[-1][1] for _, found in points)
+    limit = ranges.task_bytes(total_bytes, options.max_partition_bytes, options.min_partitions)
+    for one, found in points:
+        for span in ranges.cut_by_bytes(found, limit):
+            parts = [span]
+            if options.max_partition_records:
+                parts = ranges.cut_by_records(span, options.max_partition_records)
+            for part in parts:
+                tasks.append(LogPartition(one.topic, one.partition, one.directory, part.start, part.end))
+    return tasks
+
+
+def cut_points(chosen: snapshot.Chosen) -> list[tuple[int, int]]:
+    """(offset, bytes before it) where a range may be cut: behind the batch that an index entry points at.
+
+    An entry holds the last offset of its batch, so the next offset begins a batch and nothing is read
+    twice. A damaged index can only make ranges uneven, since a range is made of offsets.
+    """
+    points = [(chosen.start, 0)]
+    before = 0
+    for segment in overlapping(chosen.view, chosen.start, chosen.end):
+        first = segment.position_of(chosen.start) if segment.base_offset < chosen.start else 0
+        last = segment.end_position_of(chosen.end)
+        for entry in segment.offset_index.entries():
+            offset, position = entry.offset + 1, before + entry.position - first
+            if (
+                first < entry.position < last
+                and points[-1][0] < offset < chosen.end
+                and position > points[-1][1]
+            ):
+                points.append((offset, position))
+        before += max(last - first, 0)
+        if points[-1][0] < segment.next_offset < chosen.end and before > points[-1][1]:
+            points.append((segment.next_offset, before))
+    points.append((chosen.end, max(before, points[-1][1])))
+    return points
+
+
+def overlapping(view: PartitionView, start: int, end: int) -> list[Segment]:
+    """Segments that may hold records with start <= offset < end."""
+    found = []
+    segments = view.segments
+    for i, segment in enumerate(segments):
+        following = segments[i + 1].base_offset if i + 1 < len(segments) else None
+        if segment.base_offset < end and (following is None or following > start):
+            found.append(segment)
+    return found
+
+
+def read_batches(
+    task: LogPartition,
+    options: ReadOptions,
+    schema: StructType,
+    columns: tuple[str, ...],
+    files: Files = DEFAULT,
+) -> Iterator[pa.RecordBatch]:
+    """What a task yields: in offset order, with `columns` in the Arrow schema that Spark demands."""
+    if options.view == "latest":
+        from lastword.spark.latest import latest_chunks
+
+        chunks = latest_chunks(task, options, files)
+    else:
+        chunks = log_chunks(task, options, files)
+    yield from to_spark(chunks, task, options, schema, columns)
+
+
+def log_chunks(
+    task: LogPartition, options: ReadOptions, files: Files
+) -> Iterator[tuple[Chunk, RecordColumns]]:
+    """Decoded chunks with only the records of the task's range."""
+    from lastword.records.columns import decode_columns
+
+    for chunk in chunks_between(task, options, files):
+        refuse_transactions(chunk, options)
+        yield chunk, within(decode_columns(chunk), task.start, task.end)
+
+
+def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:
+    """Records with start <= offset < end; offsets rise, so that is a slice."""
+    import numpy as np
+
+    first, last = np.searchsorted(columns.offset, [start, end]).tolist()
+    return columns if (first, last) == (0, len(columns)) else columns.select(slice(first, last))
+
+
+def chunks_between(task: LogPartition, options: ReadOptions, files: Files) -> Iterator[Chunk]:
+    """Chunks of whole batches that cover a range, across segments, gaps, and rewrites published meanwhile."""
+    offset = task.start
+    for _ in range(MAX_RELOADS):
+        view = PartitionView.load(files, task.directory)
+        offset = check_loss(task, view, offset, options)
+        try:
+            for segment in overlapping(view, offset, task.end):
+                first, last = segment.position_of(offset), segment.end_position_of(task.end)
+                for chunk in segment.chunk_reader(first, last, chunk_bytes=CHUNK_BYTES):
+                    following = chunk.next_offset
+                    yield chunk
+                    offset = max(offset, following)
+        except FileVanishedError:
+            continue
+        return
+    raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were read")
+
+
+def check_loss(task: LogPartition, view: PartitionView, offset: int, options: ReadOptions) -> int:
+    """Where to go on; OffsetOutOfRangeError if records of the range have gone since it was planned.
+
+    A gap is no loss: a cleaning leaves the log start and the log end where they are.
+    """
+    if options.fail_on_data_loss:
+        if view.log_start > offset:
+            raise OffsetOutOfRangeError.below(task.name, offset, view.log_start)
+        if view.log_end < task.end:
+            raise OffsetOutOfRangeError.above(task.name, task.end, view.log_end)
+    return max(offset, view.log_start)
+
+
+def refuse_transactions(chunk: Chunk, options: ReadOptions) -> None:
+    """Whether a transaction was committed is not looked up here, so its records are not shown as if it
+    were.
+    """
+    from lastword.kernels import table as fields
+
+    attributes = chunk.table[:, fields.ATTRIBUTES]
+    found = ((attributes & fields.TRANSACTIONAL) != 0) & chunk.data_rows()
+    if options.isolation == "read_committed" and found.any():
+        row = int(found.argmax())
+        offset = int(chunk.table[row, fields.BASE_OFFSET])
+        raise UnsupportedBatchError(
+            f"offset {offset} is in a transaction, which may have been aborted",
+            remedy="set isolationLevel to read_uncommitted to read it all the same",
+            file=chunk.file,
+            position=int(chunk.table[row, fields.FILE_POSITION]),
+            offset=offset,
+        )
+
+
+def to_spark(
+    chunks: Iterator[tuple[Chunk, RecordColumns]],
+    task: LogPartition,
+    options: ReadOptions,
+    schema: StructType,
+    columns: tuple[str, ...],
+) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of at most about ARROW_BATCH_BYTES, of exactly the schema that Spark compares the first
+    with.
+    """
+    import pyarrow as pa
+
+    from lastword.records.columns import to_arrow
+
+    target = arrow_schema(schema)
+    names = columns
+    wanted: Any = None
+    if options.keys is not None:
+        wanted = pa.array(options.keys, pa.binary())
+        names = columns if "key" in columns else (*columns, "key")
+    for chunk, records in chunks:
+        if len(records) == 0:
+            continue
+        batch = to_arrow(records, chunk, names, topic=task.topic, partition=task.partition)
+        if wanted is not None:
+            batch = only_keys(batch, wanted)
+        arrays = [
+            array if array.type == field.type else array.cast(field.type)
+            for array, field in zip(batch.columns[: len(columns)], target, strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=target)
+        rows = max(1, batch.num_rows * ARROW_BATCH_BYTES // max(batch.nbytes, 1))
+        for first in range(0, batch.num_rows, rows):
+            yield batch.slice(first, rows)
+
+
+def only_keys(batch: pa.RecordBatch, wanted: pa.Array) -> pa.RecordBatch:
+    import pyarrow.compute as pc
+
+    return batch.filter(pc.is_in(batch.column("key"), value_set=wanted, skip_nulls=True))
+
+
+def map_bytes(path: str) -> int:
+    """Memory for the key map of one task: `log.cleaner.dedupe.buffer.size` over `log.cleaner.threads`."""
+    from lastword.config import Settings
+
+    return Settings.load(os.fspath(path)).instance.map_bytes

@@ -1,0 +1,237 @@
+"""Rows of one task on their way into the log: told apart by partition, packed into batches, staged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lastword.clock import SystemClock
+from lastword.errors import KeyRequiredError, RecordTooLargeError, SparkOptionError
+from lastword.files import DEFAULT, Files
+from lastword.spark import staging
+from lastword.spark.options import WriteOptions
+from lastword.spark.schema import SinkColumns
+from lastword.spark.targets import Target, existing_target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PACK_BYTES = 4 << 20
+"""Rows of one partition of the log are packed when so many bytes of them have come together."""
+PENDING_BYTES = 64 << 20
+"""Rows of all partitions that wait in one task; above it the fullest are packed early."""
+BATCH_BYTES = 64 << 10
+"""Of one record batch before compression. Kafka's producer has 16 KiB because it must not wait; a bulk load
+need not hurry, and larger batches compress better.
+"""
+
+
+@dataclass
+class Pending:
+    """Rows on their way into one partition of the log."""
+
+    writer: staging.StagedWriter
+    target: Target
+    parts: list[pa.RecordBatch] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class TaskRows:
+    """Rows of one attempt: told apart by partition, packed, staged."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        columns: SinkColumns,
+        target: Target | None,
+        job: str,
+        task: tuple[int, int],
+        files: Files = DEFAULT,
+    ) -> None:
+        self._options = options
+        self._columns = columns
+        self._targets = {target.topic: target} if target is not None else {}
+        self._target = target
+        self._job = job
+        self._task = task
+        self._files = files
+        self._pending: dict[tuple[str, int], Pending] = {}
+        self._pending_bytes = 0
+        self._keyless_turn = task[0]
+        self._clock = SystemClock()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take in the rows of one Arrow batch; packs what has become enough."""
+        if batch.num_rows == 0:
+            return
+        rows = normal_rows(batch, self._columns, self._options, self._clock.now_ms())
+        if self._target is not None:
+            self._spread(self._target, rows, batch)
+            return
+        assert self._columns.topic is not None
+        for topic, indices in _groups_of(batch.column(self._columns.topic)):
+            self._spread(self._known(topic), rows.take(indices), batch.take(indices))
+
+    def finish(self) -> tuple[staging.StagedFile, ...]:
+        """Pack the rest; the files of this attempt, synced if the write is acknowledged at `disk`."""
+        for pending in self._pending.values():
+            self._pack(pending)
+        closed = [pending.writer.close(self._options.ack == "disk") for pending in self._pending.values()]
+        return tuple(one for one in closed if one is not None)
+
+    def _known(self, topic: str | None) -> Target:
+        """The target of a row's topic. Tasks cannot make topics: the lock is the driver's to take."""
+        if topic is None:
+            raise SparkOptionError("a row has no topic", remedy="fill the column, or give the option `topic`")
+        if topic not in self._targets:
+            self._targets[topic] = existing_target(self._options.path, topic, self._files)
+        return self._targets[topic]
+
+    def _spread(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
+        """Hand rows to their partitions, keeping their order within each."""
+        import numpy as np
+
+        numbers = self._partitions(target, rows, batch)
+        keys = rows.column("key")
+        if target.compacts and keys.null_count:
+            first = int(np.flatnonzero(np.asarray(keys.is_null()))[0])
+            raise KeyRequiredError.of(f"{target.topic}-{int(numbers[first])}")
+        present = np.unique(numbers).tolist()
+        for number in present:
+            part = rows if len(present) == 1 else rows.take(_indices(numbers == number))
+            key = (target.topic, number)
+            pending = self._pending.get(key)
+            if pending is None:
+                writer = staging.StagedWriter(
+                    self._files, self._options.path, target.topic, number, self._job, self._task
+                )
+                pending = self._pending[key] = Pending(writer, target)
+            pending.parts.append(part)
+            pending.size_bytes += part.nbytes
+            self._pending_bytes += part.nbytes
+            if pending.size_bytes >= PACK_BYTES:
+                self._pack(pending)
+        while self._pending_bytes > PENDING_BYTES:
+            self._pack(max(self._pending.values(), key=lambda one: one.size_bytes))
+
+    def _partitions(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> Any:
+        """int64 partition of each row: the frame's column, else the partitioner, else (no key) in turn by
+        batch.
+        """
+        import numpy as np
+
+        from lastword.spark.partition_keys import partitions_of
+
+        numbers = np.full(rows.num_rows, -1, np.int64)
+        if self._columns.partition is not None:
+            given = batch.column(self._columns.partition)
+            numbers = np.asarray(given.fill_null(-1)).astype(np.int64)
+            wrong = (numbers >= target.partitions) | ((numbers < 0) & np.asarray(given.is_valid()))
+            if wrong.any():
+                raise SparkOptionError(
+                    f"{target.topic} has no partition {int(numbers[wrong][0])}; it has {target.partitions}",
+                    remedy="leave the column null to let the partitioner choose",
+                )
+        keys = rows.column("key")
+        open_rows = numbers < 0
+        keyed = open_rows & np.asarray(keys.is_valid())
+        if keyed.all():
+            return partitions_of(keys, target.partitions, target.partitioner)
+        if keyed.any():
+            chosen = keys.take(_indices(keyed))
+            numbers[keyed] = partitions_of(chosen, target.partitions, target.partitioner)
+        if (numbers < 0).any():
+            numbers[numbers < 0] = self._keyless_turn % target.partitions
+            self._keyless_turn += 1
+        return numbers
+
+    def _pack(self, pending: Pending) -> None:
+        """Turn waiting rows into record batches and append these to the attempt's file."""
+        import pyarrow as pa
+
+        from lastword.records.pack import pack_arrow
+
+        if not pending.parts:
+            return
+        columns = [pa.concat_arrays([part.column(i) for part in pending.parts]) for i in range(4)]
+        key, value, timestamp, headers = columns
+        most = pending.target.max_message_bytes
+        batches = pack_arrow(
+            key,
+            value,
+            timestamp.to_numpy(),
+            headers if headers.null_count < len(headers) else None,
+            codec=pending.target.codec,
+            batch_bytes=min(BATCH_BYTES, most),
+        )
+        largest = max(map(len, batches))
+        if largest > most:
+            raise RecordTooLargeError(
+                f"{pending.target.topic}: a record needs a batch of {largest} bytes, "
+                f"above max.message.bytes {most}",
+                remedy="raise max.message.bytes, or split the value",
+            )
+        pending.writer.write(batches, len(key))
+        self._pending_bytes -= pending.size_bytes
+        pending.parts.clear()
+        pending.size_bytes = 0
+
+
+def normal_rows(
+    batch: pa.RecordBatch, columns: SinkColumns, options: WriteOptions, now_ms: int
+) -> pa.RecordBatch:
+    """The rows as key binary, value binary, timestamp int64 (ms), headers: what packing takes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def bytes_of(position: int | None) -> pa.Array:
+        if position is None:
+            return pa.nulls(batch.num_rows, pa.binary())
+        array = batch.column(position)
+        return array if pa.types.is_binary(array.type) else array.cast(pa.binary())
+
+    value = bytes_of(columns.value)
+    if value.null_count and options.null_value == "error":
+        raise SparkOptionError(
+            "a row has no value, which would delete its key",
+            remedy="filter such rows, or set nullValue to delete",
+        )
+    if columns.timestamp is None:
+        timestamp = pa.array([now_ms], pa.int64()).take(pa.nulls(batch.num_rows, pa.int64()).fill_null(0))
+    else:
+        micros = batch.column(columns.timestamp).cast(pa.timestamp("us")).cast(pa.int64())
+        timestamp = pa.array(micros.to_numpy(zero_copy_only=False) // 1000) if not micros.null_count else None
+        if timestamp is None:
+            millis = pc.floor(pc.divide(micros.cast(pa.float64()), 1000.0)).cast(pa.int64())
+            timestamp = millis.fill_null(now_ms)
+        if pc.min(timestamp).as_py() < 0:
+            raise SparkOptionError(
+                "a row's timestamp is before 1970", remedy="leave it null to take the time of writing"
+            )
+    kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+    headers = (
+        pa.nulls(batch.num_rows, kind)
+        if columns.headers is None
+        else batch.column(columns.headers).cast(kind)
+    )
+    return pa.RecordBatch.from_arrays(
+        [bytes_of(columns.key), value, timestamp, headers], names=["key", "value", "timestamp", "headers"]
+    )
+
+
+def _indices(mask: Any) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    return pa.array(np.flatnonzero(mask))
+
+
+def _groups_of(column: pa.Array) -> Iterator[tuple[str | None, pa.Array]]:
+    """(value, indices of its rows) for each value of a string column, in order of appearance."""
+    import numpy as np
+
+    encoded = column.dictionary_encode(null_encoding="encode")
+    codes = np.asarray(encoded.indices)
+    for code, value in enumerate(encoded.dictionary.to_pylist()):
+        yield value, _indices(codes == code)

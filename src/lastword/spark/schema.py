@@ -1,0 +1,179 @@
+"""The shape of a record as a DataFrame row, and what the sink can take.
+
+Read: the columns of Spark's Kafka source, in its order, all nullable.
+
+    key binary · value binary · topic string · partition int · offset long · timestamp timestamp
+    timestampType int (0 create time, 1 log-append time) · headers array<struct<key:string,value:binary>>,
+    with `includeHeaders`, and null when a record has none
+
+A schema that the user gives is the projection: any of these columns, in any order. Columns that are left
+out are neither gathered nor sent through the JVM, which is worth a factor of two (PySpark has no column
+pruning of its own).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from lastword.errors import SparkOptionError
+from lastword.spark.options import hint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+COLUMNS: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": HEADERS,
+}
+
+SINK_TYPES: dict[str, tuple[type[DataType], ...]] = {
+    "key": (BinaryType, StringType),
+    "value": (BinaryType, StringType),
+    "headers": (ArrayType,),
+    "topic": (StringType,),
+    "partition": (IntegerType,),
+    "timestamp": (TimestampType,),
+}
+
+
+def full_schema(include_headers: bool) -> StructType:
+    """What a read without a schema of its own yields."""
+    names = [name for name in COLUMNS if include_headers or name != "headers"]
+    return StructType([StructField(name, COLUMNS[name]) for name in names])
+
+
+def check_projection(schema: StructType) -> tuple[str, ...]:
+    """The columns that a user's schema asks for. SparkOptionError for a column or a type that records do
+    not have.
+    """
+    problems = []
+    for field in schema.fields:
+        known = COLUMNS.get(field.name)
+        if known is None:
+            problems.append(f"no column '{field.name}'{hint(field.name, COLUMNS)}")
+        elif not _same_type(field.dataType, known):
+            got = field.dataType.simpleString()
+            problems.append(f"column '{field.name}' is {known.simpleString()}, not {got}")
+    names = [field.name for field in schema.fields]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problems.append(f"column '{name}' is given twice")
+    if problems:
+        listed = ", ".join(f"{name} {type_.simpleString()}" for name, type_ in COLUMNS.items())
+        raise SparkOptionError(
+            "the schema does not fit a record: " + "; ".join(problems),
+            remedy=f"choose from: {listed}; cast after loading",
+        )
+    return tuple(names)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark demands of the first batch, to the letter (nullability and child names
+    included).
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkColumns:
+    """Where the sink finds what it writes: positions in the frame, None for a column it does not have.
+
+    key_is_text, value_is_text: the column is a string; it is written as UTF-8.
+    """
+
+    key: int | None
+    value: int
+    headers: int | None
+    topic: int | None
+    partition: int | None
+    timestamp: int | None
+    key_is_text: bool
+    value_is_text: bool
+    ignored: tuple[str, ...]
+
+
+READ_ONLY = ("offset", "timestamptype")
+"""Columns of our own source that the sink passes over without a word: a copied log gets new offsets."""
+
+
+def sink_columns(schema: StructType) -> SinkColumns:
+    """What of a frame can be written. Names are compared as Spark does, without case.
+
+    SparkOptionError lists everything that is wrong at once: no value column, a type that is no record's, a
+    column twice.
+    """
+    found: dict[str, int] = {}
+    ignored, problems = [], []
+    for position, field in enumerate(schema.fields):
+        name = field.name.lower()
+        allowed = SINK_TYPES.get(name)
+        if allowed is None:
+            if name not in READ_ONLY:
+                ignored.append(field.name)
+            continue
+        if name in found:
+            problems.append(f"column '{name}' is there twice")
+        found[name] = position
+        wrong_headers = name == "headers" and not _same_type(field.dataType, HEADERS)
+        if not isinstance(field.dataType, allowed) or wrong_headers:
+            want = HEADERS.simpleString() if name == "headers" else " or ".join(t.typeName() for t in allowed)
+            problems.append(f"column '{field.name}' must be {want}, not {field.dataType.simpleString()}")
+    if "value" not in found:
+        problems.append("there is no column 'value'" + hint("value", ignored))
+    if problems:
+        raise SparkOptionError(
+            "the frame cannot be written as records: " + "; ".join(problems),
+            remedy="select key, value (string or binary), if wanted headers, topic, partition, timestamp",
+        )
+
+    def is_text(name: str) -> bool:
+        return name in found and isinstance(schema.fields[found[name]].dataType, StringType)
+
+    return SinkColumns(
+        key=found.get("key"),
+        value=found["value"],
+        headers=found.get("headers"),
+        topic=found.get("topic"),
+        partition=found.get("partition"),
+        timestamp=found.get("timestamp"),
+        key_is_text=is_text("key"),
+        value_is_text=is_text("value"),
+        ignored=tuple(ignored),
+    )
+
+
+def _same_type(given: DataType, known: DataType) -> bool:
+    """Equal but for nullability, which a user's DDL cannot always say."""
+    if isinstance(known, ArrayType):
+        return isinstance(given, ArrayType) and _same_type(given.elementType, known.elementType)
+    if isinstance(known, StructType):
+        return (
+            isinstance(given, StructType)
+            and given.fieldNames() == known.fieldNames()
+            and all(_same_type(a.dataType, b.dataType) for a, b in zip(given, known, strict=True))
+        )
+    if isinstance(known, StringType):
+        return isinstance(given, StringType)
+    return given == known

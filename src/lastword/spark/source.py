@@ -1,0 +1,63 @@
+"""`format("lastword")`: the class that Spark knows, and what it makes.
+
+    spark.read.format("lastword").option("subscribe", "users").load("data")
+    df.write.format("lastword").mode("append").option("topic", "users").save("data")
+
+Options are in `options.py`, columns in `schema.py`. Spark makes a `LastwordDataSource` afresh in a Python
+process beside the driver for each question it has (the schema, the plan of a read, a write), and hands it
+the user's options.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader
+from pyspark.sql.types import StructType
+
+from lastword.errors import SparkOptionError
+from lastword.spark.options import parse_read, parse_write
+from lastword.spark.schema import full_schema, sink_columns
+
+
+class LastwordDataSource(DataSource):
+    """A keyed, compacted log in a directory, as a batch source and sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "lastword"
+
+    def schema(self) -> StructType:
+        """Asked only when the user gives no schema; a wrong option is told here already, before any
+        action.
+        """
+        return full_schema(parse_read(self.options, warn=False).include_headers)  # `reader` warns, once
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from lastword.spark.read import LogReader
+
+        return LogReader(parse_read(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from lastword.spark.write import prepare_writer
+
+        if overwrite:
+            raise SparkOptionError(
+                "a log is only ever appended to: mode overwrite is refused",
+                remedy='use .mode("append"); for a fresh log delete the topic first, or take another name',
+            )
+        options = parse_write(self.options)
+        return prepare_writer(options, sink_columns(schema))
+
+    def streamReader(self, schema: StructType) -> NoReturn:
+        """A sentence instead of the stack trace that PySpark makes of a missing method."""
+        raise SparkOptionError(
+            "lastword is read in batches, not as a stream",
+            remedy="spark.read; to go on where a batch ended, give its end as startingOffsets",
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise SparkOptionError(
+            "lastword is written in batches, not by a stream",
+            remedy="df.write, or foreachBatch of the stream",
+        )

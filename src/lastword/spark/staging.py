@@ -1,0 +1,236 @@
+"""Batches on their way into the log: staged by tasks, taken in by the driver.
+
+    <partition>/lastword/staging-<job>/<spark partition>-<attempt>.batches     whole batches, base offset 0
+    in each <partition>/lastword/staging-<job>/begun.json                              where the log ended
+    when taking in began <partition>/lastword/committed-<job>                                       this
+    partition has taken in the job
+
+An attempt writes into files of its own, so two attempts of one task never meet, and what a lost attempt
+left is never named by a commit message. In a batch's checksum neither base offset nor leader epoch takes
+part, so taking in means to give out offsets, and no record is touched.
+
+Valid when: the driver holds a commit message that names the file. Durable: synced by its task, before the
+message. A crash while taking in leaves a part of the batches in the log; `begun.json` says from where on to
+compare, batch by batch, what is there already, so the same commit can be made again and adds only what is
+missing. An abort removes staged files and never a record: what was taken in stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lastword.errors import CorruptFileError, FileVanishedError
+from lastword.files import Files, Handle
+from lastword.records.batch import HEADER_BYTES, read_header
+from lastword.segment import names
+
+if TYPE_CHECKING:
+    from lastword.partition.log import PartitionLog
+
+STAGING, COMMITTED, BEGUN, BATCHES = "staging-", "committed-", "begun.json", ".batches"
+KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
+"""How long a partition remembers that it took in a job, and how long a job may leave staged files behind."""
+
+TAKE_IN_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """What one attempt of one task holds ready for one partition of the log."""
+
+    topic: str
+    partition: int
+    spark_partition: int
+    name: str
+    size_bytes: int
+    records: int
+
+
+def private_dir(directory: str) -> str:
+    return os.path.join(directory, names.PRIVATE)
+
+
+def staging_dir(directory: str, job: str) -> str:
+    return os.path.join(private_dir(directory), STAGING + job)
+
+
+class StagedWriter:
+    """One attempt's file for one partition, made at the first batch."""
+
+    def __init__(
+        self, files: Files, root: str, topic: str, partition: int, job: str, task: tuple[int, int]
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.size_bytes = 0
+        self.records = 0
+        self._files = files
+        self._private = private_dir(os.path.join(root, names.partition_dir(topic, partition)))
+        self._directory = os.path.join(self._private, STAGING + job)
+        self._spark_partition, attempt = task
+        self._name = f"{self._spark_partition:05d}-{attempt}{BATCHES}"
+        self._handle: Handle | None = None
+
+    def write(self, batches: Iterable[bytes | bytearray], records: int) -> None:
+        data = b"".join(batches)
+        if self._handle is None:
+            for directory in (self._private, self._directory):
+                if not self._files.exists(directory):
+                    make_dir(self._files, directory)
+            path = os.path.join(self._directory, self._name)
+            self._handle = self._files.open_append(path, create=True, exclusive=True)
+        self._handle.append(data)
+        self.size_bytes += len(data)
+        self.records += records
+
+    def close(self, sync: bool) -> StagedFile | None:
+        """None if nothing was written. After it, with `sync`, the batches survive a power cut."""
+        if self._handle is None:
+            return None
+        if sync:
+            self._handle.fsync()
+            for directory in (self._directory, self._private, os.path.dirname(self._private)):
+                self._files.fsync_dir(directory)
+        self._handle.close()
+        return StagedFile(
+            self.topic, self.partition, self._spark_partition, self._name, self.size_bytes, self.records
+        )
+
+
+def make_dir(files: Files, path: str) -> None:
+    """Make a directory that another task may be making at the same time."""
+    try:
+        files.mkdir(path)
+    except FileExistsError:
+        return
+
+
+def take_in(log: PartitionLog, job: str, staged: Iterable[StagedFile], *, sync: bool) -> int:
+    """Append a job's batches to the log, in the order of Spark's partitions; returns how many records were
+    new.
+
+    The order: remember where the log ends; append; sync the log; remember that the job is in; remove what
+    was staged. Made again after a stop at any point, it adds what is missing and nothing twice.
+    """
+    files, directory = log.files, log.directory
+    wanted = sorted(staged, key=lambda one: one.spark_partition)
+    mark = os.path.join(private_dir(directory), COMMITTED + job)
+    if not wanted or files.exists(mark):
+        discard(files, directory, job)
+        return 0
+    folder = staging_dir(directory, job)
+    missing = [one.name for one in wanted if _size(files, os.path.join(folder, one.name)) != one.size_bytes]
+    if missing:
+        raise CorruptFileError(
+            f"{folder}: {', '.join(missing)} of this job is not as its task left it; nothing was appended to "
+            f"{log.topic}-{log.partition}",
+            remedy="run the job again",
+            file=folder,
+        )
+    already = deque(_begin(log, folder))
+    added = 0
+    for one in wanted:
+        for group in _groups(files, os.path.join(folder, one.name)):
+            fresh = []
+            for batch in group:
+                if already and already[0] == _identity(batch):
+                    already.popleft()
+                else:
+                    already.clear()
+                    fresh.append(batch)
+            if fresh:
+                log.append_batches(fresh)
+                added += sum(read_header(batch, 0, len(batch), one.name).count for batch in fresh)
+    if sync:
+        log.sync()
+    files.write_atomic(mark, b"")
+    discard(files, directory, job)
+    _forget_old(files, directory, log.clock.now_ms())
+    return added
+
+
+def discard(files: Files, directory: str, job: str) -> None:
+    """Remove what was staged for a job in one partition, whoever left it."""
+    folder = staging_dir(directory, job)
+    if files.exists(folder):
+        files.remove_tree(folder)
+
+
+def _begin(log: PartitionLog, folder: str) -> list[tuple[int, int]]:
+    """Identities of the batches that an earlier try of this commit may have appended: all since it began."""
+    files, path = log.files, os.path.join(folder, BEGUN)
+    if not files.exists(path):
+        files.write_atomic(path, json.dumps({"log_end": log.log_end}).encode())
+        return []
+    began = int(json.loads(files.read_bytes(path))["log_end"])
+    found = []
+    for segment in log.segments:
+        if segment.next_offset > began:
+            for header in segment.headers(segment.position_of(began)):
+                if header.base_offset >= began:
+                    found.append(_identity(segment.read_batch(header)))
+    return found
+
+
+def _identity(batch: bytes | bytearray) -> tuple[int, int]:
+    """What tells a batch from another however it was appended: the header's checksum changes with the time
+    of append.
+    """
+    return len(batch), zlib.crc32(memoryview(batch)[HEADER_BYTES:])
+
+
+def _groups(files: Files, path: str) -> Iterator[list[bytearray]]:
+    """The batches of a staged file, about TAKE_IN_BYTES at a time, each its own buffer, to be given offsets
+    in place.
+    """
+    with files.open_read(path) as handle:
+        size, position = handle.size(), 0
+        while position < size:
+            block = handle.pread(min(TAKE_IN_BYTES, size - position), position)
+            group, at = [], 0
+            while len(block) - at >= 12:
+                length = int.from_bytes(block[at + 8 : at + 12], "big") + 12
+                if length > len(block) - at:
+                    break
+                group.append(bytearray(block[at : at + length]))
+                at += length
+            if not group:  # one batch larger than a block, or bytes that are none
+                length = int.from_bytes(block[8:12], "big") + 12
+                if len(block) < 12 or length > size - position:
+                    raise CorruptFileError(
+                        f"{path} position {position}: no whole batch", file=path, position=position
+                    )
+                group.append(bytearray(handle.pread(length, position)))
+                at = length
+            yield group
+            position += at
+
+
+def _size(files: Files, path: str) -> int:
+    facts = files.stat(path)
+    return -1 if facts is None else facts.size
+
+
+def _forget_old(files: Files, directory: str, now_ms: int) -> None:
+    """Drop marks, and staged files of jobs that died, that nobody has touched for a week."""
+    private = private_dir(directory)
+    for name in files.listdir(private):
+        path = os.path.join(private, name)
+        if not name.startswith((STAGING, COMMITTED)):
+            continue
+        facts = files.stat(path)
+        if facts is None or facts.mtime_ms > now_ms - KEEP_MARKS_MS:
+            continue
+        try:
+            if name.startswith(STAGING):
+                files.remove_tree(path)
+            else:
+                files.unlink(path, missing_ok=True)
+        except FileVanishedError:
+            continue

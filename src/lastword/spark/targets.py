@@ -1,0 +1,93 @@
+"""What a write goes into: a topic as tasks must know it, found or made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
+from lastword.errors import KeyRequiredError, SparkOptionError
+from lastword.files import DEFAULT, Files
+from lastword.logdir.discover import discover
+from lastword.logdir.log_dir import LogDirectory
+from lastword.segment import names
+from lastword.spark.options import WriteOptions
+from lastword.spark.schema import SinkColumns
+
+CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a task must know of a topic."""
+
+    topic: str
+    partitions: int
+    partitioner: str
+    compacts: bool
+    codec: int
+    max_message_bytes: int
+
+    @classmethod
+    def of(cls, topic: str, partitions: int, config: TopicConfig) -> Target:
+        return cls(
+            topic,
+            partitions,
+            config.lastword_partitioner or "murmur2",
+            config.compacts,
+            CODECS[config.compression_type],
+            config.max_message_bytes,
+        )
+
+
+def existing_target(path: str, topic: str, files: Files = DEFAULT) -> Target:
+    """What a topic is now. UnknownTopicError, NotALogDirError."""
+    directory = LogDirectory.open(path, "r", files)
+    return Target.of(topic, max(directory.partitions(topic)) + 1, directory.topic_config(topic))
+
+
+def make_target(options: WriteOptions, columns: SinkColumns) -> Target:
+    """The topic of option `topic`, made with the settings among the options if it is new.
+
+    SparkOptionError if it is there and not as the options say. A new topic remembers string columns as
+    strings, so that Python reads them as such.
+    """
+    topic = names.check_topic(options.topic or "")
+    settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
+    if exists(options.path, topic):
+        target = existing_target(options.path, topic)
+        _check_same(options, target, LogDirectory.open(options.path, "r").topic_config(topic))
+        DEFAULT.lock(os.path.join(options.path, names.LOCK)).release()
+    else:
+        for which, is_text in (("key", columns.key_is_text), ("value", columns.value_is_text)):
+            settings.setdefault(f"lastword.{which}.serializer", "str" if is_text else "bytes")
+        target = None
+    compacts = target.compacts if target is not None else "compact" in settings["cleanup.policy"]
+    if compacts and columns.key is None:
+        raise KeyRequiredError.of(topic)
+    if target is None:
+        with LogDirectory.open(options.path, "a") as directory:
+            directory.create_topic(topic, options.partitions or 1, settings, exist_ok=True)
+        target = existing_target(options.path, topic)
+    return target
+
+
+def exists(path: str, topic: str) -> bool:
+    """Is there such a topic? An absent or empty directory has none."""
+    return DEFAULT.exists(path) and topic in discover(DEFAULT, path).topics()
+
+
+def _check_same(options: WriteOptions, target: Target, config: TopicConfig) -> None:
+    wrong = []
+    if options.partitions is not None and options.partitions != target.partitions:
+        wrong.append(f"has {target.partitions} partitions, not {options.partitions}")
+    for name, wanted in parse_topic_settings(options.settings).items():
+        has = getattr(config, name.replace(".", "_"))
+        if has != wanted:
+            setting = TOPIC_SETTINGS[name]
+            wrong.append(f"has {name} = {setting.show(has)}, not {setting.show(wanted)}")
+    if wrong:
+        raise SparkOptionError(
+            f"topic {target.topic} is there already and {'; '.join(wrong)}",
+            remedy=f"leave the option out, or: lastword config {options.path} {target.topic} --set ...",
+        )

@@ -1,0 +1,83 @@
+"""One Spark session for the whole run, made when the first test asks for it; and logs to read without a
+JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from lastword.logdir.log_dir import LogDirectory
+from lastword.records.builder import BatchBuilder
+from lastword.spark.options import parse_read
+from lastword.spark.read import LogReader
+from lastword.spark.schema import full_schema
+
+FOR_TESTS = {
+    "spark.master": "local[2,2]",  # two cores; a failing task is tried twice, so retries can be tested
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # starts a third faster
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",  # nothing here needs more, and each costs a task
+    "spark.sql.adaptive.enabled": "false",  # plans stay as they are written
+    "spark.sql.catalogImplementation": "in-memory",
+}
+
+Row = tuple[Any, ...]  # timestamp, key, value, headers
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The session. Its own Python finds `pyspark_lastword`, so the format is known without a word."""
+    from lastword.spark import session
+
+    conf = dict(FOR_TESTS)
+    made = session(conf.pop("spark.master"), **conf)
+    yield made
+    made.stop()
+
+
+def append(
+    root: Path, topic: str, partition: int, batches: Sequence[Sequence[Row]], *, codec: int = 0
+) -> None:
+    """Appends each inner list as one batch; the topic must be there."""
+    with LogDirectory.open(str(root), "a") as directory:
+        log = directory.log(topic, partition)
+        for rows in batches:
+            builder = BatchBuilder(codec)
+            for timestamp, key, value, headers in rows:
+                builder.append(timestamp, key, value, headers)
+            log.append_batch(builder.build(0))
+
+
+def create(root: Path, topic: str, partitions: int = 1, **settings: Any) -> None:
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    with LogDirectory.open(str(root), "a") as directory:
+        directory.create_topic(topic, partitions, {"cleanup.policy": "compact", **named})
+
+
+def numbered(first: int, count: int, keys: int) -> list[Row]:
+    """`count` records of `keys` keys in turn; each value says which record it is; one in seven is a
+    tombstone."""
+    rows: list[Row] = []
+    for number in range(first, first + count):
+        value = None if number % 7 == 3 else b"value-%d" % number
+        rows.append((1_700_000_000_000 + number, b"key-%d" % (number % keys), value, ()))
+    return rows
+
+
+def read_directly(root: Path, **options: str) -> list[dict[str, Any]]:
+    """What the source yields, task after task, without Spark."""
+    given = {"path": str(root), "subscribe": "t"}
+    if "assign" in options:
+        del given["subscribe"]
+    chosen = parse_read({**given, **{name.lower(): value for name, value in options.items()}})
+    reader = LogReader(chosen, full_schema(chosen.include_headers))
+    rows: list[dict[str, Any]] = []
+    for task in reader.partitions():
+        for batch in reader.read(task):
+            rows += batch.to_pylist()
+    return rows

