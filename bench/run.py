@@ -1,7 +1,7 @@
 """`make bench`: runs named workloads and prints each one's ratio to its rival.
 
-    python -m bench.run [--sets a-none] [--size tiny|small|full|N] [--only clean,scan] [--repetitions 3] [--json FILE]
-    [--list]
+    python -m bench.run [--size tiny|small|full|N] [--only clean,scan] [--sets a-none] [--repetitions 3]
+                        [--json FILE] [--list]
 
 Data sets are written by Kafka's own code and kept in the user's cache (`--data` names another place; full
 size takes up to 1.4 GB for each set). Scratch files lie beside them and go at the end.

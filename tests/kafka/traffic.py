@@ -45,7 +45,17 @@ def append_all(topic: lastword.Topic[bytes, bytes], records: Sequence[KafkaRecor
     """Appends batch by batch to partition 0, with their timestamps and headers."""
     for batch in batches(records):
         topic.extend(
-            lastword.Record(topic.name, 0, -1, r.timestamp or -1, "create", r.key, r.value, r.headers)
+            lastword.Record(
+                topic.name,
+                0,
+                -1,
+                r.timestamp or -1,
+                "create",
+                r.key,
+                r.value,
+                r.headers,
+                is_tombstone=r.value is None,
+            )
             for r in batch
         )
 
