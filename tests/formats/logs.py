@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lastword.partition.transactions import control_of
-from lastword.records import batch, legacy, reader
+from lastword.records import formats
 from lastword.records.batch import BatchHeader
 from lastword.records.control import ControlRecord
 from lastword.records.record import RawRecord
 
 
 def read_header(data: bytes, position: int, file: str) -> BatchHeader:
-    module = legacy if len(data) - position > 16 and data[position + 16] in (0, 1) else batch
-    return module.read_header(data, position, len(data), file)
+    return formats.read_header(data, position, len(data), file)
 
 
 def headers(data: bytes, file: str) -> Iterator[BatchHeader]:
@@ -22,16 +21,15 @@ def headers(data: bytes, file: str) -> Iterator[BatchHeader]:
     position = 0
     while position < len(data):
         header = read_header(data, position, file)
-        module = legacy if header.magic < 2 else batch
-        assert module.crc_ok(data, header)
+        formats.check_crc(data, header, file)
+        assert formats.crc_ok(data, header)
         yield header
         position += header.size
 
 
 def records(data: bytes, file: str) -> Iterator[tuple[BatchHeader, RawRecord]]:
     for header in headers(data, file):
-        read = legacy.read_records if header.magic < 2 else reader.read_records
-        for record in read(data, header, file):
+        for record in formats.read_records(data, header, file):
             yield header, record
 
 

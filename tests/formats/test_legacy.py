@@ -168,7 +168,26 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
         assert filtered.data == expected
 
 
+def test_6M_138_checksums_of_fixed_records() -> None:
+    for magic, timestamp, checksum in ((0, -1, 1978725405), (1, 283843, 109425508)):
+        assert header_of(legacy.build_message(magic, 0, b"key1", b"value1", timestamp)).crc == checksum
+
+
 # ---------------------------------------------------------------- wrappers
+
+
+def test_6N_164_magic_0_takes_no_timestamp() -> None:
+    for options in ({"timestamp": T}, {"log_append": True}):
+        with pytest.raises(ValueError, match="no timestamps"):
+            legacy.build_message(0, 0, b"k", b"v", **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no timestamps"):
+        legacy.build_wrapper(0, 1, [record(0, b"k", b"v")], log_append_ms=T)
+
+
+@pytest.mark.parametrize("offsets", [[], [1, 1], [2, 1], [0, 5, 4]])
+def test_6N_168_offsets_of_a_wrapper_must_rise(offsets: list[int]) -> None:
+    with pytest.raises(ValueError, match="offsets rise"):
+        legacy.build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
 
 
 def test_6N_160_v1_wrapper_offset_moves_all_its_records() -> None:

@@ -170,9 +170,9 @@ def inner_bytes(draw: st.DrawFn) -> bytes:
     data = b""
     offset = draw(st.integers(0, 3))
     for _ in range(draw(st.integers(0, 4))):
-        one = bytearray(
-            legacy.build_message(draw(st.integers(0, 1)), offset, draw(blobs), draw(blobs), draw(times))
-        )
+        magic = draw(st.integers(0, 1))
+        timestamp = draw(times) if magic else -1
+        one = bytearray(legacy.build_message(magic, offset, draw(blobs), draw(blobs), timestamp))
         if draw(st.integers(0, 9)) == 0:
             one[draw(st.integers(0, len(one) - 1))] = draw(st.integers(0, 255))
             if draw(st.booleans()):

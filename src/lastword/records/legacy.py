@@ -41,6 +41,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError, UnknownMagicError
@@ -338,9 +339,17 @@ def build_message(
     log_append: bool = False,
     codec: int = 0,
 ) -> bytes:
-    """One entry. `codec` only says what `value` is; for a wrapper use `build_wrapper`."""
-    _check_writable(magic, codec)
-    attributes = codec | (LOG_APPEND if log_append and magic else 0)
+    """One entry. `codec` only says what `value` is; for a wrapper use `build_wrapper`.
+
+    ValueError for what the magic has no place for: a timestamp in magic 0, zstd in both.
+    """
+    if magic not in (0, 1) or codec not in CODECS:
+        raise ValueError(
+            f"magic {magic} has no codec {codec}: legacy entries take none, gzip, snappy and lz4"
+        )
+    if magic == 0 and (timestamp != NO_TIMESTAMP or log_append):
+        raise ValueError("magic 0 has no timestamps")
+    attributes = codec | (LOG_APPEND if log_append else 0)
     body = (
         struct.pack(">bBq", magic, attributes, timestamp) if magic else struct.pack(">bB", magic, attributes)
     )
@@ -353,7 +362,8 @@ def build_wrapper(
 ) -> bytes:
     """A wrapper of records whose offsets rise; their gaps stay. `log_append_ms`: give all of them this
     time, of that type."""
-    _check_writable(magic, codec)
+    if not records or any(a.offset >= b.offset for a, b in pairwise(records)):
+        raise ValueError("a wrapper holds one record or more, and their offsets rise")
     first = records[0].offset
     inner = b"".join(
         build_message(
@@ -415,13 +425,6 @@ def _wrap(magic: int, codec: int, offset: int, timestamp: int, log_append: bool,
     if magic == 0 and codec == LZ4:
         value = _with_lz4_checksum(value, broken=True)
     return build_message(magic, offset, None, value, timestamp, log_append=log_append, codec=codec)
-
-
-def _check_writable(magic: int, codec: int) -> None:
-    if magic not in (0, 1) or codec not in CODECS:
-        raise ValueError(
-            f"magic {magic} has no codec {codec}: legacy entries take none, gzip, snappy and lz4"
-        )
 
 
 def _field(data: bytes | None) -> bytes:

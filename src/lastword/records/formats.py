@@ -1,0 +1,69 @@
+"""Batches of any magic through one set of functions: the format is chosen by the magic byte, which lies at
+one place in all.
+
+`batch` and `reader` know magic 2, `legacy` knows 0 and 1; both have the same functions with the same
+arguments. An unknown magic is UnknownMagicError, never damage that somebody might cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from lastword.records import batch, legacy, reader
+from lastword.records.batch import BatchHeader
+from lastword.records.record import RawRecord
+
+MAGIC_POSITION = 16
+
+
+class Format(NamedTuple):
+    """How batches of a magic are read. Signatures: those of `batch` and `reader`."""
+
+    read_header: Callable[..., BatchHeader]
+    crc_ok: Callable[..., bool]
+    check_crc: Callable[..., None]
+    read_records: Callable[..., Iterator[RawRecord]]
+
+
+_LEGACY = Format(legacy.read_header, legacy.crc_ok, legacy.check_crc, legacy.read_records)
+_BATCH = Format(batch.read_header, batch.crc_ok, batch.check_crc, reader.read_records)
+FORMATS = (_LEGACY, _LEGACY, _BATCH)
+"""By magic."""
+
+
+def read_header(
+    buffer: Any, position: int, end: int, file: str, *, file_position: int | None = None
+) -> BatchHeader:
+    """The header at `buffer[position]`, of any magic; arguments and errors as of `batch.read_header`.
+
+    Of magic 0 and 1: no producer, leader epoch -1, `base_offset` equal to `last_offset`, `count` -1 for a
+    compressed entry.
+    """
+    magic = buffer[position + MAGIC_POSITION] if end - position > MAGIC_POSITION else 2
+    read = legacy.read_header if magic < 2 else batch.read_header
+    return read(buffer, position, end, file, file_position=file_position)
+
+
+def crc_ok(buffer: Any, header: BatchHeader, position: int | None = None) -> bool:
+    """Whether the stored checksum fits the bytes. `position`: of the batch in `buffer`, by default that in
+    its file."""
+    return FORMATS[header.magic].crc_ok(buffer, header, position)
+
+
+def check_crc(buffer: Any, header: BatchHeader, file: str, position: int | None = None) -> None:
+    """Raise `CorruptBatchError` (code `bad-crc`) unless the stored checksum fits the bytes."""
+    FORMATS[header.magic].check_crc(buffer, header, file, position)
+
+
+def read_records(
+    buffer: Any,
+    header: BatchHeader,
+    file: str = "",
+    *,
+    position: int | None = None,
+    limit_bytes: int = reader.DEFAULT_LIMIT_BYTES,
+) -> Iterator[RawRecord]:
+    """The records of a batch, in order; arguments and errors as of `reader.read_records`."""
+    read = FORMATS[header.magic].read_records
+    return read(buffer, header, file, position=position, limit_bytes=limit_bytes)
