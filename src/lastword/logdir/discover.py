@@ -16,21 +16,6 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.segment import names
 
 IGNORED = frozenset({"remote-log-index-cache", "__cluster_metadata-0"})
-_MARKS = frozenset(
-    {
-        names.LOCK,
-        names.META_PROPERTIES,
-        names.CLEAN_SHUTDOWN,
-        names.RECOVERY_POINTS,
-        names.LOG_STARTS,
-        names.HIGH_WATERMARKS,
-        names.FIRST_DIRTY,
-        names.SETTINGS,
-    }
-)
-"""Files that only a log directory has in its root."""
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
     """The partitions of a root, directories that wait for their removal, and whether anything says it is a
@@ -69,7 +54,7 @@ def discover(files: Files, root: str) -> Listing:
             partitions.append(TopicPartition(parsed.topic, parsed.partition))
         elif parsed.marker == "delete":
             deleted.append(name)
-    marked = bool(_MARKS & set(listing))
+    marked = bool({names.LOCK, *names.ROOT_FILES} & set(listing))
     return Listing(
         tuple(sorted(partitions)), tuple(deleted), marked or bool(partitions or deleted), not listing
     )

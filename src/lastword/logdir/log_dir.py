@@ -146,6 +146,8 @@ class LogDirectory:
             self._clean = take_clean_shutdown(files, self.path)
             self._recovery_points = self.checkpoints.recovery_points.read_sound()
             self._log_starts = self.checkpoints.log_starts.read_sound()
+            for name in names.ROOT_FILES:  # replaced as a whole, or not at all
+                files.unlink(os.path.join(self.path, name + ".tmp"), missing_ok=True)
             for name in self._listing().deleted:  # a deletion that was asked for and not finished
                 files.remove_tree(os.path.join(self.path, name))
         except BaseException:

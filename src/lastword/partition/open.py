@@ -188,6 +188,8 @@ class _Opening:
                 if name.startswith(BUILD_PREFIX):
                     self.files.remove_tree(os.path.join(private, name))
                     self._tell("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
+        for name in (names.LEADER_EPOCHS, names.PARTITION_METADATA):  # replaced as a whole, or not at all
+            self.files.unlink(os.path.join(self.directory, name + ".tmp"), missing_ok=True)
         parsed = [names.parse_segment_file(name) for name in self.files.listdir(self.directory)]
         logs = {p.base_offset for p in parsed if p is not None and p.extension == names.LOG}
         for p in parsed:

@@ -46,6 +46,16 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 FIRST_DIRTY = "cleaner-offset-checkpoint"
 SETTINGS = "lastword.toml"
+ROOT_FILES = (
+    META_PROPERTIES,
+    CLEAN_SHUTDOWN,
+    RECOVERY_POINTS,
+    LOG_STARTS,
+    HIGH_WATERMARKS,
+    FIRST_DIRTY,
+    SETTINGS,
+)
+"""What only a log directory has in its root, besides the lock."""
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
