@@ -128,9 +128,10 @@ class LogBuilder:
     def log(self) -> PartitionLog:
         """The open log; opened, and recovered, when it is first asked for."""
         if self._log is None:
-            for path in (self.root, self.directory):
-                if not self.files.exists(path):
-                    self.files.mkdir(path)
+            Path(self.root).mkdir(parents=True, exist_ok=True)
+            if not self.files.exists(self.directory):
+                self.files.mkdir(self.directory)
+                self.files.fsync_dir(self.root)
             self._log, self.recovery = open_log(
                 self.files, self.directory, *self._name, self.config, self.clock, recovery_point=0
             )

@@ -1,0 +1,254 @@
+"""The model: a dict, and a list of everything that was ever appended. The log must agree with both, whatever
+happens.
+
+Random sequences of appends, deletes, rolls, cleanings, reopenings, passing time; processes stopped before
+any change of a file; power cuts that forget what was not synced. After each step:
+
+- no key's newest record is lost, unless it is a tombstone whose time has come;
+- every record that is left has the offset, timestamp, key and value it was appended with, in order;
+- what was acknowledged at `disk` survives a power cut, what was acknowledged at `os` a killed process;
+- cleaning again and again reaches a fixed point within three rounds.
+
+`LASTWORD_MODEL_EXAMPLES` says how many sequences are tried (default 300).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lastword.clock import ManualClock
+from tests.build import HOUR, LogBuilder
+from tests.doubles.forgetful import ForgetfulFiles, forget_all, keep_all, names_only, seeded, zero_filled
+from tests.doubles.hasty import HastyFiles
+from tests.doubles.recording import RecordingFiles, Stopped
+
+EXAMPLES = int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "300"))
+
+KEYS = st.sampled_from([b"", b"a", b"b", b"c", b"d", b"long" * 9])
+VALUES = st.sampled_from([b"", b"x", b"y" * 30])
+
+
+@dataclass(frozen=True)
+class Appended:
+    offset: int
+    timestamp: int
+    key: bytes
+    value: bytes | None
+
+
+class LogModel(RuleBasedStateMachine):
+    """`appended`: everything given an offset and not taken back, in order. `durable`: how many of them are
+    at `disk`.
+    """
+
+    @initialize(
+        codec=st.sampled_from([0, 3, 4]),
+        segment_bytes=st.sampled_from([600, 1000, 1 << 20]),
+        retention_ms=st.sampled_from([0, HOUR]),
+        map_bytes=st.sampled_from([1024, 1 << 16]),
+    )
+    def start(self, codec: int, segment_bytes: int, retention_ms: int, map_bytes: int) -> None:
+        self.top = tempfile.mkdtemp(prefix="lastword-model-")
+        self.lives = 0
+        self.clock = ManualClock()
+        self.codec = codec
+        self.map_bytes = map_bytes
+        self.config = {
+            "segment_bytes": segment_bytes,
+            "delete_retention_ms": retention_ms,
+            "index_interval_bytes": 100,
+            "max_message_bytes": 1 << 20,
+        }
+        self.appended: list[Appended] = []
+        self.durable = 0
+        self.first_dirty: int | None = None
+        self._begin(f"{self.top}/0")
+
+    def _begin(self, root: str) -> None:
+        """A process starts on what lies in `root`."""
+        Path(root).mkdir(parents=True, exist_ok=True)
+        self.root = root
+        self.forgetful = ForgetfulFiles(root, HastyFiles())
+        self.files = RecordingFiles(self.forgetful)
+        self.log = LogBuilder(root, files=self.files, clock=self.clock, **self.config).codec_of(self.codec)
+        self.log.first_dirty = self.first_dirty
+        assert self.log.log
+
+    def teardown(self) -> None:
+        if hasattr(self, "top"):
+            self.log.abandon()
+            shutil.rmtree(self.top, ignore_errors=True)
+
+    # ---- what a user does
+
+    @rule(
+        pairs=st.lists(st.tuples(KEYS, st.one_of(st.none(), VALUES)), min_size=1, max_size=6),
+        disk=st.booleans(),
+    )
+    def append(self, pairs: list[tuple[bytes, bytes | None]], disk: bool) -> None:
+        base = self.log.log.log_end
+        self.clock.advance(1)
+        self.log.batch(pairs)
+        now = self.clock.now_ms()
+        self.appended += [Appended(base + i, now, key, value) for i, (key, value) in enumerate(pairs)]
+        if disk:
+            self.sync()
+
+    @rule()
+    def sync(self) -> None:
+        self.log.sync()
+        self.durable = len(self.appended)
+
+    @rule()
+    def roll(self) -> None:
+        self.log.roll()
+
+    @rule(hours=st.integers(0, 2))
+    def wait(self, hours: int) -> None:
+        self.clock.advance(hours * HOUR)
+
+    @rule(due=st.booleans())
+    def clean(self, due: bool) -> None:
+        before = self.log.records()
+        round_ = self.log.clean(due=due, map_bytes=self.map_bytes)
+        if round_ is None:
+            assert self.log.records() == before
+            return
+        self.first_dirty = self.log.first_dirty
+        self._settle()
+        left = [r for r in self.log.records() if r.offset < round_.end]
+        assert len(left) == round_.records_kept
+        assert len({r.key for r in left}) == len(left), "below the limit there is one record for a key"
+
+    @rule()
+    def reach_a_fixed_point(self) -> None:
+        trees = []
+        for _ in range(4):
+            self.clean(due=False)
+            trees.append({name: data for name, data in self.log.tree().items() if name.endswith(".log")})
+        assert trees[2] == trees[3]
+
+    @rule()
+    def reopen(self) -> None:
+        self.log.close()
+        self.durable = len(self.appended)
+        self._begin(self.root)
+
+    # ---- what happens to a user
+
+    @rule()
+    def kill(self) -> None:
+        self.log.abandon()
+        self._begin(self.root)
+
+    @precondition(lambda self: self.appended)
+    @rule(
+        stop=st.integers(0, 45),
+        torn=st.booleans(),
+        cut=st.booleans(),
+        due=st.booleans(),
+        seed=st.integers(0, 9),
+    )
+    def stop_within_a_cleaning(self, stop: int, torn: bool, cut: bool, due: bool, seed: int) -> None:
+        """Before any change of a file that a round makes; the machine goes on, or its power fails too."""
+        self.files.stop_at, self.files.torn = len(self.files.changes) + stop, torn
+        try:
+            self.log.clean(due=due, map_bytes=self.map_bytes)
+            self.first_dirty = self.log.first_dirty
+            self._settle()
+        except Stopped:
+            pass
+        self.files.stop_at = None
+        if self.files.stopped or cut:
+            self._crash(cut, seed)
+
+    @rule(
+        stop=st.integers(0, 3),
+        torn=st.booleans(),
+        pairs=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=4),
+    )
+    def stop_within_an_append(self, stop: int, torn: bool, pairs: list[tuple[bytes, bytes]]) -> None:
+        """Before a change that an append, or the roll that it brings, makes. Nobody was told that it is
+        there.
+        """
+        base = self.log.log.log_end
+        self.clock.advance(1)
+        now = self.clock.now_ms()
+        self.files.stop_at, self.files.torn = len(self.files.changes) + stop, torn
+        whole = [Appended(base + i, now, key, value) for i, (key, value) in enumerate(pairs)]
+        try:
+            self.log.batch(pairs)
+            self.log.roll()
+            self.appended += whole
+            self._settle()
+        except Stopped:
+            self.log.abandon()
+            self._begin(self.root)
+            if self.log.log.log_end > base:
+                self.appended += whole
+        self.files.stop_at = None
+
+    @rule(seed=st.integers(0, 9))
+    def power_cut(self, seed: int) -> None:
+        self._crash(True, seed)
+
+    def _crash(self, cut: bool, seed: int) -> None:
+        self.log.abandon()
+        if not cut:
+            self._begin(self.root)
+            return
+        policies = [forget_all, names_only, zero_filled, keep_all]
+        policy = policies[seed] if seed < len(policies) else seeded(seed)
+        self.lives += 1
+        root = f"{self.top}/{self.lives}"
+        self.forgetful.image(root, drop=policy)
+        self._begin(root)
+        end = self.log.log.log_end
+        kept = [record for record in self.appended if record.offset < end]
+        assert len(kept) >= self.durable, "what was acknowledged at disk is there"
+        self.appended = kept
+        self.durable = len(kept)
+        if self.first_dirty is not None and self.first_dirty > end:
+            raise AssertionError("the cleaner passed what was durable")
+
+    def _settle(self) -> None:
+        """A round syncs what it builds on."""
+        self.durable = max(self.durable, sum(r.offset < self.log.log.synced_to for r in self.appended))
+
+    # ---- what must hold
+
+    @invariant()
+    def the_last_word_is_there(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        newest = {record.key: record for record in self.appended}
+        by_offset = {record.offset: record for record in self.appended}
+        found = self.log.records()
+        offsets = [record.offset for record in found]
+        assert offsets == sorted(set(offsets)), "order"
+        for record in found:
+            known = by_offset[record.offset]
+            assert (record.timestamp, record.key, record.value) == (known.timestamp, known.key, known.value)
+        for record in newest.values():
+            assert record.value is None or record.offset in set(offsets), (
+                f"the last word on {record.key!r} is lost"
+            )
+        state = {record.key: record.value for record in newest.values() if record.value is not None}
+        assert self.log.state() == state
+
+
+LogModel.TestCase.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestLogModel = LogModel.TestCase
