@@ -236,3 +236,16 @@ def test_errors_name_file_position_and_offset() -> None:
 def test_falling_offsets_are_refused() -> None:
     with pytest.raises(CorruptBatchError, match="offsets do not increase"):
         chunk_of(legacy.build_message(0, 3, b"k", b"v") * 2)
+
+
+def test_a_wrapper_that_reaches_into_its_neighbours_is_refused() -> None:
+    """Its first offset shows only inside; its last one too, if it is an old one with offset 0."""
+    one = legacy.build_message(1, 3, b"k", b"v", T)
+    wide = legacy.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in (3, 4)])
+    with pytest.raises(CorruptBatchError, match="3 to 4 overlap"):
+        chunk_of(one + wide)
+    zero = bytearray(legacy.build_wrapper(1, 1, [RawRecord(offset, T, 0, b"k", b"v") for offset in range(5)]))
+    zero[:8] = bytes(8)
+    assert [r.offset for r in decoded(bytes(zero))] == [0, 1, 2, 3, 4]
+    with pytest.raises(CorruptBatchError, match="0 to 4 overlap"):
+        chunk_of(bytes(zero) + one)

@@ -39,6 +39,7 @@ def inflate_rows(
     *,
     file: str,
     limit: int,
+    first_offset: int = 0,
 ) -> tuple[int, Bytes, int]:
     """Translate the rows of magic 0 and 1 from `row` on, up to the first of another magic.
 
@@ -46,6 +47,7 @@ def inflate_rows(
         raw, table: of the chunk. plain, done: the plain buffer (with slack) and how much of it is used.
         room: `room(used, n)` gives a plain buffer with room for n more bytes and slack, the used ones kept.
         limit: bytes a wrapper may have inflated; more is DecompressionLimitError.
+        first_offset: no record of the chunk's first row may lie below it.
 
     Returns (row reached, the plain buffer, bytes used). Raises DataError with file, position and offset.
     """
@@ -58,6 +60,7 @@ def inflate_rows(
             raise _bad(kernels.STATUS_TEXT[status], table, row, file)
         elif row < rows and table[row, fields.MAGIC] < 2:
             plain, done = _wrapper(raw, table, row, plain, done, room, file, limit)
+            _check_order(table, row, first_offset, file)
             row += 1
     return row, plain, done
 
@@ -85,6 +88,15 @@ def _wrapper(
     if status != kernels.OK:
         raise _bad(f"inner entries: {kernels.STATUS_TEXT[status]}", table, row, file)
     return plain, done
+
+
+def _check_order(table: Table, row: int, first_offset: int, file: str) -> None:
+    """A wrapper's own range is known only now: it must not reach into its neighbours'."""
+    due = int(table[row - 1, fields.LAST_OFFSET]) + 1 if row else first_offset
+    next_base = table[row + 1, fields.BASE_OFFSET] if row + 1 < table.shape[0] else None
+    first, last = int(table[row, fields.BASE_OFFSET]), int(table[row, fields.LAST_OFFSET])
+    if first < due or (next_base is not None and next_base <= last):
+        raise _bad(f"its messages {first} to {last} overlap those beside it", table, row, file)
 
 
 def header_of(table: Table, row: int) -> BatchHeader:
