@@ -397,8 +397,17 @@ class _Opening:
         return newest[1] == 0 and self._none_since(found, bases, newest[0]), False
 
     def _none_since(self, found: dict[int, Inspection], bases: list[int], offset: int) -> bool:
-        """Were all segments with offsets from `offset` on walked, without a producer id met?"""
-        return all(base in found and not found[base].producers for base in _reaching(bases, offset))
+        """Were all segments with offsets from `offset` on walked, without a producer id met? An empty one
+        (as a broker leaves a topic that nobody wrote to) needs no walk.
+        """
+        return all(
+            not found[base].producers if base in found else self._is_empty(base)
+            for base in _reaching(bases, offset)
+        )
+
+    def _is_empty(self, base: int) -> bool:
+        facts = self.files.stat(f"{self.directory}/{names.segment_file(base, names.LOG)}")
+        return facts is not None and facts.size == 0
 
     def _tell(
         self, code: str, file: str, text: str, *, cut_bytes: int = 0, offset: int | None = None
