@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from lastword.config import (
@@ -366,6 +367,7 @@ class TestChanging:
         remove_topic_settings(OsFiles(), directory / "absent.toml", "users")
         assert not (directory / "absent.toml").exists()
 
+    @examples(max_examples=30)
     @given(
         st.lists(
             st.tuples(
