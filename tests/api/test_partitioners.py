@@ -29,7 +29,7 @@ from lastword.errors import UsageError
 )
 def test_murmur2_answers_as_the_java_client(key, signed):
     assert murmur2(key) == signed & 0xFFFFFFFF
-    # The sign bit is cleared: negating or taking Python's modulo of the signed number gives another partition.
+    # The sign bit is cleared; negating instead would give another partition.
     assert by_murmur2(key, 7) == (signed & 0x7FFFFFFF) % 7
 
 

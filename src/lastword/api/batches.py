@@ -118,7 +118,7 @@ class Packer:
         if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < self.partitions:
             raise UsageError(
                 f"{self.topic} has no partition {given!r}",
-                remedy=f"partitions 0 to {self.partitions - 1}, or None to let the key decide",
+                remedy="it has one, 0" if self.partitions == 1 else f"it has 0 to {self.partitions - 1}",
             )
         return given
 

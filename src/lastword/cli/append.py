@@ -11,6 +11,7 @@ import typer
 
 from lastword.cli.options import Directory, Partition, Session, Target, command
 from lastword.cli.output import argument_bytes, field_bytes
+from lastword.cli.text import plural
 
 if TYPE_CHECKING:
     from lastword.api.topic import Topic
@@ -49,7 +50,7 @@ def append(
         raise UsageError("--delete takes the place of KEY VALUE", remedy="give one of them")
     if key is not None and value is None:
         raise UsageError("a key without a value", remedy=f"give a value, or remove the key: --delete {key}")
-    with out.open(Target([directory], topic, partition), "a") as logs:
+    with out.change(Target([directory], topic, partition)) as logs:
         into = logs.topic(topic, key_serializer="bytes", value_serializer="bytes")
         names = into.serializer_names
         if delete is not None or key is not None:
@@ -57,7 +58,7 @@ def append(
             return
         records = _lines(names, delimiter) if delimiter is not None else _objects(names)
         appended = into.extend(records, partition=partition, ack=ack)
-    out.summary(f"appended {appended} records", topic=topic, records=appended)
+    out.summary(f"appended {plural(appended, 'record')}", topic=topic, records=appended)
 
 
 def _one(

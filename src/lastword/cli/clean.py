@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.options import (
+    Directory,
+    MoreDirs,
+    Partition,
+    Session,
+    Target,
+    TopicName,
+    command,
+    interruptible,
+)
+from lastword.cli.text import plural
+from lastword.errors import LastwordError
 from lastword.units import format_bytes
 
 if TYPE_CHECKING:
@@ -40,8 +51,15 @@ def clean(
             plans = logs.plan(target.topic, target.partition, due=due, strategy=strategy, progress=progress)
         _show_plans(out, plans, directory)
         return
-    with out.open(target, "a") as logs, out.progress("clean") as progress:
-        rounds = logs.clean(target.topic, target.partition, due=due, strategy=strategy, progress=progress)
+    failed: LastwordError | None = None
+    with out.change(target) as logs, out.progress("clean") as progress, interruptible() as stop:
+        try:
+            rounds = logs.clean(
+                target.topic, target.partition, due=due, strategy=strategy, progress=progress, stop=stop
+            )
+        except LastwordError as error:
+            # What was finished is told before what was not.
+            rounds, failed = getattr(error, "rounds", []), error
     for round_ in rounds:
         out.row("round", round_.to_dict())
         out.line(str(round_))
@@ -49,15 +67,23 @@ def clean(
             out.line(f"  certificate: {round_.certificate}")
     freed = sum(round_.freed_bytes for round_ in rounds)
     read, written = sum(r.read_bytes for r in rounds), sum(r.written_bytes for r in rounds)
-    out.summary(
+    text: str | None = (
         f"read {format_bytes(read)}, wrote {format_bytes(written)}, freed {format_bytes(freed)}"
-        if rounds
-        else f"nothing to clean; `lastword clean {directory} --dry-run` tells why",
+    )
+    if not rounds:
+        text = None if failed else f"nothing to clean; `lastword clean {directory} --dry-run` tells why"
+    out.summary(
+        text,
+        ok=failed is None,
         rounds=len(rounds),
         read_bytes=read,
         written_bytes=written,
         freed_bytes=freed,
     )
+    if failed is not None:
+        raise failed
+    if stop():
+        raise KeyboardInterrupt
 
 
 def _show_plans(out: Session, plans: list[Plan], directory: str) -> None:
@@ -103,7 +129,8 @@ def _size(plan: Plan, size_bytes: int) -> str:
 
 def _why(plan: Plan, directory: str) -> str:
     if plan.action == "clean":
-        return f"clean: {plan.segments} of {plan.total_segments} segments"
+        share = 100 * plan.free_bytes // max(1, plan.total_bytes)
+        return f"clean: {share} % garbage, in {plan.segments} of {plural(plan.total_segments, 'segment')}"
     text = "; ".join(str(reason) for reason in plan.reasons) or "nothing to do"
     if plan.reasons and plan.reasons[0].code == "no-policy" and "not known" in plan.reasons[0].text:
         return f"keep: no-policy (lastword config {directory} {plan.topic} --set cleanup.policy=compact)"

@@ -31,7 +31,7 @@ def config(
     target = Target.of(directory, topic, None)
     changes = settings_of(settings)
     if changes or unset:
-        with out.open(target, "a") as logs:
+        with out.change(target) as logs:
             logs.set_config(target.topic, **changes, **dict.fromkeys(unset or ()))
         done = [f"{name}={value}" for name, value in changes.items()]
         done += [f"{name} unset" for name in unset or ()]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Session, Sets, Target, command, settings_of
+from lastword.cli.text import plural
 
 EXAMPLES = """
 lastword create data users --set cleanup.policy=compact
@@ -34,9 +35,7 @@ def create(
 
     Without --set cleanup.policy=... nothing is ever removed from the topic.
     """
-    from lastword.config import keyword_names
-
-    config = keyword_names(settings_of(settings))
+    config: dict[str, Any] = dict(settings_of(settings))
     with out.open(Target([directory, *(more or ())], topic, None), "a") as logs:
         created = logs.create_topic(
             topic,
@@ -49,7 +48,7 @@ def create(
         policy = created.config.cleanup_policy
     text = ",".join(sorted(policy)) if policy else None
     out.summary(
-        f"created {topic}: {partitions} partition{'s' if partitions != 1 else ''}, "
+        f"created {topic}: {plural(partitions, 'partition')}, "
         + (f"cleanup.policy={text}" if text else "no cleanup.policy: nothing is removed"),
         topic=topic,
         partitions=partitions,

@@ -8,7 +8,7 @@ import typer
 
 from lastword.cli.options import Session, command
 from lastword.cli.output import bytes_json
-from lastword.cli.text import escape, key_text, value_text
+from lastword.cli.text import escape, key_text, plural, value_text
 from lastword.units import format_time
 
 EXAMPLES = """
@@ -110,7 +110,8 @@ def _batch(batch: Any) -> list[str]:
     crc = f"CRC {batch.crc:08x}" + ("" if batch.crc_ok else " is WRONG")
     lines = [
         f"position {batch.position}  {batch.size_bytes} bytes  "
-        f"offsets {batch.base_offset}-{batch.last_offset}  {batch.count} records  {', '.join(marks)}  {crc}"
+        f"offsets {batch.base_offset}-{batch.last_offset}  {plural(batch.count, 'record')}  "
+        f"{', '.join(marks)}  {crc}"
     ]
     for record in batch.records:
         headers = "".join(

@@ -73,7 +73,18 @@ def ls(
     for info in infos:
         out.row("partition", info.to_dict())
     out.table(
-        ("PARTITION", "SIZE", "LIVE", "GARBAGE", "RECORDS", "LIVE", "START", "END", "SEGMENTS", "POLICY"),
+        (
+            "PARTITION",
+            "SIZE",
+            "LIVE",
+            "GARBAGE",
+            "RECORDS",
+            "LIVE RECORDS",
+            "START",
+            "END",
+            "SEGMENTS",
+            "POLICY",
+        ),
         [
             (
                 f"{info.topic}-{info.partition}",

@@ -86,6 +86,9 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as leave:
         return leave.exit_code
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            talk.stderr.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]
+            return 2
         if hasattr(error, "format_message"):  # the parser's own errors: the call must be fixed
             talk.error(_usage(error, arguments))
             return 2

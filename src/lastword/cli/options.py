@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -72,6 +74,36 @@ class Session(Output):
         paths: Any = target.paths if len(target.paths) > 1 else target.paths[0]
         extra: dict[str, Any] = {} if CONTEXT.clock is None else {"clock": CONTEXT.clock}
         return lastword.open(paths, mode, config=self.config, **extra, **settings)
+
+    def change(self, target: Target) -> LogDir:
+        """Open a directory that is there, with a topic that is there, to change it; else nothing is
+        touched."""
+        with self.open(target) as looked:
+            if target.topic is not None:
+                looked.topic(target.topic)
+        return self.open(target, "a")
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Gives a function that tells whether Ctrl-C was pressed. The first press is only noted, so that work
+    ends at a safe point; the second one interrupts."""
+    pressed: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not the main thread: nobody can press there
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.text import plural
 from lastword.units import format_bytes
 
 EXAMPLES = """
@@ -38,13 +39,13 @@ def verify(
         out.row("problem", problem.to_dict())
         out.line(out.paint(str(problem), "yellow" if problem.repairable else "red"))
     repairable = sum(problem.repairable for problem in found.problems)
-    counts = f"{found.batches} batches, {found.records} records, {format_bytes(found.read_bytes)} read"
+    counts = f"{plural(found.batches, 'batch')}, {plural(found.records, 'record')}"
+    counts += f", {format_bytes(found.read_bytes)} read"
     if found.ok:
         text = f"all sound: {counts}"
     else:
-        text = (
-            f"{len(found.problems)} problems, {repairable} of them repaired by opening it to write: {counts}"
-        )
+        wrong = plural(len(found.problems), "problem")
+        text = f"{wrong}, {repairable} repaired by opening it to write: {counts}"
     out.summary(
         text,
         ok=found.ok,

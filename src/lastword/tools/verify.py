@@ -112,6 +112,7 @@ def verify(
     ends: dict[tuple[str, int], int] = {}
     for view in views:
         done = _verify_log(files, view, quick, account, done, total, began, clock, progress)
+        _verify_tail(files, view, account)
         ends[view.topic, view.partition] = view.log_end
         _verify_partition_files(files, view.directory, account)
     for path, (topic, partition, offset) in checkpoints:
@@ -189,7 +190,11 @@ def _verify_segment(
     batches = _Batches()
     next_offset = segment.base_offset
     before = len(account.problems)
-    walked = _quick_headers(segment, account) if quick else _sound_headers(files, segment, account)
+    walked = (
+        _quick_headers(segment, account)
+        if quick
+        else _sound_headers(segment, account, is_last=following is None)
+    )
     for header in walked:
         if header.base_offset < next_offset or header.last_offset < header.base_offset:
             account.add(
@@ -230,8 +235,10 @@ def _quick_headers(segment: Segment, account: _Account) -> Iterable[BatchHeader]
         account.add(segment.file, error.position, error.offset, error.code, error.message, False)
 
 
-def _sound_headers(files: Files, segment: Segment, account: _Account) -> Iterable[BatchHeader]:
-    walk = Walk(segment.handle, segment.file, 0, segment.size, segment.base_offset, account.report)
+def _sound_headers(segment: Segment, account: _Account, *, is_last: bool) -> Iterable[BatchHeader]:
+    walk = Walk(
+        segment.handle, segment.file, 0, segment.size, segment.base_offset, account.report, is_last=is_last
+    )
     for step in walk:
         if step.sound:
             _verify_records(step.data, step.header, segment.file, account)
@@ -306,6 +313,31 @@ def _verify_time_index(files: Files, segment: Segment, batches: _Batches, accoun
     if index.damaged:
         account.add(
             path, index.size_bytes, None, "bad-time-index", "the entries from here on make no sense", True
+        )
+
+
+def _verify_tail(files: Files, view: PartitionView, account: _Account) -> None:
+    """Bytes behind the last sound batch: an append that a kill left unfinished, unless somebody is writing
+    it now."""
+    last = view.active
+    facts = files.stat(last.file) if last is not None else None
+    if last is None or facts is None or facts.size <= last.size or facts.inode != last.inode:
+        return
+    with files.open_read(last.file) as handle:
+        if not handle.pread(facts.size - last.size, last.size).strip(b"\0"):
+            return  # room that Kafka reserved
+    try:
+        now = PartitionView.load(files, view.directory)
+    except LastwordError:
+        return  # it is changing
+    if now.log_end == view.log_end:
+        account.add(
+            last.file,
+            last.size,
+            None,
+            "incomplete-batch",
+            f"{facts.size - last.size} bytes behind the last sound batch",
+            True,
         )
 
 

@@ -42,18 +42,27 @@ class Step:
 class Walk:
     """Iterates over the batches of [start, end) bytes of `handle`; damage goes to `report`.
 
-    Afterwards `read_bytes` tells how much was read, and `tail` where an incomplete last batch begins, or
-    None.
+    `is_last`: of its log, so that recovery would cut a torn tail. Afterwards `read_bytes` tells how much
+    was read, and `tail` where an incomplete last batch begins, or None.
     """
 
     def __init__(
-        self, handle: Handle, file: str, start: int, end: int, base_offset: int, report: Report
+        self,
+        handle: Handle,
+        file: str,
+        start: int,
+        end: int,
+        base_offset: int,
+        report: Report,
+        *,
+        is_last: bool = True,
     ) -> None:
         self._handle = handle
         self._file = file
         self._end = end
         self._base_offset = base_offset
         self._report = report
+        self._is_last = is_last
         self._next_offset = base_offset
         self.position = start
         self.read_bytes = 0
@@ -114,7 +123,7 @@ class Walk:
         found = sound_batch_after(self._handle, self._file, damage, self._end, self._base_offset)
         if found is None:
             self.tail = self.position
-            self._problem("incomplete-batch", f"the last {left} bytes are no whole batch", True)
+            self._problem("incomplete-batch", f"the last {left} bytes are no whole batch", self._is_last)
             return False
         self._problem(
             "bad-length",

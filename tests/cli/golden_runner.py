@@ -1,0 +1,130 @@
+"""Runs command scripts: commands in, what they print out, compared with what the script says they print.
+
+    $ lastword read data users          a command line, run in an empty directory of its own
+    > {"key": "a", "value": "b"}        lines of its stdin
+    ---
+    0:0  2026-11-20 10:00:00Z  a  b     its stdout
+    ! error: ...                        its stderr
+    [exit 2]                            its exit code, unless 0
+
+The clock stands at 2026-11-20 10:00:00Z and moves by a second before each command; `$ advance 1d` moves it
+further. `$ flip FILE POSITION` turns all bits of a byte, `$ cut FILE BYTES` takes bytes off a file's end.
+Lines before the first command, and lines that begin with #, are for readers. LASTWORD_REWRITE=1 writes
+what came out into the script.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lastword.cli import options
+from lastword.cli.main import run
+from lastword.clock import ManualClock
+from lastword.units import parse_duration_ms
+
+BEGIN_MS = 1_795_168_800_000  # 2026-11-20 10:00:00Z
+
+# What differs from run to run by its nature: times of the machine, process ids, salted digests.
+MASKS = (
+    (re.compile(r'"(seconds|map|rewrite|swap)":[0-9.e-]+'), r'"\1":_'),
+    (re.compile(r'"(key_offset_digest|content_digest)":"[0-9a-f]{16}"'), r'"\1":"_"'),
+    (re.compile(r"keys [0-9a-f]{16}, contents [0-9a-f]{16}"), "keys _, contents _"),
+    (re.compile(r"in use by (this )?process \d+( \([^)]*\))?"), "in use by process _"),
+)
+
+
+@dataclass
+class Block:
+    comments: list[str] = field(default_factory=list)
+    command: str = ""
+    stdin: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+
+
+def parse(text: str) -> tuple[list[Block], list[str]]:
+    """Blocks, and the comment lines after the last of them."""
+    blocks: list[Block] = []
+    comments: list[str] = []
+    state = "between"
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            blocks.append(Block(comments, line[2:]))
+            comments, state = [], "command"
+        elif state == "command" and line.startswith("> "):
+            blocks[-1].stdin.append(line[2:])
+        elif state == "command" and line == "---":
+            state = "output"
+        elif state == "output" and line:
+            blocks[-1].expected.append(line)
+        elif state == "output":
+            state = "between"
+        else:
+            comments.append(line)
+    return blocks, comments
+
+
+def render(blocks: list[Block], rest: list[str]) -> str:
+    lines: list[str] = []
+    for block in blocks:
+        lines += [*block.comments, f"$ {block.command}", *(f"> {line}" for line in block.stdin)]
+        lines += ["---", *block.expected, ""]
+    return "\n".join([*lines, *rest]).rstrip("\n") + "\n"
+
+
+def execute(block: Block, clock: ManualClock) -> list[str]:
+    """What one command prints, masked."""
+    words = shlex.split(block.command)
+    clock.advance(1000)
+    if words[0] == "advance":
+        clock.advance(parse_duration_ms(words[1]))
+        return []
+    if words[0] == "flip":
+        path, position = Path(words[1]), int(words[2])
+        data = bytearray(path.read_bytes())
+        data[position] ^= 0xFF
+        path.write_bytes(data)
+        return []
+    if words[0] == "cut":
+        path = Path(words[1])
+        path.write_bytes(path.read_bytes()[: -int(words[2])])
+        return []
+    assert words[0] == "lastword", block.command
+    out, err = _Stream(), _Stream()
+    stdin, sys.stdin = (
+        sys.stdin,
+        io.TextIOWrapper(io.BytesIO("".join(f"{x}\n" for x in block.stdin).encode())),
+    )
+    options.CONTEXT.clock = clock
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = run([part for word in words[1:] for part in _globbed(word)])
+    finally:
+        sys.stdin = stdin
+        options.CONTEXT.clock = None
+    lines = out.getvalue().splitlines() + [f"! {line}" for line in err.getvalue().splitlines()]
+    if code:
+        lines.append(f"[exit {code}]")
+    return [_masked(line) for line in lines]
+
+
+class _Stream(io.StringIO):
+    def isatty(self) -> bool:
+        return False
+
+
+def _globbed(word: str) -> list[str]:
+    if "*" not in word:
+        return [word]
+    return sorted(str(path) for path in Path().glob(word))
+
+
+def _masked(line: str) -> str:
+    for pattern, mask in MASKS:
+        line = pattern.sub(mask, line)
+    return line.rstrip()

@@ -1,0 +1,40 @@
+"""Every script in scripts/ prints what it says. `make golden` rewrites them; the diff is the review."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.cli.golden_runner import BEGIN_MS, execute, parse, render
+
+from lastword.clock import ManualClock
+
+SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_script(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("LASTWORD_") and name != "LASTWORD_REWRITE"]:
+        monkeypatch.delenv(name)
+    clock = ManualClock(BEGIN_MS)
+    blocks, rest = parse(script.read_text())
+    assert blocks
+    printed = [execute(block, clock) for block in blocks]
+    if os.environ.get("LASTWORD_REWRITE"):
+        for block, lines in zip(blocks, printed, strict=True):
+            block.expected = [line for line in lines if line]
+        script.write_text(render(blocks, rest))
+        return
+    for block, lines in zip(blocks, printed, strict=True):
+        assert [line for line in lines if line] == block.expected, f"$ {block.command}"
+
+
+def test_a_wrong_expectation_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks, _ = parse("$ lastword create data t\n---\ncreated u\n")
+    assert execute(blocks[0], ManualClock(BEGIN_MS)) != blocks[0].expected
+
+
+def test_render_gives_back_what_was_parsed():
+    for script in SCRIPTS:
+        assert render(*parse(script.read_text())) == script.read_text()
