@@ -15,6 +15,7 @@ log.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import re
 import shutil
@@ -117,9 +118,19 @@ SOUND = re.compile(
 )
 
 
-def complaints(printed: str) -> list[str]:
-    """Lines of DumpLogSegments that tell of a fault."""
-    return [line for line in printed.splitlines() if not SOUND.fullmatch(line)]
+#: What it says of a batch whose records a cleaner removed, and which stays as its producer's last one, if the
+#: segment's largest timestamp is that batch's: it looks for a record that has it. Kafka's own cleaner leaves
+#: such batches too, so nothing is wrong.
+EMPTIED = re.compile(
+    r"Found timestamp mismatch in :.*\n  Index timestamp: \d+, log timestamp: -1\n"
+    r"(?:  Index timestamp: \d+, log timestamp: -1\n)*"
+)
+
+
+def complaints(printed: str, *, emptied: bool = False) -> list[str]:
+    """Lines of DumpLogSegments that tell of a fault; `emptied`: overlook emptied batches of producers."""
+    text = EMPTIED.sub("", printed) if emptied else printed
+    return [line for line in text.splitlines() if not SOUND.fullmatch(line)]
 
 
 @dataclass
@@ -270,7 +281,9 @@ def adopt(directory: Path, partition: str, source: Path) -> None:
     checks every batch.
     """
     target = directory / partition
-    assert not (directory / ".lock").exists(), f"{directory} is in use"
+    with (directory / ".lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while a broker runs
+    (directory / ".lock").unlink()
     metadata = (target / "partition.metadata").read_bytes()
     shutil.rmtree(target)
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("partition.metadata"))
