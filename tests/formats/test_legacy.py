@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from lastword.errors import CorruptBatchError, DecompressionLimitError, UnknownMagicError
-from lastword.records import legacy
+from lastword.records import legacy, legacy_build
 from lastword.records.batch import BatchHeader
 from lastword.records.compression import compress
 from lastword.records.record import RawRecord
@@ -102,7 +102,7 @@ def record(
 def inner(
     magic: int, offset: int, key: bytes = b"k", value: bytes | None = b"v", timestamp: int = -1
 ) -> bytes:
-    return legacy.build_message(magic, offset, key, value, timestamp)
+    return legacy_build.build_message(magic, offset, key, value, timestamp)
 
 
 def wrapper(
@@ -115,7 +115,9 @@ def wrapper(
 ) -> bytes:
     """A wrapper with any content: what no builder would write."""
     payload = compress(codec, b"".join(entries))
-    return legacy.build_message(magic, offset, None, payload, timestamp, log_append=log_append, codec=codec)
+    return legacy_build.build_message(
+        magic, offset, None, payload, timestamp, log_append=log_append, codec=codec
+    )
 
 
 def header_of(data: bytes) -> BatchHeader:
@@ -129,7 +131,7 @@ def header_of(data: bytes) -> BatchHeader:
 def test_uncompressed_vectors(text: str) -> None:
     magic, key, value, timestamp, log_append = UNCOMPRESSED[text]
     data = bytes.fromhex(text)
-    assert legacy.build_message(magic, 7, key, value, timestamp, log_append=log_append) == data
+    assert legacy_build.build_message(magic, 7, key, value, timestamp, log_append=log_append) == data
     assert records_of(data) == [record(7, key, value, timestamp, int(log_append))]
 
 
@@ -143,7 +145,7 @@ def test_wrapper_vectors(magic: int, codec: str) -> None:
     assert records_of(data) == expected
     stored = [struct.unpack_from(">q", legacy.inner_bytes(data, header), at)[0] for at in (0, 28 + 8 * magic)]
     assert stored == ([0, 1] if magic else [10, 11])
-    built = legacy.build_wrapper(magic, CODECS[codec], expected)
+    built = legacy_build.build_wrapper(magic, CODECS[codec], expected)
     assert records_of(built) == expected
     assert legacy.inner_bytes(built, header_of(built)) == legacy.inner_bytes(data, header)
     if codec == "lz4":
@@ -156,8 +158,8 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
     three = list(records_of(V1_GZIP_THREE))
     if magic == 0:
         three = [record(r.offset, r.key, r.value) for r in three]
-    source = legacy.build_wrapper(magic, CODECS[codec], three)
-    filtered = legacy.filter_entry(source, header_of(source), [False, True, True])
+    source = legacy_build.build_wrapper(magic, CODECS[codec], three)
+    filtered = legacy_build.filter_entry(source, header_of(source), [False, True, True])
     assert filtered is not None
     assert (filtered.last_offset, filtered.max_timestamp, filtered.kept) == (52, T + 2 if magic else -1, 2)
     assert records_of(filtered.data) == records_of(expected) == three[1:]
@@ -170,7 +172,7 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
 
 def test_6M_138_checksums_of_fixed_records() -> None:
     for magic, timestamp, checksum in ((0, -1, 1978725405), (1, 283843, 109425508)):
-        assert header_of(legacy.build_message(magic, 0, b"key1", b"value1", timestamp)).crc == checksum
+        assert header_of(legacy_build.build_message(magic, 0, b"key1", b"value1", timestamp)).crc == checksum
 
 
 # ---------------------------------------------------------------- wrappers
@@ -179,19 +181,19 @@ def test_6M_138_checksums_of_fixed_records() -> None:
 def test_6N_164_magic_0_takes_no_timestamp() -> None:
     for options in ({"timestamp": T}, {"log_append": True}):
         with pytest.raises(ValueError, match="no timestamps"):
-            legacy.build_message(0, 0, b"k", b"v", **options)  # type: ignore[arg-type]
+            legacy_build.build_message(0, 0, b"k", b"v", **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no timestamps"):
-        legacy.build_wrapper(0, 1, [record(0, b"k", b"v")], log_append_ms=T)
+        legacy_build.build_wrapper(0, 1, [record(0, b"k", b"v")], log_append_ms=T)
 
 
 @pytest.mark.parametrize("offsets", [[], [1, 1], [2, 1], [0, 5, 4]])
 def test_6N_168_offsets_of_a_wrapper_must_rise(offsets: list[int]) -> None:
     with pytest.raises(ValueError, match="offsets rise"):
-        legacy.build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
+        legacy_build.build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
 
 
 def test_6N_160_v1_wrapper_offset_moves_all_its_records() -> None:
-    data = bytearray(legacy.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
+    data = bytearray(legacy_build.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
     struct.pack_into(">q", data, 0, 500)
     assert [r.offset for r in records_of(bytes(data))] == [498, 499, 500]
 
@@ -220,7 +222,7 @@ def test_6N_163_log_append_wrapper_overrides_inner_timestamps() -> None:
 def test_6N_165_wrapper_without_value_or_without_entries() -> None:
     for magic in (0, 1):
         with pytest.raises(CorruptBatchError, match="without a value"):
-            records_of(legacy.build_message(magic, 5, None, None, codec=1))
+            records_of(legacy_build.build_message(magic, 5, None, None, codec=1))
         with pytest.raises(CorruptBatchError, match="without a whole inner entry"):
             records_of(wrapper(magic, 5, []))
         with pytest.raises(CorruptBatchError, match="without a whole inner entry"):
@@ -257,7 +259,7 @@ def test_6N_167_any_byte_changed_is_noticed(text: str) -> None:
 def test_6N_171_lz4_frame_header_of_magic_0_is_written_broken_and_not_looked_at() -> None:
     records = [record(n, b"k%d" % n, b"v" * 100, -1) for n in range(3)]
     for magic, checksum in ((0, 0x1A), (1, 0x82)):
-        data = bytearray(legacy.build_wrapper(magic, 3, records))
+        data = bytearray(legacy_build.build_wrapper(magic, 3, records))
         frame = data.index(b"\x04\x22\x4d\x18")
         assert data[frame + 6] == checksum
         for other in (0x82, 0x1A, 0x00):
@@ -275,7 +277,7 @@ def test_lz4_of_magic_0_with_a_content_size_in_its_frame_header() -> None:
     entries = inner(0, 4)
     frame = bytearray(compress(3, entries))
     sized = b"".join((frame[:4], b"\x68\x40", struct.pack("<Q", len(entries)), b"\x99", frame[7:]))
-    data = legacy.build_message(0, 4, None, sized, codec=3)
+    data = legacy_build.build_message(0, 4, None, sized, codec=3)
     assert records_of(data) == [record(4, b"k", b"v")]
 
 
@@ -284,13 +286,13 @@ def test_lz4_of_magic_0_with_a_content_size_in_its_frame_header() -> None:
 def test_6N_175_payloads_round_trip(magic: int, codec: int) -> None:
     for value in (b"", b"x", bytes(range(256)) * 400, b"\0" * 200_000):
         records = [record(3, b"k", value, T if magic else -1), record(9, None, None, T + 1 if magic else -1)]
-        assert records_of(legacy.build_wrapper(magic, codec, records)) == records
+        assert records_of(legacy_build.build_wrapper(magic, codec, records)) == records
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
     with pytest.raises(ValueError, match="no codec 4"):
-        legacy.build_wrapper(magic, 4, [record(0, b"k", b"v")])
+        legacy_build.build_wrapper(magic, 4, [record(0, b"k", b"v")])
     data = bytearray(inner(magic, 0))
     data[17] = 4
     with pytest.raises(CorruptBatchError, match="codec 4"):
@@ -298,7 +300,7 @@ def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
 
 
 def test_nested_compression_is_refused() -> None:
-    nested = legacy.build_wrapper(0, 1, [record(0, b"k", b"v")])
+    nested = legacy_build.build_wrapper(0, 1, [record(0, b"k", b"v")])
     with pytest.raises(CorruptBatchError, match="compressed inside"):
         records_of(wrapper(0, 0, [nested]))
 
@@ -339,7 +341,7 @@ def test_impossible_lengths_in_a_message() -> None:
 
 
 def test_inflation_is_bounded() -> None:
-    data = legacy.build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
+    data = legacy_build.build_wrapper(1, 1, [record(0, b"k", b"\0" * 1_000_000)])
     with pytest.raises(DecompressionLimitError) as error:
         list(legacy.read_records(data, header_of(data), "test.log", limit_bytes=100_000))
     assert error.value.file == "test.log"
@@ -354,7 +356,7 @@ def test_6I_79_v1_wrapper_with_v0_messages_is_read() -> None:
 def test_6I_78_v1_wrapper_with_v0_messages_becomes_v1_when_cleaned() -> None:
     data = wrapper(1, 33, [inner(0, 0, b"a"), inner(0, 1, b"b"), inner(0, 3, b"c")], timestamp=T)
     for keep, offsets in (([True] * 3, [30, 31, 33]), ([False, True, True], [31, 33])):
-        filtered = legacy.filter_entry(data, header_of(data), keep)
+        filtered = legacy_build.filter_entry(data, header_of(data), keep)
         assert filtered is not None
         _, found = legacy.messages(filtered.data, header_of(filtered.data))
         assert [(m.magic, m.offset) for m in found] == [(1, offset) for offset in offsets]
@@ -362,29 +364,31 @@ def test_6I_78_v1_wrapper_with_v0_messages_becomes_v1_when_cleaned() -> None:
 
 def test_v1_message_in_a_v0_wrapper_keeps_its_timestamp_when_cleaned() -> None:
     data = wrapper(0, 33, [inner(0, 30), inner(1, 31, timestamp=T), inner(0, 33)])
-    filtered = legacy.filter_entry(data, header_of(data), [False, True, True])
+    filtered = legacy_build.filter_entry(data, header_of(data), [False, True, True])
     assert filtered is not None
     assert [(r.offset, r.timestamp) for r in records_of(filtered.data)] == [(31, T), (33, -1)]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6M_129_gaps_stay_and_everything_gone_is_nothing(magic: int) -> None:
-    source = legacy.build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
+    source = legacy_build.build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
     header = header_of(source)
     for keep, left in (([0, 0, 1, 0], [8]), ([1, 0, 0, 1], [0, 10]), ([0, 1, 1, 1], [3, 8, 10])):
-        filtered = legacy.filter_entry(source, header, map(bool, keep))
+        filtered = legacy_build.filter_entry(source, header, map(bool, keep))
         assert filtered is not None
         assert [r.offset for r in records_of(filtered.data)] == left
         assert filtered.last_offset == header_of(filtered.data).last_offset == left[-1]
-    assert legacy.filter_entry(source, header, [False] * 4) is None
-    same = legacy.filter_entry(source, header, [True] * 4)
+    assert legacy_build.filter_entry(source, header, [False] * 4) is None
+    same = legacy_build.filter_entry(source, header, [True] * 4)
     assert same is not None
     assert same.data == source
 
 
 def test_6M_134_log_append_time_is_kept() -> None:
-    stamped = legacy.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77)
-    filtered = legacy.filter_entry(stamped, header_of(stamped), [True, False, True])
+    stamped = legacy_build.build_wrapper(
+        1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77
+    )
+    filtered = legacy_build.filter_entry(stamped, header_of(stamped), [True, False, True])
     assert filtered is not None
     assert filtered.max_timestamp == T + 77
     assert [(r.offset, r.timestamp, r.timestamp_type) for r in records_of(filtered.data)] == [

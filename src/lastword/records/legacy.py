@@ -31,22 +31,20 @@ value `b`.
 - LZ4 in magic 0 carries a frame header checksum computed over the wrong bytes: written so, and not looked
   at when read.
 
-No headers, producers, transactions or control records. Only the cleaner writes these formats, into logs
-that have them: what it cuts keeps its magic and codec. A removed entry leaves nothing: empty batches exist
-in magic 2 only.
+No headers, producers, transactions or control records. `legacy_build` writes these formats.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError, UnknownMagicError
 from lastword.records.batch import MAX_LONG, BatchHeader
-from lastword.records.compression import compress, decompress, located
+from lastword.records.compression import decompress, located
+from lastword.records.lz4_header import with_checksum
 from lastword.records.reader import DEFAULT_LIMIT_BYTES
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord
 
@@ -89,18 +87,6 @@ class Message(NamedTuple):
     value_length: int
     start: int
     end: int
-
-
-class Filtered(NamedTuple):
-    """An entry after some of its messages went."""
-
-    data: bytes
-    last_offset: int
-    max_timestamp: int
-    kept: int
-
-
-# ---------------------------------------------------------------- reading
 
 
 def read_header(
@@ -187,7 +173,7 @@ def inner_bytes(
         )
     value = bytes(memoryview(buffer)[outer.value_position : outer.value_position + outer.value_length])
     if header.magic == 0 and header.codec == LZ4:
-        value = _with_lz4_checksum(value, broken=False)
+        value = with_checksum(value, broken=False)
     with located(file, header.position, header.last_offset):
         return decompress(header.codec, value, limit_bytes)
 
@@ -324,151 +310,3 @@ def _shift(found: list[Message], wrapper: BatchHeader, file: str) -> int:
 
 def _bad(text: str, code: str, file: str, position: int, offset: int | None = None) -> CorruptBatchError:
     return CorruptBatchError(text, code=code, file=file or None, position=position, offset=offset)
-
-
-# ---------------------------------------------------------------- writing
-
-
-def build_message(
-    magic: int,
-    offset: int,
-    key: bytes | None,
-    value: bytes | None,
-    timestamp: int = NO_TIMESTAMP,
-    *,
-    log_append: bool = False,
-    codec: int = 0,
-) -> bytes:
-    """One entry. `codec` only says what `value` is; for a wrapper use `build_wrapper`.
-
-    ValueError for what the magic has no place for: a timestamp in magic 0, zstd in both.
-    """
-    if magic not in (0, 1) or codec not in CODECS:
-        raise ValueError(
-            f"magic {magic} has no codec {codec}: legacy entries take none, gzip, snappy and lz4"
-        )
-    if magic == 0 and (timestamp != NO_TIMESTAMP or log_append):
-        raise ValueError("magic 0 has no timestamps")
-    attributes = codec | (LOG_APPEND if log_append else 0)
-    body = (
-        struct.pack(">bBq", magic, attributes, timestamp) if magic else struct.pack(">bB", magic, attributes)
-    )
-    body += _field(key) + _field(value)
-    return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
-
-
-def build_wrapper(
-    magic: int, codec: int, records: Sequence[RawRecord], *, log_append_ms: int | None = None
-) -> bytes:
-    """A wrapper of records whose offsets rise; their gaps stay. `log_append_ms`: give all of them this
-    time, of that type."""
-    if not records or any(a.offset >= b.offset for a, b in pairwise(records)):
-        raise ValueError("a wrapper holds one record or more, and their offsets rise")
-    first = records[0].offset
-    inner = b"".join(
-        build_message(
-            magic,
-            record.offset - first if magic else record.offset,
-            record.key,
-            record.value,
-            record.timestamp if log_append_ms is None else log_append_ms,
-            log_append=log_append_ms is not None,
-        )
-        for record in records
-    )
-    stamp = max(record.timestamp for record in records) if log_append_ms is None else log_append_ms
-    return _wrap(magic, codec, records[-1].offset, stamp, log_append_ms is not None, inner)
-
-
-def filter_entry(
-    buffer: Buffer,
-    header: BatchHeader,
-    keep: Iterable[bool],
-    file: str = "",
-    *,
-    position: int | None = None,
-    limit_bytes: int = DEFAULT_LIMIT_BYTES,
-) -> Filtered | None:
-    """What is left of an entry when its messages are kept or not (`keep`, one for each); None if nothing is.
-
-    Byte for byte the same if all messages stay and have the wrapper's magic. Otherwise a wrapper of the
-    same magic, codec and timestamp type: offsets (with their gaps), keys, values and timestamps are those
-    of before. A message of magic 1 in a wrapper of magic 0 keeps its form, for magic 0 has no place for its
-    timestamp; one of magic 0 in a wrapper of magic 1 becomes magic 1.
-    """
-    at = header.position if position is None else position
-    data, found = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
-    kept = [message for message, wanted in zip(found, keep, strict=True) if wanted]
-    if not kept:
-        return None
-    converted = header.magic == 1 and any(message.magic == 0 for message in kept)
-    if len(kept) == len(found) and not converted:
-        whole = bytes(memoryview(buffer)[at : at + header.size])
-        return Filtered(whole, header.last_offset, header.max_timestamp, len(kept))
-    first = kept[0].offset if header.magic else 0
-    inner = bytearray()
-    for m in kept:
-        if header.magic == 0 or (m.magic == 1 and not header.log_append):
-            inner += struct.pack(">qi", m.offset - first, m.end - m.start)
-            inner += data[m.start : m.end]  # the checksum covers neither offset nor size
-        else:
-            key, value = key_and_value(data, m)
-            inner += build_message(1, m.offset - first, key, value, m.timestamp, log_append=header.log_append)
-    stamp = header.max_timestamp if header.magic == 0 or header.log_append else max(m.timestamp for m in kept)
-    last = kept[-1].offset
-    whole = _wrap(header.magic, header.codec, last, stamp, header.log_append, bytes(inner))
-    return Filtered(whole, last, stamp, len(kept))
-
-
-def _wrap(magic: int, codec: int, offset: int, timestamp: int, log_append: bool, inner: bytes) -> bytes:
-    value = compress(codec, inner)
-    if magic == 0 and codec == LZ4:
-        value = _with_lz4_checksum(value, broken=True)
-    return build_message(magic, offset, None, value, timestamp, log_append=log_append, codec=codec)
-
-
-def _field(data: bytes | None) -> bytes:
-    return _INT.pack(-1) if data is None else _INT.pack(len(data)) + data
-
-
-# ---------------------------------------------------------------- the lz4 frame header of magic 0
-
-
-def _with_lz4_checksum(frame: bytes, *, broken: bool) -> bytes:
-    """The frame with its header checksum set: over the descriptor, as the format says, or (`broken`) over
-    the frame's magic number too, as magic 0 has it. What is too short to have one is left to the
-    decompressor's judgement."""
-    if len(frame) < 7:
-        return frame
-    at = 6 + (8 if frame[4] & 0x08 else 0) + (4 if frame[4] & 0x01 else 0)  # content size, dictionary id
-    if at >= len(frame):
-        return frame
-    checksum = _xxh32_short(frame[0 if broken else 4 : at]) >> 8 & 0xFF
-    return b"".join((frame[:at], bytes((checksum,)), frame[at + 1 :]))
-
-
-def _xxh32_short(data: bytes) -> int:
-    """xxHash32, seed 0. Right for any length, meant for the few bytes of a frame header."""
-    primes = (2654435761, 2246822519, 3266489917, 668265263, 374761393)
-    mask = 0xFFFFFFFF
-
-    def rotate(value: int, bits: int) -> int:
-        return (value << bits | value >> (32 - bits)) & mask
-
-    done = len(data) // 16 * 16
-    if done:
-        lanes = [(primes[0] + primes[1]) & mask, primes[1], 0, -primes[0] & mask]
-        for number, (word,) in enumerate(struct.iter_unpack("<I", data[:done])):
-            lanes[number % 4] = rotate((lanes[number % 4] + word * primes[1]) & mask, 13) * primes[0] & mask
-        state = sum(rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
-    else:
-        state = primes[4]
-    state = (state + len(data)) & mask
-    words = len(data) // 4 * 4
-    for (word,) in struct.iter_unpack("<I", data[done:words]):
-        state = rotate((state + word * primes[2]) & mask, 17) * primes[3] & mask
-    for byte in data[words:]:
-        state = rotate((state + byte * primes[4]) & mask, 11) * primes[0] & mask
-    state = (state ^ state >> 15) * primes[1] & mask
-    state = (state ^ state >> 13) * primes[2] & mask
-    return state ^ state >> 16
