@@ -70,6 +70,8 @@ class LogModel(RuleBasedStateMachine):
         self.appended: list[Appended] = []
         self.durable = 0
         self.first_dirty: int | None = None
+        self.clocks: dict[int, int] = {}  # offset of a tombstone to when the first round met it
+        self.last_round_ms = 0
         self._begin(f"{self.top}/0")
 
     def _begin(self, root: str) -> None:
@@ -118,6 +120,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(due=st.booleans())
     def clean(self, due: bool) -> None:
         before = self.log.records()
+        self._start_clocks()
         round_ = self.log.clean(due=due, map_bytes=self.map_bytes)
         if round_ is None:
             assert self.log.records() == before
@@ -159,6 +162,7 @@ class LogModel(RuleBasedStateMachine):
     )
     def stop_within_a_cleaning(self, stop: int, torn: bool, cut: bool, due: bool, seed: int) -> None:
         """Before any change of a file that a round makes; the machine goes on, or its power fails too."""
+        self._start_clocks()
         self.files.stop_at, self.files.torn = len(self.files.changes) + stop, torn
         try:
             self.log.clean(due=due, map_bytes=self.map_bytes)
@@ -215,9 +219,17 @@ class LogModel(RuleBasedStateMachine):
         kept = [record for record in self.appended if record.offset < end]
         assert len(kept) >= self.durable, "what was acknowledged at disk is there"
         self.appended = kept
+        self.clocks = {offset: when for offset, when in self.clocks.items() if offset < end}
         self.durable = len(kept)
         if self.first_dirty is not None and self.first_dirty > end:
             raise AssertionError("the cleaner passed what was durable")
+
+    def _start_clocks(self) -> None:
+        """A round begins: no tombstone of now may go before its retention has passed from here on."""
+        self.last_round_ms = self.clock.now_ms()
+        for record in self.appended:
+            if record.value is None:
+                self.clocks.setdefault(record.offset, self.last_round_ms)
 
     def _settle(self) -> None:
         """A round syncs what it builds on."""
@@ -238,9 +250,10 @@ class LogModel(RuleBasedStateMachine):
             known = by_offset[record.offset]
             assert (record.timestamp, record.key, record.value) == (known.timestamp, known.key, known.value)
         for record in newest.values():
-            assert record.value is None or record.offset in set(offsets), (
-                f"the last word on {record.key!r} is lost"
-            )
+            if record.offset not in set(offsets):
+                assert record.value is None, f"the last word on {record.key!r} is lost"
+                due_ms = self.clocks[record.offset] + self.log.config.delete_retention_ms
+                assert due_ms <= self.last_round_ms, f"the delete of {record.key!r} went before its time"
         state = {record.key: record.value for record in newest.values() if record.value is not None}
         assert self.log.state() == state
 
