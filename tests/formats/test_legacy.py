@@ -13,6 +13,7 @@ from lastword.errors import CorruptBatchError, DecompressionLimitError, UnknownM
 from lastword.records import legacy, legacy_build
 from lastword.records.batch import BatchHeader
 from lastword.records.compression import compress
+from lastword.records.lz4_header import _xxh32_short, with_checksum
 from lastword.records.record import RawRecord
 
 T = 1_700_000_000_000
@@ -413,3 +414,12 @@ def test_stray_attribute_bits_are_no_flags() -> None:
     assert not header.transactional
     assert not header.control
     assert header.delete_horizon_ms is None
+
+
+def test_lz4_header_checksums() -> None:
+    assert [_xxh32_short(data) for data in (b"", b"a", b"abc")] == [0x02CC5D05, 0x550D7456, 0x32D153FF]
+    frame = compress(3, b"data")
+    assert with_checksum(frame, broken=False) == frame
+    assert with_checksum(with_checksum(frame, broken=True), broken=False) == frame
+    for size in range(7):
+        assert with_checksum(frame[:size], broken=False) == frame[:size]

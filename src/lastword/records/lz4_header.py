@@ -26,24 +26,17 @@ def with_checksum(frame: bytes, *, broken: bool) -> bytes:
 
 
 def _xxh32_short(data: bytes) -> int:
-    """xxHash32, seed 0. Right for any length, meant for the few bytes of a frame header."""
+    """xxHash32, seed 0, of fewer than 16 bytes: longer input is hashed in lanes, which no frame header
+    needs."""
     primes = (2654435761, 2246822519, 3266489917, 668265263, 374761393)
     mask = 0xFFFFFFFF
 
     def rotate(value: int, bits: int) -> int:
         return (value << bits | value >> (32 - bits)) & mask
 
-    done = len(data) // 16 * 16
-    if done:
-        lanes = [(primes[0] + primes[1]) & mask, primes[1], 0, -primes[0] & mask]
-        for number, (word,) in enumerate(struct.iter_unpack("<I", data[:done])):
-            lanes[number % 4] = rotate((lanes[number % 4] + word * primes[1]) & mask, 13) * primes[0] & mask
-        state = sum(rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
-    else:
-        state = primes[4]
-    state = (state + len(data)) & mask
+    state = (primes[4] + len(data)) & mask
     words = len(data) // 4 * 4
-    for (word,) in struct.iter_unpack("<I", data[done:words]):
+    for (word,) in struct.iter_unpack("<I", data[:words]):
         state = rotate((state + word * primes[2]) & mask, 17) * primes[3] & mask
     for byte in data[words:]:
         state = rotate((state + byte * primes[4]) & mask, 11) * primes[0] & mask
