@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 
 class LastwordError(Exception):
@@ -90,12 +90,6 @@ def _rebuild(kind: type[LastwordError], args: tuple[Any, ...], state: dict[str, 
     error.args = args
     error.__dict__.update(state)
     return error
-
-
-class BatchProblem(Protocol):
-    """Where a scan reports damage instead of raising: dump shows it, verify counts it."""
-
-    def report(self, file: str, position: int | None, offset: int | None, code: str, text: str) -> None: ...
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

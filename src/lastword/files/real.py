@@ -30,6 +30,8 @@ LARGE_READ = 1 << 20
 """From here on a read is first bounded by the file's size: a length that lies must not allocate what it
 claims."""
 
+MOST_REMEMBERED = 10_000
+
 
 class Root:
     """What goes offline together: one log directory, or else one directory."""
@@ -210,6 +212,7 @@ class OsFiles(Files):
     def __init__(self) -> None:
         self._roots: dict[str, Root] = {}
         self._loose: dict[str, Root] = {}  # directories outside every guarded root whose sync failed
+        self._of_directory: dict[str, Root] = {}
         self._mutex = threading.Lock()
 
     # ---- what goes offline together
@@ -220,24 +223,30 @@ class OsFiles(Files):
             self._roots[path] = Root(path)
             for loose in [p for p in self._loose if p == path or p.startswith(path + os.sep)]:
                 del self._loose[loose]
+            self._of_directory.clear()
 
     def offline(self, path: Path) -> SyncFailedError | None:
-        return self._root(os.fspath(path)).failure
+        path = os.fspath(path)
+        return self._root(os.path.join(path, ".") if os.path.isdir(path) else path).failure
 
     def _root(self, path: str) -> Root:
-        real = os.path.realpath(path)
-        at = real
-        while True:
-            found = self._roots.get(at)
-            if found is not None:
-                return found
-            above = os.path.dirname(at)
-            if above == at:
-                break
-            at = above
-        parent = os.path.dirname(real)
+        """The root that the directory of `path` belongs to. Resolving links costs a system call per level of
+        the path, so the answer is remembered by the directory's name."""
+        directory = os.path.dirname(path)
+        found = self._of_directory.get(directory)
+        if found is not None:
+            return found
+        real = at = os.path.realpath(directory)
         with self._mutex:
-            return self._loose.setdefault(parent, Root(parent))
+            while (found := self._roots.get(at)) is None and at != os.path.dirname(at):
+                at = os.path.dirname(at)
+            if found is None:
+                found = self._loose.setdefault(real, Root(real))
+            if os.path.isabs(directory):  # a relative one changes its meaning with the working directory
+                if len(self._of_directory) >= MOST_REMEMBERED:
+                    self._of_directory.clear()
+                self._of_directory[directory] = found
+        return found
 
     # ---- files
 
