@@ -20,6 +20,7 @@ from lastword.errors import (
     SyncFailedError,
 )
 from lastword.files import DEFAULT, OsFiles
+from lastword.metrics import DIR_OFFLINE
 
 
 @pytest.fixture
@@ -207,6 +208,7 @@ class TestFailedSync:
             with pytest.raises(SyncFailedError):
                 change()
         assert len(broken_fsync) == 1, "never asked again"
+        assert DIR_OFFLINE.value(str(tmp_path)) == 1
         assert isinstance(files.offline(tmp_path / "p-0"), SyncFailedError)
         assert one.pread(1, 0) == b"x", "looking goes on"
 
@@ -219,6 +221,7 @@ class TestFailedSync:
             old.fsync()
         files.guard(tmp_path)
         assert files.offline(tmp_path) is None
+        assert DIR_OFFLINE.value(str(tmp_path)) == 0
         with files.open_append(tmp_path / "a") as handle:
             handle.append(b"x")
             handle.fsync()

@@ -22,7 +22,7 @@ from lastword.errors import (
 )
 from lastword.files.interface import Buffer, FileFacts, Files, Handle, Path
 from lastword.files.lock import FileLock
-from lastword.metrics import FSYNC_SECONDS
+from lastword.metrics import DIR_OFFLINE, FSYNC_SECONDS
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -50,6 +50,7 @@ class Root:
         if self.failure is None:
             why = errno.errorcode.get(error.errno or 0, str(error.errno))
             self.failure = SyncFailedError.of(file, why, self.path, error.errno)
+            DIR_OFFLINE.set(1, self.path)
         raise copy(self.failure) from error
 
 
@@ -224,6 +225,7 @@ class OsFiles(Files):
             for loose in [p for p in self._loose if p == path or p.startswith(path + os.sep)]:
                 del self._loose[loose]
             self._of_directory.clear()
+        DIR_OFFLINE.set(0, path)
 
     def offline(self, path: Path) -> SyncFailedError | None:
         path = os.fspath(path)
