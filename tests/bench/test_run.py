@@ -1,0 +1,44 @@
+"""`make bench` at a size that takes seconds: every workload gives lines with a ratio, no scratch is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bench.registry import WORKLOADS
+
+from bench import run
+from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
+
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
+LOCAL = ("append", "scan", "map", "rewrite", "clean", "restore")
+
+
+def test_every_local_workload_gives_a_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        KafkaJars.find_or_fetch()
+    except KafkaMissing as missing:
+        if must_not_skip(missing):
+            raise
+        pytest.skip(str(missing))
+    arguments = ["--size", "20000", "--repetitions", "1", "--sets", "a-none", "--only", ",".join(LOCAL)]
+    figures = tmp_path / "figures.json"
+    assert run.main([*arguments, "--json", str(figures), "--data", str(tmp_path / "data")]) == 0
+    results = json.loads(figures.read_text())["results"]
+    assert {line["workload"] for line in results} == set(LOCAL)
+    assert all(line["ratio"] > 0 and line["rival_name"] for line in results)
+    assert not list((tmp_path / "data").glob("scratch-*"))
+    assert "clean" in capsys.readouterr().out
+
+
+def test_an_unknown_workload_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--only", "polish"]) == 2
+    assert "scan" in capsys.readouterr().err
+
+
+def test_the_list_says_what_each_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(WORKLOADS) >= len(LOCAL)
+    assert all(len(line.split(None, 1)) == 2 for line in lines)
