@@ -72,11 +72,13 @@ def stops(tmp_path: Path, torn: bool) -> int:
         number += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_stop_at_every_change_of_a_round(tmp_path: Path, torn: bool) -> None:
     assert stops(tmp_path, torn) > 40
 
 
+@pytest.mark.slow
 def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path) -> None:
     files = ForgetfulFiles(tmp_path / "live", HastyFiles())
     log = written(LogBuilder(tmp_path / "live", files=files))
@@ -99,6 +101,7 @@ def test_a_power_cut_at_every_moment_of_a_round(tmp_path: Path) -> None:
     assert images > 100
 
 
+@pytest.mark.slow
 def test_a_record_acknowledged_at_disk_is_not_lost_to_a_newer_one_that_never_was(tmp_path: Path) -> None:
     """`a` is acknowledged at disk, its successor only at os; a cleaning runs; the power goes. Either the
     successor is there, or `a` still is. A cleaner that did not sync the successor first would lose both.

@@ -195,14 +195,14 @@ class _Writer:
             for row in np.flatnonzero((classes == EMPTIED) & (table[:, fields.PRODUCER_ID] < 0)).tolist():
                 self._without_timestamp(int(table[row, fields.POSITION]))
             done = 0
-            parts: list[NDArray[np.uint8] | bytes] = []
+            parts: list[memoryview | bytes] = []
             for row in np.flatnonzero(compressed).tolist():
                 start = int(table[row, fields.POSITION])
-                parts.append(self._out[done:start])
+                parts.append(self._out[done:start].data)
                 done = start + int(table[row, fields.SIZE])
                 parts.append(_compressed(int(attributes[row]) & fields.CODEC, self._out[start:done]))
             rest = self._out[done : self._position]
-            self._append(b"".join([*parts, rest]) if parts else rest)
+            self._append(b"".join([*parts, rest.data]) if parts else rest)
         self._position = 0
         self._row = 0
 
