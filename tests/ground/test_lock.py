@@ -81,6 +81,7 @@ def test_the_holder_is_named(path: Path) -> None:
 
 def test_the_same_process_is_refused_too_and_keeps_its_lock(path: Path) -> None:
     lock = OsFiles().lock(path)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with pytest.raises(LogDirLockedError, match=str(os.getpid())):
             OsFiles().lock(path)
