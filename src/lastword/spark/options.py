@@ -313,6 +313,7 @@ WRITE: dict[str, Callable[[str], Any]] = {
     "includeHeaders": _flag,  # Kafka's sink needs it to look at `headers`; here the column is enough
 }
 
+CHOICES = ("assign", "subscribe", "subscribePattern")
 NO_CLIENT = (
     "kafkaconsumer.polltimeoutms",
     "fetchoffset.numretries",
@@ -325,7 +326,7 @@ STREAM_ONLY = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay"
 def parse_read(options: Mapping[str, str], *, warn: bool = True) -> ReadOptions:
     """SparkOptionError with everything that is wrong, and a remedy; a warning for what has no effect."""
     values, problems = _parse(options, READ, other=WRITE, direction="reading", settings=(), warn=warn)
-    chosen = [name for name in ("assign", "subscribe", "subscribePattern") if name in values]
+    chosen = [name for name in CHOICES if name in values]
     if len(chosen) != 1 and not problems:
         said = f"{' and '.join(chosen)} are both given" if chosen else "no topic is chosen"
         problems.append(f"{said}: give exactly one of subscribe, assign, subscribePattern")
@@ -347,12 +348,12 @@ def parse_read(options: Mapping[str, str], *, warn: bool = True) -> ReadOptions:
     )
 
 
-def parse_write(options: Mapping[str, str]) -> WriteOptions:
+def parse_write(options: Mapping[str, str], *, warn: bool = True) -> WriteOptions:
     """SparkOptionError with everything that is wrong, and a remedy; a warning for what has no effect."""
     from lastword.config import TOPIC_SETTINGS
 
     values, problems = _parse(
-        options, WRITE, other=READ, direction="writing", settings=TOPIC_SETTINGS, warn=True
+        options, WRITE, other=READ, direction="writing", settings=TOPIC_SETTINGS, warn=warn
     )
     _refuse(problems)
     return WriteOptions(

@@ -80,6 +80,11 @@ class TaskRows:
         closed = [pending.writer.close(self._options.ack == "disk") for pending in self._pending.values()]
         return tuple(one for one in closed if one is not None)
 
+    def remove(self) -> None:
+        """Take back what this attempt has staged."""
+        for pending in self._pending.values():
+            pending.writer.remove()
+
     def _known(self, topic: str | None) -> Target:
         """The target of a row's topic. Tasks cannot make topics: the lock is the driver's to take."""
         if topic is None:

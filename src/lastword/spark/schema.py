@@ -47,6 +47,8 @@ COLUMNS: dict[str, DataType] = {
     "headers": HEADERS,
 }
 
+SINK_SCHEMA = StructType([StructField(name, COLUMNS[name]) for name in ("key", "value")])
+
 SINK_TYPES: dict[str, tuple[type[DataType], ...]] = {
     "key": (BinaryType, StringType),
     "value": (BinaryType, StringType),

@@ -16,8 +16,8 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from lastword.errors import SparkOptionError
-from lastword.spark.options import parse_read, parse_write
-from lastword.spark.schema import full_schema, sink_columns
+from lastword.spark.options import CHOICES, parse_read, parse_write
+from lastword.spark.schema import SINK_SCHEMA, full_schema, sink_columns
 
 
 class LastwordDataSource(DataSource):
@@ -28,9 +28,13 @@ class LastwordDataSource(DataSource):
         return "lastword"
 
     def schema(self) -> StructType:
-        """Asked only when the user gives no schema; a wrong option is told here already, before any
-        action.
+        """Asked only when the user gives no schema; a wrong option is told here, before any action.
+
+        A view made with the option `topic` is a sink for `INSERT INTO`: its columns are key and value.
         """
+        if "topic" in self.options and not any(name in self.options for name in CHOICES):
+            parse_write(self.options, warn=False)
+            return SINK_SCHEMA
         return full_schema(parse_read(self.options, warn=False).include_headers)  # `reader` warns, once
 
     def reader(self, schema: StructType) -> DataSourceReader:

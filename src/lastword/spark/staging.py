@@ -1,9 +1,11 @@
 """Batches on their way into the log: staged by tasks, taken in by the driver.
 
-    <partition>/lastword/staging-<job>/<spark partition>-<attempt>.batches     whole batches, base offset 0
-    in each <partition>/lastword/staging-<job>/begun.json                              where the log ended
-    when taking in began <partition>/lastword/committed-<job>                                       this
-    partition has taken in the job
+Below <partition>/lastword/:
+
+    staging-<job>/<spark partition>-<attempt>.batches    whole batches, base offset 0 in each
+    staging-<job>/begun.json                             where the log ended when taking in began
+    committed-<job>                                      this partition has taken in the job
+    open-<job>                                           attempts may still stage (in one partition: `home`)
 
 An attempt writes into files of its own, so two attempts of one task never meet, and what a lost attempt
 left is never named by a commit message. In a batch's checksum neither base offset nor leader epoch takes
@@ -13,10 +15,15 @@ Valid when: the driver holds a commit message that names the file. Durable: sync
 message. A crash while taking in leaves a part of the batches in the log; `begun.json` says from where on to
 compare, batch by batch, what is there already, so the same commit can be made again and adds only what is
 missing. An abort removes staged files and never a record: what was taken in stays.
+
+Spark aborts a job, and commits one that had speculative copies, while attempts may still run. So commit and
+abort first remove the job's `open` mark and then what is staged, and an attempt stages first and then looks
+for the mark: whichever comes last cleans up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -25,7 +32,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lastword.errors import CorruptFileError, FileVanishedError
+from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle
 from lastword.records.batch import HEADER_BYTES, read_header
 from lastword.segment import names
@@ -33,7 +40,8 @@ from lastword.segment import names
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
 
-STAGING, COMMITTED, BEGUN, BATCHES = "staging-", "committed-", "begun.json", ".batches"
+STAGING, COMMITTED, OPEN = "staging-", "committed-", "open-"
+BEGUN, BATCHES = "begun.json", ".batches"
 KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
 """How long a partition remembers that it took in a job, and how long a job may leave staged files behind."""
 
@@ -60,6 +68,22 @@ def staging_dir(directory: str, job: str) -> str:
     return os.path.join(private_dir(directory), STAGING + job)
 
 
+def open_job(files: Files, home: str, job: str) -> None:
+    """Allow attempts to stage. `home` is the directory of a partition."""
+    private = private_dir(home)
+    make_dir(files, private)
+    files.open_append(os.path.join(private, OPEN + job), create=True).close()
+
+
+def job_is_open(files: Files, home: str, job: str) -> bool:
+    return files.exists(os.path.join(private_dir(home), OPEN + job))
+
+
+def close_job(files: Files, home: str, job: str) -> None:
+    """From now on, attempts of the job remove what they stage."""
+    files.unlink(os.path.join(private_dir(home), OPEN + job), missing_ok=True)
+
+
 class StagedWriter:
     """One attempt's file for one partition, made at the first batch."""
 
@@ -81,8 +105,7 @@ class StagedWriter:
         data = b"".join(batches)
         if self._handle is None:
             for directory in (self._private, self._directory):
-                if not self._files.exists(directory):
-                    make_dir(self._files, directory)
+                make_dir(self._files, directory)
             path = os.path.join(self._directory, self._name)
             self._handle = self._files.open_append(path, create=True, exclusive=True)
         self._handle.append(data)
@@ -102,13 +125,20 @@ class StagedWriter:
             self.topic, self.partition, self._spark_partition, self._name, self.size_bytes, self.records
         )
 
+    def remove(self) -> None:
+        """Take back what this attempt has staged."""
+        if self._handle is not None:
+            self._handle.close()
+            self._files.unlink(os.path.join(self._directory, self._name), missing_ok=True)
+            with contextlib.suppress(StorageError):  # other attempts' files are in it, or it is gone
+                self._files.rmdir(self._directory)
+
 
 def make_dir(files: Files, path: str) -> None:
-    """Make a directory that another task may be making at the same time."""
-    try:
-        files.mkdir(path)
-    except FileExistsError:
-        return
+    """Make a directory that another task may be making at the same time, if it is not there."""
+    if not files.exists(path):
+        with contextlib.suppress(FileTakenError):
+            files.mkdir(path)
 
 
 def take_in(log: PartitionLog, job: str, staged: Iterable[StagedFile], *, sync: bool) -> int:
@@ -222,7 +252,7 @@ def _forget_old(files: Files, directory: str, now_ms: int) -> None:
     private = private_dir(directory)
     for name in files.listdir(private):
         path = os.path.join(private, name)
-        if not name.startswith((STAGING, COMMITTED)):
+        if not name.startswith((STAGING, COMMITTED, OPEN)):
             continue
         facts = files.stat(path)
         if facts is None or facts.mtime_ms > now_ms - KEEP_MARKS_MS:

@@ -59,13 +59,18 @@ def prepare_writer(options: WriteOptions, columns: SinkColumns) -> LogWriter:
         raise SparkOptionError("no topic is given", remedy="option `topic`, or a column topic")
     if columns.ignored:
         log.warning("lastword: columns that no record has are left out: %s", ", ".join(columns.ignored))
-    target = None
-    if options.topic is not None:
-        target = make_target(options, columns)
-    else:
-        LogDirectory.open(options.path, "r")
+    target = make_target(options, columns) if options.topic is not None else None
     kernels.warm()
-    return LogWriter(options, columns, target)
+    directory = LogDirectory.open(options.path, "r")
+    every = directory.topic_partitions()
+    home = next((tp for tp in every if target is None or tp.topic == target.topic), None)
+    if home is None:
+        raise SparkOptionError(
+            f"{options.path} has no topic yet", remedy="make one, or give the option `topic`"
+        )
+    writer = LogWriter(options, columns, target, directory.directory(*home))
+    staging.open_job(DEFAULT, writer.home, writer.job)
+    return writer
 
 
 def open_waiting(path: str) -> LogDirectory:
@@ -90,25 +95,32 @@ class StagedMessage(WriterCommitMessage):
 class LogWriter(DataSourceArrowWriter):
     """One write of one frame. `job` names what it stages; a new one for each writer."""
 
-    def __init__(self, options: WriteOptions, columns: SinkColumns, target: Target | None) -> None:
-        super().__init__(options)
+    def __init__(self, options: WriteOptions, columns: SinkColumns, target: Target | None, home: str) -> None:
         self.settings = options
         self.columns = columns
         self.target = target
+        self.home = home
         self.job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """One attempt of one task."""
         from pyspark import TaskContext
 
-        context = TaskContext.get()
-        task = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
         from lastword.spark.rows import TaskRows
 
+        context = TaskContext.get()
+        task = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
         rows = TaskRows(self.settings, self.columns, self.target, self.job, task)
-        for batch in iterator:
-            rows.add(batch)
-        return StagedMessage(rows.finish())
+        try:
+            for batch in iterator:
+                rows.add(batch)
+            staged = rows.finish()
+        except BaseException:
+            rows.remove()
+            raise
+        if not staging.job_is_open(DEFAULT, self.home, self.job):
+            rows.remove()
+        return StagedMessage(staged)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Append what the messages name, in the order of Spark's partitions, and acknowledge it at `ack`."""
@@ -117,14 +129,17 @@ class LogWriter(DataSourceArrowWriter):
             for one in message.staged if isinstance(message, StagedMessage) else ():
                 staged.setdefault((one.topic, one.partition), []).append(one)
         if not staged:
+            self.abort([])  # nothing to append; an attempt that lost may have left something
             return
         with open_waiting(self.settings.path) as directory:
+            staging.close_job(DEFAULT, self.home, self.job)
             for (topic, partition), files in sorted(staged.items()):
                 partition_log = directory.log(topic, partition)
                 staging.take_in(partition_log, self.job, files, sync=self.settings.ack == "disk")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove what any attempt has staged, also those that no message names. Never touches the log."""
+        staging.close_job(DEFAULT, self.home, self.job)
         discard_job(self.settings.path, self.job)
 
 

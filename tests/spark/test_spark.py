@@ -1,0 +1,223 @@
+"""Source, sink and cleaner in a Spark session: what only Spark can show. One session serves all tests."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import lastword.spark
+from lastword.cleaner import cleaner
+from lastword.errors import NoPolicyError
+from lastword.logdir.log_dir import LogDirectory
+from tests.spark.conftest import append, create, numbered, read_directly
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
+
+
+def load(spark: SparkSession, root: Path, **options: Any) -> DataFrame:
+    return spark.read.format("lastword").options(**{"subscribe": "t", **options}).load(str(root))
+
+
+def save(frame: DataFrame, root: Path, **options: Any) -> None:
+    named = {name.replace("_", "."): value for name, value in {"topic": "t", **options}.items() if value}
+    frame.write.format("lastword").mode("append").options(**named).save(str(root))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Topic t, 2 partitions of 400 and 100 records, many segments."""
+    root = tmp_path / "log"
+    create(root, "t", 2, segment_bytes="4KiB", index_interval_bytes=200)
+    append(root, "t", 0, [numbered(n, 20, 30) for n in range(0, 400, 20)])
+    append(root, "t", 1, [numbered(n, 20, 9) for n in range(1000, 1100, 20)], codec=4)
+    return root
+
+
+def test_the_format_is_known_by_itself(spark: SparkSession, root: Path) -> None:
+    frame = load(spark, root)
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int>"
+    )
+    assert frame.count() == 500
+
+
+def test_a_round_trip_keeps_every_value(spark: SparkSession, tmp_path: Path) -> None:
+    headers = [[("h", b"1"), ("h", None), ("", b"")], None]
+    given = [
+        (key, value, 1_700_000_000_000 + n, headers[n % 2])
+        for n, (key, value) in enumerate((k, v) for k in (b"a", b"", b"\xff\x00") for v in (b"1", b"", None))
+    ]
+    frame = spark.createDataFrame(
+        given, "key binary, value binary, ms long, headers array<struct<key:string,value:binary>>"
+    ).select("key", "value", F.timestamp_millis("ms").alias("timestamp"), "headers")
+    for codec in CODECS:
+        create(tmp_path, codec, compression_type=codec)
+    topics = F.array(*map(F.lit, CODECS))
+    save(frame.coalesce(1).withColumn("topic", F.explode(topics)), tmp_path, topic="")
+    back = load(spark, tmp_path, subscribe=",".join(CODECS), includeHeaders=True)
+    rows = back.select("*", F.unix_millis("timestamp").alias("ms")).collect()
+    for codec in CODECS:
+        own = [row for row in rows if row.topic == codec]
+        plain = [(row.key, row.value, row.ms, row.headers and [tuple(h) for h in row.headers]) for row in own]
+        assert plain == given, codec
+        assert [row.offset for row in own] == list(range(9))
+
+
+def test_a_schema_is_the_projection(spark: SparkSession, root: Path) -> None:
+    frame = (
+        spark.read.format("lastword")
+        .option("subscribe", "t")
+        .schema("offset long, key binary")
+        .load(str(root))
+    )
+    assert frame.columns == ["offset", "key"]
+    assert frame.where("offset = 3").select("key").distinct().count() == 2
+
+
+def test_options_select_in_sql_too(spark: SparkSession, root: Path) -> None:
+    spark.sql(
+        f"""create or replace temporary view log using lastword
+        options (path '{root}', assign '{{"t":[0]}}', startingTimestamp '1700000000100', endingOffsets
+        '{{"t":{{"0":150}}}}')"""
+    )
+    found = spark.sql("select min(offset), max(offset), count(*) from log").first()
+    assert tuple(found) == (100, 149, 50)
+    spark.sql(f"create or replace temporary view sink using lastword options (path '{root}', topic 't')")
+    spark.sql("insert into sink select binary('new'), binary('row')")
+    assert load(spark, root, keys='["new"]').count() == 1
+
+
+def test_latest_is_what_a_group_by_finds(spark: SparkSession, root: Path) -> None:
+    newest = (
+        load(spark, root)
+        .groupBy("partition", "key")
+        .agg(F.max_by("value", "offset").alias("value"), F.max("offset").alias("offset"))
+        .where("value is not null")
+    )
+    latest = load(spark, root, view="latest").select(newest.columns)
+    assert sorted(map(tuple, latest.collect())) == sorted(map(tuple, newest.collect()))
+
+
+def test_a_task_that_fails_once_is_tried_again_and_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+    def fails_first(number: int) -> str:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0 and number == 149:
+            raise RuntimeError("the first attempt of this task dies late")
+        return f"value-{number}"
+
+    frame = spark.range(0, 200, 1, 4).select(
+        F.concat(F.lit("key-"), F.col("id")).alias("key"), F.udf(fails_first, "string")("id").alias("value")
+    )
+    save(frame, tmp_path / "log", partitions=2)
+    rows = load(spark, tmp_path / "log").selectExpr("string(value) value").collect()
+    assert sorted(row.value for row in rows) == sorted(f"value-{n}" for n in range(200))
+    assert not list((tmp_path / "log").rglob("staging-*"))
+
+
+def test_a_failed_job_leaves_the_log_as_it_was(spark: SparkSession, root: Path) -> None:
+    broken = F.when(F.col("id") == 150, F.raise_error(F.lit("bad row"))).otherwise(F.lit("v"))
+    frame = spark.range(0, 200, 1, 4).select(F.col("id").cast("string").alias("key"), broken.alias("value"))
+    with pytest.raises(Exception, match="bad row"):
+        save(frame, root)
+    assert load(spark, root).count() == 500
+    assert not list(root.rglob("staging-*"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (("id",), "no column 'value'"),
+        (("id as key", "'v' as value"), "'key' must be binary or string, not bigint"),
+    ],
+)
+def test_a_frame_that_is_no_records(
+    spark: SparkSession, root: Path, columns: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(AnalysisException, match="SparkOptionError") as caught:
+        save(spark.range(3).selectExpr(*columns), root)
+    assert said in str(caught.value)
+
+
+def test_refusals_reach_the_user(spark: SparkSession, root: Path) -> None:
+    with pytest.raises(AnalysisException, match="nearest: endingOffsets"):
+        load(spark, root, endingOffset="latest")
+    with pytest.raises(AnalysisException, match="give the log directory as 'path'"):
+        load(spark, root, **{"kafka.bootstrap.servers": "localhost:9092"})
+    with pytest.raises(AnalysisException, match="no topic 'tt'"):
+        load(spark, root, subscribe="tt").count()
+    with pytest.raises(AnalysisException, match="mode overwrite is refused"):
+        load(spark, root).write.format("lastword").mode("overwrite").option("topic", "t").save(str(root))
+
+
+def test_clean_on_spark_is_the_embedded_clean(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+    create(root, "kept", 1, cleanup_policy="delete")
+    copy = shutil.copytree(root, tmp_path / "copy")
+    planned = lastword.spark.plan(spark, str(root), "t").collect()
+    rounds = lastword.spark.clean(spark, str(root)).collect()
+    embedded = clean_here(copy)
+    assert [(row.topic, row.partition) for row in rounds] == [("t", 0), ("t", 1)]
+    for row, plan, here in zip(rounds, planned, embedded, strict=True):
+        assert (row.records_read, row.records_kept) == (here.records_read, here.records_kept)
+        assert tuple(row.removed) == tuple(here.removed.to_dict().values())
+        if row.partition == 0:  # horizons differ, and with them the size of what is compressed
+            assert row.written_bytes == here.written_bytes == plan.write_bytes
+        assert row.certificate.content_digest == here.certificate.content_digest
+        assert row.complete and row.end == here.end
+    assert read_directly(root) == read_directly(copy)
+    newest = {(r["partition"], r["key"]): r["value"] for r in read_directly(copy) if r["value"] is not None}
+    latest = load(spark, root, view="latest").collect()
+    assert {(row.partition, row.key): row.value for row in latest} == newest
+    assert lastword.spark.plan(spark, str(root), "t").where("action = 'clean'").count() == 0
+
+
+def clean_here(root: Path) -> list[Any]:
+    rounds = []
+    with LogDirectory.open(str(root), "a") as directory:
+        for number in directory.partitions("t"):
+            rounds.append(
+                cleaner.clean(
+                    directory.log("t", number),
+                    directory.topic_config("t"),
+                    first_dirty=directory.first_dirty("t", number),
+                    record_first_dirty=lambda offset, n=number: directory.set_first_dirty("t", n, offset),
+                )
+            )
+    return rounds
+
+
+def test_cleaning_needs_a_policy(spark: SparkSession, tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    create(root, "t")
+    append(root, "t", 0, [numbered(0, 10, 2)])
+    (root / "lastword.toml").unlink()
+    with pytest.raises(NoPolicyError):
+        lastword.spark.clean(spark, str(root), "t")
+    assert lastword.spark.clean(spark, str(root)).count() == 0
+
+
+def test_damage_in_one_partition_leaves_the_others_cleaned(spark: SparkSession, root: Path) -> None:
+    segment = sorted((root / "t-0").glob("*.log"))[1]
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(bytes(data))
+    with pytest.raises(Exception, match="CRC") as caught:
+        lastword.spark.clean(spark, str(root))
+    assert "1 other partitions were cleaned, 1 were not" in "".join(caught.value.__notes__)
+    rows = lastword.spark.plan(spark, str(root)).collect()
+    assert [(row.partition, row.action, row.reasons[0].code) for row in rows if row.partition == 0] == [
+        (0, "keep", "quarantined")
+    ]

@@ -1,0 +1,380 @@
+"""The sink without Spark: attempts, commits and aborts called as Spark calls them, in every order it may."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
+
+from lastword.api.partitioners import PARTITIONERS
+from lastword.errors import (
+    CorruptFileError,
+    KeyRequiredError,
+    LogDirLockedError,
+    RecordTooLargeError,
+    SparkOptionError,
+    UnknownTopicError,
+)
+from lastword.logdir.log_dir import LogDirectory
+from lastword.partition.log import PartitionLog
+from lastword.spark.options import parse_write
+from lastword.spark.rows import TaskRows
+from lastword.spark.schema import sink_columns
+from lastword.spark.source import LastwordDataSource
+from lastword.spark.write import LogWriter, StagedMessage, prepare_writer
+from tests.spark.conftest import create, read_directly
+
+
+class Halfway(Exception):
+    pass
+
+
+def columns(**types: Any) -> StructType:
+    """A schema; `add` changes the one it is called on, so each test makes its own."""
+    schema = StructType()
+    for name, kind in types.items():
+        schema = schema.add(name, kind)
+    return schema
+
+
+KEY_VALUE = columns(key="binary", value="binary")
+
+
+def batch(*rows: tuple[bytes | None, bytes | None]) -> pa.RecordBatch:
+    keys, values = [row[0] for row in rows], [row[1] for row in rows]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(keys, pa.binary()), pa.array(values, pa.binary())], names=["key", "value"]
+    )
+
+
+def writer(root: Path, schema: StructType = KEY_VALUE, **options: str) -> LogWriter:
+    given = {"path": str(root), "topic": "t", **{k.replace("_", "."): v for k, v in options.items()}}
+    given = {name: value for name, value in given.items() if value}
+    made = prepare_writer(parse_write(given), sink_columns(schema))
+    return pickle.loads(pickle.dumps(made))
+
+
+def attempt(made: LogWriter, task: tuple[int, int], *batches: pa.RecordBatch) -> StagedMessage:
+    """One attempt (Spark partition, attempt number) of a task, run to its end."""
+    rows = TaskRows(made.settings, made.columns, made.target, made.job, task)
+    for one in batches:
+        rows.add(one)
+    return StagedMessage(rows.finish())
+
+
+def keys_of(root: Path, partition: int | None = None) -> list[bytes]:
+    return [row["key"] for row in read_directly(root) if partition in (None, row["partition"])]
+
+
+def private_files(root: Path) -> list[str]:
+    return sorted(
+        str(path.relative_to(root)) for path in root.rglob("lastword/**/*") if "staging" in str(path)
+    )
+
+
+def test_a_new_topic_is_made_with_its_settings(tmp_path: Path) -> None:
+    made = writer(tmp_path / "log", partitions="3", segment_bytes="1MiB")
+    made.commit([attempt(made, (0, 0), batch((b"a", b"1"), (b"b", None), (b"", b"")))])
+    with LogDirectory.open(str(tmp_path / "log"), "r") as directory:
+        config = directory.topic_config("t")
+        assert directory.partitions("t") == [0, 1, 2]
+        assert config.compacts and config.segment_bytes == 1 << 20
+        assert (config.lastword_key_serializer, config.lastword_value_serializer) == ("bytes", "bytes")
+    rows = read_directly(tmp_path / "log")
+    assert {row["key"]: row["value"] for row in rows} == {b"a": b"1", b"b": None, b"": b""}
+
+
+def test_keys_go_where_kafka_puts_them(tmp_path: Path) -> None:
+    keys = [b"key-%d" % n for n in range(200)] + [b"", b"x" * 1000]
+    for name, partitioner in PARTITIONERS.items():
+        root = tmp_path / name
+        made = writer(root, partitions="5", lastword_partitioner=name)
+        made.commit([attempt(made, (0, 0), batch(*((key, b"v") for key in keys)))])
+        assert {row["key"]: row["partition"] for row in read_directly(root)} == {
+            key: partitioner(key, 5) for key in keys
+        }
+
+
+def test_tasks_are_appended_in_the_order_of_sparks_partitions(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    late = attempt(made, (2, 7), batch((b"2", b"")))
+    early = attempt(made, (0, 9), batch((b"0", b"")), batch((b"0b", b"")))
+    middle = attempt(made, (1, 8), batch((b"1", b"")))
+    made.commit([late, None, early, middle])
+    assert keys_of(tmp_path) == [b"0", b"0b", b"1", b"2"]
+
+
+def test_order_within_a_task_holds_in_every_partition(tmp_path: Path) -> None:
+    made = writer(tmp_path, partitions="4")
+    rows = [(b"key-%d" % (n % 50), b"%d" % n) for n in range(2000)]
+    made.commit([attempt(made, (0, 0), batch(*rows[:700]), batch(*rows[700:]))])
+    last: dict[bytes, bytes] = {}
+    for row in read_directly(tmp_path):
+        assert int(last.get(row["key"], b"-1")) < int(row["value"])
+        last[row["key"]] = row["value"]
+    assert last == dict(rows)
+
+
+def test_only_the_attempts_that_messages_name_are_appended(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    attempt(made, (0, 0), batch((b"lost attempt", b"")))
+    speculative = attempt(made, (0, 1), batch((b"won", b"")))
+    attempt(made, (0, 2), batch((b"lost too", b"")))
+    made.commit([speculative])
+    assert keys_of(tmp_path) == [b"won"]
+    assert private_files(tmp_path) == []
+
+
+def test_abort_removes_what_no_message_names_and_leaves_the_log(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    attempt(made, (0, 0), batch((b"a", b"")))
+    other = writer(tmp_path)
+    kept = attempt(other, (0, 0), batch((b"other job", b"")))
+    made.abort([None])
+    assert keys_of(tmp_path) == []
+    other.commit([kept])
+    assert keys_of(tmp_path) == [b"other job"]
+
+
+def test_an_attempt_that_ends_after_the_job_leaves_nothing(tmp_path: Path) -> None:
+    made, done = writer(tmp_path), writer(tmp_path)
+    made.abort([])
+    made.write(iter([batch((b"late", b""))]))
+    done.commit([done.write(iter([batch((b"a", b""))]))])
+    done.write(iter([batch((b"speculative copy", b""))]))
+    assert private_files(tmp_path) == []
+    assert keys_of(tmp_path) == [b"a"]
+
+
+def test_an_attempt_that_fails_takes_back_what_it_staged(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+
+    def dies() -> Any:
+        yield batch(*((b"%d" % n, b"v" * 1000) for n in range(6000)))
+        raise Halfway
+
+    with pytest.raises(Halfway):
+        made.write(dies())
+    assert private_files(tmp_path) == []
+
+
+def test_an_abort_after_a_commit_takes_nothing_back(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    message = attempt(made, (0, 0), batch((b"a", b"")))
+    made.commit([message])
+    made.abort([message])
+    assert keys_of(tmp_path) == [b"a"]
+
+
+def test_a_commit_made_twice_appends_once(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    message = attempt(made, (0, 0), batch((b"a", b"")))
+    made.commit([message])
+    made.commit([message])
+    assert keys_of(tmp_path) == [b"a"]
+
+
+@pytest.mark.parametrize("time_type", ["CreateTime", "LogAppendTime"])
+@pytest.mark.parametrize("stop_after", range(4))
+def test_a_commit_that_stopped_goes_on_where_it_was(
+    tmp_path: Path, stop_after: int, time_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = writer(tmp_path, message_timestamp_type=time_type)
+    messages = [attempt(made, (n, 0), batch((b"%d" % n, b"same"), (b"x", b"same"))) for n in range(4)]
+    real = PartitionLog.append_batches
+    calls = 0
+
+    def stopping(self: PartitionLog, batches: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > stop_after:
+            raise Halfway
+        return real(self, batches)
+
+    monkeypatch.setattr(PartitionLog, "append_batches", stopping)
+    with pytest.raises(Halfway):
+        made.commit(list(messages))
+    monkeypatch.setattr(PartitionLog, "append_batches", real)
+    between = writer(tmp_path)  # somebody else comes in between
+    between.commit([attempt(between, (0, 0), batch((b"between", b"")))])
+    made.commit(list(messages))
+    keys = [key for key in keys_of(tmp_path) if key != b"between"]
+    assert keys == [b"0", b"x", b"1", b"x", b"2", b"x", b"3", b"x"]
+
+
+def test_staged_files_that_vanished_are_an_error_and_not_nothing(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    message = attempt(made, (0, 0), batch((b"a", b"")))
+    made.abort([])
+    with pytest.raises(CorruptFileError, match="nothing was appended"):
+        made.commit([message])
+
+
+def test_headers_timestamps_and_text(tmp_path: Path) -> None:
+    schema = (
+        StructType()
+        .add("KEY", "string")
+        .add("value", "string")
+        .add("timestamp", "timestamp")
+        .add(
+            "headers",
+            ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+        )
+    )
+    when = datetime(2026, 1, 2, 3, 4, 5, 678_999, tzinfo=UTC)
+    kind = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array(["ä", "b"]),
+            pa.array(["ö", None]),
+            pa.array([when, None], pa.timestamp("us", tz="Europe/Rome")),
+            pa.array([[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None], kind),
+        ],
+        names=["KEY", "value", "timestamp", "headers"],
+    )
+    made = writer(tmp_path, schema)
+    made.commit([attempt(made, (0, 0), rows)])
+    first, second = read_directly(tmp_path, includeHeaders="true")
+    assert (first["key"], first["value"]) == ("ä".encode(), "ö".encode())
+    assert first["timestamp"] == when.replace(microsecond=678_000)
+    assert first["headers"] == [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
+    assert (second["value"], second["headers"]) == (None, None)
+    assert second["timestamp"].year >= 2024
+    with LogDirectory.open(str(tmp_path), "r") as directory:
+        assert directory.topic_config("t").lastword_key_serializer == "str"
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
+def test_every_codec(tmp_path: Path, codec: str) -> None:
+    made = writer(tmp_path, compression_type=codec)
+    rows = [(b"key-%d" % n, b"value" * 50) for n in range(500)]
+    made.commit([attempt(made, (0, 0), batch(*rows))])
+    assert [(row["key"], row["value"]) for row in read_directly(tmp_path)] == rows
+    log_bytes = sum(path.stat().st_size for path in tmp_path.glob("t-0/*.log"))
+    assert (log_bytes > 500 * 250) == (codec == "uncompressed")
+
+
+def test_topic_and_partition_columns(tmp_path: Path) -> None:
+    create(tmp_path, "t", 3)
+    create(tmp_path, "u")
+    schema = (
+        StructType()
+        .add("topic", "string")
+        .add("key", "binary")
+        .add("value", "binary")
+        .add("partition", "integer")
+    )
+    made = writer(tmp_path, schema, topic="")
+
+    def rows(*given: tuple[str | None, bytes, int | None]) -> pa.RecordBatch:
+        topics, keys, numbers = zip(*given, strict=True)
+        values = pa.array([b"v"] * len(given), pa.binary())
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(topics, pa.string()),
+                pa.array(keys, pa.binary()),
+                values,
+                pa.array(numbers, pa.int32()),
+            ],
+            names=schema.fieldNames(),
+        )
+
+    made.commit(
+        [attempt(made, (0, 0), rows(("t", b"a", 2), ("u", b"b", 0), ("t", b"c", None), ("t", b"d", 2)))]
+    )
+    found = [(r["topic"], r["partition"], r["key"]) for r in read_directly(tmp_path, subscribe="t,u")]
+    assert sorted(found) == sorted(
+        [("t", 2, b"a"), ("t", 2, b"d"), ("u", 0, b"b"), ("t", PARTITIONERS["murmur2"](b"c", 3), b"c")]
+    )
+    with pytest.raises(SparkOptionError, match="has no partition 3"):
+        attempt(made, (0, 1), rows(("t", b"a", 3)))
+    with pytest.raises(UnknownTopicError, match="no topic 'v'"):
+        attempt(made, (0, 2), rows(("v", b"a", 0)))
+    with pytest.raises(SparkOptionError, match="a row has no topic"):
+        attempt(made, (0, 3), rows((None, b"a", 0)))
+
+
+def test_records_without_a_key(tmp_path: Path) -> None:
+    made = writer(tmp_path / "compacted")
+    with pytest.raises(KeyRequiredError, match="t-0"):
+        attempt(made, (0, 0), batch((b"a", b""), (None, b"")))
+    value_only = StructType().add("value", "binary")
+    with pytest.raises(KeyRequiredError):
+        writer(tmp_path / "never made", value_only)
+    assert not (tmp_path / "never made").exists()
+    made = writer(tmp_path / "deleted", value_only, cleanup_policy="delete", partitions="2")
+    rows = pa.RecordBatch.from_arrays([pa.array([b"1", b"2"], pa.binary())], names=["value"])
+    made.commit([attempt(made, (0, 0), rows, rows)])
+    assert [row["partition"] for row in read_directly(tmp_path / "deleted")] == [0, 0, 1, 1]
+
+
+def test_null_values_may_be_refused(tmp_path: Path) -> None:
+    made = writer(tmp_path, nullValue="error")
+    with pytest.raises(SparkOptionError, match="no value, which would delete its key"):
+        attempt(made, (0, 0), batch((b"a", None)))
+
+
+def test_a_record_too_large(tmp_path: Path) -> None:
+    made = writer(tmp_path, max_message_bytes="2KiB")
+    with pytest.raises(RecordTooLargeError, match=r"above max\.message\.bytes 2048"):
+        attempt(made, (0, 0), batch((b"a", b"v" * 3000)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (StructType().add("key", "binary"), "no column 'value'"),
+        (StructType().add("key", "binary").add("vale", "binary"), "no column 'value'; nearest: vale"),
+        (
+            StructType().add("key", "integer").add("value", "string"),
+            "'key' must be binary or string, not int",
+        ),
+        (columns(key="binary", value="binary", headers="string"), "'headers' must be array"),
+        (columns(key="binary", value="binary", Value="string"), "'value' is there twice"),
+        (columns(key="binary", value="binary", partition="long"), "'partition' must be integer"),
+    ],
+)
+def test_a_frame_that_is_no_records_is_refused_before_anything_is_made(
+    tmp_path: Path, schema: StructType, said: str
+) -> None:
+    with pytest.raises(SparkOptionError, match=said):
+        writer(tmp_path / "log", schema)
+    assert not (tmp_path / "log").exists()
+
+
+def test_other_columns_give_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        writer(tmp_path, columns(key="binary", value="binary", offset="long", note="string"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "lastword: columns that no record has are left out: note"
+    ]
+
+
+def test_overwrite_is_refused() -> None:
+    source = LastwordDataSource({"path": "/x", "topic": "t"})
+    with pytest.raises(SparkOptionError, match="only ever appended to"):
+        source.writer(KEY_VALUE, overwrite=True)
+
+
+def test_a_topic_that_is_there_must_be_as_the_options_say(tmp_path: Path) -> None:
+    create(tmp_path, "t", 2, segment_bytes="1MiB")
+    writer(tmp_path, partitions="2", segment_bytes="1MiB", cleanup_policy="compact")
+    with pytest.raises(
+        SparkOptionError, match=r"has 2 partitions, not 3; has segment\.bytes = 1MiB, not 2MiB"
+    ):
+        writer(tmp_path, partitions="3", segment_bytes="2MiB")
+
+
+def test_a_locked_directory_is_told_before_the_job_starts(tmp_path: Path) -> None:
+    create(tmp_path, "t")
+    with LogDirectory.open(str(tmp_path), "a"), pytest.raises(LogDirLockedError):
+        writer(tmp_path)
