@@ -88,6 +88,7 @@ def test_the_same_process_is_refused_too_and_keeps_its_lock(path: Path) -> None:
         assert seen_from_outside(path) == "locked", (
             "the refused attempt must not close a descriptor of the file"
         )
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors, "a refused attempt keeps none"
     lock.release()
     OsFiles().lock(path).release()
 
