@@ -17,7 +17,7 @@ from lastword.api.progress import Meter, listener
 from lastword.api.serializers import SerializerLike, serializer_of
 from lastword.api.topic import Topic
 from lastword.clock import Clock, SystemClock
-from lastword.config import Settings, TopicConfig, write_topic_settings
+from lastword.config import Settings, TopicConfig, remove_topic_settings, write_topic_settings
 from lastword.errors import (
     CapacityError,
     DataError,
@@ -208,6 +208,11 @@ class LogDir:
         else:
             fewest = min(self._directories, key=lambda directory: len(directory.topic_partitions()))
             settings = {key: value for key, value in saved.items() if value is not None} | config
+            if self._settings_file != os.path.join(fewest.path, names.SETTINGS):
+                # Several directories share one settings file; it is written first, as a directory does
+                # with its own.
+                write_topic_settings(self._files, self._settings_file, name, settings)
+                settings = {}
             fewest.create_topic(name, partitions, settings, exist_ok=exist_ok)
             self._reload()
         return self.topic(
@@ -224,6 +229,7 @@ class LogDir:
         for directory in self._directories:
             if directory in homes:
                 directory.delete_topic(name)
+        remove_topic_settings(self._files, self._settings_file, name)
         self._reload()
 
     def set_config(self, topic: str | None = None, **config: Any) -> None:
@@ -236,12 +242,14 @@ class LogDir:
             )
         if topic is not None:
             self._partitions(topic)
-        holder = next(
-            (path for path in self.paths if self._files.exists(os.path.join(path, names.SETTINGS))),
-            self.paths[0],
-        )
-        write_topic_settings(self._files, os.path.join(holder, names.SETTINGS), topic, config)
+        write_topic_settings(self._files, self._settings_file, topic, config)
         self._reload()
+
+    @property
+    def _settings_file(self) -> str:
+        """The one lastword.toml of all directories: where it is, or in the first."""
+        candidates = [os.path.join(path, names.SETTINGS) for path in self.paths]
+        return next((path for path in candidates if self._files.exists(path)), candidates[0])
 
     def _reload(self) -> None:
         for directory in self._directories:

@@ -1,0 +1,108 @@
+"""Arrow out and Arrow in: what a reader gives, extend takes."""
+
+import pyarrow as pa
+import pytest
+from tests.api.conftest import BEGIN_MS
+
+from lastword import errors
+
+
+def test_columns(logs):
+    topic = logs.create_topic("t", key_serializer="str", value_serializer="int64")
+    topic.append("a", 1, headers={"h": b"x", "n": None})
+    topic.append("b", None)
+    table = topic.read().arrow().read_all()
+    assert table.schema.names == [
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "timestamp_type",
+        "key",
+        "value",
+        "headers",
+    ]
+    rows = table.to_pylist()
+    assert [(row["topic"], row["offset"], row["key"], row["value"]) for row in rows] == [
+        ("t", 0, "a", 1),
+        ("t", 1, "b", None),
+    ]
+    assert rows[0]["headers"] == [{"key": "h", "value": b"x"}, {"key": "n", "value": None}]
+    assert rows[0]["timestamp"].timestamp() * 1000 == BEGIN_MS
+    assert table.schema.field("value").type == pa.int64()
+
+
+@pytest.mark.parametrize("many", [10, 5000])
+@pytest.mark.parametrize(
+    ("key", "value"), [("bytes", "bytes"), ("str", "json"), ("int64", "float64"), ("int32", "str")]
+)
+def test_round_trip(logs, many, key, value):
+    keys = {"bytes": lambda n: b"%d" % n, "str": str, "int64": int, "int32": int}[key]
+    values = {"bytes": lambda n: bytes(n % 9), "json": lambda n: {"n": n}, "float64": float, "str": str}[
+        value
+    ]
+    topic = logs.create_topic("t", 3, key_serializer=key, value_serializer=value)
+    topic.extend((keys(n), None if n % 5 == 0 else values(n)) for n in range(many))
+    copy = logs.create_topic("copy", 3, key_serializer=key, value_serializer=value)
+    reader = topic.read()
+    assert copy.extend(reader) == many  # a Reader is taken by its Arrow stream
+    assert reader.position == {n: end for n, (_, end) in topic.bounds().items()}
+
+    def rows(of):
+        return [(r.partition, r.offset, r.timestamp, r.key, r.value, r.is_tombstone) for r in of.read()]
+
+    assert rows(copy) == rows(topic)
+
+
+def test_small_batches(logs):
+    topic = logs.create_topic("t")
+    topic.extend((b"k", bytes(1000)) for _ in range(1000))
+    batches = list(topic.read().arrow(batch_bytes=50_000))
+    assert sum(batch.num_rows for batch in batches) == 1000
+    assert max(batch.nbytes for batch in batches) < 150_000
+
+
+def test_views_and_keys(logs):
+    topic = logs.create_topic("t")
+    topic.extend((b"%d" % (n % 10), b"%d" % n) for n in range(100))
+    latest = topic.read(view="latest").arrow().read_all()
+    assert latest["value"].to_pylist() == [b"%d" % n for n in range(90, 100)]
+    assert topic.read(keys=[b"3"]).arrow().read_all().num_rows == 10
+    assert topic.read("latest").arrow().read_all().num_rows == 0
+
+
+def test_extend_takes_a_table(logs):
+    topic = logs.create_topic("t", 2, key_serializer="str", value_serializer="json")
+    table = pa.table(
+        {
+            "key": pa.array(["a", "b", None]).dictionary_encode(),
+            "value": pa.array([{"x": 1}, None, {"x": 3}]),
+            "timestamp": pa.array([BEGIN_MS, None, 5], pa.int64()),
+            "partition": pa.array([1, 0, 1]),
+        }
+    )
+    assert topic.extend(table) == 3
+    assert [(r.partition, r.timestamp, r.key, r.value) for r in topic.read()] == [
+        (0, BEGIN_MS, "b", None),
+        (1, BEGIN_MS, "a", {"x": 1}),
+        (1, 5, None, {"x": 3}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"key": ["a"]},
+        {"value": ["a"]},
+        {"key": ["a"], "value": ["b"], "partition": [9]},
+        {"key": ["a"], "value": ["b"], "timestamp": ["now"]},
+        {"key": pa.array([None], pa.string()), "value": ["b"]},
+        {"key": [1.5], "value": ["b"]},
+    ],
+    ids=["no value", "no key", "partition", "timestamp", "null key", "type"],
+)
+def test_tables_that_are_refused(logs, columns):
+    topic = logs.create_topic("t", cleanup_policy="compact", key_serializer="str", value_serializer="str")
+    with pytest.raises(errors.UsageError):
+        topic.extend(pa.table(columns))
+    assert list(topic.read()) == []

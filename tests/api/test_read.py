@@ -1,0 +1,215 @@
+"""Reading: bounds, views, keys, positions; the plain way and the kernels' way agree."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.api.conftest import BEGIN_MS
+
+import lastword
+from lastword import errors
+from lastword.partition import scan
+from lastword.state.newest import newest
+
+
+@pytest.fixture
+def topic(logs, clock):
+    """Two partitions; offsets 0-5 in the first, seconds 0 to 5; one tombstone; a log without its
+    superseded records."""
+    topic = logs.create_topic("t", 2, key_serializer="str", value_serializer="str", cleanup_policy="compact")
+    for second, (key, value) in enumerate(
+        [("a", "1"), ("b", "1"), ("a", "2"), ("c", "1"), ("b", None), ("a", "3")]
+    ):
+        topic.append(key, value, partition=0)
+        clock.advance(1000)
+        assert second == topic.bounds()[0][1] - 1
+    topic.append("x", "1", partition=1)
+    return topic
+
+
+def seen(reader):
+    return [(r.partition, r.offset) for r in reader]
+
+
+def at(seconds):
+    return datetime.fromtimestamp(BEGIN_MS / 1000, UTC) + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "offsets"),
+    [
+        ("earliest", "latest", [0, 1, 2, 3, 4, 5]),
+        (2, 4, [2, 3]),
+        ("latest", "latest", []),
+        (6, 6, []),
+        (4, 2, []),
+        (at(2), "latest", [2, 3, 4, 5]),
+        (at(1.5), at(4), [2, 3]),
+        (at(-100), at(100), [0, 1, 2, 3, 4, 5]),
+        (at(100), "latest", []),
+        ({0: 5}, "latest", [5]),
+        ("earliest", {0: at(1)}, [0]),
+    ],
+)
+def test_bounds(topic, start, end, offsets):
+    assert seen(topic.read(start, end, partition=0)) == [(0, offset) for offset in offsets]
+
+
+@pytest.mark.parametrize("bound", ["yesterday", 1.5, None, True, datetime(2026, 1, 1)])
+def test_what_is_no_place_in_a_log(topic, bound):
+    with pytest.raises(errors.UsageError):
+        topic.read(bound)
+    with pytest.raises(errors.UsageError):
+        topic.read(end=bound)
+
+
+def test_offsets_outside_the_log(topic):
+    with pytest.raises(errors.OffsetOutOfRangeError, match="above log end 6"):
+        topic.read(7, partition=0)
+    with pytest.raises(errors.OffsetOutOfRangeError, match="above log end 1"):
+        topic.read({1: 2})
+    with pytest.raises(errors.OffsetOutOfRangeError, match="below log start"):
+        topic.read(-1)
+    with pytest.raises(errors.UsageError, match="names partition 7"):
+        topic.read({7: 0})
+    with pytest.raises(errors.UsageError):
+        topic.read(partition=2)
+
+
+def test_views(topic):
+    def view(name, *bounds):
+        return [(r.offset, r.key, r.value) for r in topic.read(*bounds, view=name, partition=0)]
+
+    assert view("latest") == [(3, "c", "1"), (5, "a", "3")]
+    assert view("changes") == [(3, "c", "1"), (4, "b", None), (5, "a", "3")]
+    assert view("latest", 0, 4) == [(1, "b", "1"), (2, "a", "2"), (3, "c", "1")]
+    assert view("changes", 4) == [(4, "b", None), (5, "a", "3")]
+    with pytest.raises(errors.UsageError, match="nearest: latest"):
+        topic.read(view="lates")
+
+
+def test_keys(topic):
+    assert seen(topic.read(keys=["a", "x"])) == [(0, 0), (0, 2), (0, 5), (1, 0)]
+    assert seen(topic.read(keys=["a"], view="latest")) == [(0, 5)]
+    assert seen(topic.read(keys=["nobody"])) == []
+    for wrong in ("a", {"a": 1}):
+        with pytest.raises(errors.UsageError):
+            topic.read(keys=wrong)
+
+
+def test_position_goes_on_where_it_stopped(topic):
+    reader = topic.read()
+    first = [next(reader) for _ in range(3)]
+    assert reader.position == {0: 3, 1: 0}
+    rest = topic.read(reader.position)
+    assert seen(iter(first)) + seen(rest) == seen(topic.read())
+    assert rest.position == {0: 6, 1: 1}
+    assert seen(topic.read(rest.position)) == []
+
+
+def test_a_bounded_read_ends_at_the_end_it_saw_first(topic):
+    reader = topic.read(partition=0)
+    next(reader)
+    topic.append("late", "1", partition=0)
+    assert [r.key for r in reader] == ["b", "a", "c", "b", "a"]
+    assert reader.position == {0: 6}
+
+
+def test_position_moves_past_gaps_and_a_cleaned_tail(topic, clock):
+    topic.append("a", None, partition=0)
+    topic.clean()
+    clock.advance(2 * 86_400_000)
+    topic.clean()
+    reader = topic.read(0, partition=0)
+    assert [(r.offset, r.key) for r in reader] == [(3, "c")]
+    assert reader.position == {0: 7}
+
+
+def test_a_reader_goes_on_through_a_cleaning(logs):
+    topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=4096)
+    for number in range(500):
+        topic.append(b"key %d" % (number % 50), b"%d" % number)
+    with lastword.open(logs.paths[0]) as beside:
+        reader = beside.topic("t").read()
+        found = [next(reader) for _ in range(10)]
+        topic.clean()
+        found += reader
+    newest_values = {r.key: r.value for r in found}
+    assert newest_values == {b"key %d" % (n % 50): b"%d" % n for n in range(450, 500)}
+    offsets = [r.offset for r in found]
+    assert offsets == sorted(offsets)
+
+
+records_ = st.lists(
+    st.tuples(st.sampled_from([None, b"", b"a", b"b", b"cc", b"dd"]), st.none() | st.binary(max_size=5)),
+    max_size=40,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(batches=st.lists(records_, min_size=1, max_size=6), data=st.data())
+def test_both_ways_of_reading_agree(tmp_path_factory, batches, data):
+    path = tmp_path_factory.mktemp("agree")
+    with lastword.open(path, "a") as logs:
+        topic = logs.create_topic("t", segment_bytes=600)
+        model = []
+        for batch in batches:
+            topic.extend(batch)
+            model += batch
+        view = logs._views("t")[0]
+        start = data.draw(st.integers(0, len(model)))
+        end = data.draw(st.integers(0, len(model)))
+        keys = data.draw(st.none() | st.frozensets(st.sampled_from([b"", b"a", b"cc", b"zz"])))
+        expected = [
+            (offset, *model[offset])
+            for offset in range(start, end)
+            if keys is None or model[offset][0] in keys
+        ]
+        for plain in (True, False):
+            found = scan.records(view, start, end, keys=keys, plain=plain)
+            assert [(r.offset, r.key, r.value) for r in found] == expected
+        for tombstones in (True, False):
+            last = {key: offset for offset, key, _ in expected if key is not None}
+            wanted = [
+                row for row in expected if last.get(row[1]) == row[0] and (tombstones or row[2] is not None)
+            ]
+            for plain in (True, False):
+                found = newest(
+                    view, start, end, tombstones=tombstones, map_bytes=1 << 20, keys=keys, plain=plain
+                )
+                assert [(r.offset, r.key, r.value) for r in found] == wanted
+
+
+def test_describe_and_segments_count_exactly(logs):
+    topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=200)
+    for key, value in [(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"b", None)]:
+        topic.append(key, value)
+    (info,) = topic.describe()
+    assert (info.records, info.live_records, info.tombstones, info.exact) == (4, 2, 1, True)
+    assert info.size_bytes == info.live_bytes + info.garbage_bytes
+    assert (info.log_start, info.first_dirty, info.log_end, info.policy) == (0, 0, 4, "compact")
+    segments = topic.segments()
+    assert [(s.base_offset, s.next_offset, s.records, s.active) for s in segments] == [
+        (0, 2, 2, False),
+        (2, 4, 2, True),
+    ]
+    assert segments[0].live_bytes == 0 and segments[1].garbage_bytes == 0
+    assert sum(s.size_bytes for s in segments) == info.size_bytes
+    assert info.to_dict()["live_records"] == 2 and "4 records" in str(info)
+
+
+def test_progress(logs):
+    topic = logs.create_topic("t", cleanup_policy="compact")
+    topic.extend((b"%d" % (n % 10), bytes(100)) for n in range(2000))
+    for verb, call in (
+        ("count", topic.describe),
+        ("plan", topic.plan),
+        ("verify", topic.verify),
+        ("clean", topic.clean),
+    ):
+        told = []
+        call(progress=told.append)
+        assert {one.verb for one in told} == {verb}
+        assert [one.done_bytes for one in told] == sorted(one.done_bytes for one in told)
+        assert told[-1].done_bytes == told[-1].total_bytes > 0
