@@ -303,3 +303,23 @@ def test_indexes_are_those_that_recovery_would_build(tmp_path: Path) -> None:
     after = log.tree()
     for extension in (".log", ".index", ".timeindex"):
         assert after[base + extension] == before[base + extension]
+
+
+def test_a_due_round_closes_what_segment_ms_has_closed(tmp_path: Path) -> None:
+    log = LogBuilder(tmp_path, segment_ms=HOUR).put("a", 1).put("a", 2)
+    assert log.clean(due=True) is None
+    log.wait(HOUR + 1)
+    assert log.clean(due=True).end == 2
+    assert log.offsets() == [1]
+
+
+def test_rounds_are_counted(users: LogBuilder) -> None:
+    from lastword import metrics
+
+    users.put("a", 1).put("a", 2)
+    done = users.clean()
+    users.put("b", 1).clean(stop=lambda: True)
+    assert metrics.CLEANER_ROUNDS.value(users.root, "ok") == 1
+    assert metrics.CLEANER_ROUNDS.value(users.root, "aborted") == 1
+    assert metrics.CLEANER_WRITTEN_BYTES.value(users.root) == done.written_bytes > 0
+    assert metrics.CLEANER_FREED_BYTES.value(users.root) == done.freed_bytes > 0

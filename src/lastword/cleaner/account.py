@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lastword import metrics
 from lastword.cleaner.built import BuiltGroup, BuiltRound, Mapped, OutputFacts, SourceFacts
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group
@@ -111,6 +113,29 @@ def report(
         map_passes=found.passes,
         now_ms=plan.now_ms,
     )
+
+
+def close(
+    directory: str, built: BuiltRound, done: Sequence[BuiltGroup], *, complete: bool, swap_seconds: float
+) -> CleanRound:
+    """The report, and its figures into the metrics of the log directory that holds `directory`."""
+    round_ = report(built, done, complete=complete, swap_seconds=swap_seconds)
+    root = os.path.dirname(directory)
+    metrics.CLEANER_ROUNDS.add(1, root, "ok" if complete else "partial" if done else "aborted")
+    metrics.CLEANER_READ_BYTES.add(round_.read_bytes, root)
+    metrics.CLEANER_WRITTEN_BYTES.add(round_.written_bytes, root)
+    metrics.CLEANER_FREED_BYTES.add(max(round_.freed_bytes, 0), root)
+    metrics.CLEANER_ROUND_SECONDS.observe(round_.seconds, root)
+    metrics.CLEANER_MAP_USED_RATIO.set(round_.map_used_ratio, root)
+    return round_
+
+
+def count_failure(directory: str) -> None:
+    metrics.CLEANER_ROUNDS.add(1, os.path.dirname(directory), "failed")
+
+
+def count_certificate_failure(directory: str) -> None:
+    metrics.CERTIFICATE_FAILURES.add(1, os.path.dirname(directory))
 
 
 def _certificate(done: Sequence[BuiltGroup]) -> Certificate | None:

@@ -23,7 +23,14 @@ from lastword.cleaner.groups import Group, Limits, group
 from lastword.cleaner.report import CleanRound
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import BusyError, DataError, DiskFullError, LastwordError, UnsupportedBatchError
+from lastword.errors import (
+    BusyError,
+    CertificateError,
+    DataError,
+    DiskFullError,
+    LastwordError,
+    UnsupportedBatchError,
+)
 from lastword.files import Files
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
@@ -65,7 +72,10 @@ def clean(
             built = _build(log.files, log.directory, log.segments, plan, log.clock, salt, progress, stop)
         except _Stopped:
             built = BuiltRound(plan, account.nothing_mapped(), ())
-            return account.report(built, [], complete=False, swap_seconds=0.0)
+            return account.close(log.directory, built, [], complete=False, swap_seconds=0.0)
+        except LastwordError:
+            account.count_failure(log.directory)
+            raise
         return publish(log, built, record_first_dirty=record_first_dirty)
 
 
@@ -84,6 +94,8 @@ def prepare(
     before the map pass reads it. Leftovers of earlier rounds are removed here.
     """
     with log.lock:
+        if due and config.compacts:
+            log.roll_if_due()  # so that segment.ms and max.compaction.lag.ms hold without new appends
         chosen = _choose(log, config, log.files, log.clock, first_dirty, due, strategy, map_bytes)
         if chosen.action == "clean" and chosen.rolls_active:
             log.roll()
@@ -127,12 +139,13 @@ def publish(log: PartitionLog, built: BuiltRound, *, record_first_dirty: Callabl
     except _Stopped:
         complete = False
     except LastwordError:
+        account.count_failure(log.directory)
         with suppress(LastwordError):  # the first error is the one to tell
             staging.remove_leftovers(log.files, log.directory)
         raise
     if complete:
         record_first_dirty(built.plan.limit)
-    return account.report(built, done, complete=complete, swap_seconds=swap_seconds)
+    return account.close(log.directory, built, done, complete=complete, swap_seconds=swap_seconds)
 
 
 def plan(
@@ -350,6 +363,8 @@ def _quarantining(files: Files, directory: str, plan: Plan) -> Iterator[None]:
         raise  # sound, only not for us
     except DataError as error:
         quarantine.put(files, directory, error, plan.now_ms)
+        if isinstance(error, CertificateError):
+            account.count_certificate_failure(directory)
         where = f"{directory}/{names.PRIVATE}/{names.QUARANTINE}"
         error.message = f"{error.message}; {plan.topic}-{plan.partition} is quarantined"
         error.remedy = f"{error.remedy or 'restore the file from a copy'}; then remove {where}"
