@@ -47,46 +47,38 @@ def main() -> int:
     say(f"{total:,} flights; {total - usable:,} without an aircraft are left out, {usable:,} remain")
 
     title(1, f"write them through Spark into topic '{TOPIC}', {PARTITIONS} partitions")
+    by_time = named.repartitionByRange(TASKS, *flights.ORDER).sortWithinPartitions(*flights.ORDER)
     with step(f"{TASKS} tasks stage, one commit appends"):
-        write(
-            flights.as_records(
-                named.repartitionByRange(TASKS, *flights.ORDER).sortWithinPartitions(*flights.ORDER)
-            ),
-            data,
-        )
-    say(
-        "sorted by departure as a whole; tasks are appended in Spark's order, so each aircraft's last flight is its newest record"
-    )
+        write(flights.as_records(by_time), data)
+    say("the rows are sorted by departure as a whole, and tasks are appended in Spark's order: so the last")
+    say("record of each aircraft is its last flight")
 
     title(2, "what is there")
     before = look(data)
 
     title(3, "plan, clean, certify")
     with step("plan: the log is resolved and rewritten into nothing"):
-        for row in lastword.spark.plan(spark, data, TOPIC).collect():
-            say(
-                f"{row.topic}-{row.partition}: {row.action}: {row.segments} segments, read {size(row.read_bytes)}, "
-                f"write {size(row.write_bytes)}, free {size(row.free_bytes)}"
-            )
+        plans = lastword.spark.plan(spark, data, TOPIC).collect()
+    for row in plans:
+        what = f"{row.action}: {row.segments} segments, read {size(row.read_bytes)}"
+        gain = f"write {size(row.write_bytes)}, free {size(row.free_bytes)}"
+        say(f"{row.topic}-{row.partition}: {what}, {gain}")
     with step("clean: one task for each partition, swapped in by this process"):
-        for row in lastword.spark.clean(spark, data, TOPIC).collect():
-            say(
-                f"{row.topic}-{row.partition}: {row.records_read:,} records -> {row.records_kept:,} in {row.seconds:.1f} s"
-            )
-            say(
-                f"    certificate: keys and offsets {row.certificate.key_offset_digest}, "
-                f"contents {row.certificate.content_digest}: sources and result agree"
-            )
+        rounds = lastword.spark.clean(spark, data, TOPIC).collect()
+    for row in rounds:
+        proof = row.certificate
+        kept = f"{row.records_read:,} records -> {row.records_kept:,} in {row.seconds:.1f} s"
+        say(f"{row.topic}-{row.partition}: {kept}")
+        say(f"    certified: keys and offsets {proof.key_offset_digest}, contents {proof.content_digest}")
+    say("certified: sums over keys with offsets, and over contents, that sources and result must share")
 
     title(4, "restore the newest flight of each aircraft, twice, and check both")
     with step("answer from the original table: Spark's max_by, no code of ours"):
         truth = {row.key: row.value for row in flights.newest(named).collect()}
     with step("restore with Spark: view=latest"):
         latest = spark.read.format("lastword").option("subscribe", TOPIC).option("view", "latest").load(data)
-        by_spark = {
-            row.key: row.value
-            for row in latest.selectExpr("string(key) key", "string(value) value").collect()
-        }
+        rows_left = latest.selectExpr("string(key) key", "string(value) value").collect()
+        by_spark = {row.key: row.value for row in rows_left}
     with step("restore with Python: a mapping"), lastword.open(data) as logs:
         by_python = dict(logs.state(TOPIC))
     say(f"{len(truth):,} aircraft in the table; view=latest {len(by_spark):,}, mapping {len(by_python):,}")
