@@ -78,7 +78,12 @@ class Generated:
 
 @dataclass(frozen=True)
 class KafkaCleaning:
-    """What Kafka's cleaner did in one repetition over one partition."""
+    """What Kafka's cleaner did in one repetition over one partition.
+
+    cpu_seconds   of the whole process; those of the two phases are of the cleaner's thread alone, without
+    what
+                  garbage collection and compiling took
+    """
 
     repetition: int
     records: int
@@ -88,7 +93,8 @@ class KafkaCleaning:
     written_bytes: int
     cpu_seconds: float
     wall_seconds: float
-    map_seconds: float
+    map_cpu_seconds: float
+    rewrite_cpu_seconds: float
     map_used_ratio: float
 
 
