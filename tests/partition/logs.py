@@ -48,7 +48,7 @@ def fill(log: PartitionLog, count: int) -> None:
 
 def make(path: Path | str) -> str:
     directory = os.path.join(path, "users-0")
-    os.makedirs(directory, exist_ok=True)
+    Path(directory).mkdir(parents=True, exist_ok=True)
     return directory
 
 
@@ -117,7 +117,9 @@ def compacted(log: PartitionLog, sources: list[Segment], token: str = "x") -> Se
 def leftovers(directory: str) -> list[str]:
     """Names that no directory has after recovery."""
     return [
-        name for name in os.listdir(directory) if name.endswith((".cleaned", ".swap", ".deleted", ".tmp"))
+        name
+        for name in DEFAULT.listdir(directory)
+        if name.endswith((".cleaned", ".swap", ".deleted", ".tmp"))
     ]
 
 

@@ -4,7 +4,6 @@ leave.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -138,11 +137,11 @@ def test_a_hole_in_what_was_never_synced_ends_the_log(tmp_path: Path) -> None:
     path = log.active.file
     third = next(h for h in log.active.headers() if h.base_offset == 2)
     log.abandon()
-    with open(path, "r+b") as file:
+    with Path(path).open("r+b") as file:
         file.seek(third.position)
         file.write(bytes(third.size))
     log, recovery = opened(directory)
     assert log.log_end == 2
     assert recovery.repaired[0].code == "torn-tail" and recovery.repaired[0].offset == 2
     assert recovery.cut_bytes == 3 * third.size
-    assert os.path.getsize(path) == third.position
+    assert Path(path).stat().st_size == third.position

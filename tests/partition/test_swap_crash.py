@@ -54,7 +54,9 @@ def check_recovers(directory: str, old: list, new: list, label: str) -> list:
     found = records(log)
     assert found == seen, label
     assert leftovers(directory) == [], label
-    assert not [n for n in os.listdir(os.path.join(directory, "lastword")) if n.startswith("rewrite-")], label
+    assert not [
+        n for n in DEFAULT.listdir(os.path.join(directory, "lastword")) if n.startswith("rewrite-")
+    ], label
     assert indexes_fit(log), label
     fill(log, 2)
     assert records(log)[:-2] == found, label

@@ -16,6 +16,8 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.segment import names
 
 IGNORED = frozenset({"remote-log-index-cache", "__cluster_metadata-0"})
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """The partitions of a root, directories that wait for their removal, and whether anything says it is a
@@ -54,10 +56,10 @@ def discover(files: Files, root: str) -> Listing:
             partitions.append(TopicPartition(parsed.topic, parsed.partition))
         elif parsed.marker == "delete":
             deleted.append(name)
-    marked = bool({names.LOCK, *names.ROOT_FILES} & set(listing))
-    return Listing(
-        tuple(sorted(partitions)), tuple(deleted), marked or bool(partitions or deleted), not listing
-    )
+    begun = {names.LOCK, *(f"{name}.tmp" for name in names.ROOT_FILES)}  # a first opening that was killed
+    marked = bool(set(names.ROOT_FILES) & set(listing))
+    is_empty = not set(listing) - begun
+    return Listing(tuple(sorted(partitions)), tuple(deleted), marked or bool(partitions or deleted), is_empty)
 
 
 def _is_partition(files: Files, path: str, marker: str) -> bool:

@@ -17,12 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-
-import google_crc32c
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
@@ -30,17 +27,12 @@ from lastword.errors import FileTakenError, LastwordError, RecordTooLargeError
 from lastword.files import Files
 from lastword.partition import reads, swap
 from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.pending import Pending
 from lastword.partition.producers import snapshot_path, write_empty_snapshot
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.synced import SyncedMark
-from lastword.records.batch import (
-    CHECKED_FROM,
-    CRC_POSITION,
-    LOG_APPEND_BIT,
-    BatchHeader,
-    read_header,
-    set_base_offset,
-)
+from lastword.partition.turns import Turns
+from lastword.records.batch import BatchHeader
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
@@ -50,9 +42,6 @@ if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
     from lastword.records.chunk import Chunk
 
-_ATTRIBUTES = struct.Struct(">h")
-_MAX_TIMESTAMP = struct.Struct(">q")
-_CRC = struct.Struct(">I")
 _MAX_FILE_BYTES = 2**31 - 1
 
 
@@ -107,7 +96,7 @@ class PartitionLog:
         self._no_producers = state.no_producers
         self._snapshot_at_end = state.snapshot_at_end
         self._rng = rng or random.Random()
-        self._sync_mutex = threading.Lock()
+        self._turns = Turns()
         self._mark = SyncedMark(files, directory)
         self._unsynced = list(state.segments.starting_at(state.synced_to))
         self._directory_unsynced = True  # recovery may have made names: the first sync makes them durable
@@ -189,20 +178,20 @@ class PartitionLog:
             if self._epochs.latest is None and batches:
                 self._epochs.assign(0, self.log_end)
             appended: list[AppendedBatch] = []
-            pending = _Pending(self.log_end)
+            pending = Pending(self.log_end)
             epoch = self._epochs.latest or 0
             for data in batches:
                 if pending.headers and self._appender.is_full(
                     self.config.segment_index_bytes, len(pending.headers)
                 ):
                     self._write(pending)  # to know exactly how full the indexes are
-                    pending = _Pending(self.log_end)
+                    pending = Pending(self.log_end)
                 header = pending.add(data, epoch, self._log_append_time())
                 if self._must_roll(header, pending):
                     begun = pending.take_last()
                     self._write(pending)
                     self.roll()
-                    pending = _Pending(self.log_end)
+                    pending = Pending(self.log_end)
                     header = pending.add(begun, epoch, self._log_append_time())
                 if pending.first_timestamp is None:
                     pending.first_timestamp = header.max_timestamp
@@ -225,7 +214,7 @@ class PartitionLog:
                     remedy=f"smaller records, or raise {which}",
                 )
 
-    def _write(self, pending: _Pending) -> None:
+    def _write(self, pending: Pending) -> None:
         if not pending.headers:
             return
         if any(header.producer_id >= 0 for header in pending.headers):
@@ -235,7 +224,7 @@ class PartitionLog:
 
     # -------------------------------------------------------------- roll
 
-    def _must_roll(self, header: BatchHeader, pending: _Pending) -> bool:
+    def _must_roll(self, header: BatchHeader, pending: Pending) -> bool:
         """Kafka's rule. What is pending counts as written."""
         active, config = self.active, self.config
         before = active.size + header.position  # bytes of the segment in front of this batch
@@ -270,7 +259,7 @@ class PartitionLog:
     def _roll(self) -> None:
         old, base = self._appender, self.log_end
         old.finish()
-        with self._sync_mutex:
+        with self._turns.turn():
             self._sync_files(base, indexes=True)
         if self._no_producers and not self._snapshot_at_end:
             write_empty_snapshot(self.files, self.directory, base)
@@ -284,7 +273,7 @@ class PartitionLog:
             for extension in names.SEGMENT_EXTENSIONS:
                 self.files.unlink(f"{self.directory}/{names.segment_file(base, extension)}", missing_ok=True)
             new = SegmentAppender.create(self.files, self.directory, base, index_interval_bytes=interval)
-        with self._sync_mutex:  # nobody syncs while the files change hands
+        with self._turns.turn():  # nobody syncs while the files change hands
             self._directory_unsynced = True
             self._segments = self._segments.with_added(new.segment)
             self._appender = new
@@ -320,24 +309,25 @@ class PartitionLog:
         is opened again.
         """
         target = self.log_end
-        if self._synced_to >= target and not self._directory_unsynced:
-            return
-        with self._sync_mutex:
-            if self._synced_to >= target and not self._directory_unsynced:
-                return
-            self._check_open()
-            self._sync_files(self.log_end, indexes=False)
+
+        def done() -> bool:
+            return self._synced_to >= target and not self._directory_unsynced
+
+        with self._turns.turn(done) as mine:
+            if mine:
+                self._check_open()
+                self._sync_files(self.log_end, indexes=False)
 
     def flush(self) -> None:
         """`sync`, with the indexes too: moves the recovery point to the log end."""
         with self.lock:
             self._check_open()
             if self._recovery_point < self.log_end or self._directory_unsynced:
-                with self._sync_mutex:
+                with self._turns.turn():
                     self._sync_files(self.log_end, indexes=True)
 
     def _sync_files(self, end: int, *, indexes: bool) -> None:
-        """Sync all that holds offsets below `end` and may not be durable; `_sync_mutex` is held."""
+        """Sync all that holds offsets below `end` and may not be durable; the turn is taken."""
         appender, unsynced = self._appender, list(self._unsynced)
         try:
             for segment in unsynced:
@@ -492,7 +482,7 @@ class PartitionLog:
         if self._no_producers and not self._has_snapshot():
             write_empty_snapshot(self.files, self.directory, self.log_end)
             self._directory_unsynced = True
-        with self._sync_mutex:
+        with self._turns.turn():
             self._sync_files(self.log_end, indexes=True)
         return promised
 
@@ -519,50 +509,6 @@ class PartitionLog:
             raise ValueError(f"{self.name} is closed")
         if self._failure is not None:
             raise self._failure
-
-
-class _Pending:
-    """Batches that get their offsets and wait for one write. Positions in `headers` count from the data's
-    beginning.
-    """
-
-    def __init__(self, next_offset: int) -> None:
-        self.data = bytearray()
-        self.headers: list[BatchHeader] = []
-        self.first_timestamp: int | None = None
-        self._next_offset = next_offset
-
-    def add(
-        self, batch: bytes | bytearray | memoryview, epoch: int, log_append_ms: int | None
-    ) -> BatchHeader:
-        """Put a batch behind the others, under the next offsets."""
-        position = len(self.data)
-        self.data += batch
-        set_base_offset(self.data, position, self._next_offset, epoch)
-        if log_append_ms is not None:
-            _stamp(self.data, position, log_append_ms)
-        header = read_header(self.data, position, len(self.data), "<append>")
-        if header.end != len(self.data):
-            raise ValueError("append takes one whole batch at a time")
-        self.headers.append(header)
-        self._next_offset = header.next_offset
-        return header
-
-    def take_last(self) -> bytes:
-        """Take the last batch out again."""
-        header = self.headers.pop()
-        taken = bytes(memoryview(self.data)[header.position :])
-        del self.data[header.position :]
-        return taken
-
-
-def _stamp(data: bytearray, position: int, now_ms: int) -> None:
-    """Make a batch carry the time of its append: timestamp type bit, largest timestamp, checksum."""
-    attributes = _ATTRIBUTES.unpack_from(data, position + CHECKED_FROM)[0] | LOG_APPEND_BIT
-    _ATTRIBUTES.pack_into(data, position + CHECKED_FROM, attributes)
-    _MAX_TIMESTAMP.pack_into(data, position + 35, now_ms)
-    crc = google_crc32c.value(bytes(memoryview(data)[position + CHECKED_FROM :]))
-    _CRC.pack_into(data, position + CRC_POSITION, crc)
 
 
 def _frozen(active: Segment) -> Segment:

@@ -23,7 +23,7 @@ from lastword.partition.reads import offset_at, read_batches, read_chunks
 from lastword.partition.segment_set import SegmentSet
 from lastword.records.batch import BatchHeader, crc_ok
 from lastword.segment import names
-from lastword.segment.scan import Damage, headers, sound_batch_after
+from lastword.segment.scan import Damage, headers, old_message_at, sound_batch_after
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _sound_end(segment: Segment, start: int, next_offset: int, file_size: int) -
         for header in headers(segment.handle, segment.file, start, file_size, stop_at_partial_tail=True):
             walked.append(header)
     except UnknownMagicError as error:
-        if segment.handle.pread(1, (error.position or 0) + 16) in (b"\0", b"\1"):
+        if old_message_at(segment.handle, error.position or 0, file_size):
             raise
     except DataError:
         pass

@@ -135,10 +135,10 @@ class SoundWalk:
         try:
             header = read_header(block, at, at + size, self._file, file_position=self.position)
         except UnknownMagicError as error:
-            if block[at + 16] > 1:
-                self._stop("bad-magic", str(error.message))
-                return None
-            raise
+            if _is_old_message(memoryview(block)[at : at + size]):
+                raise
+            self._stop("bad-magic", str(error.message))
+            return None
         except DataError as error:
             self._stop("bad-header", str(error.message))
             return None
@@ -161,6 +161,24 @@ class SoundWalk:
 
     def _stop(self, code: str, text: str) -> None:
         self.damage = Damage(self.position, self.next_offset, code, text)
+
+
+def _is_old_message(entry: memoryview) -> bool:
+    """Is this a message of magic 0 or 1? Its own checksum says so: a batch of magic 2 whose first 16 bytes
+    reached the drive and whose others are zeros looks like one, too.
+    """
+    return entry[16] < 2 and zlib.crc32(entry[16:]) == int.from_bytes(entry[12:16], "big")
+
+
+def old_message_at(handle: Handle, position: int, end: int) -> bool:
+    """Does a whole, undamaged message of magic 0 or 1 begin there?"""
+    prefix = handle.pread(STEP_BYTES, position)
+    if len(prefix) < STEP_BYTES or prefix[16] > 1:
+        return False
+    length = int.from_bytes(prefix[8:12], "big", signed=True)
+    if not SMALLEST_LENGTH <= length <= end - position - OVERHEAD_BYTES:
+        return False
+    return _is_old_message(memoryview(handle.pread(length + OVERHEAD_BYTES, position)))
 
 
 def sound_batch_after(handle: Handle, file: str, damage: Damage, end: int, base_offset: int) -> int | None:
@@ -202,7 +220,7 @@ def _is_sound(handle: Handle, file: str, position: int, end: int, min_offset: in
         return False
     entry = handle.pread(length + OVERHEAD_BYTES, position)
     if prefix[16] < 2:
-        return zlib.crc32(memoryview(entry)[16:]) == int.from_bytes(entry[12:16], "big")
+        return _is_old_message(memoryview(entry))
     try:
         return crc_ok(entry, read_header(entry, 0, len(entry), file))
     except DataError:

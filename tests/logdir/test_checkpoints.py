@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import CorruptFileError
+from lastword.files import DEFAULT
+from lastword.logdir.checkpoints import Checkpoints, TopicPartition, read_offsets
+from lastword.logdir.identity import format_partition_metadata, new_id, read_topic_id
+from lastword.partition.epochs import EpochEntry, LeaderEpochs
+
+
+def test_golden(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(DEFAULT, str(tmp_path))
+    checkpoints.first_dirty.update({TopicPartition("orders", 3): 42})
+    path = tmp_path / "cleaner-offset-checkpoint"
+    assert path.read_bytes() == b"0\n1\norders 3 42\n"
+    assert read_offsets(DEFAULT, str(path)) == {TopicPartition("orders", 3): 42}
+    checkpoints.first_dirty.update({}, drop=[TopicPartition("orders", 3)])
+    assert path.read_bytes() == b"0\n0\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"1\n0\n",
+        b"0\n",
+        b"0\n2\na 0 1\n",
+        b"0\n0\na 0 1\n",
+        b"0\n1\na 0\n",
+        b"0\n1\na 0 1 2\n",
+        b"0\n1\na x 1\n",
+        b"0\n1\na 0 -1\n",
+        b"0\n1\na 0 99999999999999999999\n",
+        b"0\n-1\n",
+        b"0\n2\na 0 1\na 0 2\n",
+        b"\xff\xfe\n",
+        "0\n1\na 0 ٣\n".encode(),
+    ],
+)
+def test_damage(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "cleaner-offset-checkpoint"
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError) as caught:
+        read_offsets(DEFAULT, str(path))
+    assert caught.value.file == str(path)
+    assert Checkpoints(DEFAULT, str(tmp_path)).first_dirty.read_sound() == {}
+
+
+def test_absent_or_empty_is_an_empty_map(tmp_path: Path) -> None:
+    path = tmp_path / "cleaner-offset-checkpoint"
+    assert read_offsets(DEFAULT, str(path)) == {}
+    path.write_bytes(b"")
+    assert read_offsets(DEFAULT, str(path)) == {}
+
+
+def test_blanks_of_any_number(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    path.write_bytes(b"0\n1\na   0 \t 7\n")
+    assert read_offsets(DEFAULT, str(path)) == {TopicPartition("a", 0): 7}
+
+
+def test_partition_metadata(tmp_path: Path) -> None:
+    assert (
+        format_partition_metadata("Tz1YQeE9QeWVYn2ySRjWHg") == b"version: 0\ntopic_id: Tz1YQeE9QeWVYn2ySRjWHg"
+    )
+    path = tmp_path / "partition.metadata"
+    assert read_topic_id(DEFAULT, str(tmp_path)) is None
+    path.write_bytes(b"version: 0\ntopic_id: Tz1YQeE9QeWVYn2ySRjWHg")
+    assert read_topic_id(DEFAULT, str(tmp_path)) == "Tz1YQeE9QeWVYn2ySRjWHg"
+    for bad in (
+        b"",
+        b"version: 0",
+        b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAA",
+        b"\xff",
+        b"topic_id: x\nversion: y",
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(CorruptFileError):
+            read_topic_id(DEFAULT, str(tmp_path))
+
+
+def test_ids() -> None:
+    made = {new_id(random.Random(seed)) for seed in range(200)}
+    assert len(made) == 200 and all(len(i) == 22 and not i.startswith("-") for i in made)
+
+
+class TestLeaderEpochs:
+    def epochs(self, path: Path, *entries: tuple[int, int]) -> LeaderEpochs:
+        return LeaderEpochs(DEFAULT, str(path), [EpochEntry(*e) for e in entries])
+
+    def listed(self, epochs: LeaderEpochs) -> list[tuple[int, int]]:
+        return [(e.epoch, e.start_offset) for e in epochs.entries]
+
+    def test_assign(self, tmp_path: Path) -> None:
+        epochs = self.epochs(tmp_path)
+        epochs.assign(0, 0)
+        assert (tmp_path / "leader-epoch-checkpoint").read_bytes() == b"0\n1\n0 0\n"
+        epochs.assign(0, 7)
+        assert self.listed(epochs) == [(0, 0)]
+        epochs.assign(2, 10)
+        epochs.assign(3, 8)
+        assert self.listed(epochs) == [(0, 0), (3, 8)]
+        epochs.assign(-1, 9)
+        assert self.listed(LeaderEpochs.load(DEFAULT, str(tmp_path))) == [(0, 0), (3, 8)]
+
+    def test_truncate(self, tmp_path: Path) -> None:
+        for offset, left in ((8, [(2, 6)]), (9, [(2, 6), (3, 8)])):
+            epochs = self.epochs(tmp_path, (2, 6), (3, 8), (4, 11))
+            epochs.truncate_from_end(offset)
+            assert self.listed(epochs) == left
+        for offset, left in (
+            (9, [(3, 9), (4, 11)]),
+            (15, [(4, 15)]),
+            (1, [(2, 6), (3, 8), (4, 11)]),
+            (6, [(2, 6), (3, 8), (4, 11)]),
+        ):
+            epochs = self.epochs(tmp_path, (2, 6), (3, 8), (4, 11))
+            epochs.truncate_from_start(offset)
+            assert self.listed(epochs) == left

@@ -1,0 +1,408 @@
+"""Opening, closing and looking at a whole log directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lastword.clock import ManualClock
+from lastword.errors import (
+    CorruptBatchError,
+    InvalidTopicError,
+    LogDirLockedError,
+    NotALogDirError,
+    ReadOnlyError,
+    TopicExistsError,
+    UnknownSettingError,
+    UnknownTopicError,
+    UsageError,
+)
+from lastword.files import DEFAULT
+from lastword.logdir import LogDirectory, TopicPartition
+from lastword.segment import names
+from tests.doubles import ForgetfulFiles
+from tests.doubles.forgetful import keep_all
+from tests.golden.loader import case, value_matches
+from tests.partition.logs import NOW, batch, indexes_fit, one, pair, records
+from tests.partition.nosync import UNSYNCED
+
+
+def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:
+    return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
+
+
+def tree(root: Path) -> dict[str, bytes | None]:
+    return {
+        str(p.relative_to(root)): p.read_bytes() if p.is_file() else None for p in sorted(root.rglob("*"))
+    }
+
+
+def append(logs: LogDirectory, topic: str, partition: int, count: int) -> None:
+    log = logs.log(topic, partition)
+    for _ in range(count):
+        log.append_batch(one(log.log_end))
+
+
+def test_a_whole_life(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "b"
+    with opened(root) as logs:
+        assert logs.create_topic("users", 2, {"cleanup.policy": "compact", "segment.bytes": "700"})
+        assert logs.topics() == ["users"] and logs.partitions("users") == [0, 1]
+        append(logs, "users", 1, 20)
+        logs.sync()
+        assert "users 1 20" in (root / names.RECOVERY_POINTS).read_text()
+        assert not (root / names.CLEAN_SHUTDOWN).exists()
+    assert json.loads((root / names.CLEAN_SHUTDOWN).read_text()) == {"version": 0, "brokerEpoch": -1}
+    with opened(root, "r") as logs:
+        assert records(logs.view("users", 1)) == [pair(n) for n in range(20)]
+        assert records(logs.view("users", 0)) == []
+        assert logs.topic_config("users").cleanup_policy == {"compact"}
+    with opened(root) as logs:
+        assert logs.log("users", 1).log_end == 20
+        assert logs.recovery.clean and logs.recovery.repaired == ()
+        append(logs, "users", 1, 5)
+        assert indexes_fit(logs.log("users", 1))
+
+
+def test_files_for_a_broker(tmp_path: Path) -> None:
+    with opened(tmp_path / "d") as logs:
+        logs.create_topic("users", 2)
+        assert logs.topic_id("users") is not None
+        append(logs, "users", 0, 3)
+    root = tmp_path / "d"
+    fields = dict(line.split("=") for line in (root / names.META_PROPERTIES).read_text().splitlines()[1:])
+    assert fields["version"] == "1" and len(fields["cluster.id"]) == len(fields["directory.id"]) == 22
+    metadata = {(root / f"users-{n}" / names.PARTITION_METADATA).read_text() for n in (0, 1)}
+    assert len(metadata) == 1
+    text = metadata.pop()
+    assert text.startswith("version: 0\ntopic_id: ") and not text.endswith("\n")
+    assert (root / "users-0" / names.LEADER_EPOCHS).read_text() == "0\n1\n0 0\n"
+    for directory, end in (("users-0", 3), ("users-1", 0)):
+        assert (root / directory / names.segment_file(end, names.SNAPSHOT)).exists()
+    only_dirs = [p.name for p in root.iterdir() if p.is_dir()]
+    assert sorted(only_dirs) == ["users-0", "users-1"]
+
+
+def test_reading_changes_nothing(tmp_path: Path) -> None:
+    case("dir-clean").unpack(tmp_path)
+    root = tmp_path / "data"
+    before = tree(root)
+    with opened(root, "r") as logs:
+        for topic in logs.topics():
+            for partition in logs.partitions(topic):
+                logs.view(topic, partition)
+        for change in (
+            lambda: logs.create_topic("x"),
+            lambda: logs.delete_topic("orders"),
+            lambda: logs.log("orders", 0),
+            lambda: logs.set_first_dirty("orders", 0, 1),
+            logs.sync,
+        ):
+            with pytest.raises(ReadOnlyError):
+                change()
+    assert tree(root) == before
+
+
+class TestKafkasDirectories:
+    def test_cleanly_stopped(self, tmp_path: Path) -> None:
+        golden = case("dir-clean")
+        golden.unpack(tmp_path)
+        root = tmp_path / "data"
+        ends: dict[str, int] = {}
+        for line in golden.batches("data"):
+            if "lastOffset" in line:
+                ends[line["partition"]] = max(ends.get(line["partition"], 0), line["lastOffset"] + 1)
+        snapshots = {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*.snapshot")}
+        with opened(root) as logs:
+            assert logs.recovery.clean
+            for tp in logs.topic_partitions():
+                if str(tp) in ends:
+                    assert logs.log(*tp).log_end == ends[str(tp)], tp
+            assert logs.log("orders", 0).log_start == 37
+            assert logs.topic_config("orders").cleanup_policy is None
+            assert not [r for r in logs.recovery.repaired if r.code in ("torn-tail", "lost-segment")]
+        assert (
+            root / names.CLEAN_SHUTDOWN
+        ).exists()  # nothing was appended: Kafka's snapshots are still right
+        for name, data in snapshots.items():
+            if (root / name).exists():
+                assert (root / name).read_bytes() == data
+        assert "orders 0 37" in (root / names.LOG_STARTS).read_text()
+
+    @pytest.mark.parametrize(("name", "stage"), [("dir-killed", "killed"), ("dir-torn", "died")])
+    def test_after_a_crash(self, tmp_path: Path, name: str, stage: str) -> None:
+        """The records that real Kafka found when it recovered the same directory."""
+        golden = case(name)
+        golden.unpack(tmp_path)
+        expected: dict[str, dict[int, dict]] = {}
+        for line in golden.expected("recovered"):
+            expected.setdefault(line["partition"], {})[line["offset"]] = line
+        with opened(tmp_path / stage) as logs:
+            for tp in logs.topic_partitions():
+                log = logs.log(*tp)
+                wanted = {o: line for o, line in expected.get(str(tp), {}).items() if o >= log.log_start}
+                found = {
+                    offset: (key, value) for offset, key, value in records(log) if offset >= log.log_start
+                }
+                assert found.keys() == wanted.keys(), tp
+                for offset, (key, value) in found.items():
+                    assert key == wanted[offset]["key"] and value_matches(wanted[offset], value)
+                    assert next(log.batches(offset, offset + 1))[1].last_offset >= offset
+
+
+def test_a_bare_directory_of_partitions(tmp_path: Path) -> None:
+    with opened(tmp_path / "made") as logs:
+        logs.create_topic("users")
+        append(logs, "users", 0, 5)
+    bare = tmp_path / "bare" / "users-0"
+    bare.mkdir(parents=True)
+    for path in (tmp_path / "made" / "users-0").glob("*.log"):
+        (bare / path.name).write_bytes(path.read_bytes())
+    with opened(tmp_path / "bare", "r") as logs:
+        assert records(logs.view("users", 0)) == [pair(n) for n in range(5)]
+        assert logs.topic_id("users") is None
+    with opened(tmp_path / "bare") as logs:
+        append(logs, "users", 0, 1)
+        assert logs.log("users", 0).log_end == 6
+    assert not (tmp_path / "bare" / names.META_PROPERTIES).exists()
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("mode", ["r", "a"])
+    def test_something_else(self, tmp_path: Path, mode: str) -> None:
+        (tmp_path / "holiday.jpg").write_bytes(b"x")
+        (tmp_path / "my-project-2").mkdir()
+        before = tree(tmp_path)
+        with pytest.raises(NotALogDirError):
+            opened(tmp_path, mode)
+        assert tree(tmp_path) == before
+
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(NotALogDirError):
+            opened(tmp_path / "x", "r")
+        with pytest.raises(NotALogDirError):
+            opened(tmp_path, "r")
+        (tmp_path / "file").write_bytes(b"")
+        for mode in "ra":
+            with pytest.raises(NotALogDirError):
+                opened(tmp_path / "file", mode)
+
+    def test_a_partitions_own_directory(self, tmp_path: Path) -> None:
+        with opened(tmp_path) as logs:
+            logs.create_topic("users")
+        for mode in "ra":
+            with pytest.raises(NotALogDirError, match="one partition"):
+                opened(tmp_path / "users-0", mode)
+
+    @pytest.mark.parametrize("mode", ["w", "x", "r+", ""])
+    def test_other_modes(self, tmp_path: Path, mode: str) -> None:
+        with pytest.raises(UsageError):
+            opened(tmp_path, mode)
+
+    @pytest.mark.parametrize("name", ["a/b", "..", "../x", "", "a b", "x" * 250])
+    def test_topic_names(self, tmp_path: Path, name: str) -> None:
+        with opened(tmp_path) as logs:
+            before = tree(tmp_path)
+            with pytest.raises(InvalidTopicError):
+                logs.create_topic(name)
+            assert tree(tmp_path) == before
+            with pytest.raises((InvalidTopicError, UnknownTopicError)):
+                logs.log(name, 0)
+
+    def test_topics(self, tmp_path: Path) -> None:
+        with opened(tmp_path) as logs:
+            logs.create_topic("users", 2)
+            with pytest.raises(TopicExistsError):
+                logs.create_topic("users")
+            assert not logs.create_topic("users", 7, exist_ok=True)
+            assert logs.partitions("users") == [0, 1]
+            with pytest.raises(UnknownTopicError, match="'users'"):
+                logs.log("user", 0)
+            with pytest.raises(UnknownTopicError, match="no partition 2"):
+                logs.log("users", 2)
+            with pytest.raises(UnknownSettingError):
+                logs.create_topic("more", 1, {"cleanup.polcy": "compact"})
+            assert logs.topics() == ["users"]
+
+    def test_a_symbolic_link(self, tmp_path: Path) -> None:
+        with opened(tmp_path / "a") as logs:
+            logs.create_topic("users")
+        with opened(tmp_path / "b") as logs:
+            logs.create_topic("other")
+        (tmp_path / "b" / "users-0").symlink_to(tmp_path / "a" / "users-0")
+        for mode in "ra":
+            with opened(tmp_path / "b", mode) as logs, pytest.raises(NotALogDirError, match="link"):
+                logs.view("users", 0)
+
+    def test_two_writers(self, tmp_path: Path) -> None:
+        code = f"from lastword.logdir import LogDirectory; LogDirectory.open({str(tmp_path)!r}, 'a')"
+        with opened(tmp_path, files=DEFAULT) as logs:
+            logs.create_topic("users")
+            with pytest.raises(LogDirLockedError):
+                opened(tmp_path)
+            other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+            assert "LogDirLockedError" in other.stderr and str(os.getpid()) in other.stderr
+            append(logs, "users", 0, 1)
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert other.returncode == 0, other.stderr
+
+
+def test_one_damaged_partition_stays_closed_the_others_serve(tmp_path: Path) -> None:
+    logs = opened(tmp_path)
+    logs.create_topic("users", 2)
+    for partition in (0, 1):
+        append(logs, "users", partition, 6)
+    logs.sync()
+    logs.abandon()
+    path = tmp_path / "users-0" / names.segment_file(0, names.LOG)
+    damaged = bytearray(path.read_bytes())
+    damaged[80] ^= 1
+    path.write_bytes(damaged)
+    with opened(tmp_path) as logs:
+        for _ in range(2):
+            with pytest.raises(CorruptBatchError):
+                logs.log("users", 0)
+        append(logs, "users", 1, 1)
+        assert [tp for tp, _ in logs.recovery.offline] == [TopicPartition("users", 0)]
+    assert path.read_bytes() == damaged
+    assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+
+
+class TestTheMarker:
+    def test_is_gone_while_open(self, tmp_path: Path) -> None:
+        with opened(tmp_path) as logs:
+            logs.create_topic("users")
+        assert (tmp_path / names.CLEAN_SHUTDOWN).exists()
+        logs = opened(tmp_path)
+        assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+        logs.abandon()
+        assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+
+    def test_comes_back_when_all_were_recovered(self, tmp_path: Path) -> None:
+        with opened(tmp_path) as logs:
+            logs.create_topic("users", 2)
+        logs = opened(tmp_path)
+        append(logs, "users", 0, 1)
+        logs.abandon()
+        with opened(tmp_path) as logs:
+            logs.log("users", 0)
+        assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()  # users-1 was not looked at
+        with opened(tmp_path) as logs:
+            logs.log("users", 0)
+            logs.log("users", 1)
+        assert (tmp_path / names.CLEAN_SHUTDOWN).exists()
+
+    def test_not_with_a_producer_whose_state_nobody_keeps(self, tmp_path: Path) -> None:
+        with opened(tmp_path) as logs:
+            logs.create_topic("users")
+            logs.log("users", 0).append_batch(batch((b"k", b"v"), producer_id=3))
+        assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+
+
+def test_deleting_a_topic(tmp_path: Path) -> None:
+    with opened(tmp_path) as logs:
+        logs.create_topic("users", 2, {"cleanup.policy": "compact"})
+        logs.create_topic("other")
+        append(logs, "users", 0, 3)
+        logs.set_first_dirty("users", 0, 2)
+        logs.sync()
+        logs.delete_topic("users")
+        assert logs.topics() == ["other"]
+        assert logs.create_topic("users")
+        assert logs.first_dirty("users", 0) is None
+        assert logs.topic_config("users").cleanup_policy is None
+        assert logs.log("users", 0).log_end == 0
+    assert "users 0 3" not in (tmp_path / names.RECOVERY_POINTS).read_text()
+
+
+def test_a_deletion_that_was_interrupted_is_finished(tmp_path: Path) -> None:
+    with opened(tmp_path) as logs:
+        logs.create_topic("users")
+    (tmp_path / "users-0").rename(tmp_path / f"users-0.{'0' * 32}-delete")
+    with opened(tmp_path) as logs:
+        assert logs.topics() == []
+    assert not list(tmp_path.glob("*-delete"))
+
+
+def test_first_dirty_is_kept_beside_others(tmp_path: Path) -> None:
+    with opened(tmp_path) as logs:
+        logs.create_topic("users")
+        append(logs, "users", 0, 5)
+        (tmp_path / names.FIRST_DIRTY).write_text("0\n1\nforeign 7 42\n")
+        logs.set_first_dirty("users", 0, 4)
+        assert logs.first_dirty("users", 0) == 4
+        logs.set_first_dirty("users", 0, 99)
+        assert logs.first_dirty("users", 0) == 5
+    assert "foreign 7 42" in (tmp_path / names.FIRST_DIRTY).read_text()
+
+
+def test_settings_hold_at_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as logs:
+        logs.create_topic("users")
+        log = logs.log("users", 0)
+        logs.set_topic_config("users", {"max.message.bytes": 150})
+        assert log.config.max_message_bytes == 150
+        logs.set_topic_config("users", {}, ["max.message.bytes"])
+        assert log.config.max_message_bytes == 1048588
+
+
+@pytest.mark.slow
+def test_every_power_cut_of_a_directorys_life(tmp_path: Path) -> None:
+    """Acknowledged records and created topics are there; the marker is only there when it is true."""
+    root = tmp_path / "root"
+    root.mkdir()
+    files = ForgetfulFiles(root)
+    for round_number in range(2):
+        logs = opened(root / "d", files=files)
+        if not round_number:
+            logs.create_topic("users", 2, {"segment.bytes": "700"})
+            files.mark("created")
+        append(logs, "users", 1, 9)
+        logs.sync()
+        files.mark(f"disk {9 * (round_number + 1)}")
+        logs.close()
+    for image in files.images(seeds=range(1)):
+        _check_image(image, tmp_path / "image")
+        shutil.rmtree(tmp_path / "image")
+
+
+def test_every_kill_of_a_directorys_life(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    files = ForgetfulFiles(root)
+    with opened(root / "d", files=files) as logs:
+        logs.create_topic("users", 2, {"segment.bytes": "700"})
+        files.mark("created")
+        append(logs, "users", 1, 9)
+        files.mark("disk 9")
+    for upto in range(len(files.journal) + 1):
+        _check_image(files.crash(upto, keep_all, f"kill after {upto}"), tmp_path / f"image{upto}")
+
+
+def _check_image(image, target: Path) -> None:  # type: ignore[no-untyped-def]
+    image.write(target)
+    if not (target / "d").exists():
+        assert not image.marks
+        return
+    marked = (target / "d" / names.CLEAN_SHUTDOWN).exists()
+    with opened(target / "d") as logs:
+        assert "created" not in image.marks or logs.topics() == ["users"], image.label
+        for topic in logs.topics():
+            assert "created" not in image.marks or logs.partitions(topic) == [0, 1], image.label
+            for partition in logs.partitions(topic):
+                log = logs.log(topic, partition)
+                assert indexes_fit(log) or marked, image.label
+                acked = max([int(m.split()[1]) for m in image.marks if m.startswith("disk")], default=0)
+                if partition == 1:
+                    assert log.log_end >= acked, image.label
+                assert records(log) == [pair(n) for n in range(log.log_end)], image.label
+        if marked:
+            assert logs.recovery.repaired == (), image.label
+    assert (target / "d" / names.CLEAN_SHUTDOWN).exists(), image.label
+    assert not list((target / "d").rglob("*.tmp"))

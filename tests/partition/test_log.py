@@ -1,0 +1,373 @@
+"""Appending, rolling, syncing and reading by one process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastword.clock import ManualClock
+from lastword.config import TopicConfig
+from lastword.errors import DiskFullError, RecordTooLargeError, SyncFailedError
+from lastword.files import Handle
+from lastword.partition import PartitionView
+from lastword.records.batch import crc_ok, read_header
+from lastword.segment import names
+from tests.doubles import RecordingFiles
+from tests.partition.logs import NOW, batch, fill, indexes_fit, make, one, opened, pair, records
+from tests.partition.nosync import UNSYNCED, UnsyncedFiles
+
+
+class SlowFiles(UnsyncedFiles):
+    """A drive that takes a while to sync."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs = 0
+
+    def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Handle:
+        handle = super().open_append(path, create=create, exclusive=exclusive)
+
+        def fsync() -> None:
+            self.syncs += 1
+            time.sleep(0.002)
+
+        handle.fsync = fsync  # type: ignore[method-assign]
+        return handle
+
+
+def test_offsets_go_on_over_rolls_and_reopenings(tmp_path: Path) -> None:
+    directory = make(tmp_path)
+    for opening in range(4):
+        log, recovery = opened(directory, files=UNSYNCED, clean=opening > 0)
+        assert recovery.repaired == ()
+        assert log.log_end == 11 * opening
+        fill(log, 11)
+        assert indexes_fit(log)
+        assert log.close()
+    log, _ = opened(directory, files=UNSYNCED, clean=True)
+    assert records(log) == [pair(n) for n in range(44)]
+    assert [s.base_offset for s in log.segments] == [0, 7, 14, 21, 28, 35, 42]
+    assert all(
+        s.next_offset == following.base_offset
+        for s, following in zip(log.segments, log.segments[1:], strict=False)
+    )
+
+
+def test_many_batches_in_one_call_are_the_bytes_of_single_calls(tmp_path: Path) -> None:
+    single, _ = opened(make(tmp_path / "a"), files=UNSYNCED)
+    many, _ = opened(make(tmp_path / "b"), files=UNSYNCED)
+    fill(single, 50)
+    appended = many.append_batches([one(n) for n in range(50)])
+    assert [a.base_offset for a in appended] == list(range(50))
+    single.close()
+    many.close()
+    listing = sorted(n for n in os.listdir(single.directory) if n != names.PRIVATE)  # noqa: PTH208
+    assert listing == sorted(n for n in os.listdir(many.directory) if n != names.PRIVATE)  # noqa: PTH208
+    for name in listing:
+        assert (Path(single.directory) / name).read_bytes() == (Path(many.directory) / name).read_bytes(), (
+            name
+        )
+
+
+def test_a_batch_of_several_records(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    assert log.append_batch(batch((b"a", b"1"), (b"b", None), (None, b""))) == (0, 2, NOW)
+    assert log.append_batch(batch((b"c", b"1"))) == (3, 3, NOW)
+    assert records(log) == [(0, b"a", b"1"), (1, b"b", None), (2, None, b""), (3, b"c", b"1")]
+
+
+def test_reading_from_any_offset(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 40)
+    for reader in (log, log.view(), PartitionView.load(UNSYNCED, log.directory)):
+        for start in range(41):
+            for end in (start, start + 1, start + 9, 40):
+                found = [h.base_offset for _, h, _ in reader.batches(start, end)]
+                assert found == list(range(start, min(end, 40)))
+
+
+def test_chunks_of_any_range(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 40)
+    from lastword.kernels.table import BASE_OFFSET
+
+    for start, end in ((0, 40), (3, 4), (6, 8), (13, 29), (39, 40), (40, 40), (5, 5)):
+        found = [
+            int(o) for chunk in log.chunks(start, end, chunk_bytes=250) for o in chunk.table[:, BASE_OFFSET]
+        ]
+        assert found == list(range(start, end))
+
+
+def test_lookup_by_time(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 30)
+    view = PartitionView.load(UNSYNCED, log.directory)
+    for number in range(30):
+        for reader in (log, view):
+            assert reader.offset_at(NOW + 1000 * number) == number
+            assert reader.offset_at(NOW + 1000 * number - 999) == number
+    assert log.offset_at(NOW + 30_000) is None
+
+
+class TestRolling:
+    def test_by_size(self, tmp_path: Path) -> None:
+        log, _ = opened(make(tmp_path), files=UNSYNCED)
+        fill(log, 7)
+        assert [s.base_offset for s in log.segments] == [0]
+        fill(log, 1)
+        assert [s.base_offset for s in log.segments] == [0, 7]
+
+    def test_by_message_time(self, tmp_path: Path) -> None:
+        config = TopicConfig(segment_ms=1000)
+        log, _ = opened(make(tmp_path), files=UNSYNCED, config=config)
+        for timestamp in (5000, 5500, 6000, 6001, 100, 7001, 7002):
+            log.append_batch(batch((b"k", b"v"), timestamp=timestamp))
+        assert [s.base_offset for s in log.segments] == [0, 3, 6]
+
+    def test_by_message_time_goes_on_after_reopening(self, tmp_path: Path) -> None:
+        config = TopicConfig(segment_ms=1000)
+        directory = make(tmp_path)
+        log, _ = opened(directory, files=UNSYNCED, config=config)
+        log.append_batch(batch((b"k", b"v"), timestamp=5000))
+        log.close()
+        log, _ = opened(directory, files=UNSYNCED, config=config, clean=True)
+        log.append_batch(batch((b"k", b"v"), timestamp=6000))
+        log.append_batch(batch((b"k", b"v"), timestamp=6001))
+        assert [s.base_offset for s in log.segments] == [0, 2]
+
+    def test_compacted_topics_roll_by_their_lag_too(self, tmp_path: Path) -> None:
+        config = TopicConfig(cleanup_policy=frozenset({"compact"}), max_compaction_lag_ms=1000)
+        log, _ = opened(make(tmp_path), files=UNSYNCED, config=config)
+        for timestamp in (5000, 6001):
+            log.append_batch(batch((b"k", b"v"), timestamp=timestamp))
+        assert len(log.segments) == 2
+
+    def test_by_the_clock_without_appends(self, tmp_path: Path) -> None:
+        clock = ManualClock(5000)
+        log, _ = opened(make(tmp_path), files=UNSYNCED, config=TopicConfig(segment_ms=1000), clock=clock)
+        assert not log.roll_if_due()
+        log.append_batch(batch((b"k", b"v"), timestamp=5000))
+        clock.advance(1000)
+        assert not log.roll_if_due()
+        clock.advance(1)
+        assert log.roll_if_due()
+        assert log.active.base_offset == 1
+
+    def test_by_a_full_index(self, tmp_path: Path) -> None:
+        config = TopicConfig(segment_index_bytes=48, index_interval_bytes=0)
+        for call in ("single", "many"):
+            log, _ = opened(make(tmp_path / call), files=UNSYNCED, config=config)
+            if call == "single":
+                fill(log, 12)
+            else:
+                log.append_batches([one(n) for n in range(12)])
+            assert [s.base_offset for s in log.segments] == [0, 4, 8]
+            assert all(Path(s.path(names.TIME_INDEX)).stat().st_size <= 48 for s in log.segments)
+
+    def test_an_empty_active_segment_is_not_rolled(self, tmp_path: Path) -> None:
+        log, _ = opened(make(tmp_path), files=UNSYNCED)
+        log.roll()
+        fill(log, 1)
+        log.roll()
+        log.roll()
+        assert [s.base_offset for s in log.segments] == [0, 1]
+        assert log.log_end == 1
+
+    def test_a_stray_file_of_the_new_name_is_in_nobodys_way(self, tmp_path: Path) -> None:
+        log, _ = opened(make(tmp_path), files=UNSYNCED)
+        fill(log, 1)
+        Path(log.directory, names.segment_file(1, names.INDEX)).write_bytes(b"stray")
+        log.roll()
+        fill(log, 1)
+        assert records(log) == [pair(0), pair(1)]
+
+
+class TestSync:
+    def test_the_old_segment_is_synced_before_the_new_one_exists(self, tmp_path: Path) -> None:
+        files = RecordingFiles(UNSYNCED)
+        log, _ = opened(make(tmp_path), files=files)
+        fill(log, 7)
+        before = len(files.calls)
+        fill(log, 1)
+        calls = [(c.name, os.path.basename(c.path)) for c in files.calls[before:] if c.changes]
+        first, new = names.segment_file(0, names.LOG), names.segment_file(7, names.LOG)
+        assert calls.index(("fsync", first)) < next(i for i, c in enumerate(calls) if c[1] == new)
+        assert log.synced_to == log.recovery_point == 7
+
+    def test_recovery_point_waits_for_the_indexes(self, tmp_path: Path) -> None:
+        log, _ = opened(make(tmp_path), files=UNSYNCED)
+        fill(log, 3)
+        assert (log.synced_to, log.recovery_point) == (0, 0)
+        log.sync()
+        assert (log.synced_to, log.recovery_point) == (3, 0)
+        log.flush()
+        assert (log.synced_to, log.recovery_point) == (3, 3)
+
+    def test_callers_share_a_sync(self, tmp_path: Path) -> None:
+        slow = SlowFiles()
+        log, _ = opened(make(tmp_path), files=slow, config=TopicConfig())
+        log.sync()
+        before = slow.syncs
+        synced = []
+
+        def writer() -> None:
+            for _ in range(20):
+                last = log.append_batch(one(0)).last_offset
+                log.sync()
+                synced.append(log.synced_to > last)
+
+        threads = [threading.Thread(target=writer) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(synced) and len(synced) == 120
+        assert slow.syncs - before < 60
+
+    def test_a_failed_sync_is_final(self, tmp_path: Path) -> None:
+        broken = []
+
+        def fail(call):  # type: ignore[no-untyped-def]
+            return SyncFailedError("planted") if broken and call.name == "fsync" else None
+
+        log, _ = opened(make(tmp_path), files=RecordingFiles(UNSYNCED, fail=fail))
+        fill(log, 2)
+        broken.append(1)
+        with pytest.raises(SyncFailedError):
+            log.sync()
+        broken.clear()
+        for again in (log.sync, log.flush, lambda: fill(log, 1), log.roll):
+            with pytest.raises(SyncFailedError):
+                again()
+        assert log.synced_to == 0
+        assert not log.close()
+
+    def test_what_a_kill_left_is_synced_with_the_first_sync(self, tmp_path: Path) -> None:
+        directory = make(tmp_path)
+        log, _ = opened(directory, files=UNSYNCED)
+        fill(log, 20)
+        log.abandon()
+        files = RecordingFiles(UNSYNCED)
+        log, _ = opened(directory, files=files)
+        before = len(files.calls)
+        log.sync()
+        synced = {os.path.basename(c.path) for c in files.calls[before:] if c.name == "fsync"}
+        assert {names.segment_file(base, names.LOG) for base in (0, 7, 14)} <= synced
+        assert log.synced_to == 20
+
+
+class TestRefusals:
+    def test_a_batch_too_large(self, tmp_path: Path) -> None:
+        config = TopicConfig(max_message_bytes=200)
+        log, _ = opened(make(tmp_path), files=UNSYNCED, config=config)
+        with pytest.raises(RecordTooLargeError):
+            log.append_batches([one(0), batch((b"k", b"x" * 200))])
+        assert log.log_end == 0 and log.active.size == 0
+
+    def test_a_full_drive_leaves_the_log_as_it_was(self, tmp_path: Path) -> None:
+        """At each write in turn, the indexes' too."""
+        for number in range(1, 40):
+            seen = []
+
+            def fail(call, seen=seen, number=number):  # type: ignore[no-untyped-def]
+                if call.name in ("append", "open_append") and call.changes:
+                    seen.append(call)
+                    if len(seen) == number:
+                        return DiskFullError("planted")
+                return None
+
+            directory = make(tmp_path / str(number))
+            try:
+                log, _ = opened(directory, files=RecordingFiles(UNSYNCED, fail=fail))
+            except DiskFullError:
+                continue
+            failures = 0
+            for _ in range(20):
+                end = log.log_end
+                try:
+                    fill(log, 1)
+                except DiskFullError:
+                    failures += 1
+                    assert log.log_end == end
+                    fill(log, 1)
+            assert failures == (len(seen) >= number), number
+            assert records(log) == [pair(n) for n in range(20)]
+            assert indexes_fit(log)
+            log.close()
+
+    def test_closed_is_closed(self, tmp_path: Path) -> None:
+        log, _ = opened(make(tmp_path), files=UNSYNCED)
+        assert log.close()
+        assert not log.close()
+        with pytest.raises(ValueError):
+            fill(log, 1)
+
+
+def test_log_append_time(tmp_path: Path) -> None:
+    config = TopicConfig(message_timestamp_type="LogAppendTime")
+    clock = ManualClock(99_000)
+    log, _ = opened(make(tmp_path), files=UNSYNCED, config=config, clock=clock)
+    assert log.append_batch(one(5)).timestamp == 99_000
+    _, header, data = next(log.batches(0))
+    assert header.log_append and header.max_timestamp == 99_000
+    assert crc_ok(data, read_header(data, 0, len(data), "x"))
+
+
+def test_leader_epochs(tmp_path: Path) -> None:
+    directory = make(tmp_path)
+    (Path(directory) / names.LEADER_EPOCHS).write_text("0\n2\n0 0\n4 0\n")
+    log, _ = opened(directory, files=UNSYNCED)  # epochs whose offsets do not rise count as none
+    fill(log, 1)
+    assert (Path(directory) / names.LEADER_EPOCHS).read_text() == "0\n1\n0 0\n"
+    log.close()
+    (Path(directory) / names.LEADER_EPOCHS).write_text("0\n2\n0 0\n4 1\n")
+    log, _ = opened(directory, files=UNSYNCED, clean=True)
+    fill(log, 1)
+    assert [h.leader_epoch for _, h, _ in log.batches(0)] == [0, 4]
+    log.close()
+    (Path(directory) / names.LEADER_EPOCHS).write_text("0\n2\n0 0\n9 50\n")
+    log, _ = opened(directory, files=UNSYNCED)
+    assert [(e.epoch, e.start_offset) for e in log.epochs.entries] == [(0, 0), (4, 1)]
+
+
+def test_appending_and_reading_threads(tmp_path: Path) -> None:
+    """Readers beside a writer, in this process and as another would: always a prefix, never less than before."""
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    done = threading.Event()
+    problems: list[BaseException] = []
+
+    def reader(load) -> None:  # type: ignore[no-untyped-def]
+        least = 0
+        try:
+            while not done.is_set():
+                source = load()
+                found = [h.base_offset for _, h, _ in source.batches(max(0, least - 20))]
+                assert found == list(range(max(0, least - 20), max(0, least - 20) + len(found)))
+                assert source.log_end >= least
+                least = source.log_end
+        except BaseException as error:
+            problems.append(error)
+
+    readers = [
+        threading.Thread(target=reader, args=(load,))
+        for load in (lambda: log, log.view, lambda: PartitionView.load(UNSYNCED, log.directory))
+    ]
+    for thread in readers:
+        thread.start()
+    writers = [
+        threading.Thread(target=lambda: [log.append_batch(one(0)) for _ in range(100)]) for _ in range(3)
+    ]
+    for thread in writers:
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert not problems
+    assert log.log_end == 300

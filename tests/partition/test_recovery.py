@@ -1,0 +1,352 @@
+"""What opening does with damage: what is cut, what is refused, what is rebuilt, what other writers left
+behind.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import CorruptBatchError, UnknownMagicError
+from lastword.partition import PartitionView
+from lastword.partition.synced import read_synced
+from lastword.segment import names
+from tests.partition.logs import (
+    at_offset,
+    batch,
+    compacted,
+    fill,
+    indexes_fit,
+    leftovers,
+    make,
+    newest,
+    one,
+    opened,
+    pair,
+    records,
+)
+from tests.partition.nosync import UNSYNCED
+
+
+def filled(path: Path, count: int, *, sync: bool = False) -> str:
+    """A directory with `count` records, left as a killed writer leaves it."""
+    directory = make(path)
+    log, _ = opened(directory, files=UNSYNCED)
+    fill(log, count)
+    if sync:
+        log.sync()
+    log.abandon()
+    return directory
+
+
+def append_bytes(path: str, data: bytes) -> None:
+    with Path(path).open("ab") as file:
+        file.write(data)
+
+
+def overwrite(path: str, position: int, data: bytes) -> None:
+    with Path(path).open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def log_file(directory: str, base: int) -> str:
+    return os.path.join(directory, names.segment_file(base, names.LOG))
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_torn_tail_of_every_length_is_cut(tmp_path: Path, synced: bool) -> None:
+    directory = filled(tmp_path, 3, sync=synced)
+    path = log_file(directory, 0)
+    size = Path(path).stat().st_size
+    whole = at_offset(one(3), 3)
+    for length in range(1, len(whole)):
+        append_bytes(path, whole[:length])
+        view = PartitionView.load(UNSYNCED, directory)
+        assert view.log_end == 3 and records(view) == [pair(n) for n in range(3)]
+        log, recovery = opened(directory, files=UNSYNCED)
+        assert log.log_end == 3
+        assert recovery.cut_bytes == length
+        assert Path(path).stat().st_size == size
+        log.abandon()
+    append_bytes(path, whole)
+    log, recovery = opened(directory, files=UNSYNCED)
+    assert log.log_end == 4 and recovery.cut_bytes == 0
+
+
+def test_a_batch_whose_end_is_zeros_is_cut(tmp_path: Path) -> None:
+    """Sizes may reach the drive before bytes. Cut behind the length, the batch looks like a message of magic
+    0.
+    """
+    directory = filled(tmp_path, 3)
+    path = log_file(directory, 0)
+    whole = at_offset(one(3), 3)
+    for length in range(1, len(whole) - 1):
+        append_bytes(path, whole[:length] + bytes(len(whole) - length))
+        assert PartitionView.load(UNSYNCED, directory).log_end == 3
+        log, recovery = opened(directory, files=UNSYNCED)
+        assert (log.log_end, recovery.cut_bytes) == (3, len(whole))
+        log.abandon()
+
+
+@pytest.mark.parametrize(
+    "tail", [bytes(5), bytes(100_000), b"\xff" * 300, os.urandom(200), b"\x00" * 16 + b"\x02"]
+)
+def test_bytes_of_no_batch_are_cut_after_a_clean_stop_too(tmp_path: Path, tail: bytes) -> None:
+    """Kafka believes the marker, and then loses the next append behind them."""
+    directory = make(tmp_path)
+    log, _ = opened(directory)
+    fill(log, 4)
+    assert log.close()
+    append_bytes(log_file(directory, 0), tail)
+    log, recovery = opened(directory, clean=True)
+    assert recovery.cut_bytes == len(tail)
+    fill(log, 1)
+    assert records(log) == [pair(n) for n in range(5)]
+
+
+def test_every_bit_of_the_last_batch(tmp_path: Path) -> None:
+    """A flipped bit in the last batch: it goes, or (in the leader epoch, which no checksum covers) it stays
+    as it was.
+    """
+    directory = filled(tmp_path, 3)
+    path = log_file(directory, 0)
+    good = Path(path).read_bytes()
+    start = len(good) - len(one(2))
+    for position in range(start, len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 1 << position % 8
+        Path(path).write_bytes(bad)
+        try:
+            log, _ = opened(directory, files=UNSYNCED)
+        except CorruptBatchError as error:  # a base offset that no index can hold
+            assert error.code == "offset-overflow" and position < start + 8
+            continue
+        found = records(log)
+        log.abandon()
+        if start + 12 <= position < start + 16:
+            assert found == [pair(n) for n in range(3)]
+        elif found != [pair(0), pair(1)]:  # a base offset that still rises cannot be told from a gap
+            assert position < start + 8 and found[:2] == [pair(0), pair(1)]
+        Path(path).write_bytes(good)
+
+
+def test_damage_below_what_was_synced_takes_the_partition_offline(tmp_path: Path) -> None:
+    directory = filled(tmp_path, 5, sync=True)
+    assert read_synced(UNSYNCED, directory) == 5
+    path = log_file(directory, 0)
+    before = Path(path).read_bytes()
+    overwrite(path, 2 * len(one(0)) + 70, b"\xee")
+    with pytest.raises(CorruptBatchError) as caught:
+        opened(directory, files=UNSYNCED)
+    assert caught.value.file == path and caught.value.position == 2 * len(one(0)) and caught.value.offset == 2
+    assert len(Path(path).read_bytes()) == len(before)
+
+
+def test_damage_in_a_closed_segment_is_not_cut_when_later_ones_were_synced(tmp_path: Path) -> None:
+    directory = filled(tmp_path, 20)
+    overwrite(log_file(directory, 0), 600 + 70, b"\xee")
+    with pytest.raises(CorruptBatchError, match="segment 7"):
+        opened(directory, files=UNSYNCED)
+    assert os.path.exists(log_file(directory, 14))  # noqa: PTH110
+
+
+def test_damage_in_a_foreign_log_above_its_recovery_point_is_cut_with_all_behind_it(tmp_path: Path) -> None:
+    """A broker syncs in the background: after a power cut a closed segment may be torn while the next one is
+    there.
+    """
+    directory = filled(tmp_path, 20)
+    (Path(directory) / names.PRIVATE / names.SYNCED).unlink()
+    overwrite(log_file(directory, 7), 2 * len(one(0)) + 70, b"\xee")
+    log, recovery = opened(directory, files=UNSYNCED, recovery_point=7)
+    assert log.log_end == 9
+    assert records(log) == [pair(n) for n in range(9)]
+    assert {r.code for r in recovery.repaired} >= {"torn-tail", "lost-segment"}
+    assert indexes_fit(log)
+
+
+def test_only_segments_from_the_recovery_point_on_are_walked(tmp_path: Path) -> None:
+    directory = filled(tmp_path, 30)
+    _, recovery = opened(directory, files=UNSYNCED, recovery_point=21)
+    assert recovery.walked == 2
+    assert opened(directory, files=UNSYNCED, clean=True)[1].walked == 0
+
+
+def test_offsets_that_do_not_rise_end_the_log_there(tmp_path: Path) -> None:
+    directory = filled(tmp_path, 4)
+    append_bytes(log_file(directory, 0), at_offset(one(2), 2))
+    log, recovery = opened(directory, files=UNSYNCED)
+    assert log.log_end == 4
+    assert "follows" in recovery.repaired[0].text
+
+
+@pytest.mark.parametrize("damaged_first", [False, True])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_old_formats_are_never_cut(tmp_path: Path, magic: int, damaged_first: bool) -> None:
+    directory = filled(tmp_path, 2)
+    path = log_file(directory, 0)
+    body = bytes([magic]) + bytes(1 + 8 * magic) + b"\0\0\0\1k\0\0\0\1v"
+    entry = (
+        (2).to_bytes(8, "big")
+        + (len(body) + 4).to_bytes(4, "big")
+        + zlib.crc32(body).to_bytes(4, "big")
+        + body
+    )
+    if damaged_first:  # the next one is sound
+        append_bytes(path, entry[:-1] + b"?")
+    append_bytes(path, entry)
+    size = Path(path).stat().st_size
+    with pytest.raises(UnknownMagicError):
+        opened(directory, files=UNSYNCED)
+    with pytest.raises(UnknownMagicError):
+        records(PartitionView.load(UNSYNCED, directory))
+    assert Path(path).stat().st_size == size
+
+
+@pytest.mark.parametrize("extension", [names.INDEX, names.TIME_INDEX])
+@pytest.mark.parametrize("damage", ["missing", "empty", "zeros", "ones", "short", "foreign"])
+def test_indexes_are_built_again(tmp_path: Path, extension: str, damage: str) -> None:
+    directory = filled(tmp_path, 20)
+    path = Path(directory) / names.segment_file(7, extension)
+    good = path.read_bytes()
+    bad = {
+        "empty": b"",
+        "zeros": bytes(4096),
+        "ones": b"\xff" * 120,
+        "short": good[:-3],
+        "foreign": good[: len(good) // 2] * 4,
+    }
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(bad[damage])
+    view = PartitionView.load(UNSYNCED, directory)
+    assert records(view) == [pair(n) for n in range(20)]
+    for number in range(20):
+        assert [h.base_offset for _, h, _ in view.batches(number, number + 1)] == [number]
+        assert view.offset_at(1_700_000_000_000 + 1000 * number) == number
+    log, _ = opened(directory, files=UNSYNCED)
+    assert path.read_bytes() == good
+    assert indexes_fit(log)
+
+
+def test_an_index_without_a_log_goes(tmp_path: Path) -> None:
+    directory = filled(tmp_path, 3)
+    (Path(directory) / names.segment_file(99, names.INDEX)).write_bytes(b"")
+    opened(directory, files=UNSYNCED)
+    assert not (Path(directory) / names.segment_file(99, names.INDEX)).exists()
+
+
+def test_a_swap_of_kafka_with_a_stale_cleaned_below_is_finished(tmp_path: Path) -> None:
+    """Kafka would undo it, although its sources are on their way out already, and lose their range."""
+    directory = make(tmp_path)
+    log, _ = opened(directory, files=UNSYNCED)
+    fill(log, 38)
+    old = records(log)
+    sources = list(log.segments[1:4])
+    output = compacted(log, sources)
+    log.abandon()
+    root = Path(directory)
+    for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
+        name = names.segment_file(7, extension)
+        os.rename(os.path.join(output.directory, name), root / f"{name}.swap")  # noqa: PTH104
+        os.rename(root / name, root / f"{name}.deleted")  # noqa: PTH104
+    (root / f"{names.segment_file(0, names.LOG)}.cleaned").write_bytes(b"half")
+    assert newest(records(PartitionView.load(UNSYNCED, directory))) == newest(old)
+    log, recovery = opened(directory, files=UNSYNCED)
+    assert "swap-finished" in {r.code for r in recovery.repaired}
+    assert newest(records(log)) == newest(old) and len(records(log)) < len(old)
+    assert leftovers(directory) == []
+
+
+def test_a_torn_swap_is_undone_while_its_sources_are_there(tmp_path: Path) -> None:
+    directory = filled(tmp_path, 20)
+    whole = Path(log_file(directory, 7)).read_bytes()
+    Path(log_file(directory, 7) + ".swap").write_bytes(whole[:-5])
+    old = [pair(n) for n in range(20)]
+    assert records(PartitionView.load(UNSYNCED, directory)) == old
+    log, recovery = opened(directory, files=UNSYNCED)
+    assert records(log) == old and leftovers(directory) == []
+    assert "swap-undone" in {r.code for r in recovery.repaired}
+
+
+def test_snapshots_are_not_deleted_by_a_finished_swap(tmp_path: Path) -> None:
+    """Kafka deletes every file in the range."""
+    directory = make(tmp_path)
+    log, _ = opened(directory, files=UNSYNCED)
+    fill(log, 38)
+    sources = list(log.segments[1:4])
+    output = compacted(log, sources)
+    log.abandon()
+    root = Path(directory)
+    for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
+        name = names.segment_file(7, extension)
+        os.rename(os.path.join(output.directory, name), root / f"{name}.swap")  # noqa: PTH104
+    snapshot = root / names.segment_file(7, names.SNAPSHOT)
+    assert snapshot.exists()
+    opened(directory, files=UNSYNCED)
+    assert snapshot.exists()
+
+
+def test_the_log_start_of_the_checkpoint_holds(tmp_path: Path) -> None:
+    directory = filled(tmp_path, 20)
+    log, _ = opened(directory, files=UNSYNCED, log_start=9)
+    assert log.log_start == 9
+    assert records(log) == [pair(n) for n in range(9, 20)]
+
+
+def test_a_log_start_above_the_log_end_is_where_the_log_goes_on(tmp_path: Path) -> None:
+    directory = filled(tmp_path, 5)
+    log, _ = opened(directory, files=UNSYNCED, log_start=9)
+    assert (log.log_start, log.log_end) == (9, 9)
+    assert log.append_batch(one(9)).base_offset == 9
+    log.abandon()
+    log, recovery = opened(directory, files=UNSYNCED, log_start=1 << 60)
+    assert log.log_end == 10 and "checkpoint" in {r.code for r in recovery.repaired}
+
+
+class TestProducerState:
+    def test_known_empty_after_a_kill(self, tmp_path: Path) -> None:
+        directory = filled(tmp_path, 20)
+        log, _ = opened(directory, files=UNSYNCED)
+        assert log.close()
+        assert (
+            Path(directory) / names.segment_file(20, names.SNAPSHOT)
+        ).read_bytes().hex() == "000148674bc700000000"
+
+    def test_not_known_with_a_producer(self, tmp_path: Path) -> None:
+        directory = filled(tmp_path, 3)
+        append_bytes(log_file(directory, 0), at_offset(batch((b"k", b"v"), producer_id=7), 3))
+        log, _ = opened(directory, files=UNSYNCED)
+        assert not log.close()
+
+    def test_a_snapshot_at_the_end_stays_right_until_something_is_appended(self, tmp_path: Path) -> None:
+        directory = filled(tmp_path, 3)
+        append_bytes(log_file(directory, 0), at_offset(batch((b"k", b"v"), producer_id=7), 3))
+        snapshot = Path(directory) / names.segment_file(4, names.SNAPSHOT)
+        from lastword.partition.producers import count_entries
+
+        data = bytes.fromhex(
+            "00019ec4871b00000002000000000000000500020000000b0000000000000016000000020000018bcfe56800000000070000"
+            "00000000001400000000000000090000ffffffffffffffffffffffff000000000000018bcfe569f4ffffffffffffffffffff"
+            "ffff"
+        )
+        assert count_entries(data) == 2
+        assert count_entries(data[:-1]) is None
+        snapshot.write_bytes(data)
+        log, _ = opened(directory, files=UNSYNCED, clean=True)
+        assert log.close()
+        assert snapshot.read_bytes() == data
+        log, _ = opened(directory, files=UNSYNCED, clean=True)
+        fill(log, 1)
+        assert not log.close()
+
+    def test_snapshots_above_the_end_go(self, tmp_path: Path) -> None:
+        directory = filled(tmp_path, 3)
+        from lastword.partition.producers import EMPTY_SNAPSHOT
+
+        (Path(directory) / names.segment_file(9, names.SNAPSHOT)).write_bytes(EMPTY_SNAPSHOT)
+        opened(directory, files=UNSYNCED)
+        assert not (Path(directory) / names.segment_file(9, names.SNAPSHOT)).exists()

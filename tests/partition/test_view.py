@@ -1,0 +1,102 @@
+"""What a reader without a lock sees of a directory that others write to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import CorruptBatchError, FileVanishedError
+from lastword.partition import PartitionView
+from lastword.segment import names
+from tests.partition.logs import fill, make, one, opened, pair, records
+from tests.partition.nosync import UNSYNCED
+
+
+def test_an_empty_directory(tmp_path: Path) -> None:
+    view = PartitionView.load(UNSYNCED, make(tmp_path))
+    assert (view.log_start, view.log_end, view.segments, view.active) == (0, 0, (), None)
+    assert records(view) == []
+    with pytest.raises(FileVanishedError):
+        PartitionView.load(UNSYNCED, str(tmp_path / "other-0"))
+
+
+def test_a_view_is_a_snapshot_until_it_is_refreshed(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 5)
+    views = [PartitionView.load(UNSYNCED, log.directory), log.view()]
+    fill(log, 20)
+    for view in views:
+        assert records(view) == [pair(n) for n in range(5)]
+        view.refresh()
+        assert records(view) == [pair(n) for n in range(25)]
+        assert (view.topic, view.partition) == ("users", 0)
+
+
+def test_a_batch_that_is_half_there_is_not_there_yet(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 6)
+    path, size = log.active.file, log.active.size
+    log.append_batch(one(6))
+    whole = Path(path).read_bytes()
+    for end in range(size, len(whole)):
+        Path(path).write_bytes(whole[:end])
+        view = PartitionView.load(UNSYNCED, log.directory)
+        assert view.log_end == 6 and view.segments[-1].size == size
+        Path(path).write_bytes(whole[:end] + bytes(len(whole) - end))
+        assert PartitionView.load(UNSYNCED, log.directory).log_end in (6, 7)
+    Path(path).write_bytes(whole)
+    assert PartitionView.load(UNSYNCED, log.directory).log_end == 7
+
+
+def test_damage_with_sound_batches_behind_it_is_an_error_not_an_end(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 6)
+    good = Path(log.active.file).read_bytes()
+    for field in (8, 16, 70):  # length, magic, a record
+        bad = bytearray(good)
+        bad[200 + field] ^= 0x55
+        Path(log.active.file).write_bytes(bad)
+        view = PartitionView.load(UNSYNCED, log.directory)
+        assert view.log_end == 6
+        if field != 70:
+            with pytest.raises((CorruptBatchError, Exception)) as caught:
+                records(view)
+            assert getattr(caught.value, "position", None) == 200
+        with pytest.raises(Exception) as caught:
+            for _ in view.chunks(0):
+                pass
+        assert getattr(caught.value, "position", None) == 200
+
+
+def test_the_log_start_comes_from_the_roots_checkpoint(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 10)
+    checkpoint = tmp_path / names.LOG_STARTS
+    checkpoint.write_text("0\n2\nother 0 3\nusers 0 4\n")
+    assert PartitionView.load(UNSYNCED, log.directory).log_start == 4
+    for damaged in ("", "0\n1\nusers 0 99\n", "0\n7\nusers 0 4\n", "1\n0\n", "x", "0\n1\nusers 0 -4\n"):
+        checkpoint.write_text(damaged)
+        assert PartitionView.load(UNSYNCED, log.directory).log_start == 0
+
+
+def test_a_segment_that_was_replaced_is_noticed(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 20)
+    view = PartitionView.load(UNSYNCED, log.directory)
+    path = view.segments[0].file
+    copy = path + ".copy"
+    Path(copy).write_bytes(Path(path).read_bytes())
+    os.rename(copy, path)  # noqa: PTH104
+    with pytest.raises(FileVanishedError):
+        _ = view.segments[0].handle
+    assert records(view) == [pair(n) for n in range(20)]
+
+
+def test_names_of_nobody_are_ignored(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 3)
+    for name in ("notes.txt", "x.log", "00000000000000000009.checkpoint", "00000000000000000002.log.tmp"):
+        Path(log.directory, name).write_bytes(b"?")
+    assert records(PartitionView.load(UNSYNCED, log.directory)) == [pair(n) for n in range(3)]

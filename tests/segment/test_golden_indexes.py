@@ -1,0 +1,113 @@
+"""Kafka's own segments: what is read of them, and the indexes that are built for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import UnknownMagicError
+from lastword.files import DEFAULT
+from lastword.segment import Segment, names
+from lastword.segment.offset_index import OffsetIndex
+from lastword.segment.recover import inspect
+from lastword.segment.time_index import TimeIndex
+from tests.golden.loader import case
+from tests.golden.loader import names as case_names
+
+KINDS = (names.INDEX, names.TIME_INDEX)
+CASES = [
+    n for pattern in ("v2-*", "compact-none-*", "compact-lz4-*", "dir-torn") for n in case_names(pattern)
+]
+
+
+@pytest.fixture(params=CASES)
+def stages(request: pytest.FixtureRequest, tmp_path: Path) -> list[tuple[str, str, Path]]:
+    golden = case(request.param)
+    golden.unpack(tmp_path)
+    return [(request.param, stage, tmp_path / stage) for stage in golden.stages]
+
+
+def logs(root: Path) -> list[Path]:
+    return [p for p in sorted(root.rglob("*.log")) if not p.parent.name.startswith("__")]
+
+
+def test_headers_positions_and_timestamps(stages: list[tuple[str, str, Path]]) -> None:
+    for name, stage, root in stages:
+        listed: dict[str, list[dict]] = {}
+        for line in case(name).batches(stage):
+            if "tail" not in line:
+                listed.setdefault(_file(line), []).append(line)
+        for path in logs(root):
+            found = inspect(DEFAULT, str(path.parent), int(path.stem), index_interval_bytes=4096)
+            segment = Segment.load(DEFAULT, str(path.parent), int(path.stem))
+            segment.size = found.size
+            headers = list(segment.headers())
+            expected = listed.get(f"{path.parent.name}/{path.name}", [])
+            assert [h.position for h in headers] == [b["position"] for b in expected]
+            assert [h.last_offset for h in headers] == [b["lastOffset"] for b in expected]
+            if headers:
+                assert segment.next_offset == headers[-1].next_offset == found.next_offset
+                assert (
+                    segment.largest_timestamp
+                    == max(h.max_timestamp for h in headers)
+                    == found.largest_timestamp
+                )
+            for header in headers:
+                assert segment.position_of(header.last_offset) == header.position
+                assert segment.end_position_of(header.next_offset) == header.end
+                first = next(h.position for h in headers if h.max_timestamp >= header.max_timestamp)
+                assert segment.position_of_timestamp(header.max_timestamp) == first
+
+
+def _file(line: dict) -> str:
+    return line["file"] if "/" in line["file"] else f"{line['partition']}/{line['file']}"
+
+
+def test_index_entries(stages: list[tuple[str, str, Path]]) -> None:
+    """The entries that Kafka's own classes read of its indexes."""
+    compared = 0
+    for name, stage, root in stages:
+        listed: dict[str, list[dict]] = {}
+        for line in case(name).indexes(stage):
+            if "zeroTail" not in line:
+                listed.setdefault(_file(line), []).append(line)
+        for path in logs(root):
+            base, size = int(path.stem), path.stat().st_size
+            data = {e: path.with_suffix(e).read_bytes() for e in KINDS if path.with_suffix(e).exists()}
+            for extension in data:
+                lines = listed.get(f"{path.parent.name}/{path.stem}{extension}", [])
+                if extension == names.INDEX:
+                    offsets = OffsetIndex(data[extension], base, size)
+                    assert not offsets.damaged
+                    assert [(e.offset, e.position) for e in offsets.entries()] == [
+                        (line["offset"], line["position"]) for line in lines
+                    ]
+                else:
+                    times = TimeIndex(data[extension], base)
+                    assert not times.damaged
+                    assert [(e.timestamp, e.offset) for e in times.entries()] == [
+                        (line["timestamp"], line["offset"]) for line in lines
+                    ]
+                compared += len(lines)
+    assert compared
+
+
+@pytest.mark.parametrize("name", case_names("v2-*"))
+def test_rebuilt_indexes_are_the_bytes_that_kafka_wrote(name: str, tmp_path: Path) -> None:
+    golden = case(name)
+    golden.unpack(tmp_path)
+    interval = int(golden.config.get("index.interval.bytes", 4096))
+    for path in logs(tmp_path):
+        built = inspect(DEFAULT, str(path.parent), int(path.stem), index_interval_bytes=interval)
+        assert built.damage is None
+        assert built.offset_entries == path.with_suffix(names.INDEX).read_bytes()
+        assert built.time_entries == path.with_suffix(names.TIME_INDEX).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["v0-none", "v1-gzip"])
+def test_old_formats_say_so(tmp_path: Path, name: str) -> None:
+    case(name).unpack(tmp_path)
+    path = logs(tmp_path)[0]
+    with pytest.raises(UnknownMagicError):
+        list(Segment.load(DEFAULT, str(path.parent), int(path.stem)).headers())
