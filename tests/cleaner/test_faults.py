@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,11 @@ def refused(log: LogBuilder, error: type[DataError] = CertificateError) -> DataE
     return caught.value
 
 
+def named(kernel: Any, args: tuple[Any, ...]) -> dict[str, Any]:
+    """The arguments of a kernel by their names."""
+    return dict(zip(inspect.signature(kernel.py_func).parameters, args, strict=True))
+
+
 def test_two_keys_taken_for_one(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a map that trusts a hash would: the map is told that d is e."""
     from lastword.resolve import resolver
@@ -74,16 +80,17 @@ def test_two_keys_taken_for_one(users: LogBuilder, monkeypatch: pytest.MonkeyPat
 
     # The kernel compares key bytes, so the confusion is planted in what it stored: after the first segment
     # the arena's copy of `d` is turned into `e`, and the slot's tag with it.
-    def plant(plain: Any, table: Any, rows: int, block: Any, state: Any, words: Any, *rest: Any) -> Any:
-        status = real(plain, table, rows, block, state, words, *rest)
-        if int(table[0, fields.BASE_OFFSET]) == 0:
+    def plant(*args: Any) -> Any:
+        status = real(*args)
+        given = named(real, args)
+        block, state = given["block"], given["state"]
+        if int(given["table"][0, fields.BASE_OFFSET]) == 0:
             arena = block[: int(state[resolver.loops.ARENA_END])]
-            places = np.flatnonzero(arena == ord("d"))
-            for place in places.tolist():
+            for place in np.flatnonzero(arena == ord("d")).tolist():
                 if arena[place - 1] == 1:
                     arena[place] = ord("e")
             block[int(state[resolver.loops.SLOTS_START]) :] = 0
-            resolver.loops.rebuild(block, state, words)
+            resolver.loops.rebuild(block, state, given["words"])
         return status
 
     monkeypatch.setattr(resolver.loops, "resolve_rows", plant)
@@ -176,10 +183,11 @@ def test_an_old_record_kept_in_place_of_the_new(users: LogBuilder, monkeypatch: 
 def test_a_dropped_newest_record(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     real = rewrite.repack_rows
 
-    def forgetful(raw: Any, plain: Any, table: Any, rows: int, row: int, *rest: Any) -> Any:
-        if int(table[0, fields.BASE_OFFSET]) == 5:  # the segment with new-a loses its first batch
-            row = max(row, 1)
-        return real(raw, plain, table, rows, row, *rest)
+    def forgetful(*args: Any) -> Any:
+        given = named(real, args)
+        if int(given["table"][0, fields.BASE_OFFSET]) == 5:  # the segment with new-a loses its first batch
+            given["row"] = max(given["row"], 1)
+        return real(*given.values())
 
     monkeypatch.setattr(rewrite, "repack_rows", forgetful)
     assert "records instead of" in refused(users).message

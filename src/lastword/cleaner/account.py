@@ -134,10 +134,6 @@ def count_failure(directory: str) -> None:
     metrics.CLEANER_ROUNDS.add(1, os.path.dirname(directory), "failed")
 
 
-def count_certificate_failure(directory: str) -> None:
-    metrics.CERTIFICATE_FAILURES.add(1, os.path.dirname(directory))
-
-
 def _certificate(done: Sequence[BuiltGroup]) -> Certificate | None:
     if not done:
         return None

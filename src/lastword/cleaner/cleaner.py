@@ -21,22 +21,19 @@ from lastword.cleaner.built import BuiltGroup, BuiltRound
 from lastword.cleaner.choose import NEWEST, TOMBSTONE_HORIZON, Plan, choose
 from lastword.cleaner.groups import Group, Limits, group
 from lastword.cleaner.report import CleanRound
+from lastword.cleaner.steps import Steps, Stopped
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import (
     BusyError,
-    CertificateError,
-    DataError,
     DiskFullError,
     LastwordError,
-    UnsupportedBatchError,
 )
 from lastword.files import Files
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
-from lastword.segment import names
 from lastword.segment.segment import Segment
-from lastword.values import Progress, ProgressLike
+from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
     from lastword.resolve import Resolution
@@ -70,7 +67,7 @@ def clean(
             return None
         try:
             built = _build(log.files, log.directory, log.segments, plan, log.clock, salt, progress, stop)
-        except _Stopped:
+        except Stopped:
             built = BuiltRound(plan, account.nothing_mapped(), ())
             return account.close(log.directory, built, [], complete=False, swap_seconds=0.0)
         except LastwordError:
@@ -136,7 +133,7 @@ def publish(log: PartitionLog, built: BuiltRound, *, record_first_dirty: Callabl
             staging.discard(log.files, one.output.directory)
             swap_seconds += log.clock.monotonic() - started
             done.append(one)
-    except _Stopped:
+    except Stopped:
         complete = False
     except LastwordError:
         account.count_failure(log.directory)
@@ -171,7 +168,7 @@ def plan(
     if chosen.action != "clean":
         return chosen
     sources = _below(view.segments, chosen.limit)
-    steps = _Steps("plan", sum(one.size for one in sources), clock, progress, None)
+    steps = Steps("plan", sum(one.size for one in sources), clock, progress, None)
     resolution = _resolve(sources, chosen, salt, steps)
     found = group(resolution.segments, _limits(chosen))
     if not found:
@@ -254,15 +251,15 @@ def _build(
 ) -> BuiltRound:
     """Map now; rewrite each group when it is asked for."""
     sources = _below(segments, plan.limit)
-    steps = _Steps("clean", sum(one.size for one in sources), clock, progress, stop)
-    with _quarantining(files, directory, plan):
+    steps = Steps("clean", sum(one.size for one in sources), clock, progress, stop)
+    with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
         resolution = _resolve(sources, plan, salt, steps)
     found = group(resolution.segments, _limits(plan))
     rewritten = _rewrite_each(files, directory, sources, plan, resolution, found, steps)
     return BuiltRound(plan, account.mapped(plan, resolution), rewritten)
 
 
-def _resolve(sources: Sequence[Segment], plan: Plan, salt: bytes | None, steps: _Steps) -> Resolution:
+def _resolve(sources: Sequence[Segment], plan: Plan, salt: bytes | None, steps: Steps) -> Resolution:
     from lastword.resolve import resolve
 
     return resolve(
@@ -281,7 +278,7 @@ def _rewrite_each(
     plan: Plan,
     resolution: Resolution,
     found: Sequence[Group],
-    steps: _Steps,
+    steps: Steps,
 ) -> Iterator[BuiltGroup]:
     """Rewrite and certify one group after another; one that fails leaves nothing behind."""
     from lastword.cleaner.certificate import certify
@@ -292,7 +289,7 @@ def _rewrite_each(
         _check_room(files, directory, plan, one)
         staged = staging.make(files, directory, one.base_offset)
         try:
-            with _quarantining(files, directory, plan):
+            with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
                 output = Output(files, staged, one.base_offset, plan)
                 rewritten = rewrite(one, sources, resolution, plan, output, steps.rewritten)
                 certified = certify(output, rewritten, one, sources, resolution)
@@ -352,63 +349,3 @@ def _check_room(files: Files, directory: str, plan: Plan, one: Group) -> None:
         raise DiskFullError.of(
             f"{plan.topic}-{plan.partition}", os.path.dirname(directory), needed, free, directory
         )
-
-
-@contextmanager
-def _quarantining(files: Files, directory: str, plan: Plan) -> Iterator[None]:
-    """Damage stops the cleaning of this partition, durably, until somebody looked at it."""
-    try:
-        yield
-    except UnsupportedBatchError:
-        raise  # sound, only not for us
-    except DataError as error:
-        quarantine.put(files, directory, error, plan.now_ms)
-        if isinstance(error, CertificateError):
-            account.count_certificate_failure(directory)
-        where = f"{directory}/{names.PRIVATE}/{names.QUARANTINE}"
-        error.message = f"{error.message}; {plan.topic}-{plan.partition} is quarantined"
-        error.remedy = f"{error.remedy or 'restore the file from a copy'}; then remove {where}"
-        error.args = (error.message,)
-        raise
-
-
-class _Stopped(Exception):
-    """The caller asked to stop. Never leaves this module."""
-
-
-class _Steps:
-    """Tells progress and asks whether to stop, after each chunk."""
-
-    def __init__(
-        self,
-        verb: str,
-        source_bytes: int,
-        clock: Clock,
-        progress: ProgressLike | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self.clock = clock
-        self._verb = verb
-        self._map_bytes = source_bytes
-        self._total_bytes = 2 * source_bytes  # at most: every segment mapped once and rewritten
-        self._done_bytes = 0
-        self._started = clock.monotonic()
-        self._progress = progress
-        self._stop = stop
-
-    def mapped(self, done_bytes: int, total_bytes: int) -> None:
-        """After a chunk of the map pass; further passes make the way longer."""
-        self._total_bytes += total_bytes - self._map_bytes
-        self._map_bytes = total_bytes
-        self._step(done_bytes - self._done_bytes)
-
-    def rewritten(self, chunk_bytes: int) -> None:
-        self._step(chunk_bytes)
-
-    def _step(self, chunk_bytes: int) -> None:
-        if self._stop is not None and self._stop():
-            raise _Stopped
-        self._done_bytes += chunk_bytes
-        if self._progress is not None:
-            seconds = self.clock.monotonic() - self._started
-            self._progress(Progress.at(self._verb, self._done_bytes, self._total_bytes, seconds))

@@ -8,9 +8,13 @@ survives restarts, it stops nothing but cleaning, and `retry` removes it.
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lastword.errors import LastwordError
+from lastword import metrics
+from lastword.errors import CertificateError, DataError, LastwordError, UnsupportedBatchError
 from lastword.files import Files
 from lastword.segment import names
 from lastword.values import Value
@@ -71,6 +75,26 @@ def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quar
         files.fsync_dir(directory)
     files.write_atomic(_path(directory), json.dumps(found.to_dict(), indent=2).encode() + b"\n")
     return found
+
+
+@contextmanager
+def on_damage(files: Files, directory: str, name: str, now_ms: int) -> Iterator[None]:
+    """Damage met inside stops the cleaning of partition `name`, durably, until somebody looked at it.
+
+    A batch that is sound but of a kind that is not cleaned is no damage.
+    """
+    try:
+        yield
+    except UnsupportedBatchError:
+        raise
+    except DataError as error:
+        put(files, directory, error, now_ms)
+        if isinstance(error, CertificateError):
+            metrics.CERTIFICATE_FAILURES.add(1, os.path.dirname(directory))
+        error.message = f"{error.message}; {name} is quarantined"
+        error.remedy = f"{error.remedy or 'restore the file from a copy'}; then remove {_path(directory)}"
+        error.args = (error.message,)
+        raise
 
 
 def retry(files: Files, directory: str) -> bool:
