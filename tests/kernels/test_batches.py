@@ -9,6 +9,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
 from tests.kernels.support import padded, walked
 from tests.naive.batches import Header, walk
+from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import batches
 
 NAMES = {
@@ -85,3 +86,10 @@ def test_a_buffer_without_slack_is_refused() -> None:
     table = np.zeros((1, fields.FIELDS), np.int64)
     assert walk_batches(raw, 0, 100, 0, 0, True, table, 0)[3] == kernels.NO_SLACK
     assert walk_batches(raw, -1, 10, 0, 0, True, table, 0)[3] == kernels.NO_SLACK
+
+
+def test_a_batch_may_not_begin_where_the_last_one_ended() -> None:
+    batch = encode_batch([Record(5, 0, b"k", b"v")])
+    assert walked(batch + batch)[2:] == (len(batch), kernels.BAD_OFFSET)
+    assert walked(batch, 6)[3] == kernels.BAD_OFFSET
+    assert walked(batch, 5)[3] == kernels.OK

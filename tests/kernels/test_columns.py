@@ -93,3 +93,17 @@ def test_a_count_is_not_believed_past_the_bytes() -> None:
     assert status == kernels.OK
     arrays = [np.zeros(4, kind) for kind in KINDS]
     assert decode_rows(raw, table, 1, True, *arrays) == (0, 0, kernels.BAD_COUNT)
+
+
+def test_a_body_must_end_with_its_last_header() -> None:
+    for headers in ((), ((b"h", b"x"),), ((b"h", None),)):
+        good = encode_batch([Record(0, 0, b"k", b"v", headers)])
+        assert kernel_decode(good)[1] == kernels.OK
+        longer = seal(good[:61] + bytes([good[61] + 2]) + good[62:] + b"\0")
+        assert kernel_decode(longer) == naive_decode(longer) == ([], kernels.BAD_RECORD)
+
+
+def test_a_batch_must_end_with_its_last_record() -> None:
+    good = encode_batch([Record(0, 0, b"k", b"v")])
+    longer = seal(good + bytes(8))
+    assert kernel_decode(longer) == naive_decode(longer) == ([], kernels.BAD_RECORD)

@@ -15,7 +15,7 @@ from tests.kernels.support import NO_BITS, bits, walked
 from tests.naive import digest as naive_digest
 from tests.naive.batches import walk
 from tests.naive.columns import decode
-from tests.naive.pack import Record, encode_batch
+from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.repack import repack
 from tests.naive.strategies import T, batches
 
@@ -133,8 +133,6 @@ def test_the_empty_batch_is_kafkas() -> None:
 
 @given(logs.filter(bool), st.data())
 def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -> None:
-    from tests.naive.pack import seal
-
     batch = bytearray(log[0])
     if len(batch) > 61:
         batch[data.draw(st.integers(61, len(batch) - 1))] ^= data.draw(st.integers(1, 255))
@@ -159,3 +157,18 @@ def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -
         np.zeros(2, np.int64),
     )[4]
     assert status in (kernels.OK, kernels.BAD_RECORD)
+
+
+def test_a_delta_in_more_bytes_than_it_needs() -> None:
+    """Readers take it, so a rewrite must not cut in the middle of it."""
+    plain = encode_batch([Record(0, T, b"k", None), Record(1, T, b"l", b"v")])
+    body = plain[61:]
+    assert body[:3] == b"\x0e\x00\x00"
+    longer = seal(plain[:61] + b"\x14\x00\x80\x80\x80\x00" + body[3:])
+    (header,) = walk(longer)[0]
+    expected = [Record(0, T, b"k", None), Record(1, T, b"l", b"v")]
+    assert decode(longer, header) == expected
+    rewritten = kernel_repack(longer, set(), [False], T + 1500, KEEP_BASE)
+    assert decode(rewritten, walk(rewritten)[0][0]) == expected
+    kept = kernel_repack(longer, {1}, [False], -1, FIRST_KEPT)
+    assert decode(kept, walk(kept)[0][0]) == expected[:1]

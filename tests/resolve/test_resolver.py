@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lastword.errors import CapacityError, CorruptBatchError, UnsupportedBatchError
 from lastword.kernels.keyhash import digest_seeds
+from lastword.partition.transactions import Decisions
 from lastword.resolve import Resolution, resolve
 from tests.naive import offset_map as naive
 from tests.naive.pack import Record, encode_batch
@@ -20,11 +21,16 @@ BIG = 1 << 20
 
 
 def check(
-    sources: Sequence[MemorySegment], map_bytes: int, now_ms: int | None, salt: bytes = b"salt"
+    sources: Sequence[MemorySegment],
+    map_bytes: int,
+    now_ms: int | None,
+    salt: bytes = b"salt",
+    fates: Decisions | None = None,
+    **batches: Container[int],
 ) -> Resolution:
-    found = resolve(sources, map_bytes=map_bytes, salt=salt, now_ms=now_ms)
+    found = resolve(sources, map_bytes=map_bytes, salt=salt, now_ms=now_ms, fates=fates)
     seeds = [int(seed) for seed in digest_seeds(found.digest_seed)]
-    expected, newest = naive.resolve([source.data for source in sources], now_ms, *seeds)
+    expected, newest = naive.resolve([source.data for source in sources], now_ms, *seeds, **batches)
     assert found.dead.offsets().tolist() == sorted(set().union(*(facts.dead for facts in expected)))
     assert found.distinct_keys == len(newest)
     for facts, wanted, source in zip(found.segments, expected, sources, strict=True):
@@ -35,6 +41,7 @@ def check(
         assert facts.tombstones_without_horizon == wanted.tombstones_without_horizon
         assert facts.due_tombstones == wanted.due_tombstones
         assert facts.keyless == wanted.keyless
+        assert facts.aborted_records == wanted.aborted
         assert found.dead.count(source.base_offset, source.next_offset) == facts.dead_records
         assert facts.live_bytes + facts.dead_bytes == facts.size_bytes == source.size
         assert 0 <= facts.dead_bytes <= source.size
@@ -280,3 +287,21 @@ def test_many_pages() -> None:
     ]
     found = check(segments(log, [1000, 2000]), BIG, None)
     assert found.dead.page_ids.size == 3000
+
+
+def test_a_full_arena_stops_at_the_slots() -> None:
+    """Keys grow, so the arena is full before the slots. Every size in turn: the last entry would end at,
+    just before and just past the first slot.
+    """
+    rng = random.Random(5)
+    log = []
+    for i in range(0, 600, 6):
+        numbers = [rng.randrange(i // 4, i // 4 + 40) for _ in range(6)]
+        made = [Record(i + j, T, b"%03d" % n + b"." * (n // 3), b"") for j, n in enumerate(numbers)]
+        log.append(encode_batch(made))
+    sources = segments(log, [30, 60])
+    expected = resolve(sources, map_bytes=BIG, salt=b"s", now_ms=None)
+    for map_bytes in range(1024, 1024 + 8 * 40, 8):
+        found = resolve(sources, map_bytes=map_bytes, salt=b"s", now_ms=None)
+        assert found.distinct_keys == expected.distinct_keys
+        assert found.segments == expected.segments

@@ -31,7 +31,7 @@ from lastword.kernels.table import (
     POSITION,
     SIZE,
 )
-from lastword.kernels.varint import varint_size, write_varint
+from lastword.kernels.varint import read_varlong, varint_size, write_varint
 
 # What became of a batch.
 DROPPED = 0
@@ -98,9 +98,8 @@ def _rewrite(
                 if run < 0:
                     run = position
             else:
-                rest = body + 1 + varint_size(delta)
-                if rest > body_end:  # an overlong delta: sound, but not of its shortest form
-                    return 0, 0, 0, 0, 0, BAD_RECORD
+                # Read again, for a sound delta need not be in its shortest form.
+                _delta, rest, _sound = read_varlong(plain, body + 1)
                 new_delta = timestamp - new_base
                 write = write_varint(out, write, 1 + varint_size(new_delta) + body_end - rest)
                 store8(out, write, load8(plain, body))
