@@ -1,4 +1,4 @@
-"""The operating system's files without waiting for the drive: for checks that open thousands of directories."""
+"""The operating system's files without waiting for the drive, for checks that open many directories."""
 
 from __future__ import annotations
 

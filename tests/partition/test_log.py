@@ -336,7 +336,7 @@ def test_leader_epochs(tmp_path: Path) -> None:
 
 
 def test_appending_and_reading_threads(tmp_path: Path) -> None:
-    """Readers beside a writer, in this process and as another would: always a prefix, never less than before."""
+    """Readers beside a writer, here and as another process would: always a prefix, never less than before."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     done = threading.Event()
     problems: list[BaseException] = []

@@ -19,7 +19,7 @@ step                                   on disk, in the partition's directory    
 Why this order of syncs. Names may become durable in any order between two syncs of the directory. Before 2 is
 synced no source is touched, so a `.cleaned` that is still there proves that all sources are. Between 4 and 5,
 or a final N.log could become durable beside a source that it replaces, with nothing left to tell which one
-counts. Before 6, or a source could go before the name that replaces it came.
+counts. Before 6, so that nothing of the swap is left to do when it returns, whatever the caller records then.
 
 Only one group is ever under way: Kafka's recovery takes every `.swap` at or above the lowest `.cleaned` for
 unfinished, so a second group's `.cleaned` would cost the first one its data.
