@@ -23,6 +23,7 @@ from lastword import kernels
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group
 from lastword.cleaner.report import TombstonesWaiting
+from lastword.errors import UnsupportedBatchError
 from lastword.files import Files
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents
@@ -105,6 +106,7 @@ def rewrite(
     for one, source in zip(facts, sources[group.first : group.last + 1], strict=True):
         horizon_ms = plan.now_ms + plan.delete_retention_ms if one.tombstones_without_horizon else -1
         for chunk in source.chunk_reader(verify=True):
+            _refuse_old_formats(chunk)
             total, _, row, status = sum_contents(chunk.plain, chunk.table, chunk.rows, *dead)
             if status != kernels.OK:
                 chunk.raise_status(row, status)
@@ -115,6 +117,22 @@ def rewrite(
     return Rewritten(
         writer.written_bytes, contents & _MASK, writer.tombstones(sum(f.tombstones for f in facts))
     )
+
+
+def _refuse_old_formats(chunk: Chunk) -> None:
+    """Only batches of magic 2 can be cut and given a horizon."""
+    old = chunk.table[:, fields.MAGIC] < 2
+    if old.any():
+        row = int(old.argmax())
+        offset, magic = int(chunk.table[row, fields.BASE_OFFSET]), int(chunk.table[row, fields.MAGIC])
+        raise UnsupportedBatchError(
+            f"offset {offset} has magic {magic}; only batches of magic 2 are rewritten",
+            code="old-format",
+            remedy="leave this topic to Kafka's own cleaner",
+            file=chunk.file,
+            position=int(chunk.table[row, fields.FILE_POSITION]),
+            offset=offset,
+        )
 
 
 def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
