@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from lastword.errors import FileVanishedError
+from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.partition.segment_set import SegmentSet
 from lastword.records.batch import BatchHeader
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
@@ -47,10 +47,12 @@ def read_chunks(
     offset, tries = start_offset, 0
     while offset < end:
         try:
-            for segment in log.segment_set.starting_at(offset):
+            for segment, bound in _bounded(log.segment_set.starting_at(offset)):
                 if segment.base_offset >= end:
                     return
                 for chunk in _chunks_of(segment, offset, end, chunk_bytes, verify):
+                    if bound is not None and chunk.next_offset > bound:
+                        _check_last_offsets(segment, bound)
                     offset, tries = max(offset, chunk.next_offset), 0
                     yield chunk
             return
@@ -59,6 +61,40 @@ def read_chunks(
             if tries > _TRIES:
                 raise
             log.refresh()
+
+
+def _bounded(segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, int | None]]:
+    """Each segment with the base offset of the one after it, which its own offsets stay below.
+
+    No checksum covers a batch's base offset, so this is what finds a wrong one; and an empty file that its
+    index knows batches of was emptied by somebody. Only of closed segments: the last one may be growing.
+    """
+    for at, segment in enumerate(segments):
+        bound = segments[at + 1].base_offset if at + 1 < len(segments) else None
+        if bound is not None and segment.size == 0 and segment.offset_index.damaged:
+            raise CorruptBatchError(
+                f"the file is empty, but its index is not: offsets up to {bound - 1} are lost",
+                code="emptied",
+                remedy="restore the file from a copy; `lastword verify` lists all damage",
+                file=segment.file,
+                position=0,
+                offset=segment.base_offset,
+            )
+        yield segment, bound
+
+
+def _check_last_offsets(segment: Segment, bound: int) -> None:
+    for header in segment.headers():
+        if header.next_offset > bound:
+            raise CorruptBatchError(
+                f"offsets {header.base_offset}-{header.last_offset} do not belong here: "
+                f"the next segment begins with {bound}",
+                code="offsets-fall",
+                remedy="restore the file from a copy; `lastword verify` lists all damage",
+                file=segment.file,
+                position=header.position,
+                offset=header.base_offset,
+            )
 
 
 def _chunks_of(segment: Segment, start: int, end: int, chunk_bytes: int, verify: bool) -> Iterator[Chunk]:
@@ -80,11 +116,13 @@ def read_batches(
     offset, tries = start_offset, 0
     while offset < end:
         try:
-            for segment in log.segment_set.starting_at(offset):
+            for segment, bound in _bounded(log.segment_set.starting_at(offset)):
                 if segment.base_offset >= end:
                     return
                 first = segment.position_of(offset) if offset > segment.base_offset else 0
                 for header in segment.headers(first):
+                    if bound is not None and header.next_offset > bound:
+                        _check_last_offsets(segment, bound)
                     if header.base_offset >= end:
                         return
                     data = segment.read_batch(header)
