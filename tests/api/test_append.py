@@ -3,11 +3,11 @@
 from datetime import UTC, datetime
 
 import pytest
-from tests.api.conftest import BEGIN_MS, tree_digest
 
 import lastword
 from lastword import errors
 from lastword.api.partitioners import by_murmur2
+from tests.api.conftest import BEGIN_MS, tree_digest
 
 
 def rows(topic, **options):
@@ -169,9 +169,8 @@ def test_records_without_a_key_take_turns(logs):
 
 
 def test_ack_disk_syncs_once_for_a_call(tmp_path):
-    from tests.doubles.recording import RecordingFiles
-
     from lastword.files import OsFiles
+    from tests.doubles.recording import RecordingFiles
 
     files = RecordingFiles(OsFiles())
     with lastword.open(tmp_path / "data", "a", files=files) as logs:
@@ -203,9 +202,8 @@ def test_log_append_time(logs, clock):
 
 
 def test_a_full_drive_leaves_the_log_as_it_was(tmp_path):
-    from tests.doubles.recording import RecordingFiles
-
     from lastword.files import OsFiles
+    from tests.doubles.recording import RecordingFiles
 
     full = []
 

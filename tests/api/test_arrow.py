@@ -2,9 +2,9 @@
 
 import pyarrow as pa
 import pytest
-from tests.api.conftest import BEGIN_MS
 
 from lastword import errors
+from tests.api.conftest import BEGIN_MS
 
 
 def test_columns(logs):

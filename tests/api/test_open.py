@@ -3,10 +3,10 @@
 import os
 
 import pytest
-from tests.api.conftest import tree_digest
 
 import lastword
 from lastword import errors
+from tests.api.conftest import tree_digest
 
 
 def test_modes(tmp_path):

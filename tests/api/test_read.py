@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.api.conftest import BEGIN_MS
 
 import lastword
 from lastword import errors
 from lastword.partition import scan
 from lastword.state.newest import newest
+from tests.api.conftest import BEGIN_MS
 
 
 @pytest.fixture

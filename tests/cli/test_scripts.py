@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.cli.golden_runner import BEGIN_MS, execute, parse, render
 
 from lastword.clock import ManualClock
+from tests.cli.golden_runner import BEGIN_MS, execute, parse, render
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from lastword.cli import append, bench, clean, config, create, dump, ls, read, verify
+from lastword.cli.options import ClosedPipe
 from lastword.cli.output import Output
 from lastword.errors import LastwordError, UsageError, nearest
 
@@ -77,7 +78,7 @@ def run(arguments: list[str]) -> int:
     except LastwordError as error:
         talk.error(error)
         return error.exit_code
-    except BrokenPipeError:
+    except ClosedPipe:
         _forget_stdout()
         return 0
     except (KeyboardInterrupt, typer.Abort):

@@ -53,6 +53,10 @@ _EVERYWHERE: dict[str, tuple[Any, Any]] = {
 }
 
 
+class ClosedPipe(Exception):
+    """Whoever read stdout is gone."""
+
+
 @dataclass(slots=True)
 class Context:
     """What the process brings to a command; tests set the clock."""
@@ -163,7 +167,11 @@ def command(
         @functools.wraps(fn)
         def run(**arguments: Any) -> Any:
             common = {option: arguments.pop(option) for option in _EVERYWHERE}
-            return fn(session(**common), **arguments)
+            try:
+                return fn(session(**common), **arguments)
+            except BrokenPipeError:
+                # Typer would end the process with 1; it ends with 0, for whoever reads has seen enough.
+                raise ClosedPipe from None
 
         parameters.sort(key=lambda parameter: parameter.kind)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

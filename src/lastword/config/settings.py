@@ -145,7 +145,8 @@ class Problems:
         if not self.lines:
             return
         kind = UnknownSettingError if self.unknown else InvalidSettingError
-        remedy = "`lastword config DIR` lists all" if self.unknown else None
+        lists = "`lastword config DIR` lists all"
+        remedy = lists if self.unknown else f"correct the value; {lists}"
         raise kind("\n".join(self.lines), problems=self.lines, remedy=remedy)
 
 

@@ -18,6 +18,7 @@ from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.snapshots import ENTRY as SNAPSHOT_ENTRY
 from lastword.partition.snapshots import HEADER as SNAPSHOT_HEADER
 from lastword.partition.snapshots import decode as decode_snapshot
+from lastword.partition.synced import read_synced
 from lastword.records.compression import CODEC_NAMES
 from lastword.records.reader import read_records
 from lastword.segment import names
@@ -285,7 +286,7 @@ def _properties(files: Files, path: str, records: bool) -> Iterator[Entry]:
             yield Property(path, text[:cut].strip(), text[cut + 1 :].strip())
 
 
-def _clean_shutdown(files: Files, path: str, records: bool) -> Iterator[Entry]:
+def _json(files: Files, path: str, records: bool) -> Iterator[Entry]:
     data = files.read_bytes(path)
     if not data:  # as old brokers wrote it: only its existence counts
         return
@@ -295,6 +296,14 @@ def _clean_shutdown(files: Files, path: str, records: bool) -> Iterator[Entry]:
             yield Property(path, name, str(value))
     except (ValueError, AttributeError):
         yield Problem(path, 0, None, "bad-checkpoint", "this is not a JSON object", True)
+
+
+def _synced(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    offset = read_synced(files, os.path.dirname(os.path.dirname(path)))
+    if offset == 0 and files.read_bytes(path)[:8].strip(b"\0"):
+        yield Problem(path, 0, None, "bad-checkpoint", "the checksum is wrong", True)
+    else:
+        yield Property(path, "synced below offset", str(offset))
 
 
 _BY_EXTENSION: dict[str, Dumper] = {
@@ -312,5 +321,7 @@ _BY_NAME: dict[str, Dumper] = {
     names.LEADER_EPOCHS: _epochs,
     names.PARTITION_METADATA: _properties,
     names.META_PROPERTIES: _properties,
-    names.CLEAN_SHUTDOWN: _clean_shutdown,
+    names.CLEAN_SHUTDOWN: _json,
+    names.QUARANTINE: _json,
+    names.SYNCED: _synced,
 }

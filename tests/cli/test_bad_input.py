@@ -1,0 +1,206 @@
+"""Every refusal: its class, its exit code, and a directory that is byte for byte what it was."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import lastword
+from lastword.cli import main, options
+from lastword.errors import LastwordError
+from tests.api.conftest import tree_digest
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A directory with a compacted topic, a topic without a policy, and a text file beside it."""
+    with lastword.open(tmp_path / "data", "a") as logs:
+        logs.create_topic("users", cleanup_policy="compact", max_message_bytes=1000).append(b"a", b"1")
+        logs.create_topic("plain").append(b"a", b"1")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "notes.txt").write_text("x")
+    return tmp_path
+
+
+def refused(capsys, arguments):
+    """(class, exit code, message and remedy) of a command line that is refused."""
+    code = main.run([*arguments, "--json"])
+    captured = capsys.readouterr()
+    told = json.loads(captured.err.splitlines()[-1])
+    assert told["type"] == "error" and told["code"] == code and told["remedy"]
+    return told["class"], code, f"{told['message']} {told['remedy']}"
+
+
+USERS = ["data", "users"]
+CASES = [
+    ("not a log directory", ["append", "text", "users", "a", "1"], "NotALogDirError", 2, "text"),
+    ("not a log directory, create", ["create", "text", "users"], "NotALogDirError", 2, "text"),
+    ("a file", ["read", "text/notes.txt", "users"], "NotALogDirError", 2, "notes.txt"),
+    ("absent", ["append", "absent", "users", "a", "1"], "NotALogDirError", 2, "absent"),
+    ("absent, clean", ["clean", "absent"], "NotALogDirError", 2, "absent"),
+    ("slash", ["create", "data", "a/b"], "InvalidTopicError", 2, "a/b"),
+    ("dots", ["create", "data", ".."], "InvalidTopicError", 2, "'..'"),
+    ("slash, append", ["append", "data", "../users", "a", "1"], "InvalidTopicError", 2, "../users"),
+    ("dots, read", ["read", "data", ".."], "InvalidTopicError", 2, "'..'"),
+    ("unknown topic", ["append", "data", "user", "a", "1"], "UnknownTopicError", 2, "nearest: 'users'"),
+    ("unknown option", ["read", *USERS, "--limt", "1"], "UsageError", 2, "nearest: --limit"),
+    ("unknown command", ["raed", "data"], "UsageError", 2, "nearest: read"),
+    ("unknown setting", ["config", *USERS, "--set", "cleanup.polcy=x"], "UnknownSettingError", 2, "policy"),
+    ("bad value", ["config", *USERS, "--set", "segment.ms=much"], "InvalidSettingError", 2, "segment.ms"),
+    ("large value", ["append", *USERS, "a", "v" * 1000], "RecordTooLargeError", 2, "max.message.bytes"),
+    ("large key", ["append", *USERS, "k" * 1000, "1"], "RecordTooLargeError", 2, "max.message.bytes"),
+    ("offset above", ["read", *USERS, "--start", "2"], "OffsetOutOfRangeError", 2, "log end 1"),
+    ("no policy", ["clean", "data", "plain"], "NoPolicyError", 2, "cleanup.policy=compact"),
+    ("no topic, partition", ["clean", "data", "-p", "1"], "UsageError", 2, "topic"),
+    ("no such partition", ["clean", "data", "users", "-p", "4"], "UsageError", 2, "partition 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "code", "says"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_refused(data, capsys, monkeypatch, arguments, kind, code, says):
+    monkeypatch.chdir(data)
+    before = tree_digest(data)
+    told = refused(capsys, arguments)
+    assert told[:2] == (kind, code) and says in told[2]
+    assert tree_digest(data) == before
+
+
+def test_a_bad_settings_file_is_refused_before_anything_is_opened(data, capsys):
+    (data / "data" / "lastword.toml").write_text(
+        '[topics.users]\ncleanup.polcy = "compact"\nsegment.bytes = "x"\n'
+    )
+    before = tree_digest(data)
+    for arguments in (["read", "users"], ["append", "users", "a", "1"], ["clean"], ["create", "new"]):
+        kind, code, says = refused(capsys, [arguments[0], str(data / "data"), *arguments[1:]])
+        assert (kind, code) == ("UnknownSettingError", 2)
+        assert "lastword.toml:2" in says and "lastword.toml:3" in says and "nearest: cleanup.policy" in says
+    assert tree_digest(data) == before
+
+
+def test_a_locked_directory(data, capsys):
+    """Locked by another process: to look works, to change is refused with the process's number."""
+    code = (
+        "import lastword, sys; logs = lastword.open(sys.argv[1], 'a'); print('locked', flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(data / "data")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        before = tree_digest(data)
+        for arguments in (
+            ["append", "users", "a", "1"],
+            ["create", "new"],
+            ["clean"],
+            ["config", "--set", "segment.ms=1d"],
+        ):
+            kind, code, says = refused(capsys, [arguments[0], str(data / "data"), *arguments[1:]])
+            assert (kind, code) == ("LogDirLockedError", 4) and str(holder.pid) in says
+        assert main.run(["read", str(data / "data"), "users", "-q"]) == 0
+        assert tree_digest(data) == before
+    finally:
+        holder.communicate("\n", timeout=30)
+
+
+def test_an_offset_below_the_log_start(data, capsys):
+    with lastword.open(data / "data", "a") as logs:
+        for number in range(5):
+            logs.topic("users").append(b"%d" % number, b"1")
+    (data / "data" / "log-start-offset-checkpoint").write_text("0\n1\nusers 0 3\n")
+    before = tree_digest(data)
+    kind, code, says = refused(capsys, ["read", str(data / "data"), "users", "--start", "1"])
+    assert (
+        (kind, code) == ("OffsetOutOfRangeError", 2)
+        and "below log start 3" in says
+        and "1-2 are gone" in says
+    )
+    with lastword.open(data / "data") as logs:
+        assert [r.offset for r in logs.topic("users").read()] == [3, 4, 5]
+    assert tree_digest(data) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written(data, capsys):
+    _read_only(data, capsys)
+
+
+def test_a_read_only_drive(data, capsys, monkeypatch):
+    """The same with a drive mounted read-only, which the double stands for."""
+    from lastword import files
+    from lastword.errors import ReadOnlyError
+    from tests.doubles.recording import RecordingFiles
+
+    refusing = RecordingFiles(
+        files.OsFiles(),
+        fail=lambda call: (
+            ReadOnlyError(f"{call.path} is read-only", remedy="mount it to write", file=call.path)
+            if call.changes
+            else None
+        ),
+    )
+    monkeypatch.setattr(files, "DEFAULT", refusing)
+    before = tree_digest(data)
+    for arguments in (
+        ["append", "users", "a", "1"],
+        ["create", "new"],
+        ["clean"],
+        ["config", "--set", "segment.ms=1d"],
+    ):
+        kind, code, _ = refused(capsys, [arguments[0], str(data / "data"), *arguments[1:]])
+        assert (kind, code) == ("ReadOnlyError", 2)
+    assert main.run(["read", str(data / "data"), "users"]) == 0
+    assert tree_digest(data) == before
+
+
+def _read_only(data, capsys):
+    for path in [data / "data", *(data / "data").rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        before = tree_digest(data)
+        kind, code, _ = refused(capsys, ["append", str(data / "data"), "users", "a", "1"])
+        assert kind in ("ReadOnlyError", "StorageError") and code in (2, 6)
+        assert main.run(["read", str(data / "data"), "users"]) == 0
+        assert tree_digest(data) == before
+    finally:
+        for path in [data / "data", *(data / "data").rglob("*")]:
+            path.chmod(0o755)
+
+
+def test_a_full_drive(data, capsys, monkeypatch):
+    from lastword import files
+    from lastword.errors import DiskFullError
+    from tests.doubles.recording import RecordingFiles
+
+    def fail(call):
+        if call.name == "append" and call.path.endswith(".log"):
+            return DiskFullError(f"{call.path}: no room", remedy="free space", file=call.path)
+        return None
+
+    monkeypatch.setattr(files, "DEFAULT", RecordingFiles(files.OsFiles(), fail=fail))
+    logs = list((data / "data").rglob("*.log"))
+    before = {path: path.read_bytes() for path in logs}
+    for arguments in (["append", "users", "a", "2"], ["append", "users", "--delete", "a"]):
+        kind, code, _ = refused(capsys, [arguments[0], str(data / "data"), *arguments[1:]])
+        assert (kind, code) == ("DiskFullError", 5)
+    assert {path: path.read_bytes() for path in logs} == before
+    monkeypatch.undo()
+    assert main.run(["verify", str(data / "data"), "-q"]) == 0
+
+
+def test_errors_have_a_class_with_its_code_in_the_contract():
+    """The exit codes of the command line are those of the error tree, and no others."""
+
+    def leaves(kind):
+        yield kind
+        for one in kind.__subclasses__():
+            yield from leaves(one)
+
+    assert {kind.exit_code for kind in leaves(LastwordError)} == {2, 3, 4, 5, 6, 7, 70}
+    assert options.CONTEXT.clock is None

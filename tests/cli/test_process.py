@@ -1,0 +1,154 @@
+"""The command as a process: pipes that close, interruptions, bugs, the clock of the machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import lastword
+from lastword.cli import main
+from lastword.errors import DiskFullError
+
+COMMAND = [sys.executable, "-m", "lastword"]
+
+
+@pytest.fixture
+def data(tmp_path):
+    with lastword.open(tmp_path / "data", "a") as logs:
+        topic = logs.create_topic(
+            "users", key_serializer="str", value_serializer="str", cleanup_policy="compact"
+        )
+        topic.extend((f"key {n % 100}", f"value {n}") for n in range(5000))
+    return tmp_path / "data"
+
+
+def test_python_m_lastword():
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"lastword {lastword.__version__}\n"
+
+
+def test_a_closed_pipe_ends_with_0(data):
+    process = subprocess.Popen(
+        [*COMMAND, "read", str(data), "users"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline().startswith("0:0")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(30) == 0
+
+
+def test_read_into_append(data, tmp_path):
+    subprocess.run([*COMMAND, "create", str(tmp_path / "copy"), "users"], check=True, capture_output=True)
+    read = subprocess.Popen([*COMMAND, "read", str(data), "users", "--json"], stdout=subprocess.PIPE)
+    done = subprocess.run(
+        [*COMMAND, "append", str(tmp_path / "copy"), "users", "--json"],
+        stdin=read.stdout,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    read.stdout.close()
+    assert read.wait(30) == 0
+    assert json.loads(done.stdout)["records"] == 5000
+    with lastword.open(data) as one, lastword.open(tmp_path / "copy") as other:
+        raw = {"key_serializer": "bytes", "value_serializer": "bytes"}
+        assert [(r.timestamp, r.key, r.value) for r in one.topic("users", **raw).read()] == [
+            (r.timestamp, r.key, r.value) for r in other.topic("users").read()
+        ]
+
+
+def test_ctrl_c_ends_with_130_and_keeps_what_is_there(data):
+    process = subprocess.Popen(
+        [*COMMAND, "append", str(data), "users"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdin.write('{"key": "late", "value": "x"}\n')
+    process.stdin.flush()
+    try:  # until it holds the lock, it may not have got to its work
+        for _ in range(200):
+            try:
+                lastword.open(data, "a").close()
+            except lastword.errors.LogDirLockedError:
+                break
+    finally:
+        process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in told
+    with lastword.open(data) as logs:
+        assert logs.verify().ok and logs.topic("users").bounds() == {0: (0, 5000)}
+
+
+def test_ctrl_c_while_cleaning_stops_at_a_safe_point(data, monkeypatch, capsys):
+    from lastword.cleaner import cleaner
+
+    def clean(*arguments, stop, **more):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop()
+
+    monkeypatch.setattr(cleaner, "clean", clean)
+    assert main.run(["clean", str(data)]) == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_our_bugs_show_no_traceback(data, monkeypatch, capsys):
+    monkeypatch.setattr(lastword.LogDir, "topics", lambda self: 1 / 0)
+    assert main.run(["ls", str(data)]) == 70
+    told = capsys.readouterr().err
+    assert told.startswith("error: ZeroDivisionError") and "report it" in told and "Traceback" not in told
+
+
+def test_json_errors_are_one_object(data, monkeypatch, capsys):
+    def full(*arguments, **more):
+        raise DiskFullError("no room", remedy="make some", file="f", position=3)
+
+    monkeypatch.setattr(lastword.Topic, "append", full)
+    assert main.run(["append", str(data), "users", "a", "b", "--json"]) == 5
+    assert json.loads(capsys.readouterr().err) == {
+        "type": "error",
+        "class": "DiskFullError",
+        "message": "no room",
+        "remedy": "make some",
+        "file": "f",
+        "position": 3,
+        "code": 5,
+    }
+
+
+def test_progress_lines(data, capsys):
+    assert main.run(["verify", str(data), "--json", "--progress"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert (
+        told
+        and {one["type"] for one in told} == {"progress"}
+        and told[-1]["done_bytes"] == told[-1]["total_bytes"]
+    )
+
+
+def test_quiet(data, capsys):
+    assert main.run(["clean", str(data), "-q"]) == 0
+    assert main.run(["verify", str(data), "-q"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "" and len(captured.out.splitlines()) == 1
+
+
+def test_color_only_when_wanted(data, monkeypatch, capsys):
+    assert main.run(["append", str(data), "users", "--delete", "key 1"]) == 0
+    for arguments, colored in ((["--color", "always"], True), ([], False), (["--color", "never"], False)):
+        capsys.readouterr()
+        assert main.run(["read", str(data), "users", "--last", "1", *arguments]) == 0
+        assert ("\x1b[" in capsys.readouterr().out) == colored
+
+
+@pytest.mark.slow
+def test_bench(capsys):
+    assert main.run(["bench", "--records", "2000", "--json", "-q"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["workload"] for row in rows[:-1]] == ["append", "scan", "restore", "clean"]
+    assert all(row["ratio"] > 0 and row["records_per_second"] > 0 for row in rows[:-1])

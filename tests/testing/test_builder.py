@@ -1,0 +1,33 @@
+"""What lastword gives to the tests of other programs."""
+
+import lastword
+from lastword.testing import Clock, LogBuilder
+
+
+def test_a_history_in_one_line(tmp_path):
+    clock = Clock(1_000_000)
+    built = LogBuilder(tmp_path / "data", clock).topic("users").put("a", 1).advance(5000).put("a", 2).roll()
+    logs = built.delete("a").put("b", {"x": None}).topic("other", 2, cleanup_policy=None).put("k", "v").open()
+    records = list(logs.topic("users").read())
+    assert [(r.key, r.value, r.timestamp) for r in records] == [
+        ("a", 1, 1_000_000),
+        ("a", 2, 1_005_000),
+        ("a", None, 1_005_000),
+        ("b", {"x": None}, 1_005_000),
+    ]
+    assert [s.base_offset for s in logs.topic("users").segments()] == [0, 2]
+    assert logs.topic("other").config.cleanup_policy is None and logs.topic("other").partitions == 2
+    logs.close()
+
+
+def test_cleaning_and_opening_to_read(tmp_path):
+    built = LogBuilder(tmp_path / "data").put("a", 1).put("a", 2).delete("b").clean()
+    built.advance(2 * 86_400_000).clean()
+    with built.open("r") as logs:
+        assert logs.mode == "r"
+        assert [(r.offset, r.key, r.value) for r in logs.topic("users").read()] == [(1, "a", 2)]
+
+
+def test_the_fixture(logs):
+    assert isinstance(logs, lastword.LogDir) and logs.mode == "a"
+    logs.state("users")["a"] = 1

@@ -1,0 +1,175 @@
+"""Each invariant, broken by hand, is found; what is sound is not complained about."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.files import DEFAULT
+from lastword.records.batch import HEADER_BYTES
+from lastword.segment import names
+from lastword.tools.verify import verify
+from tests.api.conftest import tree_digest
+from tests.golden.loader import case
+
+
+@pytest.fixture
+def data(tmp_path):
+    with lastword.open(tmp_path / "data", "a", index_interval_bytes=200, segment_bytes=2000) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        for number in range(60):
+            topic.append(b"key %d" % (number % 7), b"v" * 50, timestamp=1000 + number)
+    return tmp_path / "data"
+
+
+def problems(data, **options):
+    before = tree_digest(data)
+    with lastword.open(data) as logs:
+        found = logs.verify(**options)
+    assert tree_digest(data) == before
+    assert found.ok == (not found.problems)
+    return [(Path(p.file).name, p.code, p.repairable) for p in found.problems]
+
+
+def change(path, position, data):
+    content = bytearray(path.read_bytes())
+    content[position : position + len(data)] = data
+    path.write_bytes(content)
+
+
+def files(data, extension):
+    return sorted((data / "t-0").glob(f"*{extension}"))
+
+
+def test_sound(data):
+    assert problems(data) == []
+    with lastword.open(data) as logs:
+        found = logs.verify()
+        assert (found.batches, found.records) == (60, 60)
+        assert found.read_bytes == sum(path.stat().st_size for path in files(data, ".log"))
+        assert logs.topic("t").verify(quick=True).records == 60
+    with lastword.open(data, "a") as logs:
+        logs.clean()
+        assert logs.verify().ok and logs.verify().records == 7
+
+
+def test_a_bad_checksum_in_every_segment(data):
+    for path in files(data, ".log"):
+        change(path, 70, b"\xff")
+    assert problems(data) == [(path.name, "bad-crc", False) for path in files(data, ".log")]
+    assert problems(data, quick=True) == []
+
+
+def test_a_torn_tail_is_repaired_by_opening(data):
+    path = files(data, ".log")[-1]
+    path.write_bytes(path.read_bytes()[:-10])
+    found = problems(data)
+    assert (path.name, "incomplete-batch", True) in found and all(repairable for *_, repairable in found)
+    with lastword.open(data, "a") as logs:
+        logs.topic("t").append(b"k", b"v")
+    assert problems(data) == []
+
+
+def test_a_closed_segment_cut_short_is_not_repairable(data):
+    path = files(data, ".log")[0]
+    path.write_bytes(path.read_bytes()[:-10])
+    assert (path.name, "incomplete-batch", False) in problems(data)
+
+
+def test_wrong_indexes(data):
+    index, times = files(data, ".index")[0], files(data, ".timeindex")[0]
+    offset, position = struct.unpack(">ii", index.read_bytes()[:8])
+    change(index, 0, struct.pack(">ii", offset, position - 1))
+    assert problems(data) == [(index.name, "bad-index", True)]
+    change(index, 0, struct.pack(">ii", offset, position))
+    timestamp, offset = struct.unpack(">qi", times.read_bytes()[:12])
+    change(times, 0, struct.pack(">qi", timestamp - 1, offset))
+    assert problems(data) == [(times.name, "bad-time-index", True)]
+    change(times, 0, struct.pack(">qi", timestamp, offset))
+    index.write_bytes(index.read_bytes() + b"\xff" * 8)
+    assert problems(data) == [(index.name, "bad-index", True)]
+    index.unlink()
+    times.unlink()
+    assert problems(data) == [(index.name, "missing-index", True), (times.name, "missing-index", True)]
+
+
+def test_offsets_that_fall(data):
+    path = files(data, ".log")[1]
+    change(path, 0, struct.pack(">q", 3))  # outside the checksum
+    assert (path.name, "offsets-fall", False) in problems(data)
+
+
+def test_offsets_of_the_next_segment(data):
+    first, second = files(data, ".log")[:2]
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    assert (first.name, "offsets-fall", False) in problems(data)
+
+
+def test_records_that_do_not_decode(data):
+    from google_crc32c import value as crc32c
+
+    path = files(data, ".log")[0]
+    content = bytearray(path.read_bytes())
+    size = struct.unpack_from(">i", content, 8)[0] + 12
+    content[HEADER_BYTES] = 0x7F  # the first record's length
+    struct.pack_into(">I", content, 17, crc32c(bytes(content[21:size])))
+    path.write_bytes(content)
+    assert problems(data) == [(path.name, "bad-record", False)]
+
+
+@pytest.mark.parametrize("name", ["recovery-point-offset-checkpoint", "cleaner-offset-checkpoint"])
+def test_checkpoints(data, name):
+    (data / name).write_text("0\n1\nt 0 61\n")
+    assert problems(data) == [(name, "checkpoint-out-of-range", True)]
+    (data / name).write_text("0\n2\nt 0 6\n")
+    assert problems(data) == [(name, "bad-checkpoint", True)]
+    (data / name).write_text("0\n1\nelsewhere 0 999\n")
+    assert problems(data) == []
+
+
+def test_a_damaged_snapshot(data):
+    path = files(data, ".snapshot")[0]
+    change(path, 3, b"\xff")
+    assert problems(data) == [(path.name, "bad-snapshot", True)]
+
+
+def test_one_topic_or_partition(data):
+    with lastword.open(data, "a") as logs:
+        logs.create_topic("other", 2).append(b"k", b"v", partition=1)
+    change(files(data, ".log")[0], 70, b"\xff")
+    with lastword.open(data) as logs:
+        assert not logs.verify().ok
+        assert logs.verify("other").ok and logs.verify("other", 1).records == 1
+        assert not logs.verify("t", 0).ok
+
+
+SOUND = [
+    "compact-none-dr0",
+    "compact-lz4-retain",
+    "compact-logappend-dr0",
+    "dir-clean",
+    "dir-killed",
+    "md5-collision",
+    "offset-gap",
+    "tx-compact-dr0",
+    "tx-rolled-by-time",
+    "v2-big",
+    "v2-mixed",
+    "v2-zstd",
+]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_kafka_wrote_is_sound(tmp_path, name):
+    root = case(name).unpack(tmp_path)
+    checked = 0
+    for directory in sorted({path.parent for path in root.rglob("*.log")}):
+        parsed = names.parse_partition_dir(directory.name)
+        if parsed is not None and not parsed.marker:
+            found = verify(
+                DEFAULT, [str(directory.parent)], [(parsed.topic, parsed.partition, str(directory))]
+            )
+            assert found.problems == ()
+            checked += found.batches
+    assert checked
