@@ -140,6 +140,7 @@ class Broker:
     tools: Tools
     directory: Path
     settings: dict[str, str] = field(default_factory=dict)
+    java_flags: Sequence[str] = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # starts soon
     _process: subprocess.Popen[bytes] | None = None
     _port: int = 0
 
@@ -169,7 +170,7 @@ class Broker:
             self.tools.ask("format", cluster=CLUSTER, config=str(config))
         log = self.home / "server.log"
         log.unlink(missing_ok=True)
-        command = [self.tools.jars.java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        command = [self.tools.jars.java, *self.java_flags]
         command += ["-Djava.net.preferIPv4Stack=true", *_logging(log, "info")]
         command += ["-cp", self.tools.jars.classpath, "kafka.Kafka", str(config)]
         with (self.home / "server.out").open("wb") as out:
