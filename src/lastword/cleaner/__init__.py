@@ -86,8 +86,9 @@ What it does not do, and why that is fine
 
 - It keeps no account of garbage between runs: each round reads the log below its limit once. Nothing but
 time is lost. - It does not merge batches, only segments. Many small survivors' batches compress worse than
-one big one would. - It refuses logs with transactions (`UnsupportedBatchError`), rather than guessing which
-of them were aborted. - It runs when it is called; nothing here waits in the background.
+one big one would. - It refuses transactions and messages of magic 0 and 1 (`UnsupportedBatchError`), rather than guessing which
+  were aborted or cutting what it cannot give a horizon. Nothing was changed then; such a log waits.
+- It runs when it is called; nothing here waits in the background.
 """
 
 from __future__ import annotations
