@@ -65,12 +65,12 @@ def test_an_unusable_choice_falls_back(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_warm_leaves_nothing_to_compile() -> None:
     """`warm` uses the types of the real callers: a whole round afterwards compiles nothing new."""
-    from lastword.kernels import batches, columns, digest, gather, offset_map, pack, pages, repack
+    from lastword.kernels import batches, columns, digest, gather, legacy, offset_map, pack, pages, repack
 
     kernels.warm()
     dispatchers = {
         f"{module.__name__}.{name}": found
-        for module in (batches, columns, digest, gather, offset_map, pack, pages, repack)
+        for module in (batches, columns, digest, gather, legacy, offset_map, pack, pages, repack)
         for name, found in vars(module).items()
         if hasattr(found, "signatures")
     }
@@ -88,7 +88,9 @@ def _whole_round() -> None:
     from lastword.kernels.repack import KEEP_BASE, repack_rows, room_needed
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns, raw_records, to_arrow
+    from lastword.records.legacy_build import build_message, build_wrapper
     from lastword.records.pack import pack_arrow, rebase
+    from lastword.records.record import RawRecord
     from lastword.resolve import resolve
     from tests.resolve.support import MemorySegment
 
@@ -103,6 +105,9 @@ def _whole_round() -> None:
     columns = decode_columns(chunk)
     to_arrow(columns.select(~found.dead.mask(columns.offset)), chunk)
     raw_records(columns, chunk)
+    old = [RawRecord(n, 0, 0, b"k", b"v") for n in (1, 2)]
+    wrapped = chunk_of(build_message(0, 0, b"k", b"v") + build_wrapper(1, 3, old))
+    assert len(decode_columns(wrapped)) == 3
     found.dead.count(0, 100)
     out = np.empty(1 << 16, np.uint8)
     table = np.empty((100, chunk.table.shape[1]), np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from tests.naive.batches import walk
@@ -22,6 +22,7 @@ class Facts:
     tombstones_without_horizon: int = 0
     due_tombstones: int = 0
     keyless: int = 0
+    aborted: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,15 @@ class _Seen:
 
 
 def resolve(
-    segments: Sequence[bytes], now_ms: int | None, seed0: int, seed1: int
+    segments: Sequence[bytes],
+    now_ms: int | None,
+    seed0: int,
+    seed1: int,
+    *,
+    aborted: Container[int] = (),
+    undecided: Container[int] = (),
 ) -> tuple[list[Facts], dict[bytes, int]]:
-    """Facts a segment, and the newest offset of each key."""
+    """Facts a segment, and the newest offset of each key. `aborted`, `undecided`: base offsets of batches."""
     facts = [Facts() for _ in segments]
     newest: dict[bytes, _Seen] = {}
     live: list[tuple[int, bytes | None, int, bool, bool]] = []
@@ -49,6 +56,11 @@ def resolve(
             for record in decode(data, header):
                 one = facts[index]
                 one.records += 1
+                if header.base_offset in aborted:
+                    one.dead.add(record.offset)
+                    one.aborted += 1
+                if header.base_offset in aborted or header.base_offset in undecided:
+                    continue
                 if record.key is None:
                     one.keyless += 1
                     if now_ms is not None:

@@ -37,7 +37,6 @@ BAD_OFFSET = 7
 BAD_COUNT = 8
 BAD_RECORD = 9
 NO_SLACK = 10
-TRANSACTIONAL = 11
 
 STATUS_TEXT = {
     BAD_LENGTH: "impossible length",
@@ -47,7 +46,6 @@ STATUS_TEXT = {
     BAD_COUNT: "impossible record count",
     BAD_RECORD: "malformed record",
     NO_SLACK: "buffer without slack",
-    TRANSACTIONAL: "transactional batch",
 }
 
 SLACK = 64

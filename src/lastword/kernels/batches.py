@@ -20,6 +20,7 @@ from lastword.kernels import (
     kernel,
 )
 from lastword.kernels.crc32c import crc_of
+from lastword.kernels.legacy import read_entry
 from lastword.kernels.memory import load8, load16_be, load32_be, load64_be
 from lastword.kernels.table import (
     ATTRIBUTES,
@@ -65,13 +66,21 @@ def walk_batches(raw, position, end, file_position, next_offset, verify, table, 
         if length < 14:  # less than any magic needs; also what a zero-filled tail looks like
             return row, position, next_offset, BAD_LENGTH
         magic = load8(raw, position + 16)
-        if magic != 2:
+        if magic > 2:
             return row, position, next_offset, BAD_MAGIC
-        if length < HEADER_BYTES - 12:
+        if magic == 2 and length < HEADER_BYTES - 12:
             return row, position, next_offset, BAD_LENGTH
         size = length + 12
         if size > end - position:
             return row, position, next_offset, MORE
+        if magic < 2:
+            status = read_entry(raw, position, size, magic, file_position, next_offset, verify, table, row)
+            if status != OK:
+                return row, position, next_offset, status
+            next_offset = table[row, LAST_OFFSET] + 1
+            position += size
+            row += 1
+            continue
         base_offset = load64_be(raw, position)
         delta = load32_be(raw, position + 23)
         crc = load32_be(raw, position + 17) & 0xFFFFFFFF

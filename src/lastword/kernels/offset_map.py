@@ -31,7 +31,6 @@ from lastword.kernels import (
     inline,
     kernel,
 )
-from lastword.kernels import TRANSACTIONAL as IS_TRANSACTIONAL
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.keyhash import NULL_KEY, key_hash, pair_digest
 from lastword.kernels.memory import (
@@ -58,7 +57,6 @@ from lastword.kernels.table import (
     PLAIN_POSITION,
     SIZE,
     SMALLEST_RECORD_BYTES,
-    TRANSACTIONAL,
 )
 
 # Fields of `state`, int64.
@@ -78,6 +76,9 @@ NOW = 12
 FIRST_PASS = 13
 STATE_FIELDS = 14
 
+# In `fates` (`partition.transactions.Fate`): 0 is committed; what is not stays out of the map.
+FATE_ABORTED = 1
+
 # Fields of `words`, uint64: seeds of the map's hash, seeds of the digest, first and last hash of this pass.
 SEED0 = 0
 SEED1 = 1
@@ -94,7 +95,8 @@ TOMBSTONES = 2
 DUE_TOMBSTONES = 3
 KEYLESS = 4
 UNCLOCKED_TOMBSTONES = 5  # of TOMBSTONES
-STAT_FIELDS = 6
+ABORTED = 6  # of DEAD_RECORDS: in batches whose transaction was aborted
+STAT_FIELDS = 7
 
 ARENA_START = 8  # so that no entry lies at 0, the empty slot
 FIXED_BYTES = 13  # of an entry: offset, size, short key length
@@ -148,10 +150,63 @@ def same_key(block, entry, plain, key_position, key_length):
     return True
 
 
+@inline
+def register_page(page_ids, page_slots, page_segments, state, page, segment):
+    """Make the page known, which no known one follows; False if there is no room for it."""
+    pages = state[PAGES]
+    if pages >= page_ids.size:
+        return False
+    page_ids[pages] = page
+    page_slots[pages] = -1
+    page_segments[pages] = segment
+    state[PAGES] = pages + 1
+    return True
+
+
+@inline
+def kill_batch(plain, table, row, page_ids, page_slots, page_segments, page_bits, state, stats, segment):
+    """Set the bit of every record of a batch whose transaction was aborted; gives a status.
+
+    A bit is counted when it is set, so a batch may be given again after NEED_PAGES.
+    """
+    position = table[row, PLAIN_POSITION]
+    end = table[row, PLAIN_END]
+    count = table[row, COUNT]
+    base_offset = table[row, BASE_OFFSET]
+    span = table[row, LAST_OFFSET] - base_offset
+    if position < 0 or position > end or end > plain.size - SLACK:
+        return NO_SLACK
+    if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
+        return BAD_COUNT
+    share = table[row, SIZE] / max(end - position, 1)
+    previous = np.int64(-1)
+    for _ in range(count):
+        body, body_end, sound = read_bounds(plain, position, end)
+        if not sound:
+            return BAD_RECORD
+        _delta, offset_delta, _key_position, _key_length, _value_at, sound = read_key(plain, body, body_end)
+        if not sound or offset_delta <= previous or offset_delta > span:
+            return BAD_RECORD
+        previous = offset_delta
+        offset = base_offset + offset_delta
+        page = offset >> PAGE_BITS
+        unknown = state[PAGES] == 0 or page > page_ids[state[PAGES] - 1]
+        if unknown and not register_page(page_ids, page_slots, page_segments, state, page, segment):
+            return NEED_PAGES
+        found = find_page(page_ids, state[PAGES], offset)
+        if set_bit(page_slots, page_bits, state, found, offset):
+            stats[segment, DEAD_RECORDS] += 1
+            stats[segment, ABORTED] += 1
+            stats[segment, DEAD_BYTES] += min(np.int64((body_end - position) * share), SIZE_MASK)
+        position = body_end
+    return OK if position == end else BAD_RECORD
+
+
 @kernel
 def resolve_rows(
     plain,
     table,
+    fates,
     rows,
     block,
     state,
@@ -168,6 +223,7 @@ def resolve_rows(
 ):
     """Put the records of the chunk's first `rows` rows into the map, from state[ROW] and state[ORDINAL] on.
 
+    `fates` (uint8 a row): what became of the batch's transaction; 0 is committed, or none.
     Every record met adds its pair digest to its segment's sum; a newer record of a key kills the older one:
     its bit is set, its bytes counted, and its digest, made with the killer's key, subtracted. `hashes`
     (uint64[3, PIECE]) and `spans` (int64[6, PIECE]) are scratch. Returns a status; state[ROW] and
@@ -205,9 +261,36 @@ def resolve_rows(
                 ordinal = 0
                 position = -1
                 continue
-            if attributes & TRANSACTIONAL:
-                state[ROW] = row
-                return IS_TRANSACTIONAL
+            fate = fates[row]
+            if fate != 0:
+                # The records of an aborted transaction replace nothing and are dead at once; what an
+                # undecided one will have replaced is not known yet. Later passes find the bits set.
+                if fate == FATE_ABORTED and first_pass:
+                    status = kill_batch(
+                        plain,
+                        table,
+                        row,
+                        page_ids,
+                        page_slots,
+                        page_segments,
+                        page_bits,
+                        state,
+                        stats,
+                        segment,
+                    )
+                    last_page = page_ids[state[PAGES] - 1] if state[PAGES] > 0 else np.int64(-1)
+                    if status != OK:
+                        state[ROW] = row
+                        state[ORDINAL] = 0
+                        if status == NEED_PAGES and filled > 0:
+                            state[ROW] = spans[4, 0]
+                            state[ORDINAL] = spans[5, 0]
+                        digests[segment] += digest
+                        return status
+                row += 1
+                ordinal = 0
+                position = -1
+                continue
             end = table[row, PLAIN_END]
             base_offset = table[row, BASE_OFFSET]
             span = table[row, LAST_OFFSET] - base_offset
@@ -247,8 +330,7 @@ def resolve_rows(
                 offset = base_offset + offset_delta
                 page = offset >> PAGE_BITS
                 if page > last_page:
-                    pages = state[PAGES]
-                    if pages >= page_ids.size:
+                    if not register_page(page_ids, page_slots, page_segments, state, page, segment):
                         # Nothing of this piece is done yet: start it again once there are more pages.
                         if filled > 0:
                             state[ROW] = spans[4, 0]
@@ -258,10 +340,6 @@ def resolve_rows(
                             state[ORDINAL] = ordinal
                         digests[segment] += digest
                         return NEED_PAGES
-                    page_ids[pages] = page
-                    page_slots[pages] = -1
-                    page_segments[pages] = segment
-                    state[PAGES] = pages + 1
                     last_page = page
                 if key_length >= 0:
                     hashed = key_hash(plain, key_position, key_length, seed0, seed1)

@@ -1,9 +1,10 @@
-"""The batch table: `int64[rows, FIELDS]`, one row a batch of magic 2.
+"""The batch table: `int64[rows, FIELDS]`, one row a batch.
 
 POSITION is where the batch starts in the bytes as they lie on disk (`raw`), FILE_POSITION where that is in
 its file, SIZE its bytes there. PLAIN_POSITION and PLAIN_END bound its records, uncompressed, in `plain`.
 BASE_TIMESTAMP is the raw field at byte 27: the base timestamp, or the delete horizon when HORIZON is among
-the ATTRIBUTES. All others are the header's fields.
+the ATTRIBUTES. All others are the header's fields. A row of magic 0 or 1 reads the same once its records
+were translated (`kernels.legacy`).
 """
 
 POSITION = 0

@@ -14,6 +14,7 @@ from lastword.kernels import (
     crc32c,
     digest,
     gather,
+    legacy,
     offset_map,
     pack,
     pages,
@@ -55,6 +56,18 @@ def _run_all() -> None:
     )
     repack.room_needed(table, 0)
     _resolve(out, table)
+    _legacy()
+
+
+def _legacy() -> None:
+    """One message of magic 0, alone and as the inner entry of a wrapper; its checksum is not asked for."""
+    entry = np.zeros(26 + SLACK, np.uint8)
+    entry[11], entry[18:26] = 14, 0xFF  # size; no key, no value
+    table, plain = np.empty((1, FIELDS), np.int64), np.empty(1024, np.uint8)
+    batches.walk_batches(entry, 0, 26, 0, 0, False, table, 0)
+    legacy.translate_messages(entry, table, 0, 1, plain, 0)
+    legacy.survey_inner(entry, 26)
+    legacy.translate_wrapper(entry, 1, 0, 0, table, 0, plain, 0)
 
 
 def _pack() -> tuple[np.ndarray, int]:
@@ -102,7 +115,22 @@ def _resolve(plain: np.ndarray, table: np.ndarray) -> None:
     hashes = np.empty((3, 8), np.uint64)
     spans = np.empty((6, 8), np.int64)
     offset_map.resolve_rows(
-        plain, table, 1, block, state, words, ids, slots, segments, bits, bases, stats, sums, hashes, spans
+        plain,
+        table,
+        np.zeros(4, np.uint8),
+        1,
+        block,
+        state,
+        words,
+        ids,
+        slots,
+        segments,
+        bits,
+        bases,
+        stats,
+        sums,
+        hashes,
+        spans,
     )
     offset_map.find_key(block, state, words, plain, 1)
     offset_map.drop_outside(block, state, words, ids, segments, bases, stats, sums)

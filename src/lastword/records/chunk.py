@@ -8,6 +8,7 @@ before a bad one are still given out, then the error is raised.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -21,16 +22,18 @@ from lastword.errors import (
     DataError,
     DecompressionLimitError,
     UnknownMagicError,
-    UnsupportedBatchError,
 )
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
 from lastword.kernels.crc32c import crc32c
+from lastword.records.legacy_rows import inflate_rows
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
 
 CHUNK_BYTES = 1 << 20
+SMALLEST_ENTRY_BYTES = 26  # of magic 0
+LEGACY_LIMIT_BYTES = 256 << 20
 _FIRST_ROWS = 1024
 _MOST_ROWS = 16384
 
@@ -94,15 +97,6 @@ class Chunk:
         if status == kernels.NO_SLACK:
             raise ValueError("a chunk's buffers need slack after their last batch")
         text = kernels.STATUS_TEXT[status]
-        if status == kernels.TRANSACTIONAL:
-            raise UnsupportedBatchError(
-                f"offset {offset} is in a {text}: transactions are not cleaned or resolved",
-                code="transactional",
-                remedy="leave this topic to Kafka's own cleaner",
-                file=self.file,
-                position=position,
-                offset=offset,
-            )
         raise CorruptBatchError(
             f"offset {offset}: {text} in this batch",
             code=text.replace(" ", "-"),
@@ -169,8 +163,8 @@ class ChunkReader:
             rows, used, next_offset, status = self._walk()
             if rows:
                 self._used = used
-                self.next_offset = next_offset
-                return self._chunk(rows)
+                first_offset, self.next_offset = self.next_offset, next_offset
+                return self._chunk(rows, first_offset)
             if status == kernels.MORE and self._grow():
                 continue
             if status == kernels.MORE and self._stop_at_partial_tail:
@@ -226,22 +220,35 @@ class ChunkReader:
     def _first_size(self) -> int:
         return int.from_bytes(self._raw[8:12].tobytes(), "big", signed=True) + 12
 
-    def _chunk(self, rows: int) -> Chunk:
+    def _chunk(self, rows: int, first_offset: int) -> Chunk:
         table = self._table[:rows]
         if self._max_batch_bytes is not None and (table[:, fields.SIZE] > self._max_batch_bytes).any():
             row = int(np.argmax(table[:, fields.SIZE] > self._max_batch_bytes))
             Chunk(self._raw, self._raw, table, self._file).raise_status(row, kernels.BAD_LENGTH)
         plain = self._raw
-        if (table[:, fields.ATTRIBUTES] & fields.CODEC).any():
-            self._inflate(table)
+        if (table[:, fields.ATTRIBUTES] & fields.CODEC).any() or (table[:, fields.MAGIC] < 2).any():
+            self._inflate(table, first_offset)
             plain = self._plain
         return Chunk(self._raw, plain, table, self._file, self._scratch)
 
-    def _inflate(self, table: Table) -> None:
+    def _inflate(self, table: Table, first_offset: int) -> None:
         """Put the records of every batch into `_plain`, one batch after another."""
         raw = self._raw.data
-        done = 0
-        for row in range(table.shape[0]):
+        done = row = 0
+        while row < table.shape[0]:
+            if table[row, fields.MAGIC] < 2:
+                row, self._plain, done = inflate_rows(
+                    self._raw,
+                    table,
+                    row,
+                    self._plain,
+                    done,
+                    self._room,
+                    file=self._file,
+                    limit=LEGACY_LIMIT_BYTES,
+                    first_offset=first_offset,
+                )
+                continue
             start = int(table[row, fields.POSITION]) + fields.HEADER_BYTES
             end = int(table[row, fields.POSITION] + table[row, fields.SIZE])
             codec = int(table[row, fields.ATTRIBUTES]) & fields.CODEC
@@ -254,6 +261,11 @@ class ChunkReader:
             table[row, fields.PLAIN_POSITION] = done
             table[row, fields.PLAIN_END] = done + size
             done += size
+            row += 1
+
+    def _room(self, used: int, room: int) -> Bytes:
+        self._need_plain(used, room)
+        return self._plain
 
     def _inflate_one(self, codec: int, data: memoryview, done: int, table: Table, row: int) -> int:
         from lastword.records.compression import decompress_into
@@ -305,12 +317,16 @@ class ChunkReader:
             )
         if status == kernels.BAD_MAGIC:
             raise UnknownMagicError(
-                f"offset {offset} has magic {head[16]}; magic 2 is read",
-                remedy="let Kafka rewrite the topic with message format 2",
+                f"offset {offset} has unknown magic {head[16]}",
+                remedy="restore the file from a copy, or use a version that knows this format",
                 **at,
             )
         if status == kernels.BAD_CRC:
             size = self._first_size()
+            if head[16] < 2:
+                stored = int.from_bytes(head[12:16], "big")
+                computed = zlib.crc32(self._raw.data[16:size])
+                raise CorruptBatchError.crc(self._file, self.position, offset, stored, computed)
             stored = int.from_bytes(head[17:21], "big")
             raise CorruptBatchError.crc(
                 self._file, self.position, offset, stored, int(crc32c(self._raw, 21, size - 21))
@@ -327,7 +343,7 @@ class ChunkReader:
 def chunk_of(data: bytes | bytearray | memoryview, file: str = "<memory>", *, verify: bool = True) -> Chunk:
     """All batches in `data` as one chunk; raises as ChunkReader does. `data` must hold at least one batch."""
     reader = ChunkReader(BytesSource(data), file, 0, len(data), chunk_bytes=max(len(data), 1), verify=verify)
-    reader._table = np.empty((max(len(data) // fields.HEADER_BYTES, 1), fields.FIELDS), np.int64)
+    reader._table = np.empty((max(len(data) // SMALLEST_ENTRY_BYTES, 1), fields.FIELDS), np.int64)
     chunk = next(reader)
     if reader._used != len(data):
         next(reader)

@@ -8,6 +8,6 @@ at `resolver.py`, then `kernels/offset_map.py`.
 
 from lastword.resolve.bitmaps import DeadBitmaps
 from lastword.resolve.offset_map import OffsetMap
-from lastword.resolve.resolver import Resolution, SegmentFacts, SegmentSource, resolve
+from lastword.resolve.resolver import Resolution, SegmentFacts, SegmentSource, fates_of, resolve
 
-__all__ = ["DeadBitmaps", "OffsetMap", "Resolution", "SegmentFacts", "SegmentSource", "resolve"]
+__all__ = ["DeadBitmaps", "OffsetMap", "Resolution", "SegmentFacts", "SegmentSource", "fates_of", "resolve"]

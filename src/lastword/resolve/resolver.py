@@ -6,17 +6,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.errors import CapacityError
+from lastword.errors import CapacityError, UnsupportedBatchError
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
+from lastword.partition.transactions import Fate
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore
 from lastword.resolve.offset_map import OffsetMap
+
+if TYPE_CHECKING:
+    from lastword.partition.transactions import Decisions
 
 _LAST_HASH = (1 << 64) - 1
 _FILL = 0.9  # share of the map that a range is planned to fill
@@ -44,9 +49,10 @@ class SegmentFacts:
     Bytes are shares of the file: a record counts with its batch's header in proportion, so dead and live
     bytes add up to `size_bytes`. `records` leaves control records out. `tombstones` are the live ones,
     `tombstones_without_horizon` those of them whose batch has no delete horizon yet, `due_tombstones` those
-    that are dead because their horizon has passed, `keyless` the records without a key. `live_digest`: sum
-    modulo 2^64 of the pair digests of all live records. `last_of_producers`: (producer id, last offset of
-    its last batch here), for batches that have one.
+    that are dead because their horizon has passed, `keyless` the records without a key, `aborted_records`
+    those that are dead because their transaction was aborted. `live_digest`: sum modulo 2^64 of the pair
+    digests of all live records that are not of an undecided transaction. `last_of_producers`: (producer id,
+    last offset of its last batch here), for batches that have one.
     """
 
     base_offset: int
@@ -63,6 +69,7 @@ class SegmentFacts:
     keyless: int
     control_batches: int
     last_of_producers: tuple[tuple[int, int], ...] = ()
+    aborted_records: int = 0
 
     @property
     def live_records(self) -> int:
@@ -96,6 +103,7 @@ def resolve(
     map_bytes: int,
     salt: bytes,
     now_ms: int | None,
+    fates: Decisions | None = None,
     progress: Callable[[int, int], None] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Resolution:
@@ -109,11 +117,52 @@ def resolve(
             and so is a record without a
             key. Only for a log from its very start, so that no older copy is left behind. None: only
             replaced records are dead.
+        fates: what became of the transactions in `sources`. Records of aborted ones have no say about keys
+            and are dead at once. Those of undecided ones have no say either and stay; a cleaning must not
+            meet any. None: there are no transactions.
         progress: hears (bytes done, bytes in all of this pass and those before) after every chunk.
 
-    Raises CorruptBatchError, UnknownMagicError, UnsupportedBatchError (transactions).
+    Raises CorruptBatchError, UnknownMagicError, UnsupportedBatchError (a transaction without `fates`, or an
+    undecided one in a cleaning).
     """
-    return _Resolver(sources, map_bytes, salt, now_ms, progress, chunk_bytes).run()
+    return _Resolver(sources, map_bytes, salt, now_ms, progress, chunk_bytes, fates).run()
+
+
+def fates_of(chunk: Chunk, fates: Decisions | None, *, decided: bool = False) -> NDArray[np.uint8]:
+    """The `Fate` of each batch of a chunk, uint8[rows]; also the cleaner's way to ask.
+
+    UnsupportedBatchError for a transaction without `fates`, and with `decided` for an undecided one.
+    """
+    attributes = chunk.table[:, fields.ATTRIBUTES]
+    special = (attributes & (fields.TRANSACTIONAL | fields.CONTROL)) != 0
+    if not special.any():
+        return np.zeros(chunk.rows, np.uint8)
+    if fates is None:
+        data = (attributes & (fields.TRANSACTIONAL | fields.CONTROL)) == fields.TRANSACTIONAL
+        if data.any():
+            _refuse(chunk, int(data.argmax()), "a transactional batch, and its outcome was not looked up")
+        return np.where(special, np.uint8(Fate.CONTROL), np.uint8(0))
+    found = fates.fates(
+        *(
+            chunk.table[:, column]
+            for column in (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
+        )
+    )
+    if decided and (found == Fate.UNDECIDED).any():
+        _refuse(chunk, int((found == Fate.UNDECIDED).argmax()), "a transactional batch, still undecided")
+    return found
+
+
+def _refuse(chunk: Chunk, row: int, text: str) -> NoReturn:
+    offset = int(chunk.table[row, fields.BASE_OFFSET])
+    raise UnsupportedBatchError(
+        f"offset {offset} is in {text}",
+        code="transactional",
+        remedy="end below the last stable offset, with the decisions of the transaction indexes",
+        file=chunk.file,
+        position=int(chunk.table[row, fields.FILE_POSITION]),
+        offset=offset,
+    )
 
 
 class _Resolver:
@@ -125,8 +174,10 @@ class _Resolver:
         now_ms: int | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
+        fates: Decisions | None = None,
     ) -> None:
         self.sources = sources
+        self.fates = fates
         self.bases = np.array([source.base_offset for source in sources], np.int64)
         if (self.bases[1:] <= self.bases[:-1]).any():
             raise ValueError("segments must have ascending base offsets")
@@ -208,6 +259,7 @@ class _Resolver:
             self.producers[segment].update(last)
 
     def _take(self, chunk: Chunk, segment: int, first_pass: bool) -> None:
+        fates = fates_of(chunk, self.fates, decided=self.cleaning)
         offset_map = self.map
         if offset_map is None:
             offset_map = self.map = self._make_map(chunk)
@@ -222,6 +274,7 @@ class _Resolver:
             status = loops.resolve_rows(
                 chunk.plain,
                 chunk.table,
+                fates,
                 chunk.rows,
                 offset_map.block,
                 state,
@@ -248,9 +301,7 @@ class _Resolver:
         from lastword.records.columns import decode_columns
 
         data = chunk.data_rows()
-        lengths = (
-            decode_columns(chunk).key_length if not self._transactional(chunk) else np.empty(0, np.int32)
-        )
+        lengths = decode_columns(chunk).key_length
         keyed = lengths[lengths >= 0]
         key_bytes = float(keyed.mean()) if keyed.size else 24.0
         # Two bounds on the number of records: the offsets, and the bytes.
@@ -264,11 +315,6 @@ class _Resolver:
             most_records=min(offsets, by_size),
             key_bytes=key_bytes,
         )
-
-    @staticmethod
-    def _transactional(chunk: Chunk) -> bool:
-        attributes = chunk.table[:, fields.ATTRIBUTES]
-        return bool((attributes & (fields.TRANSACTIONAL | fields.CONTROL) == fields.TRANSACTIONAL).any())
 
     def _make_room(self, offset_map: OffsetMap, chunk: Chunk) -> None:
         """Regrow the slots, or else give up a part of the hash range: later passes will cover it."""
@@ -310,6 +356,7 @@ class _Resolver:
                     keyless=int(self.stats[i, loops.KEYLESS]),
                     control_batches=int(self.control_batches[i]),
                     last_of_producers=tuple(self.producers[i].items()),
+                    aborted_records=int(self.stats[i, loops.ABORTED]),
                 )
             )
         pages = stored = probes = used_bytes = 0
