@@ -40,6 +40,13 @@ one is cut by record lengths. The last batch of each output stays, at least as a
 file still covers its range of offsets, for Kafka's recovery too. So does the last batch of each producer,
 which carries its sequence.
 
+What is left alone
+------------------
+
+After the map pass each segment's garbage is known exactly, so a segment without a dead record, and without a
+tombstone whose clock must start, is not touched: a log of inserts is never rewritten, and cold data is not
+copied because hot data changed. `groups` puts neighbours that are rewritten into one file while they fit.
+
 The life of a tombstone
 -----------------------
 
@@ -56,13 +63,15 @@ after the clock began.
 The certificate
 ---------------
 
-Before anything is published the new file is read back and compared by ways in which the bitmaps take no part:
+Before anything is published the new file is read back and compared by ways in which the bitmaps take no
+part:
 
-  1. the map pass kept a sum of H(key, offset) over live records, adding each record as it came and
-  subtracting for each kill H(the killer's key, the killed offset). Two keys taken for one leave this sum
-  wrong. It must equal the sum over the new file; 2. the CRC of each survivor's bytes, with its offset and
-  timestamp, summed over the sources, must equal the sum over the new file; 3. offsets ascend, and the
-  counts agree.
+1. The map pass kept a sum of H(key, offset) over live records: it added each record as it came and took off,
+   for each kill, H(the killer's key, the killed offset). Two keys taken for one leave this sum wrong. It must
+   equal the sum over the new file.
+2. The CRC of each survivor's bytes, with its offset and timestamp, summed over the sources, must equal the
+   sum over the new file.
+3. Offsets ascend to the end of the group's range, and the counts agree.
 
 Every source batch has its CRC checked in both passes, so damage is never put under a fresh checksum. If
 anything fails the outputs are removed, the sources stay as they were, and the partition is quarantined, on
@@ -84,9 +93,10 @@ The first dirty offset is recorded after the last swap is durable, and only then
 What it does not do, and why that is fine
 -----------------------------------------
 
-- It keeps no account of garbage between runs: each round reads the log below its limit once. Nothing but
-time is lost. - It does not merge batches, only segments. Many small survivors' batches compress worse than
-one big one would. - It refuses transactions and messages of magic 0 and 1 (`UnsupportedBatchError`), rather than guessing which
+- It keeps no account of garbage between runs: each round reads the log below its limit once. Nothing but time
+  is lost.
+- It merges segments, not batches: many small batches of survivors compress worse than one big one would.
+- It refuses transactions and messages of magic 0 and 1 (`UnsupportedBatchError`), rather than guessing which
   were aborted or cutting what it cannot give a horizon. Nothing was changed then; such a log waits.
 - It runs when it is called; nothing here waits in the background.
 """
