@@ -106,7 +106,8 @@ def test_offsets_of_the_next_segment(data):
     assert (first.name, "offsets-fall", False) in problems(data)
 
 
-def test_records_that_do_not_decode(data):
+@pytest.mark.parametrize("kernel_bytes", [-1, 1 << 40])
+def test_records_that_do_not_decode(data, monkeypatch, kernel_bytes):
     from google_crc32c import value as crc32c
 
     path = files(data, ".log")[0]
@@ -115,6 +116,7 @@ def test_records_that_do_not_decode(data):
     content[HEADER_BYTES] = 0x7F  # the first record's length
     struct.pack_into(">I", content, 17, crc32c(bytes(content[21:size])))
     path.write_bytes(content)
+    monkeypatch.setattr("lastword.tools.verify.KERNEL_BYTES", kernel_bytes)
     assert problems(data) == [(path.name, "bad-record", False)]
 
 

@@ -6,10 +6,12 @@ Every call that changes is acknowledged when it returns: at "os" the records sur
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
 
+from lastword import metrics
 from lastword.api import partitioners
 from lastword.api.batches import HeadersLike, Packer, header_pairs
 from lastword.api.ranges import Bounds, ranges
@@ -112,10 +114,12 @@ class Topic(Generic[K, V]):
         chosen = packer.partition_of(data[0], partition)
         when = packer.timestamp_of(timestamp, self._logs._clock.now_ms())
         batch = packer.one(*data, when, header_pairs(headers) if headers else (), chosen)
+        began = time.perf_counter()
         log = self._logs._log(self.name, chosen)
         done = log.append_batch(batch)
         if level == "disk":
             log.sync()
+        self._count(1, len(batch), began, level)
         return Appended(chosen, done.base_offset, done.timestamp)
 
     def delete(
@@ -153,13 +157,15 @@ class Topic(Generic[K, V]):
             groups = self._packer.arrow_groups(records, now_ms, partition)
         else:
             groups = self._packer.groups(records, now_ms, partition)
-        appended = 0
+        appended = size = 0
+        began = time.perf_counter()
         touched: set[int] = set()
         try:
             for group in groups:
                 for number, batches in sorted(group.batches.items()):
                     self._logs._log(self.name, number).append_batches(batches)
                     touched.add(number)
+                    size += sum(len(batch) for batch in batches)
                 appended += group.records
         except LastwordError as error:
             if appended:
@@ -169,7 +175,13 @@ class Topic(Generic[K, V]):
         if level == "disk":
             for number in sorted(touched):
                 self._logs._log(self.name, number).sync()
+        self._count(appended, size, began, level)
         return appended
+
+    def _count(self, records: int, size_bytes: int, began: float, level: str) -> None:
+        metrics.APPEND_RECORDS.add(records, self.name)
+        metrics.APPEND_BYTES.add(size_bytes, self.name)
+        metrics.APPEND_SECONDS.observe(time.perf_counter() - began, level)
 
     def _ack(self, given: str | None) -> str:
         level = self.config.lastword_ack if given is None else given

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.errors import DataError, LastwordError
 from lastword.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from lastword.api.values import PartitionInfo, SegmentInfo
 
 EXAMPLES = """
 lastword ls data
@@ -28,85 +32,86 @@ def ls(
     segments: Annotated[bool, typer.Option("--segments", help="one line a segment")] = False,
     more: MoreDirs = None,
 ) -> None:
-    """List topics and partitions, or segments. Counts are exact: every record below the log end is looked
-    at."""
+    """List topics and partitions, or segments.
+
+    Every record is looked at: NEWEST counts those that are the newest of their key, the rest is garbage.
+    """
     target = Target.of(directory, topic, partition, more)
-    with out.open(target) as logs:
+    failed: LastwordError | None = None
+    rows: list[Any] = []
+    with out.open(target) as logs, out.progress("count") as progress:
         chosen = [logs.topic(target.topic)] if target.topic is not None else logs.topics()
-        with out.progress("count") as progress:
-            if segments:
-                rows = [row for one in chosen for row in one.segments(target.partition, progress=progress)]
-                for row in rows:
-                    out.row("segment", row.to_dict())
-                out.table(
-                    ("SEGMENT", "OFFSETS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", ""),
-                    [
-                        (
-                            f"{row.topic}-{row.partition}/{row.base_offset}",
-                            f"{row.base_offset}-{row.next_offset - 1}"
-                            if row.next_offset > row.base_offset
-                            else "-",
-                            format_bytes(row.size_bytes),
-                            format_bytes(row.live_bytes),
-                            format_bytes(row.garbage_bytes),
-                            str(row.records),
-                            format_time(row.largest_timestamp),
-                            "active" if row.active else "",
-                        )
-                        for row in rows
-                    ],
-                    "lrrrrrll",
-                )
-                out.summary(
-                    None if rows else "no segments",
-                    segments=len(rows),
-                    size_bytes=sum(row.size_bytes for row in rows),
-                    garbage_bytes=sum(row.garbage_bytes for row in rows),
-                )
-                return
-            infos = [
-                info
-                for one in chosen
-                for info in one.describe(progress=progress)
-                if target.partition is None or info.partition == target.partition
-            ]
-    for info in infos:
-        out.row("partition", info.to_dict())
+        for one in chosen:
+            try:
+                if segments:
+                    rows += one.segments(target.partition, progress=progress)
+                else:
+                    rows += [
+                        info
+                        for info in one.describe(progress=progress)
+                        if target.partition is None or info.partition == target.partition
+                    ]
+            except DataError as error:
+                # The others are listed before what cannot be counted is told.
+                failed = failed or error
+    if segments:
+        _segments(out, rows)
+    else:
+        _partitions(out, rows)
+    out.summary(
+        None if rows or failed else "no topics",
+        ok=failed is None,
+        topics=len(chosen),
+        **{"segments" if segments else "partitions": len(rows)},
+        size_bytes=sum(row.size_bytes for row in rows),
+        live_bytes=sum(row.live_bytes for row in rows),
+        garbage_bytes=sum(row.garbage_bytes for row in rows),
+    )
+    if failed is not None:
+        raise failed
+
+
+def _segments(out: Session, rows: list[SegmentInfo]) -> None:
+    for row in rows:
+        out.row("segment", row.to_dict())
     out.table(
-        (
-            "PARTITION",
-            "SIZE",
-            "LIVE",
-            "GARBAGE",
-            "RECORDS",
-            "LIVE RECORDS",
-            "START",
-            "END",
-            "SEGMENTS",
-            "POLICY",
-        ),
+        ("SEGMENT", "OFFSETS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", ""),
         [
             (
-                f"{info.topic}-{info.partition}",
-                format_bytes(info.size_bytes),
-                format_bytes(info.live_bytes),
-                format_bytes(info.garbage_bytes),
-                str(info.records),
-                str(info.live_records),
-                str(info.log_start),
-                str(info.log_end),
-                str(info.segments),
-                (info.policy or "none") + (" (quarantined)" if info.quarantine else ""),
+                f"{row.topic}-{row.partition}/{row.base_offset}",
+                f"{row.base_offset}-{row.next_offset - 1}" if row.next_offset > row.base_offset else "-",
+                format_bytes(row.size_bytes),
+                format_bytes(row.live_bytes) if row.exact else "?",
+                format_bytes(row.garbage_bytes) if row.exact else "?",
+                str(row.records),
+                format_time(row.largest_timestamp),
+                "active" if row.active else "",
             )
-            for info in infos
+            for row in rows
+        ],
+        "lrrrrrll",
+    )
+
+
+def _partitions(out: Session, rows: list[PartitionInfo]) -> None:
+    for row in rows:
+        out.row("partition", row.to_dict())
+    out.table(
+        ("PARTITION", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", "START", "END", "SEGMENTS", "POLICY"),
+        [
+            (
+                f"{row.topic}-{row.partition}",
+                format_bytes(row.size_bytes),
+                format_bytes(row.live_bytes) if row.exact else "?",
+                format_bytes(row.garbage_bytes) if row.exact else "?",
+                str(row.records),
+                str(row.live_records) if row.exact else "?",
+                str(row.log_start),
+                str(row.log_end),
+                str(row.segments),
+                (row.policy or "none") + (" (quarantined)" if row.quarantine else ""),
+            )
+            for row in rows
         ],
         "lrrrrrrrrl",
-    )
-    out.summary(
-        None if infos else "no topics",
-        topics=len(chosen),
-        partitions=len(infos),
-        size_bytes=sum(info.size_bytes for info in infos),
-        live_bytes=sum(info.live_bytes for info in infos),
-        garbage_bytes=sum(info.garbage_bytes for info in infos),
     )

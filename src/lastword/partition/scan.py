@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from lastword.metrics import READ_BYTES
 from lastword.partition.view import PartitionView
 from lastword.records.batch import check_crc
 from lastword.records.reader import read_records
@@ -51,6 +52,7 @@ def columns(view: PartitionView, start: int, end: int) -> Iterator[tuple[Chunk, 
     from lastword.records.columns import decode_columns
 
     for chunk in view.chunks(start, end):
+        READ_BYTES.add(chunk.size_bytes, view.topic)
         found = decode_columns(chunk)
         if len(found) and (found.offset[0] < start or found.offset[-1] >= end):
             found = found.select((found.offset >= start) & (found.offset < end))
@@ -80,6 +82,7 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
 
 def _plain(view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None) -> Iterator[RawRecord]:
     for segment, header, data in view.batches(start, end):
+        READ_BYTES.add(header.size, view.topic)
         check_crc(data, header, segment.file, position=0)
         if header.control:
             continue

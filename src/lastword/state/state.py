@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from lastword.errors import ReadOnlyError, StateTooLargeError, UsageError
+from lastword.metrics import STATE_RESTORE_SECONDS
 from lastword.partition.view import PartitionView
 from lastword.state.newest import newest_pairs
 from lastword.units import format_bytes
@@ -143,6 +144,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
             )
             self.position[number] = ends[number]
         self.restored = tuple(restored)
+        STATE_RESTORE_SECONDS.set(time.monotonic() - began, self._log.name)
 
     def _take(
         self,
