@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -71,14 +72,12 @@ def test_ctrl_c_ends_with_130_and_keeps_what_is_there(data):
     )
     process.stdin.write('{"key": "late", "value": "x"}\n')
     process.stdin.flush()
-    try:  # until it holds the lock, it may not have got to its work
-        for _ in range(200):
-            try:
-                lastword.open(data, "a").close()
-            except lastword.errors.LogDirLockedError:
-                break
-    finally:
-        process.send_signal(signal.SIGINT)
+    marker = data / ".kafka_cleanshutdown"
+    for _ in range(1000):  # the writer takes the marker away when it has the lock
+        if not marker.exists():
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=30)
     assert process.returncode == 130 and "Traceback" not in told
     with lastword.open(data) as logs:
