@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import FileTakenError, LastwordError, RecordTooLargeError
+from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError, RecordTooLargeError
 from lastword.files import Files
-from lastword.partition import reads, swap
+from lastword.partition import front, reads, swap
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.pending import Pending
 from lastword.partition.producers import snapshot_path, write_empty_snapshot
@@ -102,6 +102,7 @@ class PartitionLog:
         self._directory_unsynced = True  # recovery may have made names: the first sync makes them durable
         self.on_roll: Callable[[], None] | None = None
         """Called after each roll, with the lock held."""
+        self._waste = front.Waste(files, clock)
         self._failure: LastwordError | None = None
         self._closed = False
         self._rolled()
@@ -253,6 +254,7 @@ class PartitionLog:
             self._check_open()
             if self.active.size:
                 self._guarded(self._roll)
+                self._waste.remove()
                 if self.on_roll is not None:
                     self.on_roll()
 
@@ -361,6 +363,58 @@ class PartitionLog:
             if self.files.exists(path):
                 with self.files.open_append(path) as handle:
                     handle.fsync()
+
+    # -------------------------------------------------------------- the front
+
+    def raise_log_start(self, offset: int) -> bool:
+        """Nothing below `offset` is there any more; False if the log starts there or above already. The
+        caller has made it durable in the log-start checkpoint before: see `partition.front`.
+
+        OffsetOutOfRangeError above the log end.
+        """
+        with self.lock:
+            self._check_open()
+            if offset > self.log_end:
+                raise OffsetOutOfRangeError.above(self.name, offset, self.log_end)
+            if offset <= self._log_start:
+                return False
+            self._log_start = offset
+            self._epochs.truncate_from_start(offset)
+            return True
+
+    def remove_front(self) -> list[Segment]:
+        """Take the segments below the log start out of the log. Their files are renamed when it returns, and
+        unlinked after `file.delete.delay.ms` (`remove_waste`); readers that are inside finish.
+        """
+        with self.lock:
+            self._check_open()
+            gone = front.below_start(self._segments, self._log_start)
+            if not gone:
+                return []
+            listing = self.files.listdir(self.directory)
+            with self._turns.turn():  # nobody syncs a file that loses its name
+                left = gone
+                try:
+                    self._guarded(lambda: self._set_aside(gone, listing))
+                    left = ()
+                except LastwordError:
+                    self._directory_unsynced = True  # what was renamed is made durable by the next sync
+                    with contextlib.suppress(LastwordError):
+                        left = tuple(s for s in gone if self.files.exists(s.file))
+                    raise
+                finally:
+                    self._segments = SegmentSet([*left, *self._segments.segments[len(gone) :]])
+                    self._unsynced = [s for s in self._unsynced if s not in gone or s in left]
+            return list(gone)
+
+    def _set_aside(self, gone: Sequence[Segment], listing: list[str]) -> None:
+        paths = front.set_aside(self.files, self.directory, gone, listing)
+        self._waste.add(paths, self.config.file_delete_delay_ms)
+
+    def remove_waste(self) -> int:
+        """Unlink the files of removed segments whose delay has passed; returns how many."""
+        with self.lock:
+            return self._waste.remove()
 
     # -------------------------------------------------------------- replace
 
@@ -471,6 +525,7 @@ class PartitionLog:
             try:
                 return self._close_cleanly()
             finally:
+                self._waste.remove(all=True)
                 self._appender.close()
                 self._mark.close()
 

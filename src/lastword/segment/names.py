@@ -11,7 +11,7 @@
     <20 digits>.snapshot                         producer state of everything below that offset
     <file of a segment>.cleaned .swap .deleted   a rewrite on its way (partition.swap)
     leader-epoch-checkpoint  partition.metadata  Kafka's
-    lastword/                                    ours: staging, quarantine, what was acknowledged at "disk"
+    lastword/                                    ours: staging, quarantine, what was acknowledged at "disk", notes
 ```
 
 Kafka's suffixes are used for nothing else: a non-numeric `x.cleaned` or a directory of ours in the root
@@ -63,6 +63,8 @@ PRIVATE = "lastword"
 """The one directory of ours in a partition; brokers serve and clean a partition that has it."""
 SYNCED = "synced"
 QUARANTINE = "quarantine"
+LOG_START_NOTE = "log-start"
+MOVED_FROM = "moved-from"
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
 """Offsets in a segment lie at most this far above its base: indexes hold them in four bytes."""
