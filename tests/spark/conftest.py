@@ -36,6 +36,7 @@ def spark() -> Iterator[Any]:
 
     conf = dict(FOR_TESTS)
     made = session(conf.pop("spark.master"), **conf)
+    made.sparkContext.setLogLevel("OFF")  # tests that fail tasks on purpose would fill the screen
     yield made
     made.stop()
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.api.test_readme import five_minutes
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 def test_spark_shows_the_newest_of_each_key(spark, tmp_path):

@@ -27,7 +27,8 @@ CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
 
 
 def load(spark: SparkSession, root: Path, **options: Any) -> DataFrame:
-    return spark.read.format("lastword").options(**{"subscribe": "t", **options}).load(str(root))
+    chosen = {name: value for name, value in {"subscribe": "t", **options}.items() if value != ""}
+    return spark.read.format("lastword").options(**chosen).load(str(root))
 
 
 def save(frame: DataFrame, root: Path, **options: Any) -> None:
@@ -51,6 +52,11 @@ def test_the_format_is_known_by_itself(spark: SparkSession, root: Path) -> None:
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int>"
     )
     assert frame.count() == 500
+
+
+def test_it_can_be_registered_by_hand(spark: SparkSession, root: Path) -> None:
+    lastword.spark.register(spark)
+    assert load(spark, root, assign='{"t":[1]}', subscribe="").count() == 100
 
 
 def test_a_round_trip_keeps_every_value(spark: SparkSession, tmp_path: Path) -> None:
@@ -111,7 +117,7 @@ def test_latest_is_what_a_group_by_finds(spark: SparkSession, root: Path) -> Non
 
 
 def test_a_task_that_fails_once_is_tried_again_and_counts_once(spark: SparkSession, tmp_path: Path) -> None:
-    def fails_first(number: int) -> str:
+    def fails_first(number):  # with type hints PySpark guesses at another kind of function, and warns
         from pyspark import TaskContext
 
         context = TaskContext.get()
