@@ -25,6 +25,8 @@
     │   ├── UnknownMagicError        a message format that is not read
     │   ├── UnsupportedBatchError    a sound batch of a kind that the operation cannot treat
     │   ├── DecompressionLimitError  a payload that grows past its bound
+    │   ├── InconsistentTopicIdError a partition that belongs to another topic of the same name
+    │   ├── DuplicatePartitionError  one partition in two directories
     │   ├── CertificateError         a rewrite that does not hold what it must: nothing was published
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
     ├── BusyError         exit 4: try again
@@ -34,6 +36,7 @@
     │   └── StateTooLargeError       a restore past max_bytes
     ├── StorageError      exit 6, also OSError: the drive or its permissions
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
+    │   ├── OfflineError             what lies in a directory that failed; the others serve
     │   ├── FileVanishedError        also FileNotFoundError: gone since it was listed
     │   └── FileTakenError           also FileExistsError
     └── MissingError      exit 7, also ImportError: install something
@@ -295,6 +298,32 @@ class DecompressionLimitError(DataError):
     kafka_code = 10  # MESSAGE_TOO_LARGE
 
 
+class InconsistentTopicIdError(DataError):
+    code = "topic-id"
+    kafka_code = 103  # INCONSISTENT_TOPIC_ID
+
+    @classmethod
+    def of(cls, directory: str, own: str, expected: str) -> InconsistentTopicIdError:
+        return cls(
+            f"{directory} has the topic id {own}, the topic has {expected}",
+            remedy="it is of another topic of that name: move it out of the log directory",
+            file=f"{directory}/partition.metadata",
+        )
+
+
+class DuplicatePartitionError(DataError):
+    code = "duplicate-partition"
+    kafka_code = 56  # KAFKA_STORAGE_ERROR
+
+    @classmethod
+    def of(cls, partition: str, first: str, second: str) -> DuplicatePartitionError:
+        return cls(
+            f"{partition} lies in {first} and in {second}",
+            remedy="find out which one is the newer, and move the other out",
+            file=f"{second}/{partition}",
+        )
+
+
 class CertificateError(DataError):
     code = "certificate"
 
@@ -413,6 +442,18 @@ class SyncFailedError(StorageError):
             remedy="check the drive, open again",
             file=file,
             errno=errno,
+        )
+
+
+class OfflineError(StorageError):
+    @classmethod
+    def of(cls, what: str, directory: str, why: LastwordError | None) -> OfflineError:
+        reason = f" ({why.message})" if why is not None else ""
+        return cls(
+            f"{what} lies in {directory}, which is offline{reason}",
+            remedy="check the drive, open again; what lies elsewhere serves",
+            file=directory,
+            errno=why.errno if isinstance(why, StorageError) else None,
         )
 
 

@@ -1,8 +1,9 @@
 """A directory of topic partitions, as a broker keeps it.
 
 Stands on `partition`. `log_dir.py` opens one, to read without a lock or to append with Kafka's; `discover.py`
-says what in a root is a partition; `checkpoints.py` and `identity.py` are the small files around them. Start
-reading at log_dir.py.
+says what in a root is a partition; `checkpoints.py` and `identity.py` are the small files around them.
+`spread.py` makes one of several directories, `move.py` takes a partition from one to another. Start reading
+at log_dir.py.
 """
 
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition

@@ -3,6 +3,10 @@
 As Kafka does it: plain files in the root, `remote-log-index-cache`, the metadata partition and partitions
 marked `-delete`, `-future`, `-stray` are not topics. Unlike Kafka, a directory that is nobody's partition is
 not an error: it is ignored, as are directories with a partition's name and nothing of a log in them.
+
+`-delete` waits for its removal, which opening to append finishes. `-future` is a copy on its way from another
+directory and `-stray` one that a broker set aside: neither is served, and nothing here removes what it did
+not make itself.
 """
 
 from __future__ import annotations
@@ -19,15 +23,26 @@ IGNORED = frozenset({"remote-log-index-cache", "__cluster_metadata-0"})
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """A directory that is a partition's but not served. `marker`: future or stray."""
+
+    name: str
+    topic: str
+    partition: int
+    marker: str
+
+
+@dataclass(frozen=True, slots=True)
 class Listing:
-    """The partitions of a root, directories that wait for their removal, and whether anything says it is a
-    log directory.
+    """The partitions of a root, directories that wait for their removal, those that are set aside, and
+    whether anything says it is a log directory.
     """
 
     partitions: tuple[TopicPartition, ...]
     deleted: tuple[str, ...]
     is_log_dir: bool
     is_empty: bool
+    set_aside: tuple[SetAside, ...] = ()
 
     def topics(self) -> dict[str, list[int]]:
         """Topic names, sorted, each with its partition numbers, ascending."""
@@ -37,8 +52,12 @@ class Listing:
         return found
 
 
-def discover(files: Files, root: str) -> Listing:
-    """Looks at a root. NotALogDirError if it is no directory, or a partition's own."""
+def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
+    """Looks at a root. NotALogDirError if it is no directory, or a partition's own.
+
+    `known`: names that were found to be partitions before; they are not looked into again, and new ones are
+    added.
+    """
     if not files.is_dir(root):
         what = "is no directory" if files.exists(root) else "does not exist"
         raise NotALogDirError(f"{root} {what}", remedy=f'lastword.open("{root}", "a") makes one', file=root)
@@ -48,28 +67,38 @@ def discover(files: Files, root: str) -> Listing:
         raise NotALogDirError(f"{root} is one partition's directory", remedy=f"open {parent}", file=root)
     partitions: list[TopicPartition] = []
     deleted: list[str] = []
+    set_aside: list[SetAside] = []
+    known = set() if known is None else known
     for name in listing:
         parsed = None if name in IGNORED else names.parse_partition_dir(name)
-        if parsed is None or not _is_partition(files, os.path.join(root, name), parsed.marker):
+        if parsed is None:
             continue
+        if name not in known:
+            if not is_partition(files, os.path.join(root, name), parsed.marker):
+                continue
+            known.add(name)
         if not parsed.marker:
             partitions.append(TopicPartition(parsed.topic, parsed.partition))
         elif parsed.marker == "delete":
             deleted.append(name)
+        else:
+            set_aside.append(SetAside(name, parsed.topic, parsed.partition, parsed.marker))
     begun = {names.LOCK, *(f"{name}.tmp" for name in names.ROOT_FILES)}  # a first opening that was killed
     marked = bool(set(names.ROOT_FILES) & set(listing))
     is_empty = not set(listing) - begun
-    return Listing(tuple(sorted(partitions)), tuple(deleted), marked or bool(partitions or deleted), is_empty)
+    is_log_dir = marked or bool(partitions or deleted or set_aside)
+    return Listing(tuple(sorted(partitions)), tuple(deleted), is_log_dir, is_empty, tuple(set_aside))
 
 
-def _is_partition(files: Files, path: str, marker: str) -> bool:
+def is_partition(files: Files, path: str, marker: str = "") -> bool:
+    """Does a directory with a partition's name hold anything of a log?"""
     if not files.is_dir(path):
         return False
     try:
         listing = files.listdir(path)
     except FileVanishedError:
         return False
-    return marker == "delete" or any(
+    return marker in ("delete", "future") or any(
         name in (names.PARTITION_METADATA, names.LEADER_EPOCHS) or names.parse_segment_file(name) is not None
         for name in listing
     )

@@ -17,7 +17,7 @@ import os
 import random
 import re
 
-from lastword.errors import CorruptFileError, FileVanishedError
+from lastword.errors import CorruptFileError, FileVanishedError, InconsistentTopicIdError
 from lastword.files import Files
 from lastword.segment import names
 
@@ -62,6 +62,24 @@ def read_topic_id(files: Files, partition_directory: str) -> str | None:
     if not version.strip().isdigit() or _ID.fullmatch(topic_id) is None or topic_id == "A" * 22:
         raise CorruptFileError("this is no partition metadata", remedy="restore it from a copy", file=path)
     return topic_id
+
+
+def check_topic_id(files: Files, partition_directory: str, topic_id: str | None) -> str | None:
+    """The partition's own id, if it is `topic_id` or one of the two is not known.
+
+    InconsistentTopicIdError otherwise: the directory is of another topic of that name.
+    """
+    own = read_topic_id(files, partition_directory)
+    if own is not None and topic_id is not None and own != topic_id:
+        raise InconsistentTopicIdError.of(partition_directory, own, topic_id)
+    return own
+
+
+def record_topic_id(files: Files, partition_directory: str, topic_id: str) -> None:
+    """Give a partition its topic's id; one that has it already is left alone."""
+    if check_topic_id(files, partition_directory, topic_id) is None:
+        path = os.path.join(partition_directory, names.PARTITION_METADATA)
+        files.write_atomic(path, format_partition_metadata(topic_id))
 
 
 def take_clean_shutdown(files: Files, root: str) -> bool:

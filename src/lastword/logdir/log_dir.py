@@ -4,6 +4,8 @@
 Kafka's lock, removes the clean-shutdown marker before anything else, and recovers a partition when it is
 first used. Closing writes the marker again only if every partition keeps what it promises: those that were
 opened say so themselves, the others are as they were.
+
+Locks are taken in this order: `claim` of a partition, `lock`, the log's own, the one of the checkpoints.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -20,9 +23,11 @@ from lastword import files as storage
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings, TopicConfig, remove_topic_settings, write_topic_settings
 from lastword.errors import (
+    CorruptFileError,
     DataError,
     LastwordError,
     NotALogDirError,
+    OffsetOutOfRangeError,
     ReadOnlyError,
     TopicExistsError,
     UnknownTopicError,
@@ -30,14 +35,16 @@ from lastword.errors import (
 )
 from lastword.files import FileLock, Files
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition
-from lastword.logdir.discover import Listing, discover
+from lastword.logdir.discover import Listing, SetAside, discover, is_partition
 from lastword.logdir.identity import (
+    check_topic_id,
     leave_clean_shutdown,
     read_topic_id,
     take_clean_shutdown,
     write_meta_properties,
 )
-from lastword.logdir.topics import make_partitions, remove_partitions
+from lastword.logdir.topics import make_partitions, mark_deleted
+from lastword.partition import front
 from lastword.partition.log import PartitionLog
 from lastword.partition.open import Recovery, Repaired, open_log
 from lastword.partition.view import PartitionView
@@ -93,6 +100,14 @@ class LogDirectory:
         self._recovery_points: dict[TopicPartition, int] = {}
         self._log_starts: dict[TopicPartition, int] = {}
         self._checkpointed = clock.monotonic()
+        self._checkpoint_lock = threading.RLock()
+        self._claims: dict[TopicPartition, threading.RLock] = {}
+        self._known: set[str] = set()
+        self._waste = front.Waste(files, clock)
+        self._topic_ids: dict[str, str | None] = {}
+        self._checked: set[TopicPartition] = set()
+        self.shared_topic_id: Callable[[str], str | None] = lambda topic: None
+        """Of several directories that are one: the topic's id as the others have it."""
 
     @classmethod
     def open(
@@ -168,7 +183,17 @@ class LogDirectory:
     # -------------------------------------------------------------- topics
 
     def _listing(self) -> Listing:
-        return discover(self.files, self.path)
+        return discover(self.files, self.path, self._known)
+
+    def set_aside(self) -> tuple[SetAside, ...]:
+        """Directories of partitions that are not served: copies on their way, and strays of a broker."""
+        return self._listing().set_aside
+
+    def holds(self, topic: str, partition: int) -> bool:
+        """Does this partition lie here? Looks at its directory only."""
+        name = names.partition_dir(topic, partition)
+        path = os.path.join(self.path, name)
+        return self.files.is_dir(path) and (name in self._known or is_partition(self.files, path))
 
     def topics(self) -> list[str]:
         """Names of all topics, sorted."""
@@ -186,8 +211,23 @@ class LogDirectory:
         return list(self._listing().partitions)
 
     def topic_id(self, topic: str) -> str | None:
-        """The topic's id as its first partition has it; None in a bare directory."""
-        return read_topic_id(self.files, self.directory(topic, self.partitions(topic)[0]))
+        """The topic's id as the first of its partitions that has one says; None in a bare directory."""
+        for partition in self.partitions(topic):
+            with suppress(CorruptFileError):  # told when that partition is used
+                found = read_topic_id(self.files, self.directory(topic, partition))
+                if found is not None:
+                    return found
+        return None
+
+    def check_topic_id(self, topic: str, partition: int) -> None:
+        """InconsistentTopicIdError if the partition is of another topic of that name; looked at once."""
+        tp = TopicPartition(topic, partition)
+        if tp in self._checked:
+            return
+        if topic not in self._topic_ids:
+            self._topic_ids[topic] = self.shared_topic_id(topic) or self.topic_id(topic)
+        check_topic_id(self.files, self.directory(topic, partition), self._topic_ids[topic])
+        self._checked.add(tp)
 
     def topic_config(self, topic: str) -> TopicConfig:
         """The settings that hold for a topic. Without a word about it, its cleanup_policy is None."""
@@ -200,21 +240,23 @@ class LogDirectory:
     def create_topic(
         self,
         topic: str,
-        partitions: int = 1,
+        partitions: int | Iterable[int] = 1,
         settings: Mapping[str, Any] | None = None,
         *,
         exist_ok: bool = False,
+        topic_id: str | None = None,
     ) -> bool:
         """Make a topic and save its settings; durable when it returns. False if it was there (`exist_ok`) and
         nothing was changed.
+
+        partitions   how many, or the numbers of those that come to lie here, under a given `topic_id`
 
         InvalidTopicError, TopicExistsError, InvalidSettingError, UnknownSettingError: nothing was made.
         """
         with self.lock:
             self._check_writable()
             names.check_topic(topic)
-            if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
-                raise UsageError(f"a topic cannot have {partitions!r} partitions", remedy="give 1 or more")
+            numbers = partition_numbers(partitions)
             if topic in self._listing().topics():
                 if exist_ok:
                     return False
@@ -226,9 +268,16 @@ class LogDirectory:
                 self.reload_settings()
             interval = self.topic_config(topic).index_interval_bytes
             make_partitions(
-                self.files, self.path, topic, range(partitions), self._rng, index_interval_bytes=interval
+                self.files,
+                self.path,
+                topic,
+                numbers,
+                self._rng,
+                index_interval_bytes=interval,
+                topic_id=topic_id,
             )
-            made = [TopicPartition(topic, number) for number in range(partitions)]
+            made = [TopicPartition(topic, number) for number in numbers]
+            self._topic_ids.pop(topic, None)
             self.checkpoints.forget(made)  # of a topic of that name that was removed by hand
             for tp in made:
                 self._recovery_points.pop(tp, None)
@@ -237,20 +286,50 @@ class LogDirectory:
             return True
 
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic with all its records and settings."""
+        """Remove a topic with all its records and settings. It is gone when this returns; its bytes go after
+        `file.delete.delay.ms`, or at closing.
+        """
         with self.lock:
             self._check_writable()
             gone = [TopicPartition(topic, number) for number in self.partitions(topic)]
+            delay_ms = self.topic_config(topic).file_delete_delay_ms
             for tp in gone:
-                log = self._logs.pop(tp, None)
-                if log is not None:
-                    log.abandon()
-                self._offline.pop(tp, None)
-                self._made.discard(tp)
-            remove_partitions(self.files, self.path, gone, self._rng)
-            self.checkpoints.forget(gone)
+                self.let_go(tp)
+            self._waste.add(mark_deleted(self.files, self.path, gone, self._rng), delay_ms)
+            with self._checkpoint_lock:
+                self.checkpoints.forget(gone)
+            self._topic_ids.pop(topic, None)
             remove_topic_settings(self.files, self._settings_path, topic)
             self.reload_settings()
+
+    def let_go(self, tp: TopicPartition) -> None:
+        """Close a partition that leaves this directory, and forget it."""
+        with self.lock:
+            log = self._logs.pop(tp, None)
+            if log is not None:
+                log.abandon()
+            self._offline.pop(tp, None)
+            self._made.discard(tp)
+            self._known.discard(str(tp))
+            self._checked.discard(tp)
+            self._recovery_points.pop(tp, None)
+            self._log_starts.pop(tp, None)
+
+    def discard(self, tp: TopicPartition) -> None:
+        """Remove one partition that lies elsewhere by now. Its name is gone when this returns."""
+        with self.lock:
+            self._check_writable()
+            self.let_go(tp)
+            delay_ms = self.topic_config(tp.topic).file_delete_delay_ms
+            self._waste.add(mark_deleted(self.files, self.path, [tp], self._rng), delay_ms)
+            with self._checkpoint_lock:
+                self.checkpoints.forget([tp])
+
+    def adopt(self, tp: TopicPartition, recovery_point: int, log_start: int) -> None:
+        """A partition was put here from elsewhere; where its recovery begins, and where its log starts."""
+        with self.lock:
+            self._recovery_points[tp], self._log_starts[tp] = recovery_point, log_start
+            self._offline.pop(tp, None)
 
     def set_topic_config(self, topic: str, set: Mapping[str, Any], unset: Iterable[str] = ()) -> None:
         """Change a topic's settings in lastword.toml; they hold at once. A value of None resets."""
@@ -296,6 +375,7 @@ class LogDirectory:
             raise self._offline[tp]
         directory = self._own_directory(tp)
         try:
+            self.check_topic_id(*tp)
             log, recovery = open_log(
                 self.files,
                 directory,
@@ -313,16 +393,35 @@ class LogDirectory:
             raise
         log.on_roll = self._checkpoint_if_due
         self._recovered.append(recovery)
+        if log.config.compacts and self._is_quiet(log):
+            log.roll_if_due()
         return log
+
+    def _is_quiet(self, log: PartitionLog) -> bool:
+        """Was nothing appended for so long that only time can close the active segment? (Not by the records'
+        own times: a log of old records would begin a segment with every opening.)
+        """
+        limit = min(log.config.segment_ms, log.config.max_compaction_lag_ms)
+        return log.active.size > 0 and self.clock.now_ms() - log.active.mtime_ms > limit
+
+    @contextmanager
+    def claim(self, topic: str, partition: int) -> Iterator[None]:
+        """For who removes or rewrites segments, or moves them: one at a time in each partition. Waits."""
+        with self.lock:
+            mine = self._claims.setdefault(TopicPartition(topic, partition), threading.RLock())
+        with mine:
+            yield
 
     def view(self, topic: str, partition: int) -> PartitionView:
         """A snapshot to read from, in either mode."""
         if self.mode == "a":
             return self.log(topic, partition).view()
-        return PartitionView.load(self.files, self._own_directory(TopicPartition(topic, partition)))
+        directory = self._own_directory(TopicPartition(topic, partition))
+        self.check_topic_id(topic, partition)
+        return PartitionView.load(self.files, directory)
 
     def _own_directory(self, tp: TopicPartition) -> str:
-        if tp.partition not in self.partitions(tp.topic):
+        if not self.holds(*tp) and tp.partition not in self.partitions(tp.topic):
             raise UnknownTopicError(
                 f"{tp.topic} has no partition {tp.partition} in {self.path}",
                 remedy=f"it has {self.partitions(tp.topic)}",
@@ -356,14 +455,41 @@ class LogDirectory:
         with self.lock:
             log = self.log(topic, partition)
             bounded = min(max(offset, log.log_start), log.log_end)
-            self.checkpoints.first_dirty.update({TopicPartition(topic, partition): bounded})
+            with self._checkpoint_lock:
+                self.checkpoints.first_dirty.update({TopicPartition(topic, partition): bounded})
+
+    def raise_log_start(self, topic: str, partition: int, offset: int, reason: str) -> bool:
+        """Nothing below `offset` can be read from now on, durably; whole segments below it may go then
+        (`PartitionLog.remove_front`). False if the log starts there or above already.
+
+        OffsetOutOfRangeError above the log end. `reason` is what readers are told who come too late.
+        """
+        tp = TopicPartition(topic, partition)
+        log = self.log(topic, partition)
+        with log.lock:
+            if offset > log.log_end:
+                raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
+            if offset <= log.log_start:
+                return False
+            with self._checkpoint_lock:
+                self.checkpoints.log_starts.update({tp: offset})
+                self._log_starts[tp] = offset
+                front.write_note(self.files, log.directory, offset, reason, self.clock.now_ms())
+                return log.raise_log_start(offset)
+
+    def remove_waste(self) -> int:
+        """Remove what was deleted long enough ago; returns how many files and directories."""
+        with self.lock:
+            removed = self._waste.remove()
+            return removed + sum(log.remove_waste() for log in self._logs.values())
 
     def _write_checkpoints(self) -> None:
-        logs = list(self._logs.items())
-        self.checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in logs})
-        raised = {tp: log.log_start for tp, log in logs if log.log_start > log.segments[0].base_offset}
-        self.checkpoints.log_starts.update(raised, drop=[tp for tp, _ in logs if tp not in raised])
-        self._checkpointed = self.clock.monotonic()
+        with self._checkpoint_lock:
+            logs = list(self._logs.items())
+            self.checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in logs})
+            raised = {tp: log.log_start for tp, log in logs if log.log_start > log.segments[0].base_offset}
+            self.checkpoints.log_starts.update(raised, drop=[tp for tp, _ in logs if tp not in raised])
+            self._checkpointed = self.clock.monotonic()
 
     def _checkpoint_if_due(self) -> None:
         """After a roll: what is synced by then need not be walked after a kill. Never waits: the roll holds a
@@ -375,6 +501,7 @@ class LogDirectory:
             try:
                 if not self._closed:
                     self._write_checkpoints()
+                    self._waste.remove()
             finally:
                 self.lock.release()
 
@@ -388,6 +515,7 @@ class LogDirectory:
                 log.flush()
             if self._logs:
                 self._write_checkpoints()
+            self._waste.remove()
 
     def close(self) -> None:
         """Sync, write the checkpoints, leave the marker if all promises hold, let go of the lock. In mode
@@ -420,6 +548,8 @@ class LogDirectory:
             except LastwordError as error:
                 failed = failed or error
             finally:
+                with suppress(LastwordError):
+                    self._waste.remove(all=True)
                 if self._file_lock is not None:
                     self._file_lock.release()
             if failed is not None:
@@ -439,6 +569,17 @@ class LogDirectory:
             raise ReadOnlyError.opened(self.path)
         if self._closed:
             raise ValueError(f"{self.path} is closed")
+
+
+def partition_numbers(given: int | Iterable[int]) -> list[int]:
+    """0 to n - 1 of a count, or the numbers themselves. UsageError for what is neither."""
+    if isinstance(given, bool) or (isinstance(given, int) and given < 1) or isinstance(given, str):
+        raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
+    if isinstance(given, int):
+        return list(range(given))
+    if not isinstance(given, Iterable):
+        raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
+    return [names.check_partition(number) for number in given]
 
 
 def _check(listing: Listing, root: str) -> None:

@@ -23,13 +23,15 @@ def make_partitions(
     rng: random.Random,
     *,
     index_interval_bytes: int,
+    topic_id: str | None = None,
 ) -> None:
-    """Make the empty partitions of a new topic, all under one topic id; durable when it returns.
+    """Make the empty partitions of a new topic, all under one topic id (None: a new one); durable when it
+    returns.
 
     They are built under names that mark them as deleted and then renamed, so that a crash leaves waste, which
     the next opening removes, and hardly ever a topic with too few partitions.
     """
-    topic_id = new_id(rng)
+    topic_id = topic_id or new_id(rng)
     built: list[tuple[str, str]] = []
     try:
         for partition in partitions:
@@ -54,16 +56,16 @@ def make_partitions(
         raise
 
 
-def remove_partitions(
+def mark_deleted(
     files: Files, root: str, partitions: Sequence[TopicPartition], rng: random.Random
-) -> None:
-    """Rename, so that they are gone at once and for good, then remove."""
+) -> list[str]:
+    """Rename partitions so that they are gone at once and for good; durable when it returns. Returns the new
+    paths, which are still to be removed.
+    """
     marked = []
     for tp in partitions:
         name = names.marked_partition_dir(tp.topic, tp.partition, "delete", f"{rng.getrandbits(128):032x}")
         files.rename(os.path.join(root, str(tp)), os.path.join(root, name))
-        marked.append(name)
+        marked.append(os.path.join(root, name))
     files.fsync_dir(root)
-    for name in marked:
-        files.remove_tree(os.path.join(root, name))
-    files.fsync_dir(root)
+    return marked

@@ -6,8 +6,9 @@
 3  unlink after file.delete.delay   or at closing; opening removes what is still there
 ```
 
-A crash after 1 leaves segments below the log start: they are removed the next time. One inside 2 leaves a hole
-below the log start, where nobody reads. So no order of these writes costs a record at or above the log start.
+A crash after 1 leaves segments below the log start: they are removed the next time. One inside 2 leaves a
+hole below the log start, where nobody reads. So no order of these writes costs a record at or above the log
+start.
 
 Why the log start was raised is noted in `<partition>/lastword/log-start`, one JSON object, so that a reader
 who comes too late is told. It is only a note: losing it loses the sentence.

@@ -11,7 +11,7 @@
     <20 digits>.snapshot                         producer state of everything below that offset
     <file of a segment>.cleaned .swap .deleted   a rewrite on its way (partition.swap)
     leader-epoch-checkpoint  partition.metadata  Kafka's
-    lastword/                                    ours: staging, quarantine, what was acknowledged at "disk", notes
+    lastword/                                    ours: staging, quarantine, notes, how far it was synced
 ```
 
 Kafka's suffixes are used for nothing else: a non-numeric `x.cleaned` or a directory of ours in the root
