@@ -20,7 +20,7 @@ from tests.naive.repack import repack
 from tests.naive.strategies import T, batches
 
 
-def kernel_repack(data: bytes, dead: Set[int], retain: list[bool], horizon_ms: int, rule: int) -> bytes:
+def kernel_repack(data: bytes, dead: Set[int], retain: list[int], horizon_ms: int, rule: int) -> bytes:
     """Through an output that is always too small, so that every way on is taken."""
     raw, table, _, _ = walked(data)
     out = np.full(64, 0xEE, np.uint8)
@@ -68,7 +68,9 @@ def test_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
     found = walk(joined)[0]
     offsets = [record.offset for header in found for record in decode(joined, header)]
     dead = data.draw(st.sets(st.sampled_from(offsets))) if offsets else set()
-    retain = data.draw(st.lists(st.booleans(), min_size=len(log), max_size=len(log)))
+    retain = [
+        data.draw(st.sampled_from([0, 2, 3] if header.attributes & 0x20 else [0, 1])) for header in found
+    ]
     horizon_ms = data.draw(st.sampled_from([-1, T + 1500]))
     for rule in (KEEP_BASE, FIRST_KEPT):
         expected = b"".join(

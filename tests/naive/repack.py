@@ -11,13 +11,19 @@ from tests.naive.pack import encode_batch
 
 
 def repack(
-    data: bytes, header: Header, dead: Set[int], *, retain: bool, horizon_ms: int, first_kept: bool
+    data: bytes, header: Header, dead: Set[int], *, retain: int, horizon_ms: int, first_kept: bool
 ) -> bytes | None:
-    """The batch's replacement, or None when nothing stays."""
+    """The batch's replacement, or None when nothing stays. `retain`: 1 leaves a header at least; of a control
+    batch 2 means that it goes, 3 that it gets the horizon."""
     batch = data[header.position : header.position + header.size]
-    if header.attributes & 0x20:
-        return batch
     records = decode(data, header)
+    control = header.attributes & 0x20 != 0
+    if control:
+        if retain == 2:
+            return None
+        if retain != 3 or horizon_ms < 0 or header.attributes & 0x40 or not records:
+            return batch
+        dead = set()
     kept = [record for record in records if record.offset not in dead]
     facts = {
         "base_offset": header.base_offset,
@@ -31,7 +37,11 @@ def repack(
         attributes = header.attributes & ~0x47
         empty = encode_batch([], attributes=attributes, max_timestamp=header.max_timestamp, **facts)
         return empty if retain else None
-    clock = horizon_ms >= 0 and not header.attributes & 0x40 and any(record.value is None for record in kept)
+    clock = (
+        horizon_ms >= 0
+        and not header.attributes & 0x40
+        and (control or any(record.value is None for record in kept))
+    )
     if len(kept) == len(records) and not clock:
         return batch
     log_append = header.attributes & 8

@@ -53,6 +53,7 @@ from lastword.kernels.table import (
     COUNT,
     HORIZON,
     LAST_OFFSET,
+    MAGIC,
     PLAIN_END,
     PLAIN_POSITION,
     SIZE,
@@ -74,7 +75,8 @@ SEGMENT = 10
 CLEANING = 11  # 1: NOW decides about tombstones, and records without a key go
 NOW = 12
 FIRST_PASS = 13
-STATE_FIELDS = 14
+OLD_DUE = 14  # 1: tombstones of magic 0 and 1 of this segment have had their time
+STATE_FIELDS = 15
 
 # In `fates` (`partition.transactions.Fate`): 0 is committed; what is not stays out of the map.
 FATE_ABORTED = 1
@@ -231,6 +233,7 @@ def resolve_rows(
     """
     segment = state[SEGMENT]
     cleaning = state[CLEANING] != 0
+    old_due = cleaning and state[OLD_DUE] != 0
     now = state[NOW]
     first_pass = state[FIRST_PASS] != 0
     slots_start = state[SLOTS_START]
@@ -310,7 +313,11 @@ def resolve_rows(
                         return BAD_RECORD
                     position = body_end
             share = table[row, SIZE] / max(end - table[row, PLAIN_POSITION], 1)
-            due_batch = cleaning and attributes & HORIZON != 0 and table[row, BASE_TIMESTAMP] <= now
+            clocked = attributes & HORIZON != 0
+            due_batch = cleaning and clocked and table[row, BASE_TIMESTAMP] <= now
+            if table[row, MAGIC] < 2:  # no place for a horizon: the segment's time decides
+                clocked = True
+                due_batch = old_due
             while ordinal < count and filled < capacity:
                 body, body_end, sound = read_bounds(plain, position, end)
                 if not sound:
@@ -358,7 +365,7 @@ def resolve_rows(
                         size |= TOMBSTONE
                         if due_batch:
                             size |= DUE
-                        elif attributes & HORIZON == 0:
+                        elif not clocked:
                             size |= UNCLOCKED
                     spans[0, filled] = key_position
                     spans[1, filled] = key_length

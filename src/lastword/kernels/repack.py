@@ -2,7 +2,8 @@
 
 A batch without a dead record is copied as it lies on disk; one with only dead records goes, or leaves its
 61-byte header where something must hold the end of the range; the others are cut by their records' lengths.
-A rewritten batch keeps its base offset, last offset, producer and leader epoch.
+A rewritten batch keeps its base offset, last offset, producer and leader epoch. What becomes of a control
+batch the caller says. Magic 2 only.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ DROPPED = 0
 VERBATIM = 1
 MIXED = 2
 EMPTIED = 3
+
+# What the caller wants of a batch: `retain`.
+AS_BITS = 0
+RETAIN = 1
+"""A data batch leaves at least its header."""
+DROP = 2
+"""A control batch goes."""
+CLOCK = 3
+"""A control batch gets the delete horizon."""
 
 KEEP_BASE = 0
 """Mixed batches keep their base timestamp, so that runs of records are copied as they are."""
@@ -179,9 +189,9 @@ def repack_rows(
 ):
     """Rewrite the chunk's batches row..rows behind out_position in `out`.
 
-    `retain` (uint8[rows]): 1 for a batch that must leave at least its header. `horizon_ms` >= 0: a batch
-    with a kept tombstone and no delete horizon yet is rewritten to carry it; -1: none is. `base_rule`:
-    KEEP_BASE or FIRST_KEPT. `out_table` gets a row for each batch written (positions in `out`), `classes`
+    `retain` (uint8[rows]): AS_BITS, RETAIN for a data batch that must leave at least its header, DROP or
+    CLOCK for a control batch. `horizon_ms` >= 0: a batch with a kept tombstone and no delete horizon yet, or
+    with CLOCK, is rewritten to carry it; -1: none is. `base_rule`: KEEP_BASE or FIRST_KEPT. `out_table` gets a row for each batch written (positions in `out`), `classes`
     (int64, per out row) VERBATIM, MIXED or EMPTIED. A MIXED batch whose ATTRIBUTES name a codec is written
     with plain records: the caller compresses and seals it.
 
@@ -205,7 +215,13 @@ def repack_rows(
         count = table[row, COUNT]
         kind = VERBATIM
         horizon = -1
-        if attributes & CONTROL == 0:
+        if attributes & CONTROL != 0:
+            if retain[row] == DROP:
+                kind = DROPPED
+            elif retain[row] == CLOCK and attributes & HORIZON == 0 and horizon_ms >= 0 and count > 0:
+                kind = MIXED
+                horizon = horizon_ms
+        else:
             if count == 0:
                 kind = VERBATIM if retain[row] else DROPPED
             else:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from lastword.partition.transactions import Fate
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore
 from lastword.resolve.offset_map import OffsetMap
-
-if TYPE_CHECKING:
-    from lastword.partition.transactions import Decisions
 
 _LAST_HASH = (1 << 64) - 1
 _FILL = 0.9  # share of the map that a range is planned to fill
@@ -42,6 +39,19 @@ class SegmentSource(Protocol):
     def chunk_reader(self, *, chunk_bytes: int = ..., verify: bool = ...) -> Iterator[Chunk]: ...
 
 
+class Fates(Protocol):
+    """What became of transactions; `partition.transactions.Decisions` is one. int64 columns of a chunk's
+    table, gives uint8 of `Fate`."""
+
+    def fates(
+        self,
+        attributes: NDArray[np.int64],
+        producer_ids: NDArray[np.int64],
+        base_offsets: NDArray[np.int64],
+        last_offsets: NDArray[np.int64],
+    ) -> NDArray[np.uint8]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
     """What resolving found out about one segment.
@@ -52,7 +62,7 @@ class SegmentFacts:
     that are dead because their horizon has passed, `keyless` the records without a key, `aborted_records`
     those that are dead because their transaction was aborted. `live_digest`: sum modulo 2^64 of the pair
     digests of all live records that are not of an undecided transaction. `last_of_producers`: (producer id,
-    last offset of its last batch here), for batches that have one.
+    last offset of its last data batch here), for batches that have one.
     """
 
     base_offset: int
@@ -103,7 +113,8 @@ def resolve(
     map_bytes: int,
     salt: bytes,
     now_ms: int | None,
-    fates: Decisions | None = None,
+    fates: Fates | None = None,
+    old_due: Sequence[bool] = (),
     progress: Callable[[int, int], None] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Resolution:
@@ -120,15 +131,17 @@ def resolve(
         fates: what became of the transactions in `sources`. Records of aborted ones have no say about keys
             and are dead at once. Those of undecided ones have no say either and stay; a cleaning must not
             meet any. None: there are no transactions.
+        old_due: for a cleaning, one a source: whether tombstones of magic 0 and 1 there are due. These
+            formats have no delete horizon. Empty: none is.
         progress: hears (bytes done, bytes in all of this pass and those before) after every chunk.
 
     Raises CorruptBatchError, UnknownMagicError, UnsupportedBatchError (a transaction without `fates`, or an
     undecided one in a cleaning).
     """
-    return _Resolver(sources, map_bytes, salt, now_ms, progress, chunk_bytes, fates).run()
+    return _Resolver(sources, map_bytes, salt, now_ms, progress, chunk_bytes, fates, old_due).run()
 
 
-def fates_of(chunk: Chunk, fates: Decisions | None, *, decided: bool = False) -> NDArray[np.uint8]:
+def fates_of(chunk: Chunk, fates: Fates | None, *, decided: bool = False) -> NDArray[np.uint8]:
     """The `Fate` of each batch of a chunk, uint8[rows]; also the cleaner's way to ask.
 
     UnsupportedBatchError for a transaction without `fates`, and with `decided` for an undecided one.
@@ -174,10 +187,12 @@ class _Resolver:
         now_ms: int | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
-        fates: Decisions | None = None,
+        fates: Fates | None = None,
+        old_due: Sequence[bool] = (),
     ) -> None:
         self.sources = sources
         self.fates = fates
+        self.old_due = old_due or [False] * len(sources)
         self.bases = np.array([source.base_offset for source in sources], np.int64)
         if (self.bases[1:] <= self.bases[:-1]).any():
             raise ValueError("segments must have ascending base offsets")
@@ -252,11 +267,12 @@ class _Resolver:
         data = chunk.data_rows()
         self.records[segment] += chunk.table[data, fields.COUNT].sum()
         self.control_batches[segment] += chunk.rows - int(data.sum())
-        producers = chunk.table[:, fields.PRODUCER_ID]
-        if producers.max() >= 0:
-            last = dict(zip(producers.tolist(), chunk.table[:, fields.LAST_OFFSET].tolist(), strict=True))
-            last.pop(-1, None)
-            self.producers[segment].update(last)
+        known = data & (chunk.table[:, fields.PRODUCER_ID] >= 0)
+        if known.any():
+            producers, last = (
+                chunk.table[known, column].tolist() for column in (fields.PRODUCER_ID, fields.LAST_OFFSET)
+            )
+            self.producers[segment].update(zip(producers, last, strict=True))
 
     def _take(self, chunk: Chunk, segment: int, first_pass: bool) -> None:
         fates = fates_of(chunk, self.fates, decided=self.cleaning)
@@ -268,6 +284,7 @@ class _Resolver:
         state[loops.CLEANING] = self.cleaning
         state[loops.NOW] = self.now_ms
         state[loops.FIRST_PASS] = first_pass
+        state[loops.OLD_DUE] = self.old_due[segment]
         state[loops.ROW] = 0
         state[loops.ORDINAL] = 0
         while True:
