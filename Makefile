@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test kernels test-fast test-slow test-engines model bench golden clean
+.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model bench golden clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -42,8 +42,14 @@ test: java check test-slow test-engines ## check, then every other test: slow on
 test-slow: $(READY) kernels
 	@$(PY) -m pytest -n 2 -m 'slow and not spark and not kafka'
 
-test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka
-	@$(PY) -m pytest -n 2 --dist loadgroup -m 'spark or kafka'
+test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, the two beside each other
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-spark test-kafka
+
+test-spark: java $(READY) kernels
+	@$(PY) -m pytest -m 'spark and not kafka'
+
+test-kafka: java $(READY) kernels
+	@$(PY) -m pytest -m kafka
 
 model: $(READY) kernels ## random operations against a dict: make model N=5000
 	@LASTWORD_MODEL_EXAMPLES=$(or $(N),2000) $(PY) -m pytest tests/model -q
