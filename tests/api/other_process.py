@@ -1,4 +1,4 @@
-"""A reader in a process of its own, without a lock: told a directory and a topic, it answers with the records."""
+"""A reader in a process of its own, without a lock: told a directory and a topic, it answers with records."""
 
 from __future__ import annotations
 
