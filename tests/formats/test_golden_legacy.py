@@ -16,7 +16,7 @@ CASES = [
     for name in loader.names(pattern)
 ]
 CODECS = ("none", "gzip", "snappy", "lz4")
-TYPES = {"CreateTime": 0, "LogAppendTime": 1, "NoTimestampType": 0}
+TYPES = {"CreateTime": 0, "LogAppendTime": 1, "NoTimestampType": -1}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -95,8 +95,11 @@ def records_of(data: bytes) -> list[RawRecord]:
 
 
 def record(
-    offset: int, key: bytes | None, value: bytes | None, timestamp: int = -1, kind: int = 0
+    offset: int, key: bytes | None, value: bytes | None, timestamp: int = -1, kind: int | None = None
 ) -> RawRecord:
+    """`kind` None: without a timestamp none (magic 0), else create time."""
+    if kind is None:
+        kind = 0 if timestamp >= 0 else -1
     return RawRecord(offset, timestamp, kind, key, value)
 
 
@@ -133,7 +136,7 @@ def test_uncompressed_vectors(text: str) -> None:
     magic, key, value, timestamp, log_append = UNCOMPRESSED[text]
     data = bytes.fromhex(text)
     assert legacy_build.build_message(magic, 7, key, value, timestamp, log_append=log_append) == data
-    assert records_of(data) == [record(7, key, value, timestamp, int(log_append))]
+    assert records_of(data) == [record(7, key, value, timestamp, int(log_append) if magic else -1)]
 
 
 @pytest.mark.parametrize(("magic", "codec"), WRAPPERS)
@@ -258,8 +261,8 @@ def test_6N_167_any_byte_changed_is_noticed(text: str) -> None:
 
 
 def test_6N_171_lz4_frame_header_of_magic_0_is_written_broken_and_not_looked_at() -> None:
-    records = [record(n, b"k%d" % n, b"v" * 100, -1) for n in range(3)]
     for magic, checksum in ((0, 0x1A), (1, 0x82)):
+        records = [record(n, b"k%d" % n, b"v" * 100, -1, kind=magic - 1) for n in range(3)]
         data = bytearray(legacy_build.build_wrapper(magic, 3, records))
         frame = data.index(b"\x04\x22\x4d\x18")
         assert data[frame + 6] == checksum

@@ -5,14 +5,15 @@ behind.
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 
 import pytest
 
-from lastword.errors import CorruptBatchError, UnknownMagicError
-from lastword.partition import PartitionView
+from lastword.errors import CorruptBatchError
+from lastword.partition import PartitionView, scan
 from lastword.partition.synced import read_synced
+from lastword.records.legacy_build import build_message, build_wrapper
+from lastword.records.record import RawRecord
 from lastword.segment import names
 from tests.partition.logs import (
     at_offset,
@@ -183,27 +184,40 @@ def test_offsets_that_do_not_rise_end_the_log_there(tmp_path: Path) -> None:
     assert "follows" in recovery.repaired[0].text
 
 
-@pytest.mark.parametrize("damaged_first", [False, True])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_old_formats_are_never_cut(tmp_path: Path, magic: int, damaged_first: bool) -> None:
+def test_old_formats_are_recovered_like_new_ones(tmp_path: Path, magic: int) -> None:
+    """Sound entries stay, compressed ones too, with index entries for them; a torn one at the end goes."""
     directory = filled(tmp_path, 2)
     path = log_file(directory, 0)
-    body = bytes([magic]) + bytes(1 + 8 * magic) + b"\0\0\0\1k\0\0\0\1v"
-    entry = (
-        (2).to_bytes(8, "big")
-        + (len(body) + 4).to_bytes(4, "big")
-        + zlib.crc32(body).to_bytes(4, "big")
-        + body
-    )
-    if damaged_first:  # the next one is sound
-        append_bytes(path, entry[:-1] + b"?")
-    append_bytes(path, entry)
+    pairs = [
+        RawRecord(offset, 1_700_000_000_000 if magic else -1, magic - 1, b"k", b"v") for offset in (3, 5)
+    ]
+    old = build_message(magic, 2, b"k", b"v") + build_wrapper(magic, 3, pairs)
+    append_bytes(path, old + old[:20])
+    sound = Path(path).stat().st_size - 20
+    view = PartitionView.load(UNSYNCED, directory)
+    assert (view.log_end, view.segments[-1].size) == (6, sound)
+    log, recovery = opened(directory, files=UNSYNCED)
+    assert (log.log_end, Path(path).stat().st_size) == (6, sound)
+    assert recovery.cut_bytes == 20
+    for plain in (True, False):
+        assert [r.offset for r in scan.records(log.view(), 0, 6, plain=plain)] == [0, 1, 2, 3, 5]
+    fill(log, 1)
+    assert [r.offset for r in scan.records(log.view(), 4, 7)] == [5, 6]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_damaged_old_message_is_damage_like_any_other(tmp_path: Path, magic: int) -> None:
+    directory = filled(tmp_path, 2)
+    path = log_file(directory, 0)
     size = Path(path).stat().st_size
-    with pytest.raises(UnknownMagicError):
-        opened(directory, files=UNSYNCED)
-    with pytest.raises(UnknownMagicError):
-        records(PartitionView.load(UNSYNCED, directory))
-    assert Path(path).stat().st_size == size
+    entry = build_message(magic, 2, b"k", b"v")
+    append_bytes(path, entry[:-1] + b"?" + entry)
+    with pytest.raises(CorruptBatchError) as caught:
+        list(scan.records(PartitionView.load(UNSYNCED, directory), 0, 3))
+    assert (caught.value.position, caught.value.offset) == (size, 2)
+    log, recovery = opened(directory, files=UNSYNCED)  # nothing of it was acknowledged at "disk"
+    assert (log.log_end, recovery.cut_bytes) == (2, 2 * len(entry))
 
 
 @pytest.mark.parametrize("extension", [names.INDEX, names.TIME_INDEX])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lastword.errors import UnknownMagicError
 from lastword.files import DEFAULT
 from lastword.segment import Segment, names
 from lastword.segment.offset_index import OffsetIndex
@@ -16,9 +15,7 @@ from tests.golden.loader import case
 from tests.golden.loader import names as case_names
 
 KINDS = (names.INDEX, names.TIME_INDEX)
-CASES = [
-    n for pattern in ("v2-*", "compact-none-*", "compact-lz4-*", "dir-torn") for n in case_names(pattern)
-]
+CASES = case_names()
 
 
 @pytest.fixture(params=CASES)
@@ -103,11 +100,3 @@ def test_rebuilt_indexes_are_the_bytes_that_kafka_wrote(name: str, tmp_path: Pat
         assert built.damage is None
         assert built.offset_entries == path.with_suffix(names.INDEX).read_bytes()
         assert built.time_entries == path.with_suffix(names.TIME_INDEX).read_bytes()
-
-
-@pytest.mark.parametrize("name", ["v0-none", "v1-gzip"])
-def test_old_formats_say_so(tmp_path: Path, name: str) -> None:
-    case(name).unpack(tmp_path)
-    path = logs(tmp_path)[0]
-    with pytest.raises(UnknownMagicError):
-        list(Segment.load(DEFAULT, str(path.parent), int(path.stem)).headers())

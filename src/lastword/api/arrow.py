@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lastword.api.record import TIMESTAMP_TYPES
 from lastword.errors import SerializerError, UsageError
-from lastword.records.record import LOG_APPEND_TIME, RawRecord
+from lastword.records.record import RawRecord
 
 if TYPE_CHECKING:
     from lastword.api.serializers import Serializer
@@ -56,8 +57,7 @@ class ArrowForm:
         self, columns: RecordColumns, chunk: Chunk, partition: int, batch_bytes: int
     ) -> Iterator[pa.RecordBatch]:
         """Batches of about `batch_bytes`, without a Python object per record."""
-        from lastword.kernels import table as fields
-        from lastword.records.columns import to_arrow
+        from lastword.records.columns import timestamp_types, to_arrow
 
         size = int(np.maximum(columns.key_length, 0).sum() + np.maximum(columns.value_length, 0).sum())
         pieces = max(1, -(-(size + 64 * len(columns)) // batch_bytes))
@@ -65,11 +65,10 @@ class ArrowForm:
         for start in range(0, len(columns), step):
             part = columns.select(slice(start, start + step))
             batch = to_arrow(part, chunk, ("key", "value", "headers"))
-            append = (chunk.table[:, fields.ATTRIBUTES] & fields.LOG_APPEND) != 0
             yield self._batch(
                 part.offset.copy(),
                 part.timestamp.copy(),
-                append[part.row],
+                timestamp_types(part, chunk),
                 partition,
                 batch.column("key"),
                 batch.column("value"),
@@ -84,7 +83,7 @@ class ArrowForm:
         return self._batch(
             np.array([one.offset for one in records], np.int64),
             np.array([one.timestamp for one in records], np.int64),
-            np.array([one.timestamp_type == LOG_APPEND_TIME for one in records], np.bool_),
+            np.array([one.timestamp_type for one in records], np.int32),
             partition,
             pa.array([one.key for one in records], pa.binary()),
             pa.array([one.value for one in records], pa.binary()),
@@ -95,7 +94,7 @@ class ArrowForm:
         self,
         offset: Any,
         timestamp: Any,
-        append: Any,
+        types: Any,
         partition: int,
         key: pa.Array,
         value: pa.Array,
@@ -103,7 +102,7 @@ class ArrowForm:
     ) -> pa.RecordBatch:
         size = len(offset)
         kinds = pa.DictionaryArray.from_arrays(
-            pa.array(append.astype(np.int8)), pa.array(["create", "append"])
+            pa.array(types + 1), pa.array([TIMESTAMP_TYPES[kind] for kind in (-1, 0, 1)])
         ).cast(pa.string())
         return pa.RecordBatch.from_arrays(
             [

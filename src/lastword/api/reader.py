@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic
 
 from lastword.api.ranges import Range
-from lastword.api.record import K, Record, V
+from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
 from lastword.errors import UsageError, nearest
 from lastword.partition import scan
-from lastword.records.record import LOG_APPEND_TIME, RawRecord
+from lastword.records.record import RawRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,7 +102,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
             partition,
             raw.offset,
             raw.timestamp,
-            "append" if raw.timestamp_type == LOG_APPEND_TIME else "create",
+            TIMESTAMP_TYPES[raw.timestamp_type],
             None if key is None else self._key.decode(key, "key"),
             None if value is None else self._value.decode(value, "value"),
             raw.headers,

@@ -10,13 +10,16 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+TIMESTAMP_TYPES = {0: "create", 1: "append", -1: "none"}
+
+
 @dataclass(frozen=True, slots=True)
 class Record(Generic[K, V]):
     """One record.
 
     topic, partition, offset   where it lies; the offset is permanent
     timestamp                  milliseconds since 1970, -1 for none
-    timestamp_type             "create" (the writer's) or "append" (the log's)
+    timestamp_type             "create" (the writer's), "append" (the log's), or "none" (magic 0 has none)
     key, value                 decoded; None for null
     headers                    pairs of str and bytes or None, in order
     has_key                    False only for a null key (a JSON `null` is a key)

@@ -99,7 +99,8 @@ def _lines(kind: str, entry: Any) -> list[str]:
 
 
 def _batch(batch: Any) -> list[str]:
-    marks = [batch.codec, f"{batch.timestamp_type} time", f"epoch {batch.leader_epoch}"]
+    marks = [batch.codec, f"{batch.timestamp_type} time"]
+    marks.append(f"epoch {batch.leader_epoch}" if batch.magic == 2 else f"magic {batch.magic}")
     if batch.producer_id >= 0:
         marks.append(
             f"producer {batch.producer_id}/{batch.producer_epoch} from sequence {batch.base_sequence}"
@@ -108,9 +109,10 @@ def _batch(batch: Any) -> list[str]:
         marks.append(f"tombstones may go {format_time(batch.delete_horizon_ms)}")
     marks += [name for name in ("transactional", "control") if getattr(batch, name)]
     crc = f"CRC {batch.crc:08x}" + ("" if batch.crc_ok else " is WRONG")
+    count = "" if batch.count is None else f"{plural(batch.count, 'record')}  "
     lines = [
         f"position {batch.position}  {batch.size_bytes} bytes  "
-        f"offsets {batch.base_offset}-{batch.last_offset}  {plural(batch.count, 'record')}  "
+        f"offsets {batch.base_offset}-{batch.last_offset}  {count}"
         f"{', '.join(marks)}  {crc}"
     ]
     for record in batch.records:
@@ -119,7 +121,13 @@ def _batch(batch: Any) -> list[str]:
             for name, value in record.headers
         )
         lines.append(
-            f"  offset {record.offset}  {format_time(record.timestamp)}  "
-            f"{key_text(record.key)}  {value_text(record.value)}{headers}"
+            f"  offset {record.offset}  {format_time(record.timestamp)}  {_content(record)}{headers}"
         )
     return lines
+
+
+def _content(record: Any) -> str:
+    if record.control is None:
+        return f"{key_text(record.key)}  {value_text(record.value)}"
+    epoch = "" if record.coordinator_epoch is None else f"  coordinator epoch {record.coordinator_epoch}"
+    return f"{record.control}{epoch}"

@@ -123,7 +123,7 @@ def read_batches(
                 for header in segment.headers(first):
                     if bound is not None and header.next_offset > bound:
                         _check_last_offsets(segment, bound)
-                    if header.base_offset >= end:
+                    if not segment.begins_below(header, end, offset):
                         return
                     data = segment.read_batch(header)
                     offset, tries = max(offset, header.next_offset), 0
@@ -138,8 +138,7 @@ def read_batches(
 
 def offset_at(log: Readable, timestamp: int) -> int | None:
     """Offset of the first record that is not older than `timestamp` (ms); None if all are."""
-    from lastword.records.batch import check_crc
-    from lastword.records.reader import read_records
+    from lastword.records.formats import check_crc, read_records
 
     for _ in range(_TRIES):
         try:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from lastword.metrics import READ_BYTES
 from lastword.partition.view import PartitionView
-from lastword.records.batch import check_crc
-from lastword.records.reader import read_records
+from lastword.records.formats import check_crc, read_records
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
 

@@ -15,15 +15,16 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError, UnknownMagicError
+from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError
 from lastword.files import Files
 from lastword.partition import swap
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.reads import offset_at, read_batches, read_chunks
 from lastword.partition.segment_set import SegmentSet
-from lastword.records.batch import BatchHeader, crc_ok
+from lastword.records.batch import BatchHeader
+from lastword.records.formats import crc_ok
 from lastword.segment import names
-from lastword.segment.scan import Damage, headers, old_message_at, sound_batch_after
+from lastword.segment.scan import Damage, headers, sound_batch_after
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ class PartitionView:
     def load(cls, files: Files, directory: str) -> PartitionView:
         """Looks at the directory as it is now.
 
-        FileVanishedError: no such directory. UnknownMagicError: its last segment is of a format that is not
-        read.
+        FileVanishedError: no such directory.
         """
         for _ in range(_TRIES):
             listing = _log_files(files.listdir(directory))
@@ -164,9 +164,6 @@ def _sound_end(segment: Segment, start: int, next_offset: int, file_size: int) -
     try:
         for header in headers(segment.handle, segment.file, start, file_size, stop_at_partial_tail=True):
             walked.append(header)
-    except UnknownMagicError as error:
-        if old_message_at(segment.handle, error.position or 0, file_size):
-            raise
     except DataError:
         pass
     while walked:

@@ -171,14 +171,14 @@ def read_header(
 
 
 def unknown_magic(magic: int, file: str, position: int, offset: int) -> UnknownMagicError:
-    """The error for a batch that is not of magic 2."""
-    if magic in (0, 1):
-        text = f"magic {magic}, the message format of Kafka before 0.11, is not supported"
-        remedy = "let a Kafka 0.11 to 3.x broker with a newer message format rewrite the topic"
-    else:
-        text = f"unknown magic {magic}"
-        remedy = "restore the file from a copy, or use a version that knows this format"
-    return UnknownMagicError(text, remedy=remedy, file=file, position=position, offset=offset)
+    """The error for a batch that is not of magic 2 (`formats` reads 0 and 1)."""
+    return UnknownMagicError(
+        f"unknown magic {magic}",
+        remedy="restore the file from a copy, or use a version that knows this format",
+        file=file,
+        position=position,
+        offset=offset,
+    )
 
 
 def _corrupt(text: str, code: str, file: str, position: int, offset: int | None = None) -> CorruptBatchError:

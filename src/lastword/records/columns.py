@@ -118,13 +118,19 @@ def to_arrow(
             micros = np.clip(columns.timestamp, -most, most) * 1000
             arrays.append(_fixed(micros, pa.timestamp("us", tz="UTC")))
         elif name == "timestampType":
-            types = ((chunk.table[:, fields.ATTRIBUTES] & fields.LOG_APPEND) != 0).astype(np.int32)
-            arrays.append(_fixed(types[columns.row], pa.int32()))
+            arrays.append(_fixed(timestamp_types(columns, chunk), pa.int32()))
         elif name == "headers":
             arrays.append(_headers(columns, chunk))
         else:
             raise ValueError(f"no column {name!r}; there are {', '.join(ARROW_COLUMNS)}")
     return pa.RecordBatch.from_arrays(arrays, names=list(names))
+
+
+def timestamp_types(columns: RecordColumns, chunk: Chunk) -> Int32s:
+    """Of each record: 0 create, 1 log append, -1 none (magic 0)."""
+    types = ((chunk.table[:, fields.ATTRIBUTES] & fields.LOG_APPEND) != 0).astype(np.int32)
+    types[chunk.table[:, fields.MAGIC] == 0] = -1
+    return types[columns.row]
 
 
 def binary_array(source: Bytes, position: Int64s, length: Int32s) -> pa.Array:
@@ -214,7 +220,7 @@ def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
     from lastword.records.record import RawRecord
 
     data = chunk.plain.data
-    types = ((chunk.table[:, fields.ATTRIBUTES] & fields.LOG_APPEND) != 0).astype(np.int64)[columns.row]
+    types = timestamp_types(columns, chunk)
     headers: list[tuple[tuple[str, bytes | None], ...]] | None = None
     if columns.header_count.any():
         headers = _header_tuples(columns, chunk)

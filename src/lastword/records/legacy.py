@@ -46,7 +46,7 @@ from lastword.records.batch import MAX_LONG, BatchHeader
 from lastword.records.compression import decompress, located
 from lastword.records.lz4_header import with_checksum
 from lastword.records.reader import DEFAULT_LIMIT_BYTES
-from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord
+from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP_TYPE, RawRecord
 
 Buffer = Any
 
@@ -225,6 +225,8 @@ def read_records(
     """The records of one entry, in order; arguments and errors as of `reader.read_records`."""
     data, found = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)
     kind = LOG_APPEND_TIME if header.log_append else CREATE_TIME
+    if header.magic == 0:
+        kind = NO_TIMESTAMP_TYPE
     for message in found:
         yield RawRecord(message.offset, message.timestamp, kind, *key_and_value(data, message))
 

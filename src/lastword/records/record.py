@@ -8,14 +8,16 @@ Header = tuple[str, bytes | None]
 """Name and value. Order and repetitions are kept; a name that is not UTF-8 keeps its bytes as surrogate
 escapes."""
 
+NO_TIMESTAMP_TYPE = -1
+"""Of magic 0, whose messages have no timestamp."""
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RawRecord:
-    """`timestamp` in ms, -1 for none; `timestamp_type` 0 (create) or 1 (log append); `key` None is no key,
-    `value` None a tombstone."""
+    """`timestamp` in ms, -1 for none; `timestamp_type` 0 (create), 1 (log append) or -1 (none); `key` None is
+    no key, `value` None a tombstone."""
 
     offset: int
     timestamp: int

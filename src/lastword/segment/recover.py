@@ -17,7 +17,7 @@ from lastword.errors import FileVanishedError
 from lastword.files import Files
 from lastword.segment import names
 from lastword.segment.index_builder import IndexBuilder
-from lastword.segment.scan import Damage, SoundWalk, headers, old_message_at, sound_batch_after
+from lastword.segment.scan import Damage, SoundWalk, sound_batch_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,6 @@ def inspect(
         followed = None
         if walk.damage is not None:
             followed = sound_batch_after(handle, file, walk.damage, file_size, base_offset)
-            if followed is not None and old_message_at(handle, followed, file_size):
-                list(headers(handle, file, followed, file_size))  # UnknownMagicError: nobody cuts these off
     if not active:
         builder.finish()
     return Inspection(

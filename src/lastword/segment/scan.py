@@ -1,13 +1,12 @@
 """Walking the batches of a file without decoding their records. Plain Python: no kernel is loaded for it.
 
-`headers` reads headers only, and of large batches nothing else. `SoundWalk` also verifies every checksum and
-the order of the offsets; it is what recovery trusts. Neither changes anything.
+Batches of any magic. `headers` reads headers only, and of large batches nothing else. `SoundWalk` also
+verifies every checksum and the order of the offsets; it is what recovery trusts. Neither changes anything.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,9 +18,8 @@ from lastword.records.batch import (
     SMALLEST_LENGTH,
     STEP_BYTES,
     BatchHeader,
-    crc_ok,
-    read_header,
 )
+from lastword.records.formats import crc_ok, read_header
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 
 _BLOCK_BYTES = 1 << 16
@@ -60,6 +58,10 @@ def headers(
             block, block_start, at = handle.pread(min(want, end - position), position), position, 0
         if stop_at_partial_tail and _is_partial(block, at, end - position):
             return
+        if len(block) - at < min(HEADER_BYTES, end - position):
+            raise CorruptBatchError(
+                "the file became shorter while it was read", code="truncated", file=file, position=position
+            )
         header = read_header(block, at, at + end - position, file, file_position=position)
         yield header
         size = header.size
@@ -77,10 +79,9 @@ def _is_partial(block: bytes, at: int, left: int) -> bool:
 class SoundWalk:
     """Iterates over the sound batches of [start, end); afterwards says where and why it stopped.
 
-    Sound: a whole batch of magic 2 with a right checksum, whose offsets follow those before it and lie in the
-    segment's range. The first batch that is not ends the walk; `damage` tells why, `position` and
-    `next_offset` how far the file is sound. A message of magic 0 or 1 is not damage: UnknownMagicError, so
-    that nobody cuts it off.
+    Sound: a whole batch with a right checksum, whose offsets follow those before it and lie in the segment's
+    range. The first batch that is not ends the walk; `damage` tells why, `position` and `next_offset` how far
+    the file is sound. What a compressed entry of magic 0 or 1 holds is not inflated: its checksum covers it.
     """
 
     def __init__(
@@ -135,8 +136,6 @@ class SoundWalk:
         try:
             header = read_header(block, at, at + size, self._file, file_position=self.position)
         except UnknownMagicError as error:
-            if _is_old_message(memoryview(block)[at : at + size]):
-                raise
             self._stop("bad-magic", str(error.message))
             return None
         except DataError as error:
@@ -161,24 +160,6 @@ class SoundWalk:
 
     def _stop(self, code: str, text: str) -> None:
         self.damage = Damage(self.position, self.next_offset, code, text)
-
-
-def _is_old_message(entry: memoryview) -> bool:
-    """Is this a message of magic 0 or 1? Its own checksum says so: a batch of magic 2 whose first 16 bytes
-    reached the drive and whose others are zeros looks like one, too.
-    """
-    return entry[16] < 2 and zlib.crc32(entry[16:]) == int.from_bytes(entry[12:16], "big")
-
-
-def old_message_at(handle: Handle, position: int, end: int) -> bool:
-    """Does a whole, undamaged message of magic 0 or 1 begin there?"""
-    prefix = handle.pread(STEP_BYTES, position)
-    if len(prefix) < STEP_BYTES or prefix[16] > 1:
-        return False
-    length = int.from_bytes(prefix[8:12], "big", signed=True)
-    if not SMALLEST_LENGTH <= length <= end - position - OVERHEAD_BYTES:
-        return False
-    return _is_old_message(memoryview(handle.pread(length + OVERHEAD_BYTES, position)))
 
 
 def sound_batch_after(handle: Handle, file: str, damage: Damage, end: int, base_offset: int) -> int | None:
@@ -219,8 +200,6 @@ def _is_sound(handle: Handle, file: str, position: int, end: int, min_offset: in
     if prefix[16] == 2 and (length < HEADER_BYTES - OVERHEAD_BYTES or prefix[21] != 0):
         return False
     entry = handle.pread(length + OVERHEAD_BYTES, position)
-    if prefix[16] < 2:
-        return _is_old_message(memoryview(entry))
     try:
         return crc_ok(entry, read_header(entry, 0, len(entry), file))
     except DataError:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import FileFacts, Files, Handle
-from lastword.records.batch import BatchHeader, crc_ok
+from lastword.records.batch import BatchHeader
+from lastword.records.formats import crc_ok, read_records
+from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.offset_index import OffsetEntry, OffsetIndex
 from lastword.segment.scan import headers
@@ -203,10 +205,29 @@ class Segment:
         """Position behind the last batch that may hold a record below `offset`."""
         if offset >= self.next_offset:
             return self.size
+        due = 0
         for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
-            if header.base_offset >= offset:
+            if not self.begins_below(header, offset, due):
                 return header.position
+            due = header.next_offset
         return self.size
+
+    def first_offset_of(self, header: BatchHeader) -> int:
+        """Offset of a batch's beginning. A compressed entry of magic 0 or 1 names only its last one: it is
+        inflated. Raises CorruptBatchError if it cannot be.
+        """
+        if header.count != UNKNOWN_COUNT:
+            return header.base_offset
+        return next(read_records(self.read_batch(header), header, self.file, position=0)).offset
+
+    def begins_below(self, header: BatchHeader, offset: int, due: int = 0) -> bool:
+        """May the batch hold something below `offset`? `due`: an offset that it cannot begin below."""
+        if header.base_offset < offset or header.count != UNKNOWN_COUNT or due >= offset:
+            return header.base_offset < offset
+        try:
+            return self.first_offset_of(header) < offset
+        except DataError:
+            return True  # it may: whoever reads it hears what is wrong
 
     def position_of_timestamp(self, timestamp: int) -> int | None:
         """Position of the first batch whose largest timestamp is not below `timestamp`, or None."""
@@ -246,10 +267,10 @@ class Segment:
         return None
 
     def _reaches(self, timestamp: int, offset: int) -> bool:
-        """Is there a batch that ends with `offset` and has this largest timestamp? Else the time index is not
-        this log's.
+        """Is there a batch that holds `offset` and has this largest timestamp? Else the time index is not this
+        log's. (Brokers before 3.0 name the record with that timestamp, others the batch's last offset.)
         """
         for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
             if header.last_offset >= offset:
-                return header.last_offset == offset and header.max_timestamp == timestamp
+                return self.begins_below(header, offset + 1) and header.max_timestamp == timestamp
         return False

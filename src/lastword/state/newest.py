@@ -202,7 +202,7 @@ def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Part], int]
         if final and first < last:
             for header in segment.headers(segment.position_of(end - 1), last):
                 if header.last_offset >= end:
-                    cut, last = max(header.base_offset, start), header.position
+                    cut, last = min(max(segment.first_offset_of(header), start), end), header.position
                     break
         following = max(cut, segment.base_offset) if final else segments[number + 1].base_offset
         if first < last:

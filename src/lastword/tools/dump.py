@@ -19,8 +19,11 @@ from lastword.partition.snapshots import ENTRY as SNAPSHOT_ENTRY
 from lastword.partition.snapshots import HEADER as SNAPSHOT_HEADER
 from lastword.partition.snapshots import decode as decode_snapshot
 from lastword.partition.synced import read_synced
+from lastword.records.batch import BatchHeader
 from lastword.records.compression import CODEC_NAMES
-from lastword.records.reader import read_records
+from lastword.records.control import parse_control
+from lastword.records.formats import read_records
+from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.txn_index import decode_entries
 from lastword.tools.problem import Problem
@@ -30,26 +33,34 @@ from lastword.values import Value
 
 @dataclass(frozen=True, slots=True)
 class DumpedRecord(Value):
-    """One record of a batch, as bytes."""
+    """One record of a batch, as bytes.
+
+    Of a control record `control` is its type (`commit`, `abort`, `leader-change`, ...), else None.
+    """
 
     offset: int
     timestamp: int
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    control: str | None = None
+    coordinator_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(Value):
     """One batch of a segment file: its header's fields, and its records if they were asked for and can be
-    read."""
+    read.
+
+    How many records a compressed entry of magic 0 or 1 holds, and its first offset, lie inside: without its
+    records `count` is None and `base_offset` the last one."""
 
     file: str
     position: int
     size_bytes: int
     base_offset: int
     last_offset: int
-    count: int
+    count: int | None
     magic: int
     codec: str
     crc: int
@@ -151,21 +162,20 @@ def dumper_of(name: str) -> Dumper | None:
 
 
 def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    base_offset = _base(path)
     problems: list[Problem] = []
     with files.open_read(path) as handle:
-        walk = Walk(handle, path, 0, handle.size(), base_offset, problems.append)
+        walk = Walk(handle, path, 0, handle.size(), _base(path), problems.append)
         for step in walk:
             yield from problems
             problems.clear()
             rows: tuple[DumpedRecord, ...] = ()
             header = step.header
+            base_offset, count = header.base_offset, header.count
             if records and step.sound:
                 try:
-                    rows = tuple(
-                        DumpedRecord(r.offset, r.timestamp, r.key, r.value, r.headers)
-                        for r in read_records(step.data, header, path, position=0)
-                    )
+                    rows = tuple(_records(step.data, header, path))
+                    if count == UNKNOWN_COUNT:
+                        base_offset, count = rows[0].offset, len(rows)
                 except DataError as error:
                     problems.append(
                         Problem(path, header.position, header.base_offset, "bad-record", error.message, False)
@@ -174,15 +184,15 @@ def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
                 file=path,
                 position=header.position,
                 size_bytes=header.size,
-                base_offset=header.base_offset,
+                base_offset=base_offset,
                 last_offset=header.last_offset,
-                count=header.count,
+                count=None if count == UNKNOWN_COUNT else count,
                 magic=header.magic,
                 codec=codec_name(header.codec),
                 crc=header.crc,
                 crc_ok=step.sound,
                 leader_epoch=header.leader_epoch,
-                timestamp_type="append" if header.log_append else "create",
+                timestamp_type=_timestamp_type(header),
                 base_timestamp=None if header.delete_horizon_ms is not None else header.base_timestamp,
                 delete_horizon_ms=header.delete_horizon_ms,
                 max_timestamp=header.max_timestamp,
@@ -194,6 +204,21 @@ def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
                 records=rows,
             )
     yield from problems
+
+
+def _records(data: bytes, header: BatchHeader, path: str) -> Iterator[DumpedRecord]:
+    for r in read_records(data, header, path, position=0):
+        control = epoch = None
+        if header.control:
+            parsed = parse_control(r.key, r.value, path, header.position, r.offset)
+            control, epoch = parsed.type, parsed.coordinator_epoch
+        yield DumpedRecord(r.offset, r.timestamp, r.key, r.value, r.headers, control, epoch)
+
+
+def _timestamp_type(header: BatchHeader) -> str:
+    if header.magic == 0:
+        return "none"
+    return "append" if header.log_append else "create"
 
 
 def codec_name(codec: int) -> str:

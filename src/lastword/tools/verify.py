@@ -2,16 +2,20 @@
 
     every batch        length, magic, checksum; its records decode and are as many as the header says
     every segment      offsets ascend, lie at or above its base and below the next segment's base
-    offset index       each entry is the last offset and the position of a batch
-    time index         each entry is the largest timestamp so far, and the batch that reached it
+    offset index       each entry is the last offset and the position of a batch (of magic 0 and 1: of the
+                       last and of the first message that were appended together)
+    time index         each entry is the largest timestamp so far, and the last offset of the batch that
+                       reached it, or (as brokers before 3.0 wrote) an offset inside it
     checkpoints        well formed, and no offset above the log end
 
 `quick` reads headers and checks checksums not at all: what it costs is the indexes and a header per batch.
+Its count of records leaves out those in compressed entries of magic 0 and 1, which only reading them tells.
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +25,7 @@ from lastword.files import Files
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
+from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.offset_index import OffsetIndex
 from lastword.segment.segment import Segment
@@ -68,16 +73,26 @@ class _Account:
 @dataclass(slots=True)
 class _Batches:
     """What the indexes of a segment are checked against: position, last offset and largest timestamp so
-    far."""
+    far. `old`: positions of messages of magic 0 and 1."""
 
     positions: dict[int, int] = field(default_factory=dict)
+    old: set[int] = field(default_factory=set)
     largest: dict[int, int] = field(default_factory=dict)
     running: int = -1
 
     def add(self, header: BatchHeader) -> None:
         self.positions[header.position] = header.last_offset
+        if header.magic < 2:
+            self.old.add(header.position)
         self.running = max(self.running, header.max_timestamp)
         self.largest[header.last_offset] = self.running
+
+    def indexed(self, offset: int, position: int) -> bool:
+        """May an index say that `offset` is reached by the batch at `position`?"""
+        last = self.positions.get(position)
+        if last is None or position not in self.old:
+            return last == offset
+        return last <= offset and offset in self.largest
 
 
 def verify(
@@ -217,7 +232,7 @@ def _verify_segment(
             )
         next_offset = max(next_offset, header.last_offset + 1)
         account.batches += 1
-        account.records += header.count
+        account.records += max(header.count, 0)
         batches.add(header)
     # Positions behind damage are not known to the index check, and in the middle of a swap the indexes
     # have other names.
@@ -242,29 +257,35 @@ def _sound_headers(segment: Segment, account: _Account, *, is_last: bool) -> Ite
     )
     large = segment.size > KERNEL_BYTES
     for step in walk:
-        if step.sound and not (large and _decodes(step.data)):
-            _verify_records(step.data, step.header, segment.file, account)
+        if step.sound:
+            count = _decoded(step.data) if large else None
+            if count is None:
+                count = _verify_records(step.data, step.header, segment.file, account)
+            if step.header.count == UNKNOWN_COUNT:
+                account.records += count
         yield step.header
     account.read_bytes += walk.read_bytes
 
 
-def _decodes(data: bytes) -> bool:
-    """Do the kernels read every record of this batch? If not, plain Python tells what is wrong with it."""
+def _decoded(data: bytes) -> int | None:
+    """How many records the kernels read in this batch; None if not all: then plain Python tells what is
+    wrong."""
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns
 
     try:
-        decode_columns(chunk_of(data, verify=False), include_control=True)
+        return len(decode_columns(chunk_of(data, verify=False), include_control=True))
     except DataError:
-        return False
-    return True
+        return None
 
 
-def _verify_records(data: bytes, header: BatchHeader, file: str, account: _Account) -> None:
-    from lastword.records.reader import read_records
+def _verify_records(data: bytes, header: BatchHeader, file: str, account: _Account) -> int:
+    """Look at every record; how many there are."""
+    from lastword.records.formats import read_records
 
+    count = 0
     try:
-        last = header.base_offset - 1
+        last = header.base_offset - 1 if header.count != UNKNOWN_COUNT else -1
         for record in read_records(data, header, file, position=0):
             if record.offset <= last or record.offset > header.last_offset:
                 account.add(
@@ -275,10 +296,12 @@ def _verify_records(data: bytes, header: BatchHeader, file: str, account: _Accou
                     f"offset {record.offset} follows {last}",
                     False,
                 )
-                return
+                return count
             last = record.offset
+            count += 1
     except DataError as error:
         account.add(file, header.position, header.base_offset, "bad-record", error.message, False)
+    return count
 
 
 def _verify_offset_index(files: Files, segment: Segment, batches: _Batches, account: _Account) -> None:
@@ -289,7 +312,7 @@ def _verify_offset_index(files: Files, segment: Segment, batches: _Batches, acco
         return
     index = OffsetIndex(files.read_bytes(path), segment.base_offset, segment.size)
     for place, entry in enumerate(index.entries()):
-        if batches.positions.get(entry.position) != entry.offset:
+        if not batches.indexed(entry.offset, entry.position):
             account.add(
                 path,
                 8 * place,
@@ -310,8 +333,10 @@ def _verify_time_index(files: Files, segment: Segment, batches: _Batches, accoun
             account.add(path, None, None, "missing-index", "there is none", True)
         return
     index = TimeIndex(files.read_bytes(path), segment.base_offset)
+    last_offsets = list(batches.largest)
     for place, entry in enumerate(index.entries()):
-        largest = batches.largest.get(entry.offset)
+        at = bisect_left(last_offsets, entry.offset)
+        largest = batches.largest[last_offsets[at]] if at < len(last_offsets) else None
         if largest is None and segment.active:
             continue  # appended after the log was listed
         if largest != entry.timestamp:

@@ -18,9 +18,8 @@ from lastword.records.batch import (
     SMALLEST_LENGTH,
     STEP_BYTES,
     BatchHeader,
-    crc_ok,
-    read_header,
 )
+from lastword.records.formats import crc_ok, read_header
 from lastword.segment.scan import Damage, sound_batch_after
 from lastword.tools.problem import Problem
 
