@@ -298,11 +298,13 @@ class TestTheMarker:
             logs.log("users", 1)
         assert (tmp_path / names.CLEAN_SHUTDOWN).exists()
 
-    def test_not_with_a_producer_whose_state_nobody_keeps(self, tmp_path: Path) -> None:
+    def test_with_a_producer_too(self, tmp_path: Path) -> None:
         with opened(tmp_path) as logs:
             logs.create_topic("users")
             logs.log("users", 0).append_batch(batch((b"k", b"v"), producer_id=3))
-        assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+        assert (tmp_path / names.CLEAN_SHUTDOWN).exists()
+        with opened(tmp_path) as logs:
+            assert [p.producer_id for p in logs.log("users", 0).producers] == [3]
 
 
 def test_deleting_a_topic(tmp_path: Path) -> None:

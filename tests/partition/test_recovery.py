@@ -330,37 +330,35 @@ class TestProducerState:
             Path(directory) / names.segment_file(20, names.SNAPSHOT)
         ).read_bytes().hex() == "000148674bc700000000"
 
-    def test_not_known_with_a_producer(self, tmp_path: Path) -> None:
+    def test_found_again_without_a_snapshot(self, tmp_path: Path) -> None:
         directory = filled(tmp_path, 3)
         append_bytes(log_file(directory, 0), at_offset(batch((b"k", b"v"), producer_id=7), 3))
         log, _ = opened(directory, files=UNSYNCED)
-        assert not log.close()
+        assert [p.producer_id for p in log.producers] == [7]
+        assert log.close()
+        assert Snapshots(UNSYNCED, directory).read(4) == log.producers
 
-    def test_a_snapshot_at_the_end_stays_right_until_something_is_appended(self, tmp_path: Path) -> None:
+    def test_a_snapshot_at_the_end_is_left_alone_until_something_is_appended(self, tmp_path: Path) -> None:
         directory = filled(tmp_path, 3)
         append_bytes(log_file(directory, 0), at_offset(batch((b"k", b"v"), producer_id=7), 3))
         snapshot = Path(directory) / names.segment_file(4, names.SNAPSHOT)
-        from lastword.partition.producers import count_entries
-
         data = bytes.fromhex(
             "00019ec4871b00000002000000000000000500020000000b0000000000000016000000020000018bcfe56800000000070000"
             "00000000001400000000000000090000ffffffffffffffffffffffff000000000000018bcfe569f4ffffffffffffffffffff"
             "ffff"
         )
-        assert count_entries(data) == 2
-        assert count_entries(data[:-1]) is None
         snapshot.write_bytes(data)
         log, _ = opened(directory, files=UNSYNCED, clean=True)
+        assert [p.producer_id for p in log.producers] == [5, 9]
         assert log.close()
         assert snapshot.read_bytes() == data
         log, _ = opened(directory, files=UNSYNCED, clean=True)
         fill(log, 1)
-        assert not log.close()
+        assert log.close()
+        assert [p.producer_id for p in Snapshots(UNSYNCED, directory).read(5)] == [5, 9]
 
     def test_snapshots_above_the_end_go(self, tmp_path: Path) -> None:
         directory = filled(tmp_path, 3)
-        from lastword.partition.producers import EMPTY_SNAPSHOT
-
         (Path(directory) / names.segment_file(9, names.SNAPSHOT)).write_bytes(EMPTY_SNAPSHOT)
         opened(directory, files=UNSYNCED)
         assert not (Path(directory) / names.segment_file(9, names.SNAPSHOT)).exists()

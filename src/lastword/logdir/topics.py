@@ -10,7 +10,7 @@ from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.identity import format_partition_metadata, new_id
-from lastword.partition.producers import write_empty_snapshot
+from lastword.partition.snapshots import write_empty_snapshot
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
 

@@ -11,6 +11,12 @@ below `synced_to` survives a power cut (`disk`). Two rules make that a prefix of
 a hole: a segment is synced before its successor is created, and the directory is synced with the first sync
 that relies on a new name. The recovery point moves only after the indexes are synced too, for what lies below
 it is not looked at again.
+
+Producers. The log is the leader of its partition: a batch with a producer id is checked against what the
+partition remembers of that producer before the first byte of the call is written; one of its last five that
+comes again is answered with its first offsets and not appended. The state follows the bytes: batches, then
+the log end, then the transaction index, then the last stable offset. With a single node the high watermark
+is the log end. A snapshot of the state is durable before the recovery point passes it.
 """
 
 from __future__ import annotations
@@ -27,26 +33,34 @@ from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
 from lastword.partition import front, reads, swap
 from lastword.partition.epochs import LeaderEpochs
-from lastword.partition.pending import Pending
-from lastword.partition.producers import snapshot_path, write_empty_snapshot
+from lastword.partition.pending import Pending, marker_batch, repeated
+from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.segment_set import SegmentSet
+from lastword.partition.snapshots import Snapshots
 from lastword.partition.synced import SyncedMark
+from lastword.partition.transactions import control_of
 from lastword.partition.turns import Turns
 from lastword.records.batch import BatchHeader
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
+from lastword.segment.txn_index import AbortedTransaction, TransactionIndex
 
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
     from lastword.records.chunk import Chunk
 
 _MAX_FILE_BYTES = 2**31 - 1
+PRODUCER_EXPIRATION_MS = 86_400_000
+"""Kafka's default of `producer.id.expiration.ms`."""
 
 
 class AppendedBatch(NamedTuple):
-    """Where a batch lies now. `timestamp` (ms): its largest, or that of the append if the topic says so."""
+    """Where a batch lies now. `timestamp` (ms): its largest, or that of the append if the topic says so.
+
+    Of a producer's batch that came again: where it has been since it came first.
+    """
 
     base_offset: int
     last_offset: int
@@ -62,8 +76,9 @@ class OpenState(NamedTuple):
     recovery_point: int
     synced_to: int
     epochs: LeaderEpochs
-    no_producers: bool
-    snapshot_at_end: bool
+    producers: ProducerState
+    snapshots: Snapshots
+    producer_expiration_ms: int = PRODUCER_EXPIRATION_MS
 
 
 class PartitionLog:
@@ -93,8 +108,13 @@ class PartitionLog:
         self._recovery_point = state.recovery_point
         self._synced_to = state.synced_to
         self._epochs = state.epochs
-        self._no_producers = state.no_producers
-        self._snapshot_at_end = state.snapshot_at_end
+        self._producers = state.producers
+        self._snapshots = state.snapshots
+        self._producer_expiration_ms = state.producer_expiration_ms
+        self._aborted = TransactionIndex(
+            files, self._appender.segment.path(names.TXN_INDEX), self._appender.segment.base_offset
+        )
+        self._stable_offset = self._producers.last_stable_offset(self.log_end, self._log_start)
         self._rng = rng or random.Random()
         self._turns = Turns()
         self._mark = SyncedMark(files, directory)
@@ -154,9 +174,26 @@ class PartitionLog:
         return self._epochs
 
     @property
-    def no_producers(self) -> bool:
-        """Is it known that no batch of this log has a producer id?"""
-        return self._no_producers
+    def high_watermark(self) -> int:
+        """Up to here records may be read (exclusive): the log end, for there is no other replica."""
+        return self.log_end
+
+    @property
+    def stable_offset(self) -> int:
+        """Last stable offset: every transaction that begins below it is decided. `read_committed` ends here,
+        and nothing at or above it may be cleaned."""
+        return self._stable_offset
+
+    def producer(self, producer_id: int) -> Producer | None:
+        """What is remembered of a producer id: its epoch, its last sequence, its open transaction."""
+        with self.lock:
+            return self._producers.get(producer_id)
+
+    @property
+    def producers(self) -> list[Producer]:
+        """All producers that are remembered, by producer id."""
+        with self.lock:
+            return self._producers.producers
 
     # -------------------------------------------------------------- append
 
@@ -170,18 +207,24 @@ class PartitionLog:
     def append_batches(self, batches: Sequence[bytes | bytearray | memoryview]) -> list[AppendedBatch]:
         """Append ready batches in order, with one write for each segment they go to.
 
-        Sizes are checked before the first byte is written. A drive that fills up leaves whole batches only:
-        those of the segments that were filled before.
+        Sizes and producers are checked before the first byte is written: SequenceGapError,
+        ProducerFencedError, TransactionStateError leave the log as it was. A duplicate is answered, not
+        appended. A drive that fills up leaves whole batches only: those of the segments that were filled
+        before.
         """
         with self.lock:
             self._check_open()
             self._check_sizes(batches)
+            earlier = repeated(self._producers, batches, self.log_end)
             if self._epochs.latest is None and batches:
                 self._epochs.assign(0, self.log_end)
             appended: list[AppendedBatch] = []
             pending = Pending(self.log_end)
             epoch = self._epochs.latest or 0
-            for data in batches:
+            for number, data in enumerate(batches):
+                if earlier is not None and (known := earlier[number]) is not None:
+                    appended.append(AppendedBatch(known.first_offset, known.last_offset, known.timestamp))
+                    continue
                 if pending.headers and self._appender.is_full(
                     self.config.segment_index_bytes, len(pending.headers)
                 ):
@@ -218,10 +261,40 @@ class PartitionLog:
     def _write(self, pending: Pending) -> None:
         if not pending.headers:
             return
-        if any(header.producer_id >= 0 for header in pending.headers):
-            self._no_producers = False
-        self._snapshot_at_end = False
         self._guarded(lambda: self._appender.append(pending.data, pending.headers))
+        state = self._producers
+        for header in pending.headers:
+            if header.producer_id >= 0:
+                marker = control_of(pending.data, header, self.active.file)
+                entry = state.update(header, marker)
+                if entry is not None:
+                    self._index_aborted(entry)
+        state.end_offset = self.log_end
+        self._stable_offset = state.last_stable_offset(self.log_end, self._log_start)
+
+    def _index_aborted(self, entry: AbortedTransaction) -> None:
+        """Note an aborted transaction beside its marker, which is in the log already. If that fails, the last
+        stable offset stays where it was and the log takes no more: opening it again repairs the index.
+        """
+        try:
+            self._directory_unsynced = self._directory_unsynced or not self._aborted.entries
+            self._aborted.append(entry)
+        except LastwordError as error:
+            self._failure = self._failure or error
+            raise
+
+    def end_transaction(
+        self, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int = 0
+    ) -> AppendedBatch:
+        """Append the marker that decides a producer's open transaction: from here on its records are
+        committed, or aborted.
+
+        ProducerFencedError for an epoch older than the producer's, CoordinatorFencedError for an older
+        coordinator. Without an open transaction the marker decides nothing, but its epoch counts.
+        """
+        with self.lock:
+            now_ms = self.clock.now_ms()
+            return self.append_batch(marker_batch(producer_id, epoch, commit, coordinator_epoch, now_ms))
 
     # -------------------------------------------------------------- roll
 
@@ -261,11 +334,9 @@ class PartitionLog:
     def _roll(self) -> None:
         old, base = self._appender, self.log_end
         old.finish()
+        self._take_snapshot()  # before the recovery point moves: replay after a crash begins with it
         with self._turns.turn():
             self._sync_files(base, indexes=True)
-        if self._no_producers and not self._snapshot_at_end:
-            write_empty_snapshot(self.files, self.directory, base)
-            self._snapshot_at_end = True
         interval = self.config.index_interval_bytes
         try:
             new = SegmentAppender.create(self.files, self.directory, base, index_interval_bytes=interval)
@@ -281,7 +352,14 @@ class PartitionLog:
             self._appender = new
             self._unsynced = [new.segment]
             old.close()
+            self._aborted.close()
+            self._aborted = TransactionIndex(self.files, new.segment.path(names.TXN_INDEX), base)
         self._rolled()
+
+    def _take_snapshot(self) -> None:
+        """The producer state at the log end, durably, without those that were silent for too long."""
+        self._producers.expire(self.clock.now_ms(), self._producer_expiration_ms)
+        self._snapshots.take(self._producers)
 
     def _rolled(self) -> None:
         config = self.config
@@ -338,6 +416,8 @@ class PartitionLog:
             appender.sync_log()
             if indexes:
                 appender.sync_indexes()
+                if self._aborted.entries:
+                    self._aborted.sync()
             if self._directory_unsynced:
                 self._directory_unsynced = False
                 try:
@@ -379,6 +459,7 @@ class PartitionLog:
             if offset <= self._log_start:
                 return False
             self._log_start = offset
+            self._stable_offset = max(self._stable_offset, offset)
             self._epochs.truncate_from_start(offset)
             return True
 
@@ -480,7 +561,12 @@ class PartitionLog:
         with self.lock:
             segments = [_frozen(s) if s.active else s for s in self._segments]
             return PartitionView(
-                self.files, self.directory, SegmentSet(segments), self.log_start, self.log_end
+                self.files,
+                self.directory,
+                SegmentSet(segments),
+                self.log_start,
+                self.log_end,
+                stable_offset=self._stable_offset,
             )
 
     def refresh(self) -> None:
@@ -516,7 +602,8 @@ class PartitionLog:
         """Sync everything, give the broker what a clean stop promises, close all files.
 
         True if the promises hold: no torn tail, right indexes, a producer snapshot at the log end. Only then
-        may the directory's clean-shutdown marker be written. A second close does nothing.
+        may the directory's clean-shutdown marker be written. False after a failure. A second close does
+        nothing.
         """
         with self.lock:
             if self._closed:
@@ -526,30 +613,32 @@ class PartitionLog:
                 return self._close_cleanly()
             finally:
                 self._waste.remove(all=True)
-                self._appender.close()
-                self._mark.close()
+                self._close_files()
+
+    def _close_files(self) -> None:
+        self._appender.close()
+        self._aborted.close()
+        self._mark.close()
 
     def _close_cleanly(self) -> bool:
         if self._failure is not None:
             return False
         self._appender.finish()
-        promised = self._no_producers or self._snapshot_at_end
-        if self._no_producers and not self._has_snapshot():
-            write_empty_snapshot(self.files, self.directory, self.log_end)
-            self._directory_unsynced = True
+        self._take_snapshot()
         with self._turns.turn():
             self._sync_files(self.log_end, indexes=True)
-        return promised
-
-    def _has_snapshot(self) -> bool:
-        return self._snapshot_at_end and self.files.exists(snapshot_path(self.directory, self.log_end))
+        return True
 
     def abandon(self) -> None:
         """Close the files and nothing else, as a killed process would."""
         with self.lock:
             self._closed = True
-            self._appender.close()
-            self._mark.close()
+            self._close_files()
+
+    def retire(self, why: LastwordError) -> None:
+        """From now on whoever asks this object gets `why`: the partition is somewhere else."""
+        with self.lock:
+            self._failure = why
 
     def _guarded(self, change: Callable[[], None]) -> None:
         try:
@@ -560,10 +649,10 @@ class PartitionLog:
             raise
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError(f"{self.name} is closed")
         if self._failure is not None:
             raise self._failure
+        if self._closed:
+            raise ValueError(f"{self.name} is closed")
 
 
 def _frozen(active: Segment) -> Segment:

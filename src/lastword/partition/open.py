@@ -10,7 +10,11 @@ was ever
    synced: then a power cut explains it, and nothing that was acknowledged at `disk` is behind it. Otherwise
    it is the drive's or somebody's damage: CorruptBatchError, nothing is changed, this partition stays closed.
    A segment is never emptied as a whole, and messages of magic 0 or 1 are never cut.
-5. The log end, the leader epochs and the snapshots are made to agree with what is left.
+5. The log end and the leader epochs are made to agree with what is left.
+6. The producer state is that of the newest sound snapshot, and of the batches behind it. After a stop that
+   was not clean, replay begins below the first segment that was walked, and the transaction indexes of these
+   are built again. Snapshots that tell of more than the log has go, durably, before the log may grow there.
+   No missing snapshot is taken for an empty one.
 
 Opening again after a crash in here finds the same and does the same: what is cut was not sound before, and
 nothing later is removed before the cut is made.
@@ -20,28 +24,24 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import CorruptBatchError
+from lastword.errors import CorruptBatchError, DataError
 from lastword.files import Files
 from lastword.partition import swap
 from lastword.partition.epochs import LeaderEpochs
-from lastword.partition.log import OpenState, PartitionLog
-from lastword.partition.producers import (
-    newest_snapshot,
-    snapshot_offsets,
-    snapshot_path,
-    write_empty_snapshot,
-)
+from lastword.partition.log import PRODUCER_EXPIRATION_MS, OpenState, PartitionLog
+from lastword.partition.producer_state import ProducerState
+from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
+from lastword.partition.snapshots import Snapshots
 from lastword.partition.synced import SyncedMark, read_synced
-from lastword.segment import names
+from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
-from lastword.segment.recover import Inspection, inspect, repair
+from lastword.segment.recover import Inspection, inspect, repair, replace_index
 from lastword.segment.segment import Segment
 
 BUILD_PREFIX = "rewrite-"
@@ -51,7 +51,7 @@ BUILD_PREFIX = "rewrite-"
 @dataclass(frozen=True, slots=True)
 class Repaired:
     """One thing that opening put right. `code`: torn-tail, lost-segment, swap-finished, swap-undone, index,
-    leftover, checkpoint. `offset`: where a cut log ends now.
+    snapshot, leftover, checkpoint. `offset`: where a cut log ends now.
     """
 
     topic: str
@@ -95,16 +95,17 @@ def open_log(
     log_start: int = 0,
     clean: bool = False,
     rng: random.Random | None = None,
+    producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
 ) -> tuple[PartitionLog, Recovery]:
     """Recover a partition directory and open it to write; an empty one becomes a log at `log_start`.
 
     `clean`: the directory's clean-shutdown marker was there. `recovery_point`, `log_start`: as the
     checkpoints say; a log start that the log cannot have is ignored. CorruptBatchError or UnknownMagicError
-    leave everything as it was, but for an interrupted swap.
+    leave everything as it was, but for an interrupted swap. `producer_expiration_ms`: producers without an
+    open transaction that were silent for so long are forgotten.
     """
-    return _Opening(files, directory, topic, partition, config, recovery_point, log_start, clean).run(
-        clock, rng
-    )
+    opening = _Opening(files, directory, topic, partition, config, recovery_point, log_start, clean)
+    return opening.run(clock, rng, producer_expiration_ms)
 
 
 class _Opening:
@@ -130,7 +131,9 @@ class _Opening:
         self.repaired: list[Repaired] = []
         self.walked = 0
 
-    def run(self, clock: Clock, rng: random.Random | None) -> tuple[PartitionLog, Recovery]:
+    def run(
+        self, clock: Clock, rng: random.Random | None, producer_expiration_ms: int
+    ) -> tuple[PartitionLog, Recovery]:
         self._finish_swaps()
         self._remove_leftovers()
         found = self._inspect()
@@ -143,7 +146,10 @@ class _Opening:
         log_start = max(self.log_start, segments[0].base_offset)
         self._mend_synced(log_end)
         epochs = self._epochs(found, log_start, log_end)
-        no_producers, snapshot_at_end = self._producers(found, log_end, created)
+        snapshots = Snapshots(self.files, self.directory)
+        producers = self._producers(
+            snapshots, found, segments, log_end, created, (clock.now_ms(), producer_expiration_ms)
+        )
         appender = SegmentAppender.resume(
             segments.active, index_interval_bytes=self.config.index_interval_bytes
         )
@@ -155,8 +161,9 @@ class _Opening:
             recovery_point=recovery_point,
             synced_to=recovery_point,
             epochs=epochs,
-            no_producers=no_producers,
-            snapshot_at_end=snapshot_at_end,
+            producers=producers,
+            snapshots=snapshots,
+            producer_expiration_ms=producer_expiration_ms,
         )
         log = PartitionLog(
             self.files, self.directory, self.topic, self.partition, self.config, clock, state, rng
@@ -190,6 +197,9 @@ class _Opening:
                     self._tell("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
         for name in (names.LEADER_EPOCHS, names.PARTITION_METADATA):  # replaced as a whole, or not at all
             self.files.unlink(os.path.join(self.directory, name + ".tmp"), missing_ok=True)
+        for name in self.files.listdir(self.directory):
+            if name.endswith(names.SNAPSHOT + ".tmp"):
+                self.files.unlink(os.path.join(self.directory, name), missing_ok=True)
         parsed = [names.parse_segment_file(name) for name in self.files.listdir(self.directory)]
         logs = {p.base_offset for p in parsed if p is not None and p.extension == names.LOG}
         for p in parsed:
@@ -371,52 +381,63 @@ class _Opening:
                     epochs.assign(epoch, start)
         return epochs
 
-    def _producers(self, found: dict[int, Inspection], log_end: int, created: bool) -> tuple[bool, bool]:
-        """(known to have no producers, the snapshot at the log end is right). Snapshots of no use go, as in
-        Kafka.
-        """
-        listing = self.files.listdir(self.directory)
-        bases = self._bases()
-        newest = newest_snapshot(self.files, self.directory, listing, log_end)
-        removed = False
-        for offset in snapshot_offsets(listing):
-            stray = offset not in bases and (newest is None or offset != newest[0])
-            if offset > log_end or stray:
-                self.files.unlink(snapshot_path(self.directory, offset), missing_ok=True)
-                removed = True
+    def _producers(
+        self,
+        store: Snapshots,
+        found: dict[int, Inspection],
+        segments: SegmentSet,
+        log_end: int,
+        created: bool,
+        age: tuple[int, int],
+    ) -> ProducerState:
+        """The producer state at the log end; puts snapshots and transaction indexes right."""
         if created:
-            write_empty_snapshot(self.files, self.directory, log_end)
-        if removed:  # one from above a cut must not come back when the log has grown there again
-            self.files.fsync_dir(self.directory)
-        if created:
-            return True, True
-        if newest is None:
-            return self._none_since(found, bases, 0), False
-        if newest[0] == log_end:
-            return newest[1] == 0, True
-        return newest[1] == 0 and self._none_since(found, bases, newest[0]), False
-
-    def _none_since(self, found: dict[int, Inspection], bases: list[int], offset: int) -> bool:
-        """Were all segments with offsets from `offset` on walked, without a producer id met? An empty one
-        (as a broker leaves a topic that nobody wrote to) needs no walk.
-        """
-        return all(
-            not found[base].producers if base in found else self._is_empty(base)
-            for base in _reaching(bases, offset)
+            store.write(log_end, ())
+            return ProducerState(log_end)
+        bases = [segment.base_offset for segment in segments]
+        listing = set(self.files.listdir(self.directory))
+        indexed = {base for base in bases if names.segment_file(base, names.TXN_INDEX) in listing}
+        rebuild = set(found) | {base for base in indexed if not self._is_sane(base)}
+        barren = {base for base in found if not found[base].producers}
+        last = set(bases[-2:]) - set(store.offsets()) - {bases[0]}
+        result = replay(
+            store,
+            segments,
+            log_end,
+            limit=min(rebuild - barren, default=log_end),
+            barren=barren,
+            bases=last,
+            is_expired=lambda producer: producer.is_expired(*age),
         )
+        for base in sorted(rebuild & (indexed | set(result.aborted))):
+            self._build_txn_index(base, txn_index.encode_entries(result.aborted.get(base, ())))
+        for offset in result.damaged:
+            self.files.unlink(store.path(offset), missing_ok=True)
+            self._tell("snapshot", os.path.basename(store.path(offset)), "a damaged snapshot was removed")
+        gone = [*store.remove_outside(bases[0] - 1, log_end), *store.remove_stray(bases), *result.damaged]
+        if gone:  # one from above a cut must not come back when the log has grown there again
+            self.files.fsync_dir(self.directory)
+        for base, producers in result.at_bases.items():
+            store.write(base, producers)
+        if result.exact:
+            store.is_current(log_end)
+        return result.state
 
-    def _is_empty(self, base: int) -> bool:
-        facts = self.files.stat(f"{self.directory}/{names.segment_file(base, names.LOG)}")
-        return facts is not None and facts.size == 0
+    def _is_sane(self, base: int) -> bool:
+        """Can these be the transaction index entries of this segment?"""
+        path = os.path.join(self.directory, names.segment_file(base, names.TXN_INDEX))
+        try:
+            txn_index.TransactionIndex(self.files, path, base).check()
+        except DataError:
+            return False
+        return True
+
+    def _build_txn_index(self, base: int, data: bytes) -> None:
+        path = os.path.join(self.directory, names.segment_file(base, names.TXN_INDEX))
+        if replace_index(self.files, path, data, may_be_absent=not data):
+            self._tell("index", os.path.basename(path), "built again")
 
     def _tell(
         self, code: str, file: str, text: str, *, cut_bytes: int = 0, offset: int | None = None
     ) -> None:
         self.repaired.append(Repaired(self.topic, self.partition, code, file, text, cut_bytes, offset))
-
-
-def _reaching(bases: list[int], offset: int) -> Iterator[int]:
-    """The bases of the segments that may hold offsets from `offset` on."""
-    for at, base in enumerate(bases):
-        if at == len(bases) - 1 or bases[at + 1] > offset:
-            yield base

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from dataclasses import replace
 
 import google_crc32c
 
+from lastword.partition.producer_state import ProducerState, SequencedBatch
+from lastword.partition.transactions import control_of
 from lastword.records.batch import (
     CHECKED_FROM,
     CRC_POSITION,
@@ -14,11 +18,17 @@ from lastword.records.batch import (
     read_header,
     set_base_offset,
 )
+from lastword.records.builder import BatchBuilder
+from lastword.records.control import ABORT, COMMIT, control_key, marker_value
+
+Batch = bytes | bytearray | memoryview
 
 _ATTRIBUTES = struct.Struct(">h")
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_POSITION = 35
 _CRC = struct.Struct(">I")
+_PRODUCER_ID = slice(43, 51)
+_NO_PRODUCER = b"\xff" * 8
 
 
 class Pending:
@@ -63,3 +73,33 @@ def _stamp(data: bytearray, position: int, now_ms: int) -> None:
     _MAX_TIMESTAMP.pack_into(data, position + _MAX_TIMESTAMP_POSITION, now_ms)
     crc = google_crc32c.value(bytes(memoryview(data)[position + CHECKED_FROM :]))
     _CRC.pack_into(data, position + CRC_POSITION, crc)
+
+
+def repeated(
+    state: ProducerState, batches: Sequence[Batch], log_end: int
+) -> list[SequencedBatch | None] | None:
+    """Of each ready batch the earlier one that it repeats, by a leader's rules; None if none has a producer.
+
+    Raises SequenceGapError, ProducerFencedError, CoordinatorFencedError or TransactionStateError for the
+    first that may not be appended. Changes nothing.
+    """
+    if all(bytes(data[_PRODUCER_ID]) == _NO_PRODUCER for data in batches):
+        return None
+    pending, offset = state.begin(), log_end
+    found = []
+    for data in batches:
+        header = read_header(data, 0, len(data), "<append>")
+        moved = offset - header.base_offset
+        placed = replace(header, base_offset=offset, last_offset=header.last_offset + moved)
+        earlier = pending.add(placed, control_of(data, header, "<append>"))
+        if earlier is None:
+            offset = placed.next_offset
+        found.append(earlier)
+    return found
+
+
+def marker_batch(producer_id: int, epoch: int, commit: bool, coordinator_epoch: int, now_ms: int) -> bytes:
+    """The 78 bytes that decide a transaction."""
+    builder = BatchBuilder(producer_id=producer_id, producer_epoch=epoch, transactional=True, control=True)
+    builder.append(now_ms, control_key(COMMIT if commit else ABORT), marker_value(coordinator_epoch))
+    return builder.build()

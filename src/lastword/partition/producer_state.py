@@ -47,6 +47,9 @@ from lastword.segment.txn_index import AbortedTransaction
 NO_PRODUCER = -1
 NO_SEQUENCE = -1
 NO_EPOCH = -1
+FIRST_NAMED_ID = 1 << 62
+"""Producer ids from here on belong to producers with names (`api.producers`); no controller gives them. They
+are never forgotten: whoever named one may come back after years."""
 KEPT_BATCHES = 5
 """Batches of a producer that are known as duplicates when they come again: Kafka's bound of requests in
 flight."""
@@ -130,8 +133,22 @@ class Producer:
         return self.marker_offset in (-1, header.last_offset)
 
     def is_expired(self, now_ms: int, expiration_ms: int) -> bool:
-        """Idle for that long, and no transaction open."""
-        return self.transaction_start is None and now_ms - self.last_timestamp >= expiration_ms
+        """Idle for that long, and no transaction open; a producer with a name never is."""
+        return (
+            self.transaction_start is None
+            and self.producer_id < FIRST_NAMED_ID
+            and now_ms - self.last_timestamp >= expiration_ms
+        )
+
+    def tells_the_same(self, other: Producer) -> bool:
+        """Would a snapshot hold the same of both?"""
+        return (
+            self.epoch == other.epoch
+            and self.coordinator_epoch == other.coordinator_epoch
+            and self.last_timestamp == other.last_timestamp
+            and self.batches[-1:] == other.batches[-1:]
+            and self.transaction_start == other.transaction_start
+        )
 
     def after_data(self, header: BatchHeader) -> Producer:
         delta = header.last_offset - header.base_offset
@@ -266,6 +283,25 @@ class ProducerState:
         self._unreplicated.append(completed)
         return self._open.index_entry(completed)
 
+    def learn(self, producers: Iterable[Producer]) -> None:
+        """What a sound snapshot says of this offset, met during a replay that began at an older one.
+
+        It saw batches that cleaning has removed since, so where the two differ it is right. What it does not
+        mention stays: a producer that the log has, and an open transaction above all, is never forgotten
+        because a snapshot does not know it.
+        """
+        for producer in producers:
+            known = self._producers.get(producer.producer_id)
+            if known is None or not known.tells_the_same(producer):
+                self._producers[producer.producer_id] = producer
+        self._open = OpenTransactions(
+            {
+                p.producer_id: p.transaction_start
+                for p in self._producers.values()
+                if p.transaction_start is not None
+            }
+        )
+
     def expire(self, now_ms: int, expiration_ms: int) -> list[int]:
         """Forgets producers idle for `expiration_ms` that have no open transaction; returns their ids."""
         gone = [p.producer_id for p in self._producers.values() if p.is_expired(now_ms, expiration_ms)]
@@ -283,6 +319,10 @@ class ProducerState:
         """Transactions whose markers lie below it hold the last stable offset back no longer."""
         if self._unreplicated:
             self._unreplicated = [done for done in self._unreplicated if done.last_offset >= high_watermark]
+
+    def open_since(self) -> int | None:
+        """First offset of the oldest undecided transaction; None if there is none."""
+        return self._open.oldest()
 
     def first_unstable_offset(self) -> int | None:
         """First offset of the oldest transaction that is undecided, or whose marker the high watermark has

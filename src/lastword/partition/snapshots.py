@@ -24,6 +24,7 @@ segment. Kept: those at segment bases, and the largest one if it lies above them
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 from collections.abc import Iterable
 
@@ -91,6 +92,28 @@ def decode(data: bytes, file: str) -> list[Producer]:
     return producers
 
 
+EMPTY_SNAPSHOT = encode(())
+
+
+def snapshot_path(directory: str, offset: int) -> str:
+    return os.path.join(directory, names.segment_file(offset, names.SNAPSHOT))
+
+
+def snapshot_offsets(listing: Iterable[str]) -> list[int]:
+    """Offsets of the snapshots among a directory's names, ascending."""
+    parsed = (names.parse_segment_file(name) for name in listing)
+    return sorted(f.base_offset for f in parsed if f and f.extension == names.SNAPSHOT and not f.suffix)
+
+
+def write_empty_snapshot(files: Files, directory: str, offset: int) -> None:
+    """For a partition that is just being made: nothing is known at `offset`. Its name is not durable yet."""
+    path = snapshot_path(directory, offset)
+    files.unlink(path, missing_ok=True)
+    with files.open_append(path, create=True, exclusive=True) as handle:
+        handle.append(EMPTY_SNAPSHOT)
+        handle.fsync()
+
+
 class Snapshots:
     """The snapshot files of one partition directory."""
 
@@ -100,12 +123,11 @@ class Snapshots:
         self._current = -1  # the offset of the snapshot last taken or loaded: known to hold what it should
 
     def path(self, offset: int) -> str:
-        return f"{self.directory}/{names.segment_file(offset, names.SNAPSHOT)}"
+        return snapshot_path(self.directory, offset)
 
     def offsets(self) -> list[int]:
         """Offsets of all snapshot files, ascending."""
-        parsed = (names.parse_segment_file(name) for name in self.files.listdir(self.directory))
-        return sorted(f.base_offset for f in parsed if f and f.extension == names.SNAPSHOT and not f.suffix)
+        return snapshot_offsets(self.files.listdir(self.directory))
 
     def take(self, state: ProducerState) -> bool:
         """Writes the state at its end offset, durably. False, and nothing done, if that was the last one
@@ -113,9 +135,17 @@ class Snapshots:
         path = self.path(state.end_offset)
         if state.end_offset == self._current and self.files.exists(path):
             return False
-        self.files.write_atomic(path, encode(state.producers))
-        self._current = state.end_offset
+        self.write(state.end_offset, state.producers)
         return True
+
+    def write(self, offset: int, producers: Iterable[Producer]) -> None:
+        """Makes the snapshot at `offset` hold `producers`, durably."""
+        self.files.write_atomic(self.path(offset), encode(producers))
+        self._current = offset
+
+    def is_current(self, offset: int) -> None:
+        """The snapshot at `offset` is sound and tells what the caller's state is."""
+        self._current = offset
 
     def read(self, offset: int) -> list[Producer]:
         """Raises CorruptFileError; StorageError if there is none."""
@@ -153,15 +183,18 @@ class Snapshots:
             return ProducerState(offset, (p for p in producers if not p.is_expired(now_ms, expiration_ms)))
         return ProducerState(log_start)
 
-    def remove_outside(self, log_start: int, log_end: int) -> None:
-        """After a truncation: removes those that are not in (log_start, log_end]."""
-        for offset in self.offsets():
-            if not log_start < offset <= log_end:
-                self.files.unlink(self.path(offset), missing_ok=True)
+    def remove_outside(self, log_start: int, log_end: int) -> list[int]:
+        """After a truncation: removes those that are not in (log_start, log_end]; their offsets."""
+        gone = [offset for offset in self.offsets() if not log_start < offset <= log_end]
+        for offset in gone:
+            self.files.unlink(self.path(offset), missing_ok=True)
+        if self._current in gone:
+            self._current = -1
+        return gone
 
-    def remove_stray(self, segment_bases: Iterable[int]) -> None:
+    def remove_stray(self, segment_bases: Iterable[int]) -> list[int]:
         """Removes those that are at no segment's base, except the largest if it lies above all bases (a
-        clean close left it)."""
+        clean close left it); their offsets."""
         bases = set(segment_bases)
         offsets = self.offsets()
         stray = [offset for offset in offsets if offset not in bases]
@@ -169,6 +202,7 @@ class Snapshots:
             stray.pop()
         for offset in stray:
             self.files.unlink(self.path(offset), missing_ok=True)
+        return stray
 
     def mark_deleted(self, offset: int) -> str | None:
         """Renames a snapshot to `.deleted`, as its segment's files are, and returns the new path; None if

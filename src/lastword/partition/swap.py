@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import Files
-from lastword.partition.producers import snapshot_offsets, snapshot_path
+from lastword.partition.snapshots import snapshot_offsets, snapshot_path
 from lastword.segment import names
 from lastword.segment.names import CLEANED, DELETED, LOG, SEGMENT_EXTENSIONS, SWAP, SegmentFile
 from lastword.segment.segment import Segment

@@ -20,6 +20,7 @@ from lastword.files import Files
 from lastword.partition import swap
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.reads import offset_at, read_batches, read_chunks
+from lastword.partition.replay import stable_offset
 from lastword.partition.segment_set import SegmentSet
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok
@@ -37,7 +38,14 @@ class PartitionView:
     """Segments, log start and log end of one partition at one moment. Build it with `load`."""
 
     def __init__(
-        self, files: Files, directory: str, segments: SegmentSet, log_start: int, log_end: int
+        self,
+        files: Files,
+        directory: str,
+        segments: SegmentSet,
+        log_start: int,
+        log_end: int,
+        *,
+        stable_offset: int | None = None,
     ) -> None:
         self.files = files
         self.directory = directory
@@ -47,6 +55,18 @@ class PartitionView:
         self.segment_set = segments
         self.log_start = log_start
         self.log_end = log_end
+        self._stable_offset = stable_offset
+
+    @property
+    def stable_offset(self) -> int:
+        """Last stable offset: every transaction that begins below it is decided.
+
+        Of a directory that somebody else may be writing it is found when first asked for: from the newest
+        producer snapshot, which is not older than the active segment, and the batches behind it.
+        """
+        if self._stable_offset is None:
+            self._stable_offset = stable_offset(self)
+        return self._stable_offset
 
     @classmethod
     def load(cls, files: Files, directory: str) -> PartitionView:
@@ -82,6 +102,7 @@ class PartitionView:
         """Look again: segments, start and end become those of now."""
         new = PartitionView.load(self.files, self.directory)
         self.segment_set, self.log_start, self.log_end = new.segment_set, new.log_start, new.log_end
+        self._stable_offset = None
 
     open_again = refresh
 

@@ -111,14 +111,16 @@ def repair(files: Files, found: Inspection) -> Repair:
             (f"{stem}{names.INDEX}{suffix}", found.offset_entries),
             (f"{stem}{names.TIME_INDEX}{suffix}", found.time_entries),
         )
-        if _replace(files, path, data)
+        if replace_index(files, path, data)
     ]
     return Repair(found.file, cut, tuple(rebuilt))
 
 
-def _replace(files: Files, path: str, data: bytes) -> bool:
-    """Make the file hold `data`; False if it does already."""
+def replace_index(files: Files, path: str, data: bytes, *, may_be_absent: bool = False) -> bool:
+    """Make the file hold `data`; False if it does already. Nothing is synced."""
     facts = files.stat(path)
+    if facts is None and may_be_absent:
+        return False
     if facts is not None and facts.size == len(data):
         try:
             if files.read_bytes(path) == data:
