@@ -11,6 +11,7 @@ import pytest
 
 from lastword.errors import CorruptBatchError
 from lastword.partition import PartitionView, scan
+from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots
 from lastword.partition.synced import read_synced
 from lastword.records.legacy_build import build_message, build_wrapper
 from lastword.records.record import RawRecord
