@@ -20,6 +20,7 @@ from lastword.errors import (
     StorageError,
     SyncFailedError,
 )
+from lastword.files.descriptors import Descriptors
 from lastword.files.interface import Buffer, FileFacts, Files, Handle, Path
 from lastword.files.lock import FileLock
 from lastword.metrics import DIR_OFFLINE, FSYNC_SECONDS
@@ -77,45 +78,99 @@ def translate(error: OSError, path: str, doing: str, *, changing: bool) -> Lastw
 
 
 class OsHandle(Handle):
-    def __init__(self, fd: int, path: str, root: Root) -> None:
-        self._fd = fd
+    """One file, reached through a descriptor that may come and go (`descriptors`)."""
+
+    def __init__(
+        self, fd: int, path: str, root: Root, descriptors: Descriptors, flags: int = os.O_RDONLY
+    ) -> None:
+        self.fd = fd
         self.path = path
+        self.pins = 0
+        self.unsynced = False
         self._root = root
+        self._descriptors = descriptors
+        self._flags = flags
+        self._closed = False
         self._torn = False
+        facts = os.fstat(fd)
+        self._identity = (facts.st_dev, facts.st_ino)
+        descriptors.opened(self)
+
+    # ---- the descriptor
+
+    def reopen(self) -> int:
+        if self._closed:
+            raise OSError(errno.EBADF, "it was closed")
+        try:
+            fd = os.open(self.path, self._flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise FileVanishedError(f"{self.path} is gone", file=self.path, errno=errno.ENOENT) from None
+        facts = os.fstat(fd)
+        if (facts.st_dev, facts.st_ino) != self._identity:
+            os.close(fd)
+            raise FileVanishedError(f"{self.path} was replaced while it was open", file=self.path)
+        return fd
+
+    def sync_before_closing(self) -> None:
+        if self._root.failure is None:
+            try:
+                os.fsync(self.fd)
+            except OSError as error:
+                with contextlib.suppress(SyncFailedError):  # told to the next who changes something there
+                    self._root.fail(self.path, error)
+        self.unsynced = False
+
+    def _take(self, doing: str = "open") -> int:
+        try:
+            return self._descriptors.take(self)
+        except LastwordError:
+            raise
+        except OSError as error:
+            raise translate(error, self.path, doing, changing=self._flags != os.O_RDONLY) from error
+
+    # ---- reading
 
     def pread(self, n: int, position: int) -> bytes:
         if n < 0 or position < 0:
             raise ValueError(f"pread of {n} bytes at {position}")
+        fd = self._take("read")
         try:
             if n > LARGE_READ:
-                n = max(0, min(n, os.fstat(self._fd).st_size - position))
-            data = os.pread(self._fd, n, position)
+                n = max(0, min(n, os.fstat(fd).st_size - position))
+            data = os.pread(fd, n, position)
             if len(data) == n or not data:
                 return data
             parts = [data]
             got = len(data)
             while got < n:
-                data = os.pread(self._fd, n - got, position + got)
+                data = os.pread(fd, n - got, position + got)
                 if not data:
                     break
                 parts.append(data)
                 got += len(data)
         except OSError as error:
             raise translate(error, self.path, "read", changing=False) from error
+        finally:
+            self._descriptors.give(self)
         return b"".join(parts)
 
     def pread_into(self, buffer: Buffer, position: int) -> int:
         view = memoryview(buffer).cast("B")
         got, n = 0, len(view)
+        fd = self._take("read")
         try:
             while got < n:
-                count = os.preadv(self._fd, [view[got:]], position + got)
+                count = os.preadv(fd, [view[got:]], position + got)
                 if count == 0:
                     break
                 got += count
         except OSError as error:
             raise translate(error, self.path, "read", changing=False) from error
+        finally:
+            self._descriptors.give(self)
         return got
+
+    # ---- writing
 
     def append(self, data: Buffer) -> int:
         if self._torn:
@@ -125,60 +180,86 @@ class OsHandle(Handle):
                 file=self.path,
             )
         self._root.check()
-        start = os.lseek(self._fd, 0, os.SEEK_END)
+        fd = self._take("write")
         try:
-            size = data.nbytes if hasattr(data, "nbytes") else len(data)
-            done = os.pwrite(self._fd, data, start)
-            if done != size:
-                self._write_rest(data, start, done)
-        except OSError as error:
-            self._take_back(start)
-            raise self._no_room(error, len(memoryview(data).cast("B"))) from error
-        return start
+            self.unsynced = True
+            start = os.lseek(fd, 0, os.SEEK_END)
+            try:
+                size = data.nbytes if hasattr(data, "nbytes") else len(data)
+                done = os.pwrite(fd, data, start)
+                if done != size:
+                    self._write_rest(fd, data, start, done)
+            except OSError as error:
+                self._take_back(fd, start)
+                raise self._no_room(fd, error, len(memoryview(data).cast("B"))) from error
+            return start
+        finally:
+            self._descriptors.give(self)
 
-    def _write_rest(self, data: Buffer, start: int, done: int) -> None:
+    def _write_rest(self, fd: int, data: Buffer, start: int, done: int) -> None:
         view = memoryview(data).cast("B")
         while done < len(view):
-            done += os.pwrite(self._fd, view[done:], start + done)
+            done += os.pwrite(fd, view[done:], start + done)
 
-    def _take_back(self, size: int) -> None:
+    def _take_back(self, fd: int, size: int) -> None:
         """After a failed write: a half batch must not stay, or the next append would land behind it."""
         try:
-            os.ftruncate(self._fd, size)
+            os.ftruncate(fd, size)
         except OSError:
             self._torn = True
 
-    def _no_room(self, error: OSError, needed: int) -> LastwordError:
+    def _no_room(self, fd: int, error: OSError, needed: int) -> LastwordError:
         if error.errno not in NO_ROOM:
             return translate(error, self.path, "write", changing=True)
-        room = os.fstatvfs(self._fd)
+        room = os.fstatvfs(fd)
         where = os.path.dirname(self.path) or "."
         free = room.f_bavail * room.f_frsize
         return DiskFullError.of(os.path.basename(self.path), where, needed, free, self.path)
 
     def pwrite(self, data: Buffer, position: int) -> None:
         self._root.check()
+        fd = self._take("write")
         try:
-            self._write_rest(data, position, 0)
+            self.unsynced = True
+            self._write_rest(fd, data, position, 0)
         except OSError as error:
-            raise self._no_room(error, len(memoryview(data).cast("B"))) from error
+            raise self._no_room(fd, error, len(memoryview(data).cast("B"))) from error
+        finally:
+            self._descriptors.give(self)
 
     def truncate(self, size: int) -> None:
         self._root.check()
+        fd = self._take("truncate")
         try:
-            os.ftruncate(self._fd, size)
+            self.unsynced = True
+            os.ftruncate(fd, size)
         except OSError as error:
             raise translate(error, self.path, "truncate", changing=True) from error
+        finally:
+            self._descriptors.give(self)
         self._torn = False
 
     def fsync(self) -> None:
-        _sync(self._fd, self.path, self._root)
+        self._root.check()
+        fd = self._take("sync")
+        try:
+            self.unsynced = False  # before: what is written meanwhile counts as not synced
+            _sync(fd, self.path, self._root)
+        finally:
+            self._descriptors.give(self)
 
     def stat(self) -> FileFacts:
-        return _facts(os.fstat(self._fd))
+        fd = self._take("look at")
+        try:
+            return _facts(os.fstat(fd))
+        except OSError as error:
+            raise translate(error, self.path, "look at", changing=False) from error
+        finally:
+            self._descriptors.give(self)
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
+        self._closed = True
+        fd = self._descriptors.forget(self)
         if fd >= 0:
             try:
                 os.close(fd)
@@ -186,13 +267,13 @@ class OsHandle(Handle):
                 raise translate(error, self.path, "close", changing=False) from error
 
     def __del__(self) -> None:
-        fd = getattr(self, "_fd", -1)
-        if fd >= 0:
+        if getattr(self, "fd", -1) >= 0:
+            fd = self._descriptors.forget(self)
             with contextlib.suppress(OSError):  # nobody is left to tell
                 os.close(fd)
 
     def __repr__(self) -> str:
-        return f"<OsHandle {self.path}{' closed' if self._fd < 0 else ''}>"
+        return f"<OsHandle {self.path}{' closed' if self._closed else ''}>"
 
 
 def _sync(fd: int, path: str, root: Root) -> None:
@@ -210,7 +291,10 @@ def _facts(result: os.stat_result) -> FileFacts:
 
 
 class OsFiles(Files):
-    def __init__(self) -> None:
+    """`max_open`: how many descriptors its handles share; None: half of what the process may have."""
+
+    def __init__(self, max_open: int | None = None) -> None:
+        self.descriptors = Descriptors(max_open)
         self._roots: dict[str, Root] = {}
         self._loose: dict[str, Root] = {}  # directories outside every guarded root whose sync failed
         self._of_directory: dict[str, Root] = {}
@@ -255,13 +339,14 @@ class OsFiles(Files):
     def _open(self, path: str, flags: int, *, changing: bool) -> OsHandle:
         try:
             # O_NONBLOCK: a pipe under a file's name must not hang us; it means nothing to a regular file.
-            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            fd = self.descriptors.open(lambda: os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666))
         except OSError as error:
             raise translate(error, path, "open", changing=changing) from error
         if not modes.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise StorageError(f"cannot open {path}: not a regular file", file=path, errno=errno.EINVAL)
-        return OsHandle(fd, path, self._root(path))
+        again = flags & ~(os.O_CREAT | os.O_EXCL)
+        return OsHandle(fd, path, self._root(path), self.descriptors, again)
 
     def open_read(self, path: Path) -> OsHandle:
         return self._open(os.fspath(path), os.O_RDONLY, changing=False)
@@ -291,7 +376,7 @@ class OsFiles(Files):
 
     def listdir(self, path: Path) -> list[str]:
         try:
-            return sorted(os.listdir(path))
+            return sorted(self.descriptors.open(lambda: os.listdir(path)))
         except OSError as error:
             raise translate(error, os.fspath(path), "list", changing=False) from error
 
@@ -347,7 +432,8 @@ class OsFiles(Files):
         root = self._root(os.path.join(path, "."))
         root.check()
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            fd = self.descriptors.open(lambda: os.open(path, flags))
         except OSError as error:
             raise translate(error, path, "open", changing=False) from error
         try:
@@ -359,7 +445,7 @@ class OsFiles(Files):
 
     def lock(self, path: Path) -> FileLock:
         try:
-            return FileLock.take(os.fspath(path))
+            return self.descriptors.open(lambda: FileLock.take(os.fspath(path)))
         except OSError as error:
             if isinstance(error, LastwordError):
                 raise

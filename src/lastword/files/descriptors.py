@@ -1,0 +1,143 @@
+"""A bounded number of open files, however many handles there are.
+
+A handle is a promise to reach one file; the descriptor behind it may be closed while nobody uses it and
+opened again when somebody does. So 10,000 partitions or 2,000 segments need no 10,000 descriptors.
+
+* Least recently used goes first, and one that was written to and not synced last: it is synced before its
+  descriptor is closed, for the kernel tells a failed write-back only to who has the file open.
+* A handle in use (`take` ... `give`) keeps its descriptor, so no other thread's read can hit a reused number.
+* Opened again, it must be the same inode. For a reader another file under its name is FileVanishedError, as
+  for one that was replaced before it was first opened.
+* When the system has no descriptor left (EMFILE, ENFILE), a quarter of ours is closed and it is tried again.
+
+Half of what the process may open (RLIMIT_NOFILE) is used, at most 4096, unless a limit is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+MOST = 4096
+FEWEST = 8
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+class Held(Protocol):
+    """What a handle lets the bounded set do with it."""
+
+    fd: int  # -1 while it is closed
+    pins: int
+    unsynced: bool
+
+    def reopen(self) -> int: ...
+    def sync_before_closing(self) -> None: ...
+
+
+class Descriptors:
+    def __init__(self, limit: int | None = None) -> None:
+        self._given = limit
+        self._lock = threading.RLock()  # reentrant: a garbage collection inside may close a handle
+        self._open: OrderedDict[int, weakref.ref[Held]] = OrderedDict()
+        _every.add(self)
+
+    @property
+    def limit(self) -> int:
+        if self._given is not None:
+            return max(1, self._given)
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY:
+            return MOST
+        return max(FEWEST, min(soft // 2, MOST))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, handle: Held) -> None:
+        """A handle has got its first descriptor."""
+        with self._lock:
+            self._open[id(handle)] = weakref.ref(handle)
+
+    def open(self, opening: Callable[[], T]) -> T:
+        """Call something that takes a descriptor: room is made before, and once more if there is none."""
+        self._make_room()
+        try:
+            return opening()
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS or not self._evict(max(1, len(self._open) // 4)):
+                raise
+            return opening()
+
+    def take(self, handle: Held) -> int:
+        """The handle's descriptor, which stays open until `give`."""
+        with self._lock:
+            handle.pins += 1
+            fd = handle.fd
+            if fd >= 0:
+                self._open.move_to_end(id(handle))
+                return fd
+            try:
+                fd = handle.fd = self.open(handle.reopen)
+            except BaseException:
+                handle.pins -= 1
+                raise
+            self._open[id(handle)] = weakref.ref(handle)
+            return fd
+
+    def give(self, handle: Held) -> None:
+        with self._lock:
+            handle.pins -= 1
+
+    def forget(self, handle: Held) -> int:
+        """The handle is closed for good: its descriptor, or -1."""
+        with self._lock:
+            self._open.pop(id(handle), None)
+            fd, handle.fd = handle.fd, -1
+            return fd
+
+    def _make_room(self) -> None:
+        over = len(self._open) - self.limit + 1
+        if over > 0:
+            self._evict(over)
+
+    def _evict(self, count: int) -> int:
+        """Close up to so many descriptors that nobody uses; returns how many."""
+        with self._lock:
+            done = 0
+            for synced_only in (True, False):
+                for key, reference in list(self._open.items()):
+                    if done >= count:
+                        return done
+                    handle = reference()
+                    if handle is None or handle.fd < 0:
+                        self._open.pop(key, None)
+                        continue
+                    if handle.pins or (synced_only and handle.unsynced):
+                        continue
+                    if handle.unsynced:
+                        handle.sync_before_closing()
+                    fd, handle.fd = handle.fd, -1
+                    self._open.pop(key, None)
+                    with contextlib.suppress(OSError):  # nothing is lost: it was synced, or only read
+                        os.close(fd)
+                    done += 1
+            return done
+
+
+_every: weakref.WeakSet[Descriptors] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for one in list(_every):
+        one._lock = threading.RLock()  # another thread may have held it when the process forked
+
+
+os.register_at_fork(after_in_child=_renew_locks)

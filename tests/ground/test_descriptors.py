@@ -1,0 +1,190 @@
+"""A bounded number of descriptors behind any number of handles."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import FileVanishedError, SyncFailedError
+from lastword.files import OsFiles
+
+
+def open_here(path: Path) -> int:
+    """Descriptors of this process that lie below `path`."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found += str(link.readlink()).startswith(str(path))
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def made(path: Path, count: int) -> list[Path]:
+    files = [path / f"{number:04d}" for number in range(count)]
+    for number, file in enumerate(files):
+        file.write_bytes(b"%04d" % number)
+    return files
+
+
+def test_handles_share_a_few_descriptors(tmp_path: Path) -> None:
+    files = OsFiles(max_open=7)
+    handles = [files.open_read(path) for path in made(tmp_path, 100)]
+    order = list(range(100)) * 3
+    random.Random(1).shuffle(order)
+    for number in order:
+        assert handles[number].pread(10, 0) == b"%04d" % number
+        assert handles[number].size() == 4
+    assert open_here(tmp_path) <= 7
+    for handle in handles:
+        handle.close()
+    assert open_here(tmp_path) == 0 and len(files.descriptors) == 0
+
+
+def test_writers_too_and_nothing_is_lost(tmp_path: Path) -> None:
+    files = OsFiles(max_open=3)
+    handles = [files.open_append(tmp_path / str(n), create=True, exclusive=True) for n in range(20)]
+    for turn in range(4):
+        for number, handle in enumerate(handles):
+            assert handle.append(b"%02d%d." % (number, turn)) == 4 * turn
+    for number, handle in enumerate(handles):
+        assert handle.pread(99, 0) == b"".join(b"%02d%d." % (number, turn) for turn in range(4))
+        handle.truncate(4)
+        handle.fsync()
+    assert open_here(tmp_path) <= 3
+    assert {(tmp_path / str(n)).stat().st_size for n in range(20)} == {4}
+
+
+def test_what_is_not_synced_is_synced_before_its_descriptor_goes(tmp_path: Path, monkeypatch) -> None:
+    """The kernel tells a failed write-back only to who has the file open."""
+    files = OsFiles(max_open=2)
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", lambda fd: synced.append(fd))
+    one = files.open_append(tmp_path / "one", create=True)
+    one.append(b"x")
+    two = files.open_append(tmp_path / "two", create=True)
+    three = files.open_append(tmp_path / "three", create=True)  # two was not written to: it goes first
+    assert not synced and two.fd == -1 and one.fd >= 0
+    three.append(b"x")
+    files.open_append(tmp_path / "four", create=True)
+    assert len(synced) == 1 and one.fd == -1
+
+
+def test_a_failed_sync_before_closing_takes_the_directory_offline(tmp_path: Path, monkeypatch) -> None:
+    files = OsFiles(max_open=1)
+    files.guard(tmp_path)
+    one = files.open_append(tmp_path / "one", create=True)
+    one.append(b"x")
+
+    def fails(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.fsync", fails)
+    with files.open_append(tmp_path / "two", create=True):
+        pass
+    with pytest.raises(SyncFailedError):
+        one.fsync()
+    assert files.offline(tmp_path) is not None
+
+
+def test_another_file_under_the_name_is_not_taken_for_the_first(tmp_path: Path) -> None:
+    files = OsFiles(max_open=1)
+    (tmp_path / "a").write_bytes(b"old")
+    handle = files.open_read(tmp_path / "a")
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "new").rename(tmp_path / "a")
+    assert handle.pread(3, 0) == b"old"  # still open
+    files.open_read(tmp_path / "a").close()  # takes the one descriptor there is
+    with pytest.raises(FileVanishedError):
+        handle.pread(3, 0)
+    (tmp_path / "a").unlink()
+    with pytest.raises(FileVanishedError):
+        handle.stat()
+
+
+def test_a_closed_handle_stays_closed(tmp_path: Path) -> None:
+    files = OsFiles()
+    (tmp_path / "a").write_bytes(b"x")
+    handle = files.open_read(tmp_path / "a")
+    handle.close()
+    handle.close()
+    with pytest.raises(OSError):
+        handle.pread(1, 0)
+
+
+def test_garbage_gives_its_descriptor_back(tmp_path: Path) -> None:
+    files = OsFiles(max_open=5)
+    for path in made(tmp_path, 50):
+        files.open_read(path).pread(1, 0)
+    gc.collect()
+    assert open_here(tmp_path) == 0 and len(files.descriptors) == 0
+
+
+def test_threads_never_read_each_others_files(tmp_path: Path) -> None:
+    """A descriptor that is closed while another thread reads through its number would do that."""
+    files = OsFiles(max_open=3)
+    handles = [files.open_read(path) for path in made(tmp_path, 30)]
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(400):
+            number = rng.randrange(30)
+            try:
+                if handles[number].pread(4, 0) != b"%04d" % number:
+                    wrong.append(number)
+            except BaseException as error:
+                wrong.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert wrong == []
+
+
+def test_no_descriptor_left_in_the_system(tmp_path: Path) -> None:
+    """EMFILE, though we are below our own bound, closes some of ours and goes on."""
+    code = f"""
+import os, resource
+from lastword.files import OsFiles
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+files = OsFiles(max_open=1000)
+handles = []
+for number in range(200):
+    handle = files.open_append({str(tmp_path)!r} + "/" + str(number), create=True)
+    handle.append(b"%d" % number)
+    handles.append(handle)
+files.fsync_dir({str(tmp_path)!r})
+assert len(files.listdir({str(tmp_path)!r})) == 200
+assert all(handles[n].pread(9, 0) == b"%d" % n for n in range(200))
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "fine\n", done.stderr
+
+
+def test_the_bound_follows_the_limit_of_the_process() -> None:
+    code = """
+import resource
+from lastword.files import OsFiles
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+for soft in (64, 256, 1024):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    print(OsFiles().descriptors.limit)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["32", "128", "512"]
