@@ -73,11 +73,30 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
 
     def _each(self) -> Iterator[Record[K, V]]:
         for one in self._ranges:
-            for raw in self._raw(one):
-                record = self._record(one.partition, raw)
-                self.position[one.partition] = raw.offset + 1
-                yield record
+            if self._is_bulk(one, one.start):
+                yield from self._many(one)
+            else:
+                for raw in self._raw(one):
+                    record = self._record(one.partition, raw)
+                    self.position[one.partition] = raw.offset + 1
+                    yield record
             self.position[one.partition] = max(one.start, one.end)
+
+    def _is_bulk(self, one: Range, start: int) -> bool:
+        """Is what is left so much that kernels decode it, and is all of it wanted?"""
+        return (
+            start < one.end
+            and self._view == "log"
+            and self._keys is None
+            and not scan.is_short(one.view, start, one.end)
+        )
+
+    def _many(self, one: Range) -> Iterator[Record[K, V]]:
+        from lastword.api.rows import records_of
+
+        serializers = self._key, self._value
+        for chunk, columns in scan.columns(one.view, one.start, one.end):
+            yield from records_of(columns, chunk, self._topic, one.partition, serializers, self.position)
 
     def _raw(self, one: Range) -> Iterator[RawRecord]:
         if one.start >= one.end:
@@ -133,12 +152,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
     def _batches(self, form: Any, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         for one in self._ranges:
             start = self.position[one.partition]
-            if (
-                start < one.end
-                and self._view == "log"
-                and self._keys is None
-                and not scan.is_short(one.view, start, one.end)
-            ):
+            if self._is_bulk(one, start):
                 for chunk, columns in scan.columns(one.view, start, one.end):
                     last = int(columns.offset[-1]) + 1
                     yield from form.of_columns(columns, chunk, one.partition, batch_bytes)

@@ -223,7 +223,7 @@ def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
     types = timestamp_types(columns, chunk)
     headers: list[tuple[tuple[str, bytes | None], ...]] | None = None
     if columns.header_count.any():
-        headers = _header_tuples(columns, chunk)
+        headers = header_tuples(columns, chunk)
     records = []
     rows = zip(
         columns.offset.tolist(),
@@ -242,7 +242,7 @@ def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
     return records
 
 
-def _header_tuples(columns: RecordColumns, chunk: Chunk) -> list[tuple[tuple[str, bytes | None], ...]]:
+def header_tuples(columns: RecordColumns, chunk: Chunk) -> list[tuple[tuple[str, bytes | None], ...]]:
     data = chunk.plain.data
     pairs = []
     for name_at, name_size, value_at, value_size in zip(

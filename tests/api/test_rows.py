@@ -1,0 +1,87 @@
+"""Many records at once: the same `Record`s as one by one, as frozen, and still given out one by one."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.api.record import Record
+from lastword.errors import SerializerError
+from lastword.partition import scan
+
+COUNT = 3000
+
+
+def filled(root: Path, **config: Any) -> lastword.LogDir:
+    logs = lastword.open(root, "a", log_cleaner_enable=False)
+    topic = logs.create_topic("a", cleanup_policy="delete", **config)
+    topic.extend(
+        Record(
+            "other",
+            9,
+            9,
+            1_750_000_000_000 + n,
+            "create",
+            None if n % 7 == 3 else b"key-%d" % n,
+            None if n % 5 == 1 else b"v" * (n % 40),
+            (("h", b"x"), ("none", None)) if n % 11 == 0 else (),
+            n % 7 != 3,
+            n % 5 == 1,
+        )
+        for n in range(COUNT)
+    )
+    return logs
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"compression_type": "zstd"}, {"message_timestamp_type": "LogAppendTime"}],
+    ids=["plain", "zstd", "log-append"],
+)
+def test_the_same_records_as_one_by_one(
+    tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with filled(tmp_path / "logs", **config) as logs:
+        topic = logs.topic("a")
+        assert not scan.is_short(logs._views("a")[0], 5, COUNT - 5)
+        many = list(topic.read(5, COUNT - 5))
+        monkeypatch.setattr(scan, "is_short", lambda *_: True)
+        assert many == list(topic.read(5, COUNT - 5))
+    assert [one.offset for one in many] == list(range(5, COUNT - 5))
+
+
+def test_they_are_records_and_frozen(tmp_path: Path) -> None:
+    with filled(tmp_path / "logs") as logs:
+        one = next(logs.topic("a").read())
+    assert type(one) is Record
+    assert hash(one) == hash(Record("a", 0, 0, one.timestamp, "create", b"key-0", b"", one.headers))
+    assert pickle.loads(pickle.dumps(one)) == one
+    with pytest.raises(FrozenInstanceError):
+        one.offset = 1  # type: ignore[misc]
+
+
+def test_the_position_is_behind_the_record_that_was_given_out(tmp_path: Path) -> None:
+    with filled(tmp_path / "logs") as logs:
+        reader = logs.topic("a").read(10)
+        assert reader.position == {0: 10}
+        for expected in range(10, 20):
+            assert next(reader).offset == expected
+            assert reader.position == {0: expected + 1}
+        assert sum(1 for _ in reader) == COUNT - 20
+        assert reader.position == {0: COUNT}
+
+
+def test_records_before_one_that_cannot_be_decoded_are_given_out(tmp_path: Path) -> None:
+    with lastword.open(tmp_path / "logs", "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("a").extend((b"k", b"\xff" if n == 700 else b"text") for n in range(COUNT))
+        reader = logs.topic("a", value_serializer="str").read()
+        for n in range(700):
+            assert next(reader).value == "text", n
+        with pytest.raises(SerializerError):
+            next(reader)
+        assert reader.position == {0: 700}
