@@ -31,10 +31,11 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError, RecordTooLargeError
 from lastword.files import Files
-from lastword.partition import front, reads, swap
+from lastword.partition import front, reads, swap, truncate
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.pending import Pending, marker_batch, repeated
 from lastword.partition.producer_state import Producer, ProducerState
+from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
 from lastword.partition.synced import SyncedMark
@@ -108,6 +109,7 @@ class PartitionLog:
         self._recovery_point = state.recovery_point
         self._synced_to = state.synced_to
         self._epochs = state.epochs
+        self._epoch = 0  # of a log that has none
         self._producers = state.producers
         self._snapshots = state.snapshots
         self._producer_expiration_ms = state.producer_expiration_ms
@@ -217,7 +219,7 @@ class PartitionLog:
             self._check_sizes(batches)
             earlier = repeated(self._producers, batches, self.log_end)
             if self._epochs.latest is None and batches:
-                self._epochs.assign(0, self.log_end)
+                self._epochs.assign(self._epoch, self.log_end)
             appended: list[AppendedBatch] = []
             pending = Pending(self.log_end)
             epoch = self._epochs.latest or 0
@@ -497,6 +499,90 @@ class PartitionLog:
         with self.lock:
             return self._waste.remove()
 
+    # -------------------------------------------------------------- the end
+
+    def truncate_to(self, offset: int) -> None:
+        """Take back everything from `offset` on; the next record gets exactly this offset. See
+        `partition.truncate` for every crash of it. The caller lowers the checkpoints of the directory.
+
+        Below the first segment: `truncate_fully_and_start_at`. At the log end or above only leader epochs
+        that begin there go. After a failure the log takes no more until it is opened again.
+        """
+        with self.lock:
+            self._check_open()
+            if offset < 0:
+                raise ValueError(f"a log cannot end at {offset}")
+            if offset >= self.log_end:
+                self._epochs.truncate_from_end(self.log_end)
+            elif offset < self._segments[0].base_offset:
+                self.truncate_fully_and_start_at(offset)
+            else:
+                self._cut(lambda: self._truncate_to(offset))
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Forget all there is: an empty log that starts at `offset`. The caller has put a log start above the
+        log end into the checkpoint before, so that a crash in here leads to this offset, too.
+        """
+        with self.lock:
+            self._check_open()
+            if offset < 0:
+                raise ValueError(f"a log cannot start at {offset}")
+            self._cut(lambda: self._start_at(offset))
+
+    def _cut(self, change: Callable[[], None]) -> None:
+        with self._turns.turn():  # nobody syncs while files go
+            try:
+                change()
+            except LastwordError as error:
+                self._failure = self._failure or error
+                raise
+
+    def _truncate_to(self, offset: int) -> None:
+        self._mark.lower(offset)
+        self._close_segment()
+        interval = self.config.index_interval_bytes
+        segments = truncate.cut_segments(
+            self.files, self.directory, self._segments, offset, index_interval_bytes=interval
+        )
+        if self._snapshots.remove_outside(segments[0].base_offset - 1, offset):
+            self.files.fsync_dir(self.directory)
+        self._epochs.truncate_from_end(offset)
+        appender = SegmentAppender.resume(segments.active, index_interval_bytes=interval)
+        self._begin(segments, appender, replay(self._snapshots, segments, offset).state, offset)
+
+    def _start_at(self, offset: int) -> None:
+        self._mark.lower(0)
+        self._close_segment()
+        self._epoch = self._epochs.latest or self._epoch
+        truncate.remove_segments(self.files, self.directory, list(self._segments))
+        self._snapshots.remove_outside(-1, -1)
+        self._epochs.truncate_from_end(0)
+        interval = self.config.index_interval_bytes
+        appender = SegmentAppender.create(self.files, self.directory, offset, index_interval_bytes=interval)
+        self.files.fsync_dir(self.directory)
+        self._log_start = offset
+        self._begin(SegmentSet([appender.segment]), appender, ProducerState(offset), offset)
+
+    def _close_segment(self) -> None:
+        self._appender.close()
+        self._aborted.close()
+
+    def _begin(
+        self, segments: SegmentSet, appender: SegmentAppender, producers: ProducerState, offset: int
+    ) -> None:
+        """Go on with other files, all synced, at `offset`."""
+        appender.segment.next_offset = offset
+        self._segments, self._appender, self._producers = segments, appender, producers
+        self._aborted = TransactionIndex(
+            self.files, appender.segment.path(names.TXN_INDEX), appender.segment.base_offset
+        )
+        self._unsynced = [appender.segment]
+        self._synced_to = min(self._synced_to, offset)
+        self._recovery_point = min(self._recovery_point, offset)
+        self._log_start = min(self._log_start, offset)
+        self._stable_offset = producers.last_stable_offset(offset, self._log_start)
+        self._rolled()
+
     # -------------------------------------------------------------- replace
 
     def replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> Segment:
@@ -616,8 +702,7 @@ class PartitionLog:
                 self._close_files()
 
     def _close_files(self) -> None:
-        self._appender.close()
-        self._aborted.close()
+        self._close_segment()
         self._mark.close()
 
     def _close_cleanly(self) -> bool:

@@ -289,6 +289,7 @@ class _Opening:
         if damaged is not None:
             for base in reversed([b for b in self._bases() if b > damaged]):
                 self._remove_segment(base)
+                self.files.fsync_dir(self.directory)  # or a power cut could keep a segment behind a hole
                 found.pop(base, None)
             if found[damaged].damage is not None and self._bases()[-1] == damaged:
                 found[damaged] = self._walk(damaged, active=True)
@@ -366,10 +367,9 @@ class _Opening:
 
     def _mend_synced(self, log_end: int) -> None:
         """Offsets above a cut are given again: they are not synced yet."""
-        if read_synced(self.files, self.directory) > log_end:
-            mark = SyncedMark(self.files, self.directory)
-            mark.write(log_end)
-            mark.close()
+        mark = SyncedMark(self.files, self.directory)
+        mark.lower(log_end)
+        mark.close()
 
     def _epochs(self, found: dict[int, Inspection], log_start: int, log_end: int) -> LeaderEpochs:
         epochs = LeaderEpochs.load(self.files, self.directory)

@@ -3,7 +3,10 @@ one.
 
 One group at a time: sources S0 < S1 < ... (neighbours), one output N with the base offset of S0. N was built
 and synced in a private directory and covers the whole range of the group, for its last batch is kept, if need
-be empty.
+be empty. Only messages of magic 0 and 1 leave nothing behind, so N may end below where the sources did.
+Sources that lie wholly behind N's end are not hidden by N.swap; they go one by one, oldest first, the
+directory synced before each. What a crash leaves of them is then the newest ones, and a record that comes
+back in one of them comes back with the newer one, or the tombstone, that has replaced it.
 
 ```
 step                                   on disk, in the partition's directory        a crash here leaves
@@ -73,7 +76,10 @@ def publish(files: Files, directory: str, sources: Sequence[Segment], output: Se
     for extension in extensions:
         _move(files, directory, base, extension, CLEANED, SWAP)
     files.fsync_dir(directory)
+    end = max(output.next_offset, base + 1)
     for source in sources:
+        if source.base_offset >= end:
+            files.fsync_dir(directory)
         for extension in SEGMENT_EXTENSIONS:
             if names.segment_file(source.base_offset, extension) in listing:
                 _move(files, directory, source.base_offset, extension, "", DELETED)
@@ -94,10 +100,9 @@ def publish(files: Files, directory: str, sources: Sequence[Segment], output: Se
 def _check(sources: Sequence[Segment], output: Segment) -> None:
     if not sources or output.base_offset != sources[0].base_offset:
         raise ValueError("an output has the base offset of its first source")
-    if output.next_offset != sources[-1].next_offset:
+    if output.next_offset > max(source.next_offset for source in sources):
         raise ValueError(
-            f"an output covers its sources: it ends at {output.next_offset}, "
-            f"they at {sources[-1].next_offset}"
+            f"an output ends at {output.next_offset}, above its sources: {sources[-1].next_offset}"
         )
     if any(source.active for source in sources):
         raise ValueError("the active segment is not rewritten")

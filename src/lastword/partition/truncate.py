@@ -1,0 +1,56 @@
+"""Cutting the end off a log, so that every crash leaves a beginning of it.
+
+```
+1  lastword/synced lowered, synced      what lies above may be given again and is not "known to be durable"
+2  higher segments, the newest first    each name is gone for good before the next: never a hole
+3  the segment that holds the offset    cut before the first batch that reaches it, synced
+4  its indexes                          of what is left
+5  snapshots above the offset           gone for good before the log grows there again
+6  leader epochs that begin there
+```
+
+A crash anywhere leaves the log longer than asked, never shorter and never with a hole; opening makes the
+rest agree with it. A batch that holds the offset in its middle goes as a whole; the log still goes on at
+exactly that offset, as Kafka's does.
+"""
+
+from __future__ import annotations
+
+from lastword.files import Files
+from lastword.partition.segment_set import SegmentSet
+from lastword.segment import names
+from lastword.segment.recover import recover_segment
+from lastword.segment.segment import Segment
+from lastword.segment.txn_index import TransactionIndex
+
+
+def remove_segments(files: Files, directory: str, gone: list[Segment]) -> None:
+    """Remove segments at a log's end, the newest first, each durably before the next."""
+    for segment in sorted(gone, key=lambda s: s.base_offset, reverse=True):
+        for extension in names.SEGMENT_EXTENSIONS:
+            files.unlink(segment.path(extension), missing_ok=True)
+        files.fsync_dir(directory)
+
+
+def cut_segments(
+    files: Files, directory: str, segments: SegmentSet, offset: int, *, index_interval_bytes: int
+) -> SegmentSet:
+    """Steps 2 to 4. What is left of the log, its last segment active, with nothing open."""
+    at = segments.floor(offset)
+    remove_segments(files, directory, list(segments[at + 1 :]))
+    last: Segment = segments[at]
+    position = last.position_of(offset)
+    with files.open_append(last.file) as handle:
+        if position < handle.size():
+            handle.truncate(position)
+        handle.fsync()
+    recover_segment(
+        files, directory, last.base_offset, index_interval_bytes=index_interval_bytes, active=True
+    )
+    index = TransactionIndex(files, last.path(names.TXN_INDEX), last.base_offset)
+    index.truncate(offset)
+    index.sync()
+    index.close()
+    files.fsync_dir(directory)
+    left = Segment.load(files, directory, last.base_offset, active=True)
+    return SegmentSet([*segments[:at], left])
