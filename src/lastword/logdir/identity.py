@@ -39,6 +39,17 @@ def write_meta_properties(files: Files, root: str, rng: random.Random) -> None:
     files.write_atomic(os.path.join(root, names.META_PROPERTIES), ("\n".join(lines) + "\n").encode("latin-1"))
 
 
+def read_directory_id(files: Files, root: str) -> str | None:
+    """`directory.id` of meta.properties; None in a directory that has none (before Kafka 3.7)."""
+    path = os.path.join(root, names.META_PROPERTIES)
+    try:
+        text = files.read_bytes(path).decode("latin-1") if files.exists(path) else ""
+    except FileVanishedError:
+        return None
+    found = re.search(r"^\s*directory\.id\s*[=:]\s*(\S+)\s*$", text, re.MULTILINE)
+    return found[1] if found is not None else None
+
+
 def format_partition_metadata(topic_id: str) -> bytes:
     return f"version: 0\ntopic_id: {topic_id}".encode()
 

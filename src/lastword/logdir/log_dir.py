@@ -43,6 +43,7 @@ from lastword.logdir.identity import (
     take_clean_shutdown,
     write_meta_properties,
 )
+from lastword.logdir.moved_from import read_note
 from lastword.logdir.topics import make_partitions, mark_deleted
 from lastword.partition import front
 from lastword.partition.log import PartitionLog
@@ -106,6 +107,7 @@ class LogDirectory:
         self._waste = front.Waste(files, clock)
         self._topic_ids: dict[str, str | None] = {}
         self._checked: set[TopicPartition] = set()
+        self._adopted: set[TopicPartition] = set()
         self.shared_topic_id: Callable[[str], str | None] = lambda topic: None
         """Of several directories that are one: the topic's id as the others have it."""
 
@@ -163,8 +165,13 @@ class LogDirectory:
             self._log_starts = self.checkpoints.log_starts.read_sound()
             for name in names.ROOT_FILES:  # replaced as a whole, or not at all
                 files.unlink(os.path.join(self.path, name + ".tmp"), missing_ok=True)
-            for name in self._listing().deleted:  # a deletion that was asked for and not finished
+            found = self._listing()
+            for name in found.deleted:  # a deletion that was asked for and not finished
                 files.remove_tree(os.path.join(self.path, name))
+            for one in found.set_aside:
+                path = os.path.join(self.path, one.name)
+                if one.marker == "future" and read_note(files, path) is not None:
+                    files.remove_tree(path)  # a copy of ours that did not come to its end
         except BaseException:
             self._file_lock.release()
             raise
@@ -312,6 +319,7 @@ class LogDirectory:
             self._made.discard(tp)
             self._known.discard(str(tp))
             self._checked.discard(tp)
+            self._adopted.discard(tp)
             self._recovery_points.pop(tp, None)
             self._log_starts.pop(tp, None)
 
@@ -325,10 +333,16 @@ class LogDirectory:
             with self._checkpoint_lock:
                 self.checkpoints.forget([tp])
 
-    def adopt(self, tp: TopicPartition, recovery_point: int, log_start: int) -> None:
-        """A partition was put here from elsewhere; where its recovery begins, and where its log starts."""
-        with self.lock:
+    def adopt(self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None) -> None:
+        """A partition comes here from elsewhere: what its checkpoints say there holds here, durably. It is
+        recovered when it is first used.
+        """
+        with self._checkpoint_lock:
+            self.checkpoints.recovery_points.update({tp: recovery_point})
+            self.checkpoints.log_starts.update({tp: log_start} if log_start else {})
+            self.checkpoints.first_dirty.update({} if first_dirty is None else {tp: first_dirty})
             self._recovery_points[tp], self._log_starts[tp] = recovery_point, log_start
+            self._adopted.add(tp)
             self._offline.pop(tp, None)
 
     def set_topic_config(self, topic: str, set: Mapping[str, Any], unset: Iterable[str] = ()) -> None:
@@ -385,7 +399,7 @@ class LogDirectory:
                 self.clock,
                 recovery_point=self._recovery_points.get(tp, 0),
                 log_start=self._log_starts.get(tp, 0),
-                clean=self._clean or tp in self._made,
+                clean=(self._clean and tp not in self._adopted) or tp in self._made,
                 rng=self._rng,
             )
         except DataError as error:

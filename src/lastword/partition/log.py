@@ -653,6 +653,7 @@ class PartitionLog:
                 self.log_start,
                 self.log_end,
                 stable_offset=self._stable_offset,
+                trusted=True,
             )
 
     def refresh(self) -> None:

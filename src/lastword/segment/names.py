@@ -4,7 +4,7 @@
 <root>/.lock                                     held while somebody writes (POSIX record lock)
 <root>/meta.properties  .kafka_cleanshutdown     Kafka's
 <root>/*-checkpoint                              text checkpoints (logdir.checkpoints)
-<root>/lastword.toml                             ours
+<root>/lastword.toml  lastword.partitions        ours
 <root>/<topic>-<partition>/                      one partition; the number follows the *last* dash
 <root>/<topic>-<partition>.<32 hex>-delete       being deleted; also -future (moving) and -stray (not served)
     <20 digits>.log .index .timeindex .txnindex  one segment; the number is its base offset
@@ -46,6 +46,7 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 FIRST_DIRTY = "cleaner-offset-checkpoint"
 SETTINGS = "lastword.toml"
+PARTITION_LIST = "lastword.partitions"
 ROOT_FILES = (
     META_PROPERTIES,
     CLEAN_SHUTDOWN,
@@ -62,6 +63,7 @@ PARTITION_METADATA = "partition.metadata"
 PRIVATE = "lastword"
 """The one directory of ours in a partition; brokers serve and clean a partition that has it."""
 SYNCED = "synced"
+PRODUCERS = "producers"
 QUARANTINE = "quarantine"
 LOG_START_NOTE = "log-start"
 MOVED_FROM = "moved-from"

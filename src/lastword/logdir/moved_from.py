@@ -1,0 +1,46 @@
+"""`<partition>/lastword/moved-from`: which directory a copy came from, and how long the log was then.
+
+One JSON object. `log_end` is -1 while the copy is not complete. The directory is named by its id, so that it
+is known again when it is mounted elsewhere; by its path if it has none. See `logdir.move`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+
+from lastword.errors import LastwordError
+from lastword.files import Files
+from lastword.logdir.identity import read_directory_id
+from lastword.segment import names
+
+
+def directory_name(files: Files, root: str) -> str:
+    """What a note calls a log directory."""
+    return read_directory_id(files, root) or os.path.realpath(root)
+
+
+def write_note(files: Files, directory: str, source: str, log_end: int) -> None:
+    text = json.dumps({"source": source, "log_end": log_end}) + "\n"
+    files.write_atomic(_path(directory), text.encode())
+
+
+def read_note(files: Files, directory: str) -> tuple[str, int] | None:
+    """(name of the source directory as `directory_name` gives it, log end), or None."""
+    try:
+        if not files.exists(_path(directory)):
+            return None
+        found = json.loads(files.read_bytes(_path(directory)))
+        return str(found["source"]), int(found["log_end"])
+    except (LastwordError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remove_note(files: Files, directory: str) -> None:
+    with suppress(LastwordError):  # it stays right as long as the source is gone
+        files.unlink(_path(directory), missing_ok=True)
+
+
+def _path(directory: str) -> str:
+    return os.path.join(directory, names.PRIVATE, names.MOVED_FROM)

@@ -1,0 +1,279 @@
+"""Moving a partition between directories: while it is written to, and with every crash of it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from lastword.clock import ManualClock
+from lastword.errors import BusyError, DiskFullError, DuplicatePartitionError, LastwordError, UsageError
+from lastword.files import Files
+from lastword.logdir import LogDirectory, TopicPartition
+from lastword.logdir.move import move
+from lastword.logdir.moved_from import directory_name, write_note
+from lastword.logdir.spread import Spread
+from lastword.segment import names
+from tests.build import every_stop
+from tests.doubles import ForgetfulFiles, RecordingFiles, Stopped
+from tests.partition.logs import NOW, indexes_fit, one, pair, records
+from tests.partition.nosync import UNSYNCED
+
+USERS = TopicPartition("users", 0)
+
+
+def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:
+    return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
+
+
+def append(home: LogDirectory, count: int) -> None:
+    log = home.log("users", 0)
+    for _ in range(count):
+        log.append_batch(one(log.log_end))
+
+
+def both(root: Path, files: Files | object = UNSYNCED, mode: str = "a") -> tuple[LogDirectory, LogDirectory]:
+    return opened(root / "a", mode, files), opened(root / "b", mode, files)
+
+
+def prepare(root: Path) -> None:
+    """users-0 in a: 20 records in several segments, log start 7, cleaned up to 5; something else in b."""
+    with opened(root / "a") as a:
+        a.create_topic("users", 1, {"segment.bytes": "700"})
+        append(a, 20)
+        a.sync()
+        a.raise_log_start("users", 0, 7, "trim")
+        a.set_first_dirty("users", 0, 12)
+    with opened(root / "b") as b:
+        b.create_topic("other")
+
+
+def test_everything_comes_along(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    a, b = both(tmp_path)
+    topic_id = a.topic_id("users")
+    times = {p.name: p.stat().st_mtime_ns // 10**6 for p in (tmp_path / "a" / "users-0").glob("*.log")}
+    move(a, b, "users", 0)
+    assert a.topics() == [] and b.topics() == ["other", "users"]
+    log = b.log("users", 0)
+    assert (log.log_start, log.log_end) == (7, 20) and b.first_dirty("users", 0) == 12
+    assert a.first_dirty("users", 0) is None and b.topic_id("users") == topic_id
+    assert records(log) == [pair(n) for n in range(7, 20)]
+    assert times == {
+        p.name: p.stat().st_mtime_ns // 10**6 for p in (tmp_path / "b" / "users-0").glob("*.log")
+    }
+    append(b, 5)
+    a.close()
+    b.close()
+    for root in "ab":
+        assert (tmp_path / root / names.CLEAN_SHUTDOWN).exists()
+        assert not [p for p in (tmp_path / root).iterdir() if p.name.endswith(("-delete", "-future"))]
+    assert not (tmp_path / "b" / "users-0" / names.PRIVATE / names.MOVED_FROM).exists()
+    with opened(tmp_path / "b") as b:
+        assert b.recovery.clean and b.log("users", 0).log_end == 25
+        assert b.recovery.repaired == ()
+
+
+def test_and_back_again(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    a, b = both(tmp_path)
+    for source, target in ((a, b), (b, a), (a, b)):
+        move(source, target, "users", 0)
+        append(target, 3)
+    assert records(b.log("users", 0)) == [pair(n) for n in range(7, 29)]
+    a.close()
+    b.close()
+
+
+def test_refusals(tmp_path: Path, monkeypatch) -> None:
+    prepare(tmp_path)
+    a, b = both(tmp_path)
+    with pytest.raises(UsageError):
+        move(a, a, "users", 0)
+    monkeypatch.setattr(type(UNSYNCED), "free_bytes", lambda self, path: 10)
+    with pytest.raises(DiskFullError):
+        move(a, b, "users", 0)
+    assert a.holds(*USERS) and not b.holds(*USERS)
+    a.close()
+    b.close()
+
+
+def test_who_holds_the_old_log_is_told(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    a, b = both(tmp_path)
+    old = a.log("users", 0)
+    move(a, b, "users", 0)
+    with pytest.raises(BusyError, match="was moved to") as caught:
+        old.append_batch(one(20))
+    assert caught.value.retriable
+    a.close()
+    b.close()
+
+
+def test_while_it_is_appended_to(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    directories = both(tmp_path)
+    done = threading.Event()
+    acknowledged: list[int] = []
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            while not done.is_set():
+                for home in directories:
+                    try:
+                        if home.holds(*USERS):
+                            log = home.log("users", 0)
+                            with log.lock:
+                                acknowledged.append(log.append_batch(one(log.log_end)).base_offset)
+                            break
+                    except (BusyError, UsageError):
+                        continue
+        except BaseException as error:
+            failed.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for turn in range(6):
+            move(directories[turn % 2], directories[1 - turn % 2], "users", 0)
+    finally:
+        done.set()
+        writer.join()
+    assert failed == []
+    assert acknowledged == list(range(20, 20 + len(acknowledged)))
+    log = directories[0].log("users", 0)
+    assert records(log) == [pair(n) for n in range(7, log.log_end)]
+    for directory in directories:
+        directory.close()
+
+
+def check(root: Path, marks: list[str]) -> None:
+    """After any crash: one place, every record, log start and checkpoints; opening again changes nothing."""
+    a, b = both(root)
+    spread = Spread([a, b], {})
+    home = spread.homes()["users"][0]
+    log = home.log("users", 0)
+    assert log.log_start == 7 and log.log_end >= 20
+    assert records(log) == [pair(n) for n in range(7, log.log_end)]
+    assert indexes_fit(log)
+    first_dirty = home.first_dirty("users", 0)
+    assert first_dirty in (12, None)  # losing it costs a round of cleaning
+    assert ("moved" not in marks) or home is b
+    append(home, 1)
+    for directory in (a, b):
+        directory.close()
+        left = [p.name for p in Path(directory.path).iterdir() if p.name.endswith(("-delete", "-future"))]
+        assert left == []
+    assert a.holds(*USERS) != b.holds(*USERS)
+
+
+def test_every_kill(tmp_path: Path) -> None:
+    prepare(tmp_path / "start")
+
+    def stopped_at(number: int) -> bool:
+        root = tmp_path / "run"
+        shutil.copytree(tmp_path / "start", root)
+        files = RecordingFiles(UNSYNCED)
+        a, b = both(root, files)
+        a.log("users", 0)
+        files.stop_at = files._changes + number
+        finished = False
+        try:
+            move(a, b, "users", 0)
+            finished = True
+        except Stopped:
+            pass
+        files.stop()
+        del a, b
+        check(root, ["moved"] if finished else [])
+        shutil.rmtree(root)
+        return finished
+
+    assert every_stop(stopped_at) > 40
+
+
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(6), marks=pytest.mark.slow)])
+def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    prepare(root)
+    files = ForgetfulFiles(root)
+    a, b = both(root, files)
+    move(a, b, "users", 0)
+    files.mark("moved")
+    a.close()
+    b.close()
+    images = list(files.images(seeds=seeds))
+    if len(seeds) == 1:
+        images = images[::5]
+    for image in images:
+        image.write(tmp_path / "image")
+        check(tmp_path / "image", image.marks)
+        shutil.rmtree(tmp_path / "image")
+    assert len(images) > 20
+
+
+def test_every_failing_call(tmp_path: Path) -> None:
+    """A full drive, at any call: an error of ours, and the partition is in one place with all its records."""
+    prepare(tmp_path / "start")
+
+    def failing_at(number: int) -> bool:
+        root = tmp_path / "run"
+        shutil.copytree(tmp_path / "start", root)
+        count = [0, number]
+
+        def fail(call) -> LastwordError | None:  # type: ignore[no-untyped-def]
+            if call.changes and call.name in ("append", "create", "mkdir", "rename", "pwrite"):
+                count[0] += 1
+                if count[0] == count[1] + 1:
+                    return DiskFullError("no room", file=call.path)
+            return None
+
+        files = RecordingFiles(UNSYNCED)
+        a, b = both(root, files)
+        a.log("users", 0)
+        files.fail = fail
+        try:
+            move(a, b, "users", 0)
+            moved = True
+        except DiskFullError:
+            moved = False
+        reached = count[0] > number
+        files.fail = None
+        home = Spread([a, b], {}).homes()["users"][0]
+        assert records(home.log("users", 0)) == [pair(n) for n in range(7, 20)] or not moved
+        for directory in (a, b):
+            try:
+                directory.close()
+            except LastwordError:
+                directory.abandon()
+        check(root, ["moved"] if moved else [])
+        shutil.rmtree(root)
+        return not reached
+
+    assert every_stop(failing_at) > 20
+
+
+def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    a, b = both(tmp_path)
+    a.log("users", 0)
+    move(a, b, "users", 0)
+    a.close()
+    b.close()
+    # As a kill between the two renames leaves it, and then somebody opened a alone.
+    private = tmp_path / "b" / "users-0" / names.PRIVATE
+    shutil.copytree(tmp_path / "b" / "users-0", tmp_path / "a" / "users-0")
+    write_note(UNSYNCED, str(private.parent), directory_name(UNSYNCED, str(tmp_path / "a")), 20)
+    with opened(tmp_path / "a") as alone:
+        append(alone, 1)
+    for mode in "ra":
+        directories = both(tmp_path, mode=mode)
+        with pytest.raises(DuplicatePartitionError):
+            Spread(directories, {})
+        for directory in directories:
+            directory.close()
+    assert (tmp_path / "a" / "users-0").exists() and (tmp_path / "b" / "users-0").exists()

@@ -1,0 +1,255 @@
+"""Several directories that are one: placing, topic ids, one that fails, one partition in two places."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lastword.clock import ManualClock
+from lastword.errors import (
+    CorruptFileError,
+    DuplicatePartitionError,
+    InconsistentTopicIdError,
+    OfflineError,
+    StorageError,
+)
+from lastword.logdir import LogDirectory, TopicPartition
+from lastword.logdir.spread import Spread
+from lastword.segment import names
+from tests.partition.logs import NOW, one, pair, records
+from tests.partition.nosync import UNSYNCED
+
+
+def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:
+    return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
+
+
+def spread_over(*paths: Path, mode: str = "a") -> Spread:
+    return Spread([opened(path, mode) for path in paths], {})
+
+
+def close(spread: Spread) -> None:
+    for directory in spread.directories:
+        directory.close()
+
+
+def create(spread: Spread, topic: str, partitions: int) -> None:
+    for number, (home, numbers) in enumerate(spread.place(partitions).items()):
+        home.create_topic(topic, numbers, topic_id=spread.topic_id(topic) if number else None)
+    spread.write_list()
+
+
+def append(home: LogDirectory | None, topic: str, partition: int, count: int) -> None:
+    assert home is not None
+    log = home.log(topic, partition)
+    for _ in range(count):
+        log.append_batch(one(log.log_end))
+
+
+def test_fewest_partitions_first(tmp_path: Path) -> None:
+    spread = spread_over(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    create(spread, "one", 1)
+    create(spread, "users", 5)
+    counts = [len(home.topic_partitions()) for home in spread.directories]
+    assert counts == [2, 2, 2]
+    homes = spread.homes()
+    assert list(homes) == ["one", "users"] and list(homes["users"]) == [0, 1, 2, 3, 4]
+    ids = {home.topic_id("users") for home in spread.directories}
+    assert len(ids) == 1 and None not in ids
+    for partition in range(5):
+        append(spread.home("users", partition), "users", partition, partition)
+    close(spread)
+    spread = spread_over(tmp_path / "a", tmp_path / "b", tmp_path / "c", mode="r")
+    for partition, home in spread.homes()["users"].items():
+        assert records(home.view("users", partition)) == [pair(n) for n in range(partition)]
+
+
+def test_the_list_of_all_is_in_every_root_and_only_with_several(tmp_path: Path) -> None:
+    spread = spread_over(tmp_path / "a", tmp_path / "b")
+    create(spread, "users", 3)
+    close(spread)
+    lists = {(tmp_path / root / names.PARTITION_LIST).read_text() for root in "ab"}
+    assert lists == {"0\n3\nusers 0\nusers 1\nusers 2\n"}
+    with opened(tmp_path / "alone") as alone:
+        alone.create_topic("x")
+        Spread([alone], {})
+    assert not (tmp_path / "alone" / names.PARTITION_LIST).exists()
+
+
+def test_an_offline_directory_raises_for_its_partitions_and_the_rest_serves(tmp_path: Path) -> None:
+    spread = spread_over(tmp_path / "a", tmp_path / "b")
+    create(spread, "users", 4)
+    close(spread)
+    error = StorageError("cannot list b: Input/output error", errno=5)
+    with opened(tmp_path / "a") as alone:
+        spread = Spread([alone], {str(tmp_path / "b"): error})
+        homes = spread.homes()["users"]
+        assert list(homes) == [0, 1, 2, 3]  # the number of partitions is not forgotten: keys go by it
+        append(spread.home("users", 0), "users", 0, 2)
+        for partition in (1, 3):
+            home = spread.home("users", partition)
+            assert home is not None
+            with pytest.raises(OfflineError, match="Input/output error") as caught:
+                home.log("users", partition)
+            assert caught.value.errno == 5 and caught.value.kafka_code == 56
+        with pytest.raises(OfflineError):
+            spread.place(1)
+        assert list(spread.offline) == [str(tmp_path / "b")]
+
+
+def test_a_directory_that_fails_later_keeps_its_partitions_known(tmp_path: Path) -> None:
+    spread = spread_over(tmp_path / "a", tmp_path / "b")
+    create(spread, "users", 2)
+    spread.homes()
+    shutil.rmtree(tmp_path / "b")
+    (tmp_path / "b").write_bytes(b"")
+
+    def broken() -> list[TopicPartition]:
+        raise StorageError("cannot list b: Input/output error", errno=5)
+
+    spread.directories[1].topic_partitions = broken  # type: ignore[method-assign]
+    assert list(spread.homes()["users"]) == [0, 1]
+    assert list(spread.offline) == [str(tmp_path / "b")]
+    append(spread.home("users", 0), "users", 0, 1)
+    spread.directories[0].close()
+    spread.directories[1].abandon()
+
+
+def test_one_partition_in_two_directories_is_refused(tmp_path: Path) -> None:
+    for root in "ab":
+        with opened(tmp_path / root) as logs:
+            logs.create_topic("users")
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    for mode in "ra":
+        directories = [opened(tmp_path / root, mode) for root in "ab"]
+        with pytest.raises(DuplicatePartitionError, match="users-0 lies in"):
+            Spread(directories, {})
+        for directory in directories:
+            directory.close()
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+
+
+def test_another_topic_of_that_name(tmp_path: Path) -> None:
+    """partition.metadata says which topic a partition is of; a stray of another one is not served."""
+    with opened(tmp_path / "a") as logs:
+        logs.create_topic("users", 2)
+    with opened(tmp_path / "b") as logs:
+        logs.create_topic("users", 2)
+    shutil.rmtree(tmp_path / "a" / "users-1")
+    shutil.copytree(tmp_path / "b" / "users-1", tmp_path / "a" / "users-1")
+    for mode in "ra":
+        with opened(tmp_path / "a", mode) as logs:
+            assert records(logs.view("users", 0)) == []
+            with pytest.raises(InconsistentTopicIdError, match="users-1 has the topic id") as caught:
+                logs.view("users", 1)
+            assert caught.value.kafka_code == 103 and caught.value.exit_code == 3
+
+
+def test_and_over_several_directories(tmp_path: Path) -> None:
+    for root, partition in (("a", 0), ("b", 1)):
+        with opened(tmp_path / root) as logs:
+            logs.create_topic("users", [partition])
+    spread = spread_over(tmp_path / "a", tmp_path / "b")
+    assert spread.home("users", 0).log("users", 0).log_end == 0  # type: ignore[union-attr]
+    with pytest.raises(InconsistentTopicIdError):
+        spread.home("users", 1).log("users", 1)  # type: ignore[union-attr]
+    close(spread)
+
+
+def test_damaged_metadata_costs_its_partition_only(tmp_path: Path) -> None:
+    with opened(tmp_path) as logs:
+        logs.create_topic("users", 2)
+    (tmp_path / "users-0" / names.PARTITION_METADATA).write_bytes(b"nonsense")
+    with opened(tmp_path) as logs:
+        with pytest.raises(CorruptFileError):
+            logs.log("users", 0)
+        append(logs, "users", 1, 1)
+
+
+class TestMarkedDirectories:
+    def name(self, marker: str) -> str:
+        return f"users-1.{'ab' * 16}-{marker}"
+
+    def test_a_brokers_own_are_left_alone_and_shown(self, tmp_path: Path) -> None:
+        with opened(tmp_path) as logs:
+            logs.create_topic("users", 2)
+        for marker in ("stray", "future"):
+            shutil.copytree(tmp_path / "users-1", tmp_path / self.name(marker))
+        for mode in "ra":
+            with opened(tmp_path, mode) as logs:
+                assert logs.partitions("users") == [0, 1]
+                assert {(one.topic, one.partition, one.marker) for one in logs.set_aside()} == {
+                    ("users", 1, "stray"),
+                    ("users", 1, "future"),
+                }
+        assert (tmp_path / self.name("stray") / names.PARTITION_METADATA).exists()
+        assert (tmp_path / self.name("future") / names.PARTITION_METADATA).exists()
+
+    def test_delete_is_finished(self, tmp_path: Path) -> None:
+        with opened(tmp_path) as logs:
+            logs.create_topic("users", 2)
+        (tmp_path / "users-1").rename(tmp_path / self.name("delete"))
+        with opened(tmp_path, "r") as logs:
+            assert logs.partitions("users") == [0]
+        assert (tmp_path / self.name("delete")).exists()
+        with opened(tmp_path) as logs:
+            assert logs.partitions("users") == [0]
+        assert not (tmp_path / self.name("delete")).exists()
+
+    def test_a_directory_of_strays_alone_is_a_log_directory(self, tmp_path: Path) -> None:
+        with opened(tmp_path / "made") as logs:
+            logs.create_topic("users")
+        bare = tmp_path / "bare"
+        bare.mkdir()
+        shutil.copytree(tmp_path / "made" / "users-0", bare / f"users-0.{'0' * 32}-stray")
+        with opened(bare, "r") as logs:
+            assert logs.topics() == [] and len(logs.set_aside()) == 1
+
+
+def test_partitions_are_looked_into_once(tmp_path: Path) -> None:
+    """Looking again looks into new directories only."""
+    with opened(tmp_path) as logs:
+        logs.create_topic("users")
+    for number in range(1, 2000):
+        path = tmp_path / f"users-{number}"
+        path.mkdir()
+        (path / names.segment_file(0, names.LOG)).touch()
+    with opened(tmp_path, "r") as logs:
+        assert len(logs.partitions("users")) == 2000
+        listed: list[str] = []
+        listdir = UNSYNCED.listdir
+        logs.files = _Listing(listed)  # type: ignore[assignment]
+        assert len(logs.partitions("users")) == 2000
+        assert listed == [str(tmp_path)]
+        assert listdir is not None
+        (tmp_path / "users-7" / names.segment_file(0, names.LOG)).unlink()
+        os.rmdir(tmp_path / "users-7")  # noqa: PTH106
+        assert 7 not in logs.partitions("users")
+
+
+class _Listing:
+    def __init__(self, listed: list[str]) -> None:
+        self._listed = listed
+
+    def listdir(self, path: str) -> list[str]:
+        self._listed.append(str(path))
+        return UNSYNCED.listdir(path)
+
+    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+        return getattr(UNSYNCED, name)
+
+
+def test_the_marker_of_one_does_not_depend_on_the_other(tmp_path: Path) -> None:
+    """6.X 338: not for the directory with a failing log, but for the other."""
+    spread = spread_over(tmp_path / "a", tmp_path / "b")
+    create(spread, "users", 2)
+    append(spread.home("users", 0), "users", 0, 1)
+    spread.directories[0].log("users", 0).retire(StorageError("gone", errno=5))
+    for directory in spread.directories:
+        directory.close()
+    assert not (tmp_path / "a" / names.CLEAN_SHUTDOWN).exists()
+    assert json.loads((tmp_path / "b" / names.CLEAN_SHUTDOWN).read_text())["version"] == 0
