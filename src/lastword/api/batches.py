@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
-from lastword.api import partitioners
+from lastword.api import pairs, partitioners
 from lastword.api.record import Record
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
@@ -165,12 +165,48 @@ class Packer:
                 f"extend takes records, not {type(records).__name__}",
                 remedy="pairs, Records, a mapping, or Arrow",
             )
+        kinds = pairs.KINDS.get(self._key.name), pairs.KINDS.get(self._value.name)
+        if kinds[0] is None or kinds[1] is None:
+            return self._groups(iter(records), now_ms, partition)
+        return self._pair_groups(iter(records), now_ms, partition, kinds[0], kinds[1])
+
+    def _pair_groups(
+        self,
+        records: Iterator[Any],
+        now_ms: int,
+        partition: int | None,
+        key_kind: pairs.Kind,
+        value_kind: pairs.Kind,
+    ) -> Iterator[Group]:
+        """Pairs of bytes or text go into columns as they are; a group with anything else in it, or a small
+        one, record by record.
+        """
+        while True:
+            taken = pairs.take(records, key_kind, value_kind, GROUP_BYTES, GROUP_RECORDS)
+            number = len(taken.keys)
+            if not number and not taken.odd:
+                return
+            if not taken.odd and number >= _few():
+                try:
+                    columns = pairs.binary(taken.keys, key_kind), pairs.binary(taken.values, value_kind)
+                except UnicodeError:
+                    pass  # the serializer knows what to say of it
+                else:
+                    yield self._of_columns(*columns, _repeated(now_ms, number), None, None, partition)
+                    continue
+            each = zip(taken.keys, taken.values, strict=True)
+            if taken.odd:
+                yield from self._groups(chain(each, taken.odd, records), now_ms, partition)
+                return
+            yield from self._groups(each, now_ms, partition)
+
+    def _groups(self, records: Iterator[Any], now_ms: int, partition: int | None) -> Iterator[Group]:
         rows: dict[int, Rows] = {}
         size = number = 0
         sticky, sticky_left = 0, 0
         for given in records:
             key, value, timestamp, headers = self._parts(given, now_ms)
-            weight = len(key or b"") + len(value or b"") + 32
+            weight = len(key or b"") + len(value or b"") + pairs.WEIGHT_BYTES
             if key is None and partition is None:
                 # A batch's worth to one partition, then the next one's turn.
                 if sticky_left <= 0:
@@ -204,8 +240,7 @@ class Packer:
         return key, value, now_ms, ()
 
     def _group(self, rows: dict[int, Rows], number: int) -> Group:
-        few = KERNEL_RECORDS_LOADED if "lastword.kernels" in sys.modules else KERNEL_RECORDS
-        pack = self._built if number < few else self._packed
+        pack = self._built if number < _few() else self._packed
         return self._checked(Group({partition: pack(part) for partition, part in rows.items()}, number))
 
     def _checked(self, group: Group) -> Group:
@@ -279,8 +314,6 @@ class Packer:
                 yield self._arrow_group(part, now_ms, partition)
 
     def _arrow_group(self, batch: Any, now_ms: int, partition: int | None) -> Group:
-        import numpy as np
-
         from lastword.api import arrow
 
         keys = arrow.binary_column(batch.column("key"), self._key, "key")
@@ -291,25 +324,33 @@ class Packer:
             for bound in (int(timestamps.min()), int(timestamps.max())):
                 self.timestamp_of(bound, now_ms)
         else:
-            timestamps = np.full(batch.num_rows, now_ms, np.int64)
+            timestamps = _repeated(now_ms, batch.num_rows)
         headers = batch.column("headers") if "headers" in names else None
         if headers is not None and headers.null_count == len(headers):
             headers = None
         given = batch.column("partition") if "partition" in names and partition is None else None
+        return self._of_columns(keys, values, timestamps, headers, given, partition)
+
+    def _of_columns(
+        self, keys: Any, values: Any, timestamps: Any, headers: Any, given: Any, partition: int | None
+    ) -> Group:
+        """A group of Arrow columns; `given`: a column of partitions, or None."""
+        import numpy as np
+
         chosen = self._partitions(keys, given, partition)
         if keys.null_count and self.config.compacts:
             raise KeyRequiredError.of(f"{self.topic}-{int(chosen[np.asarray(keys.is_null())][0])}")
         batches = {}
         for number in np.unique(chosen).tolist():
             which = np.flatnonzero(chosen == number)
-            whole = which.size == batch.num_rows
+            whole = which.size == len(keys)
             batches[number] = self._pack(
                 keys if whole else keys.take(which),
                 values if whole else values.take(which),
                 timestamps[which],
                 None if headers is None else headers if whole else headers.take(which),
             )
-        return self._checked(Group(batches, batch.num_rows))
+        return self._checked(Group(batches, len(keys)))
 
     def _partitions(self, keys: Any, given: Any, partition: int | None) -> Any:
         """int64 partition of each record."""
@@ -353,6 +394,17 @@ class Packer:
         chosen = (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % self.partitions
         chosen[np.asarray(keys.is_null())] = -1
         return chosen
+
+
+def _few() -> int:
+    """From how many records on kernels pack them sooner than Python does."""
+    return KERNEL_RECORDS_LOADED if "lastword.kernels" in sys.modules else KERNEL_RECORDS
+
+
+def _repeated(now_ms: int, size: int) -> Any:
+    import numpy as np
+
+    return np.full(size, now_ms, np.int64)
 
 
 def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
