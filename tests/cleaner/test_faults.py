@@ -19,7 +19,6 @@ from lastword.errors import (
     CorruptBatchError,
     DataError,
     DiskFullError,
-    UnsupportedBatchError,
 )
 from lastword.files import OsFiles
 from lastword.kernels import table as fields
@@ -197,7 +196,7 @@ def test_a_range_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """The emptied last batch of the group is left out: no record is missing, but the range ends early."""
     users = LogBuilder(tmp_path, segment_bytes=100).put("z", 1).put("z", 2).roll().put("z", 3)
 
-    def nothing(chunk: Any, next_offset: int, producers: Any) -> Any:
+    def nothing(chunk: Any, *more: Any) -> Any:
         return np.zeros(chunk.rows, np.uint8)
 
     monkeypatch.setattr(rewrite, "_retain", nothing)
@@ -264,15 +263,6 @@ def test_an_unreadable_quarantine_file_still_counts(users: LogBuilder) -> None:
     private.mkdir(exist_ok=True)
     (private / "quarantine").write_bytes(b"{")
     assert users.plan().reasons[0].code == "quarantined"
-
-
-def test_transactions_are_refused_without_quarantine(users: LogBuilder) -> None:
-    builder = BatchBuilder(producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
-    builder.append(users.clock.now_ms(), b"a", b"maybe")
-    users.log.append_batch(builder.build())
-    with pytest.raises(UnsupportedBatchError):
-        users.clean()
-    assert quarantine.load(users.files, users.directory) is None
 
 
 def test_a_full_disk_is_seen_before_writing(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

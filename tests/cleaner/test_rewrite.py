@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lastword.cleaner import rewrite as module
-from lastword.errors import DataError, UnknownMagicError, UnsupportedBatchError
 from lastword.records.batch import read_header
 from lastword.records.reader import read_records
 from tests.cleaner.support import (
@@ -229,14 +228,3 @@ def test_counting_gives_the_size_to_the_byte(tmp_path: Path) -> None:
     counted = module.rewrite(one, [segment], resolution, plan(), None, lambda _: None)
     assert counted.size_bytes == facts.output.size_bytes
     assert replace(counted) == counted
-
-
-def test_messages_of_an_old_format_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    """Magic 1, from Kafka: a=b at offset 7; then a newer `a` of magic 2."""
-    old = bytes.fromhex("000000000000000700000018" + "82677b2801000000018bcfe5680000000001610000000162")
-    segment = write_segment(tmp_path / "s", 7, [old, batch(8, [(8, b"a", b"new")])])
-    with pytest.raises(DataError) as caught:
-        rewrite_all([segment], tmp_path / "o")
-    assert isinstance(caught.value, UnsupportedBatchError | UnknownMagicError)
-    assert "magic 1" in str(caught.value)
-    assert (caught.value.file, caught.value.position, caught.value.offset) == (segment.file, 0, 7)

@@ -1,14 +1,17 @@
 """Cleaning what Kafka's cleaner cleaned: the newest record of every key stays, and as much garbage goes as
 there.
 
-Each round begins with the directory as Kafka had it before its own round, and is compared with what Kafka
-left.
+Each round begins with the directory as Kafka had it before its own round, with its checkpoint, at the moment
+of its own round, and is compared with what Kafka left. Every case is cleaned twice: `due`, which takes the
+segments that Kafka took, and now, which closes the active segment too. Messages of magic 0, 1 and 2, with and
+without transactions.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,18 +21,43 @@ import pytest
 
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
+from lastword.files import DEFAULT
 from lastword.records.record import RawRecord
+from lastword.segment.recover import inspect
 from tests.golden import loader
 from tests.support.partitions import clean_partition, log_end, records_of
 
-CASES = (*loader.names("compact-none-*"), *loader.names("compact-lz4-*"), "md5-collision")
-ROUNDS = [(case, number) for case in CASES for number in (1, 2, 3)]
+CASES = [
+    name
+    for pattern in ("compact-*", "tx-compact-*", "tx-rolled-by-time", "offset-gap", "md5-collision")
+    for name in loader.names(pattern)
+]
+ROUNDS = [
+    (name, number, due)
+    for name in CASES
+    for number in (1, 2, 3)
+    if f"round{number}-before" in loader.case(name).stages
+    for due in (True, False)
+]
 MD5_CASE = "md5-collision"
+FOREVER_MS = 1 << 62
+TOMBSTONES_BY_FILE_TIME = ("tx-compact-kafka28-dr0", "compact-upgrade-dr0")
+"""Kafka 2.8.2 knows no delete horizon: it lets tombstones of magic 2 go by the time of their file."""
+FOREVER_MS = 1 << 62
+TOMBSTONES_BY_FILE_TIME = ("tx-compact-kafka28-dr0", "compact-upgrade-dr0")
+"""Kafka 2.8.2 knows no delete horizon: it lets tombstones of magic 2 go by the time of their file."""
+NOTHING_TO_DROP = [("tx-rolled-by-time", n) for n in (1, 2, 3)] + [
+    ("compact-insert-only", n) for n in (1, 2, 3)
+]
+FOREVER_MS = 1 << 62
+TOMBSTONES_BY_FILE_TIME = ("tx-compact-kafka28-dr0", "compact-upgrade-dr0")
+"""Kafka 2.8.2 knows no delete horizon: it lets tombstones of magic 2 go by the time of their file."""
+NOTHING_SUPERSEDED = {("tx-rolled-by-time", n) for n in (1, 2)} | {("compact-insert-only", n) for n in (2, 3)}
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """A round of ours: Kafka's records before and after its own, and ours after."""
+    """A round of ours: Kafka's data records before and after its own, and ours after."""
 
     now_ms: int
     before: list[dict[str, Any]]
@@ -38,46 +66,88 @@ class Cleaned:
     report: Any
     end_before: int
     end_after: int
+    aborted: set[int]  # offsets
+    undecided: set[int]
 
     @property
     def our_offsets(self) -> set[int]:
         return {record.offset for record in self.ours}
 
+    @property
+    def committed(self) -> list[dict[str, Any]]:
+        return [line for line in self.before if line["offset"] not in self.aborted | self.undecided]
+
 
 @pytest.fixture(scope="module")
 def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Any:
     @cache
-    def run(name: str, number: int) -> Cleaned:
+    def run(name: str, number: int, due: bool) -> Cleaned:
         case = loader.case(name)
         before, after = f"round{number}-before", f"round{number}-after"
         root = case.unpack(tmp_path_factory.mktemp(name), before) / before
         directory = root / f"{name}-0"
-        # the moment of Kafka's own round: every horizon that the round before had set has passed by then
-        now_ms = max(facts["mtime_ms"] for facts in case.facts["files"][after].values())
         end_before = log_end(directory)
+        now_ms = moment(case, number)
         report = clean_partition(
-            directory, config(case), ManualClock(now_ms), first_dirty=first_dirty(root, name)
+            directory, config(case), ManualClock(now_ms), first_dirty=first_dirty(root, name), due=due
         )
+        lines = case.expected(before)
+        aborted, undecided = fates(lines, case.indexes(before))
         return Cleaned(
             now_ms,
-            case.expected(before),
-            case.expected(after),
+            data_of(lines),
+            data_of(case.expected(after)),
             records_of(directory),
             report,
             end_before,
             log_end(directory),
+            aborted,
+            undecided,
         )
 
     return run
 
 
+def data_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if not line["isControl"]]
+
+
+def moment(case: loader.Case, number: int) -> int:
+    """When Kafka's round ran: what a horizon that it set counts from; else the end of that run."""
+    before = set(horizons(case.name, f"round{number}-before").values())
+    new = set(horizons(case.name, f"round{number}-after").values()) - before
+    if new:
+        return max(new) - int(case.config["delete.retention.ms"])
+    return max(facts["mtime_ms"] for facts in case.facts["files"][f"round{number}-after"].values())
+
+
+def fates(lines: list[dict[str, Any]], indexes: list[dict[str, Any]]) -> tuple[set[int], set[int]]:
+    """Offsets of aborted and of undecided records; by Kafka's transaction indexes and by the markers."""
+    entries = [line for line in indexes if line["file"].endswith(".txnindex")]
+    aborted, open_ = set(), defaultdict(set)
+    for line in lines:
+        offset, producer_id = line["offset"], line["producerId"]
+        if line["isControl"]:
+            open_.pop(producer_id, None)
+        elif line["isTransactional"]:
+            open_[producer_id].add(offset)
+            if any(
+                e["producerId"] == producer_id and e["firstOffset"] <= offset <= e["lastOffset"]
+                for e in entries
+            ):
+                aborted.add(offset)
+    return aborted, set().union(*open_.values())
+
+
 def config(case: loader.Case) -> TopicConfig:
     return TopicConfig(
         cleanup_policy=frozenset({"compact"}),
-        segment_bytes=int(case.config["internal.segment.bytes"]),
+        segment_bytes=int(case.config.get("internal.segment.bytes") or case.config["segment.bytes"]),
         segment_index_bytes=int(case.config["segment.index.bytes"]),
         index_interval_bytes=int(case.config["index.interval.bytes"]),
         delete_retention_ms=int(case.config["delete.retention.ms"]),
+        min_cleanable_dirty_ratio=float(case.config["min.cleanable.dirty.ratio"]),
+        segment_ms=FOREVER_MS,  # nothing rolls but what the test rolls
         file_delete_delay_ms=0,
     )
 
@@ -97,33 +167,68 @@ def newest(lines: Iterable[dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
     return {line["key"]: line for line in lines}
 
 
-def horizons(name: str, number: int) -> dict[int, int]:
-    """Delete horizon by base offset of the batch, as Kafka's earlier rounds set them."""
-    batches = loader.case(name).batches(f"round{number}-before")
+def live(view: dict[bytes, bytes | None]) -> dict[bytes, bytes]:
+    return {key: value for key, value in view.items() if value is not None}
+
+
+def horizons(name: str, stage: str) -> dict[int, int]:
+    """Delete horizon by base offset of the batch, as Kafka's rounds up to then set them."""
+    batches = loader.case(name).batches(stage)
     return {line["baseOffset"]: line["deleteHorizonMs"] for line in batches if "deleteHorizonMs" in line}
 
 
-every_round = pytest.mark.parametrize(("name", "number"), ROUNDS)
+every_round = pytest.mark.parametrize(("name", "number", "due"), ROUNDS)
 
 
 @every_round
-def test_the_newest_record_of_every_key_is_kept(name: str, number: int, cleaned: Any) -> None:
-    """A tombstone alone may go, once the horizon that an earlier round gave it has passed."""
-    done = cleaned(name, number)
-    due = horizons(name, number)
+def test_the_newest_record_of_every_key_is_kept(name: str, number: int, due: bool, cleaned: Any) -> None:
+    """A tombstone alone may go, once it has had its time: the horizon that an earlier round gave it, or in
+    old formats that of its file."""
+    done = cleaned(name, number, due)
+    clocks = horizons(name, f"round{number}-before")
     there = {record.offset: record for record in done.ours}
-    for line in newest(done.before).values():
+    for line in newest(done.committed).values():
         record = there.get(line["offset"])
         if record is None:
             assert line["value"] is None, f"the newest value of {line['key']!r} at {line['offset']} is lost"
-            assert due[line["baseOffset"]] <= done.now_ms, f"the tombstone at {line['offset']} went too early"
+            if line["magic"] == 2:
+                assert clocks[line["baseOffset"]] <= done.now_ms, f"{line['offset']} went too early"
+            else:
+                assert "retain" not in name, f"the tombstone at {line['offset']} went too early"
         else:
             assert record.key == line["key"]
 
 
 @every_round
-def test_every_record_that_is_kept_is_unchanged_at_its_offset(name: str, number: int, cleaned: Any) -> None:
-    done = cleaned(name, number)
+def test_both_views_are_those_that_kafka_left(name: str, number: int, due: bool, cleaned: Any) -> None:
+    """The newest value of each key: of committed records, and, over the same segments, of all."""
+    done = cleaned(name, number, due)
+    hidden = done.aborted | done.undecided
+    mine = newest_values((r.offset, r.key, r.value) for r in done.ours if r.offset not in hidden)
+    theirs = newest_values(as_triples(line for line in done.kafka if line["offset"] not in hidden))
+    before = newest_values(as_triples(done.committed))
+    assert live(mine) == live(before)
+    if name != MD5_CASE:
+        assert live(mine) == live(theirs)
+    if due and name != MD5_CASE:
+        all_mine = newest_values((r.offset, r.key, r.value) for r in done.ours)
+        assert live(all_mine) == live(newest_values(as_triples(done.kafka)))
+
+
+def as_triples(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[int, bytes, bytes | None]]:
+    for line in lines:
+        yield line["offset"], line["key"], line["value"]
+
+
+def newest_values(records: Iterable[tuple[int, bytes | None, bytes | None]]) -> dict[Any, bytes | None]:
+    return {key: value for _, key, value in sorted(records, key=lambda record: record[0])}
+
+
+@every_round
+def test_every_record_that_is_kept_is_unchanged_at_its_offset(
+    name: str, number: int, due: bool, cleaned: Any
+) -> None:
+    done = cleaned(name, number, due)
     lines = {line["offset"]: line for line in done.before}
     for record in done.ours:
         line = lines[record.offset]
@@ -139,30 +244,42 @@ def test_every_record_that_is_kept_is_unchanged_at_its_offset(name: str, number:
 
 
 @every_round
-def test_no_superseded_record_stays_that_kafka_dropped(name: str, number: int, cleaned: Any) -> None:
-    done = cleaned(name, number)
-    last = {key: line["offset"] for key, line in newest(done.before).items()}
-    superseded = {line["offset"] for line in done.before if line["offset"] < last[line["key"]]}
-    dropped_by_kafka = superseded - {line["offset"] for line in done.kafka}
-    assert dropped_by_kafka, "Kafka dropped nothing: the case would show nothing"
-    assert dropped_by_kafka & done.our_offsets == set()
-    assert done.report.removed.superseded >= len(dropped_by_kafka)
+def test_nothing_stays_that_kafka_dropped(name: str, number: int, due: bool, cleaned: Any) -> None:
+    """Superseded records and aborted ones."""
+    done = cleaned(name, number, due)
+    last = {key: line["offset"] for key, line in newest(done.committed).items()}
+    superseded = {line["offset"] for line in done.committed if line["offset"] < last[line["key"]]}
+    kept_by_kafka = {line["offset"] for line in done.kafka}
+    dropped = superseded - kept_by_kafka
+    assert bool(dropped) == ((name, number) not in NOTHING_SUPERSEDED)
+    assert dropped & done.our_offsets == set()
+    assert (done.aborted - kept_by_kafka) & done.our_offsets == set()
+    if done.report is not None:
+        assert done.report.removed.superseded >= len(dropped)
+        assert done.report.removed.aborted >= len(done.aborted - kept_by_kafka)
+        gone = len(done.before) - len(done.ours)
+        assert done.report.removed.total - done.report.removed.marker == gone
 
 
 @every_round
-def test_tombstones_go_when_kafka_lets_them_go(name: str, number: int, cleaned: Any) -> None:
+def test_tombstones_go_when_kafka_lets_them_go(name: str, number: int, due: bool, cleaned: Any) -> None:
     """Of the keys whose newest record is a tombstone."""
-    done = cleaned(name, number)
-    tombstones = {line["offset"] for line in newest(done.before).values() if line["value"] is None}
+    done = cleaned(name, number, due)
+    tombstones = {
+        line["offset"]
+        for line in newest(done.committed).values()
+        if line["value"] is None and (line["magic"] < 2 or name not in TOMBSTONES_BY_FILE_TIME)
+    }
     gone_in_kafka = tombstones - {line["offset"] for line in done.kafka}
     assert gone_in_kafka & done.our_offsets == set()
 
 
-def test_both_keys_of_one_md5_keep_their_newest_value(cleaned: Any) -> None:
+@pytest.mark.parametrize("due", [True, False])
+def test_both_keys_of_one_md5_keep_their_newest_value(due: bool, cleaned: Any) -> None:
     """Kafka loses the live value of one of them in its first round, of the other in its third."""
     lost_by_kafka = []
     for number in (1, 2, 3):
-        done = cleaned(MD5_CASE, number)
+        done = cleaned(MD5_CASE, number, due)
         by_digest: dict[bytes, set[bytes]] = {}
         for line in done.before:
             by_digest.setdefault(hashlib.md5(line["key"]).digest(), set()).add(line["key"])
@@ -176,17 +293,45 @@ def test_both_keys_of_one_md5_keep_their_newest_value(cleaned: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_second_round_finds_nothing_more(name: str, cleaned: Any, tmp_path: Path) -> None:
+def test_rounds_reach_a_fixed_point(name: str, tmp_path: Path) -> None:
+    """With a frozen clock: data goes, markers and tombstones get their clock, markers go, and that is it."""
     case = loader.case(name)
-    directory = case.unpack(tmp_path, "round1-before") / "round1-before" / f"{name}-0"
-    now_ms = max(facts["mtime_ms"] for facts in case.facts["files"]["round1-after"].values())
-    clock = ManualClock(now_ms)
-    clean_partition(directory, config(case), clock)
-    once = records_of(directory)
-    for _ in range(2):
-        clean_partition(directory, config(case), clock)
-    again = records_of(directory)
-    if case.config["delete.retention.ms"] == "0":
-        assert [r for r in once if r.value is not None] == again
-    else:
-        assert once == again
+    stage = next(stage for stage in case.stages if stage.endswith("-before"))
+    directory = case.unpack(tmp_path, stage) / stage / f"{name}-0"
+    clock = ManualClock(moment(case, int(stage[5])))
+    recorded: list[int] = []
+    trees = []
+    for _ in range(6):
+        clean_partition(
+            directory, config(case), clock, first_dirty=(recorded or [None])[-1], recorded=recorded
+        )
+        trees.append({path.name: path.read_bytes() for path in loader.partition_files(directory)})
+    assert trees[4] == trees[5]
+    assert len(trees[-1]) <= len(trees[0])
+    keys = [record.key for record in records_of(directory) if record.offset < recorded[-1]]
+    assert len(set(keys)) == len(keys) > 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_indexes_are_those_that_recovery_builds(name: str, tmp_path: Path) -> None:
+    """Offset and time index of every segment that a round wrote."""
+    case = loader.case(name)
+    stage = next(stage for stage in case.stages if stage.endswith("-before"))
+    directory = case.unpack(tmp_path, stage) / stage / f"{name}-0"
+    there = {path.name for path in loader.partition_files(directory)}
+    inodes = {path.name: path.stat().st_ino for path in loader.partition_files(directory)}
+    clean_partition(directory, config(case), ManualClock(moment(case, int(stage[5]))))
+    written = [
+        path for path in loader.partition_files(directory) if inodes.get(path.name) != path.stat().st_ino
+    ]
+    interval = int(case.config["index.interval.bytes"])
+    compared = 0
+    for path in written:
+        if path.name not in there:
+            continue  # the segment that the round opened
+        found = inspect(DEFAULT, str(directory), int(path.stem), index_interval_bytes=interval)
+        assert found.damage is None
+        assert path.with_suffix(".index").read_bytes() == found.offset_entries
+        assert path.with_suffix(".timeindex").read_bytes() == found.time_entries
+        compared += 1
+    assert compared

@@ -12,8 +12,7 @@ from lastword.config import TopicConfig
 from lastword.files import DEFAULT, Files
 from lastword.partition.open import open_log
 from lastword.partition.view import PartitionView
-from lastword.records.batch import read_header
-from lastword.records.reader import read_records
+from lastword.records.formats import read_header, read_records
 from lastword.records.record import RawRecord
 
 
@@ -26,8 +25,9 @@ def clean_partition(
     first_dirty: int | None = None,
     clean_stop: bool = True,
     recorded: list[int] | None = None,
+    due: bool = False,
 ) -> CleanRound | None:
-    """One round over `directory`, now. `recorded` gets the new first dirty offset."""
+    """One round over `directory`. `recorded` gets the new first dirty offset."""
     topic, _, number = directory.name.rpartition("-")
     log, _ = open_log(files, str(directory), topic, int(number), config, clock, clean=clean_stop)
     with contextlib.closing(log):
@@ -36,6 +36,7 @@ def clean_partition(
             config,
             first_dirty=first_dirty,
             record_first_dirty=(recorded if recorded is not None else []).append,
+            due=due,
         )
 
 

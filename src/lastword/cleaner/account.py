@@ -15,27 +15,35 @@ from lastword.cleaner.report import Certificate, CleanRound, Phases, Removed, To
 if TYPE_CHECKING:
     from lastword.cleaner.certificate import Certified
     from lastword.cleaner.rewrite import Rewritten
+    from lastword.cleaner.transactions import Found
     from lastword.resolve import Resolution, SegmentFacts
     from lastword.segment.segment import Segment
 
 _MASK = (1 << 64) - 1
 
 
-def removable(facts: Sequence[SegmentFacts]) -> Removed:
-    """What a rewrite of these segments drops, by rule."""
+def removable(facts: Sequence[SegmentFacts], markers: int) -> Removed:
+    """What a rewrite of these segments drops, by rule; `markers` of them are control records."""
     due = sum(one.due_tombstones for one in facts)
     keyless = sum(one.keyless for one in facts)
+    aborted = sum(one.aborted_records for one in facts)
     dead = sum(one.dead_records for one in facts)
-    return Removed(superseded=dead - due - keyless, tombstone=due, keyless=keyless)
+    return Removed(
+        superseded=dead - due - keyless - aborted,
+        tombstone=due,
+        marker=markers,
+        aborted=aborted,
+        keyless=keyless,
+    )
 
 
-def mapped(plan: Plan, resolution: Resolution) -> Mapped:
+def mapped(plan: Plan, resolution: Resolution, transactions: Found) -> Mapped:
     dirty = [one for one in resolution.segments if one.next_offset > plan.start]
     return Mapped(
         segments=len(resolution.segments),
         bytes=sum(one.size_bytes for one in resolution.segments),
         records=sum(one.records for one in resolution.segments),
-        removable=removable(resolution.segments),
+        removable=removable(resolution.segments, len(transactions.due)),
         dirty_bytes=sum(one.size_bytes for one in dirty),
         dirty_live_bytes=sum(one.live_bytes for one in dirty),
         tombstones=sum(one.tombstones for one in resolution.segments),
@@ -59,10 +67,10 @@ def built(
     chosen = sources[group.first : group.last + 1]
     return BuiltGroup(
         sources=tuple(SourceFacts(one.file, one.base_offset, one.size, one.inode) for one in chosen),
-        output=OutputFacts(directory, group.base_offset, group.next_offset, rewritten.size_bytes),
+        output=OutputFacts(directory, group.base_offset, certified.next_offset, rewritten.size_bytes),
         records_read=sum(one.records for one in facts),
         records_kept=certified.records,
-        removed=removable(facts),
+        removed=removable(facts, rewritten.markers),
         key_offset_digest=certified.key_offset_digest,
         content_digest=certified.content_digest,
         tombstones=rewritten.tombstones,
@@ -84,6 +92,8 @@ def report(
     removed = Removed(
         superseded=sum(one.removed.superseded for one in done),
         tombstone=sum(one.removed.tombstone for one in done),
+        marker=sum(one.removed.marker for one in done),
+        aborted=sum(one.removed.aborted for one in done),
         keyless=sum(one.removed.keyless for one in done),
     )
     source_bytes = sum(one.read_bytes for one in done)
@@ -97,7 +107,7 @@ def report(
         end=plan.limit,
         complete=complete,
         records_read=found.records,
-        records_kept=found.records - removed.total,
+        records_kept=found.records - (removed.total - removed.marker),
         removed=removed,
         read_bytes=found.passes * found.bytes + source_bytes,
         written_bytes=written_bytes,

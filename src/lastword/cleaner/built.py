@@ -25,7 +25,8 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True)
 class OutputFacts:
-    """A complete, synced segment in a private directory. `next_offset` is that of the last source."""
+    """A complete, synced segment in a private directory. `next_offset` is that of the last source, or below
+    it where nothing is left of what ends there (messages of old formats)."""
 
     directory: str
     base_offset: int

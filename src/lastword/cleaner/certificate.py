@@ -5,7 +5,8 @@ The bitmaps take no part in the first comparison: the map pass kept a sum of H(k
 records, taking a killed one off with its killer's key, so a wrong bit, two keys taken for one, a lost or
 an extra record all leave a difference. The second compares contents: CRC of each survivor's bytes with
 its offset and timestamp, summed over the sources (whose checksums were verified) and over the new file.
-Reading back also makes the indexes, so they are those of the bytes that are there.
+Control batches, which have no keys, have a sum of their own. Reading back also makes the indexes, so they are
+those of the bytes that are there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from lastword import kernels
 from lastword.cleaner.groups import Group
-from lastword.cleaner.rewrite import Output, Rewritten
+from lastword.cleaner.rewrite import Output, Rewritten, control_digest
 from lastword.errors import CertificateError
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents, sum_pairs
@@ -37,6 +38,7 @@ class Certified:
     key_offset_digest: int
     content_digest: int
     next_offset: int
+    control_digest: int
 
 
 def certify(
@@ -55,7 +57,8 @@ def certify(
         records=sum(one.live_records for one in facts),
         key_offset_digest=sum(one.live_digest for one in facts) & _MASK,
         content_digest=rewritten.content_digest,
-        next_offset=group.next_offset,
+        next_offset=rewritten.next_offset,
+        control_digest=rewritten.control_digest,
     )
     if found != expected:
         raise _refusal(
@@ -67,7 +70,7 @@ def certify(
 def _read_back(output: Output, digest_seed: int) -> Certified:
     """Sums over the new file. A checksum or an offset out of order there is an error of its own."""
     seeds = digest_seeds(digest_seed)
-    pairs = contents = records = 0
+    pairs = contents = records = controls = 0
     reader = ChunkReader(output.handle, output.file, 0, output.handle.size(), first_offset=output.base_offset)
     for chunk in reader:
         pair_sum, count, row, status = sum_pairs(chunk.plain, chunk.table, chunk.rows, *seeds)
@@ -78,10 +81,11 @@ def _read_back(output: Output, digest_seed: int) -> Certified:
         pairs += int(pair_sum)
         contents += int(content_sum)
         records += int(count)
+        controls += control_digest(chunk.table)
         columns = chunk.table[:, (fields.FILE_POSITION, fields.LAST_OFFSET, fields.MAX_TIMESTAMP)]
         for position, last_offset, max_timestamp in columns.tolist():
             output.indexes.batch(position, last_offset, max_timestamp)
-    return Certified(records, pairs & _MASK, contents & _MASK, reader.next_offset)
+    return Certified(records, pairs & _MASK, contents & _MASK, reader.next_offset, controls & _MASK)
 
 
 def _refusal(output: Output, found: Certified, expected: Certified, files: list[str]) -> CertificateError:
@@ -92,6 +96,8 @@ def _refusal(output: Output, found: Certified, expected: Certified, files: list[
         differences.append("other keys or offsets than the live ones of the sources")
     if found.content_digest != expected.content_digest:
         differences.append("other contents than those records have in the sources")
+    if found.control_digest != expected.control_digest:
+        differences.append("other transaction markers than those that stay")
     if found.next_offset != expected.next_offset:
         differences.append(f"next offset {found.next_offset} instead of {expected.next_offset}")
     return CertificateError(

@@ -33,6 +33,7 @@ ACTIVE_SEGMENT = "active-segment"
 COMPACTION_LAG = "compaction-lag"
 BELOW_RATIO = "below-ratio"
 NOT_WORTH_IT = "not-worth-it"
+UNDECIDED_TRANSACTION = "undecided-transaction"
 TOMBSTONE_HORIZON = "tombstone-horizon"
 QUARANTINED = "quarantined"
 NO_POLICY = "no-policy"
@@ -142,6 +143,7 @@ def choose(
     *,
     log_start: int,
     log_end: int,
+    stable_offset: int | None = None,
     first_dirty: int | None,
     now_ms: int,
     map_bytes: int,
@@ -151,6 +153,7 @@ def choose(
 ) -> Plan:
     """Decide about one partition from its segments (in offset order; the last is the active one).
 
+    stable_offset no transaction below it is undecided; None: the log end
     first_dirty   the cleaner's checkpoint, None if there is none; corrected here where it makes no sense
     quarantine    why the partition is in quarantine, or None
     """
@@ -190,7 +193,7 @@ def choose(
         )
     if quarantine is not None:
         return plan.kept(QUARANTINED, quarantine)
-    return _kafka(plan, segments, config)
+    return _kafka(plan, segments, config, log_end if stable_offset is None else stable_offset)
 
 
 def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int) -> int:
@@ -200,8 +203,8 @@ def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int)
     return first_dirty
 
 
-def _kafka(plan: Plan, segments: Sequence[Choosable], config: TopicConfig) -> Plan:
-    closed, reasons = _cleanable(plan, segments, config)
+def _kafka(plan: Plan, segments: Sequence[Choosable], config: TopicConfig, stable_offset: int) -> Plan:
+    closed, reasons = _cleanable(plan, segments, config, stable_offset)
     if not closed:
         plan = replace(plan, reasons=tuple(reasons[1:]))
         return (
@@ -235,7 +238,7 @@ def _kafka(plan: Plan, segments: Sequence[Choosable], config: TopicConfig) -> Pl
 
 
 def _cleanable(
-    plan: Plan, segments: Sequence[Choosable], config: TopicConfig
+    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, stable_offset: int
 ) -> tuple[Sequence[Choosable], list[Reason]]:
     """The segments a round may take (a prefix of the log), and what holds back the others."""
     reasons = []
@@ -247,6 +250,11 @@ def _cleanable(
             reasons.append(Reason(ACTIVE_SEGMENT, held))
     elif segments and segments[-1].size == 0:
         count -= 1  # an empty active segment has nothing to close
+    decided = sum(one.next_offset <= stable_offset for one in segments[:count])
+    if decided < count:
+        count = decided
+        held = f"a transaction at {stable_offset} is undecided: records from there on may not count"
+        reasons.insert(0, Reason(UNDECIDED_TRANSACTION, held))
     lag_ms = config.min_compaction_lag_ms
     if lag_ms > 0:
         for i, one in enumerate(segments[:count]):

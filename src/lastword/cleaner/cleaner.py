@@ -22,6 +22,7 @@ from lastword.cleaner.choose import NEWEST, TOMBSTONE_HORIZON, Plan, choose
 from lastword.cleaner.groups import Group, Limits, group
 from lastword.cleaner.report import CleanRound
 from lastword.cleaner.steps import Steps, Stopped
+from lastword.cleaner.transactions import Found, Transactions, index_entries
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import (
@@ -169,14 +170,17 @@ def plan(
         return chosen
     sources = _below(view.segments, chosen.limit)
     steps = Steps("plan", sum(one.size for one in sources), clock, progress, None)
-    resolution = _resolve(sources, chosen, salt, steps)
-    found = group(resolution.segments, _limits(chosen))
+    transactions = Transactions(view.segments, chosen.limit, chosen.now_ms)
+    resolution = _resolve(sources, chosen, salt, steps, transactions)
+    found = group(resolution.segments, _limits(chosen), transactions.found.segments)
     if not found:
         return _nothing_to_do(chosen, resolution)
     source_bytes = sum(one.size_bytes for one in found)
     written_bytes = 0
     for one in found:
-        written_bytes += rewrite(one, sources, resolution, chosen, None, steps.rewritten).size_bytes
+        written_bytes += rewrite(
+            one, sources, resolution, chosen, None, steps.rewritten, transactions.found
+        ).size_bytes
     return replace(
         chosen,
         segments=sum(one.count for one in found),
@@ -230,6 +234,7 @@ def _choose(
         config,
         log_start=log.log_start,
         log_end=log.log_end,
+        stable_offset=log.stable_offset,
         first_dirty=first_dirty,
         now_ms=clock.now_ms(),
         map_bytes=map_bytes,
@@ -252,14 +257,17 @@ def _build(
     """Map now; rewrite each group when it is asked for."""
     sources = _below(segments, plan.limit)
     steps = Steps("clean", sum(one.size for one in sources), clock, progress, stop)
+    transactions = Transactions(segments, plan.limit, plan.now_ms)
     with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
-        resolution = _resolve(sources, plan, salt, steps)
-    found = group(resolution.segments, _limits(plan))
-    rewritten = _rewrite_each(files, directory, sources, plan, resolution, found, steps)
-    return BuiltRound(plan, account.mapped(plan, resolution), rewritten)
+        resolution = _resolve(sources, plan, salt, steps, transactions)
+    found = group(resolution.segments, _limits(plan), transactions.found.segments)
+    rewritten = _rewrite_each(files, directory, sources, plan, resolution, transactions.found, found, steps)
+    return BuiltRound(plan, account.mapped(plan, resolution, transactions.found), rewritten)
 
 
-def _resolve(sources: Sequence[Segment], plan: Plan, salt: bytes | None, steps: Steps) -> Resolution:
+def _resolve(
+    sources: Sequence[Segment], plan: Plan, salt: bytes | None, steps: Steps, transactions: Transactions
+) -> Resolution:
     from lastword.resolve import resolve
 
     return resolve(
@@ -267,8 +275,33 @@ def _resolve(sources: Sequence[Segment], plan: Plan, salt: bytes | None, steps: 
         map_bytes=plan.map_bytes,
         salt=os.urandom(16) if salt is None else salt,
         now_ms=plan.now_ms,
+        fates=transactions,
+        old_due=_old_due(sources, plan),
         progress=steps.mapped,
     )
+
+
+def _old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
+    """For each source, whether tombstones of magic 0 and 1 there may go.
+
+    These formats have no delete horizon; the times of files stand in for it. A round before this one must
+    have seen the tombstone (it lies below the first dirty offset), and between the last append to its segment
+    and the last one that was cleaned lies at least `delete.retention.ms`.
+    """
+    times_ms = [_mtime_ms(one) for one in sources]
+    clean = [t for t, one in zip(times_ms, sources, strict=True) if one.base_offset < plan.start]
+    if not clean:
+        return [False] * len(sources)
+    horizon_ms = clean[-1] - plan.delete_retention_ms
+    return [
+        one.next_offset <= plan.start and t <= horizon_ms for t, one in zip(times_ms, sources, strict=True)
+    ]
+
+
+def _mtime_ms(segment: Segment) -> int:
+    """As it is now: one that was appended to is younger than when it was opened."""
+    facts = segment.files.stat(segment.file)
+    return segment.mtime_ms if facts is None else facts.mtime_ms
 
 
 def _rewrite_each(
@@ -277,6 +310,7 @@ def _rewrite_each(
     sources: Sequence[Segment],
     plan: Plan,
     resolution: Resolution,
+    transactions: Found,
     found: Sequence[Group],
     steps: Steps,
 ) -> Iterator[BuiltGroup]:
@@ -291,9 +325,11 @@ def _rewrite_each(
         try:
             with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
                 output = Output(files, staged, one.base_offset, plan)
-                rewritten = rewrite(one, sources, resolution, plan, output, steps.rewritten)
+                rewritten = rewrite(one, sources, resolution, plan, output, steps.rewritten, transactions)
                 certified = certify(output, rewritten, one, sources, resolution)
-            output.finish(sources[one.last].mtime_ms)
+            taken = sources[one.first : one.last + 1]
+            entries = index_entries(transactions, taken, one.base_offset, one.next_offset)
+            output.finish(_mtime_ms(taken[-1]), entries)
         except BaseException:
             with suppress(LastwordError):  # the first error is the one to tell
                 staging.discard(files, staged)
@@ -334,9 +370,8 @@ def _nothing_to_do(plan: Plan, resolution: Resolution) -> Plan:
     waiting = sum(one.tombstones for one in resolution.segments)
     plan = replace(plan, exact=True)
     if waiting:
-        return plan.kept(
-            TOMBSTONE_HORIZON, f"{waiting} tombstones wait; every other record is its key's newest"
-        )
+        what = "1 tombstone waits" if waiting == 1 else f"{waiting} tombstones wait"
+        return plan.kept(TOMBSTONE_HORIZON, f"{what}; every other record is its key's newest")
     return plan.kept(NEWEST, "every record is the newest of its key")
 
 

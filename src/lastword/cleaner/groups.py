@@ -2,8 +2,8 @@
 
 A round knows each segment's garbage exactly (`SegmentFacts` of the map pass), so it need not touch a
 segment that has none. A segment *needs* a rewrite when it holds a dead record, or a tombstone whose clock
-must start: a live one in a batch that carries no delete horizon yet. Nothing else is a reason, so an
-insert-only log is never rewritten.
+must start: a live one in a batch that carries no delete horizon yet; so does one with a transaction marker
+of which either is true (`worth`). Nothing else is a reason, so an insert-only log is never rewritten.
 
 Neighbours that need a rewrite share one output when their survivors fit. A segment that needs none joins
 only when it is small: carrying up to a twentieth of `segment.bytes` along is the price of one file less. In
@@ -11,13 +11,16 @@ a crowded log (more than 3 files for each full one, and 64) small neighbours are
 them is dead; otherwise a log rolled by the clock would collect files without end. Merging moves whole runs
 into one full file, so a byte is moved about once.
 
+An empty segment (Kafka's cleaner leaves one for a group whose records all went) goes into a neighbour's
+output: the next segment's base covers its offsets.
+
 Limits of an output are Kafka's: `segment.bytes`, both indexes within `segment.index.bytes`, offsets within
 2^31 of its base. One group gives one segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,25 +83,28 @@ def needs_rewrite(facts: Facts) -> bool:
     return facts.dead_records > 0 or facts.tombstones_without_horizon > 0
 
 
-def group(facts: Sequence[Facts], limits: Limits) -> tuple[Group, ...]:
-    """The groups to rewrite, in offset order; segments in none of them stay as they are."""
+def group(facts: Sequence[Facts], limits: Limits, worth: Collection[int] = ()) -> tuple[Group, ...]:
+    """The groups to rewrite, in offset order; segments in none of them stay as they are.
+
+    worth: indexes of segments that need a rewrite for more than their facts tell.
+    """
     total_bytes = sum(one.size_bytes for one in facts)
     crowded = len(facts) > 3 * -(-total_bytes // limits.segment_bytes) + 64
     small_bytes = limits.segment_bytes // (2 if crowded else SMALL_SHARE)
     groups: list[Group] = []
     run: list[int] = []
 
+    def needs(i: int) -> bool:
+        return i in worth or needs_rewrite(facts[i])
+
     def close() -> None:
-        needed = any(needs_rewrite(facts[i]) for i in run)
+        needed = any(needs(i) for i in run)
         if needed or (crowded and len(run) > 1):
             groups.append(_group(facts, run))
         run.clear()
 
     for i, one in enumerate(facts):
-        if one.size_bytes == 0:  # covers offsets only by its name: no output could end where it does
-            close()
-            continue
-        if not needs_rewrite(one) and one.live_bytes > small_bytes:
+        if not needs(i) and one.live_bytes > small_bytes:
             close()
             continue
         if run and not _fits(facts, run, one, limits):
@@ -115,11 +121,12 @@ def _fits(facts: Sequence[Facts], run: Sequence[int], one: Facts, limits: Limits
 
 
 def _group(facts: Sequence[Facts], run: Sequence[int]) -> Group:
+    base_offset = facts[run[0]].base_offset
     return Group(
         first=run[0],
         last=run[-1],
-        base_offset=facts[run[0]].base_offset,
-        next_offset=facts[run[-1]].next_offset,
+        base_offset=base_offset,
+        next_offset=max((facts[i].next_offset for i in run if facts[i].size_bytes), default=base_offset),
         size_bytes=sum(facts[i].size_bytes for i in run),
         live_bytes=sum(facts[i].live_bytes for i in run),
     )

@@ -14,7 +14,9 @@ from lastword.values import Value
 
 @dataclass(frozen=True, slots=True)
 class Removed(Value):
-    """Records that left the log, by the rule that let them go."""
+    """Records that left the log, by the rule that let them go. Of control records, which nobody reads, only
+    `marker` tells: `records_read` and `records_kept` of a round leave them out.
+    """
 
     superseded: int = 0  # a newer record of the same key lies below the round's end
     tombstone: int = 0  # its delete horizon had passed
@@ -74,7 +76,8 @@ class CleanRound(Value):
     start, end       first dirty offset before, and the offset up to which the log is clean now
     complete         False when it was stopped between two swaps; what was swapped stays, `end` is not
                      recorded
-    records_read     records that the map pass met below `end`; records_kept: how many of them are left
+    records_read     records that the map pass met below `end`, control records left out; records_kept: how
+                     many of them are left
     read_bytes       bytes read from the log: by every map pass, and by the rewrite
     written_bytes    bytes of the new segments; freed_bytes: bytes of the old ones less these
     map_used_ratio   distinct keys over what the key map could hold (of the fullest pass)

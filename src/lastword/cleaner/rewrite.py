@@ -5,7 +5,11 @@ records only is left out, the others are cut. A batch keeps its base and last of
 leader epoch; its largest timestamp is taken anew (create time), and it gets a delete horizon when a
 tombstone survives its first cleaning. Two kinds of batch stay at least as a header of 61 bytes: the last
 one of the group, so that the file covers its range of offsets, and the last one of each producer, whose
-sequence the log must remember.
+sequence the log must remember. What becomes of control batches `transactions` says.
+
+Entries of magic 0 and 1 keep magic and codec. A compressed one is cut inside; nothing holds the place of one
+that goes, for these formats have no empty batch. Then the output ends where its last survivor does, and the
+next segment's base covers the rest.
 
 Memory: one chunk in, one output buffer out, whatever the size of the group.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from google_crc32c import value as crc32c
@@ -23,23 +28,38 @@ from lastword import kernels
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group
 from lastword.cleaner.report import TombstonesWaiting
-from lastword.errors import UnsupportedBatchError
+from lastword.cleaner.transactions import NOTHING, Found
 from lastword.files import Files
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents
-from lastword.kernels.repack import EMPTIED, KEEP_BASE, MIXED, repack_rows, room_needed
+from lastword.kernels.repack import (
+    AS_BITS,
+    CLOCK,
+    DROP,
+    EMPTIED,
+    KEEP_BASE,
+    MIXED,
+    RETAIN,
+    repack_rows,
+    room_needed,
+)
 from lastword.records.batch import CHECKED_FROM, CRC_POSITION, HEADER_BYTES, read_header
 from lastword.records.chunk import Chunk
+from lastword.records.columns import decode_columns
 from lastword.records.compression import compress
+from lastword.records.legacy_build import filter_entry
+from lastword.records.legacy_rows import header_of
 from lastword.records.reader import read_records
-from lastword.resolve import Resolution, SegmentFacts, SegmentSource
+from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts, SegmentSource
 from lastword.segment import names
 from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.txn_index import AbortedTransaction, encode_entries
 
 OUT_BYTES = 4 << 20
 OUT_ROWS = 1 << 14
 
 _MASK = (1 << 64) - 1
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +67,16 @@ class Rewritten:
     """What a rewrite says it did; `certificate` looks whether it is true.
 
     content_digest   sum over the survivors as they lie in the sources; size_bytes: of the output
+    next_offset      one past the last batch that it must hold
+    control_digest   sum over the control batches that stay; markers: records of those that went
     """
 
     size_bytes: int
     content_digest: int
     tombstones: TombstonesWaiting
+    next_offset: int
+    control_digest: int
+    markers: int
 
 
 class Output:
@@ -68,19 +93,25 @@ class Output:
     def _path(self, extension: str) -> str:
         return f"{self.directory}/{names.segment_file(self.base_offset, extension)}"
 
-    def finish(self, mtime_ms: int) -> None:
-        """Write the indexes, and make all of it durable. The files take the time of the last source's."""
+    def finish(self, mtime_ms: int, aborted: Sequence[AbortedTransaction] = ()) -> None:
+        """Write the indexes, and make all of it durable. The files take the time of the last source's.
+
+        `aborted`: entries of the transaction index; without any there is none.
+        """
         self.indexes.finish()
         self.handle.fsync()
         self.handle.close()
-        for extension, entries in (
-            (names.INDEX, self.indexes.offset_entries),
-            (names.TIME_INDEX, self.indexes.time_entries),
-        ):
+        indexes = {
+            names.INDEX: bytes(self.indexes.offset_entries),
+            names.TIME_INDEX: bytes(self.indexes.time_entries),
+        }
+        if aborted:
+            indexes[names.TXN_INDEX] = encode_entries(aborted)
+        for extension, entries in indexes.items():
             with self._files.open_append(self._path(extension), create=True, exclusive=True) as handle:
-                handle.append(bytes(entries))
+                handle.append(entries)
                 handle.fsync()
-        for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
+        for extension in (names.LOG, *indexes):
             self._files.set_mtime(self._path(extension), mtime_ms)
         self._files.fsync_dir(self.directory)
 
@@ -92,74 +123,94 @@ def rewrite(
     plan: Plan,
     output: Output | None,
     progress: Callable[[int], None],
+    transactions: Found = NOTHING,
 ) -> Rewritten:
     """Write the survivors of `group` to `output`; None only counts, to the byte.
 
     `progress` hears the bytes read, chunk by chunk, and may raise to stop. Raises CorruptBatchError for a
     source that is not what its checksums say.
     """
-    writer = _Writer(output)
+    writer = _Writer(output, resolution.dead)
     retained = _last_of_producers(resolution.segments)
     facts = resolution.segments[group.first : group.last + 1]
-    dead = resolution.dead.arrays
-    contents = 0
-    for one, source in zip(facts, sources[group.first : group.last + 1], strict=True):
-        horizon_ms = plan.now_ms + plan.delete_retention_ms if one.tombstones_without_horizon else -1
-        for chunk in source.chunk_reader(verify=True):
-            _refuse_old_formats(chunk)
-            total, _, row, status = sum_contents(chunk.plain, chunk.table, chunk.rows, *dead)
+    contents = controls = markers = 0
+    ends_with_old = False
+    for number, one in enumerate(facts, group.first):
+        clocks = one.tombstones_without_horizon or number in transactions.segments
+        horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
+        for chunk in sources[number].chunk_reader(verify=True):
+            total, _, row, status = sum_contents(
+                chunk.plain, chunk.table, chunk.rows, *resolution.dead.arrays
+            )
             if status != kernels.OK:
                 chunk.raise_status(row, status)
             contents += int(total)
-            writer.take(chunk, _retain(chunk, group.next_offset, retained), dead, horizon_ms)
+            retain = _retain(chunk, group.next_offset, retained, transactions)
+            gone = retain == DROP
+            controls += control_digest(chunk.table[~gone])
+            markers += int(chunk.table[gone, fields.COUNT].sum())
+            writer.take(chunk, retain, horizon_ms)
+            ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
             progress(chunk.size_bytes)
     writer.flush()
     return Rewritten(
-        writer.written_bytes, contents & _MASK, writer.tombstones(sum(f.tombstones for f in facts))
+        size_bytes=writer.written_bytes,
+        content_digest=contents & _MASK,
+        tombstones=writer.tombstones(sum(f.tombstones for f in facts)),
+        next_offset=max(writer.next_offset, group.base_offset) if ends_with_old else group.next_offset,
+        control_digest=controls & _MASK,
+        markers=markers,
     )
 
 
-def _refuse_old_formats(chunk: Chunk) -> None:
-    """Only batches of magic 2 can be cut and given a horizon."""
-    old = chunk.table[:, fields.MAGIC] < 2
-    if old.any():
-        row = int(old.argmax())
-        offset, magic = int(chunk.table[row, fields.BASE_OFFSET]), int(chunk.table[row, fields.MAGIC])
-        raise UnsupportedBatchError(
-            f"offset {offset} has magic {magic}; only batches of magic 2 are rewritten",
-            code="old-format",
-            remedy="leave this topic to Kafka's own cleaner",
-            file=chunk.file,
-            position=int(chunk.table[row, fields.FILE_POSITION]),
-            offset=offset,
-        )
+def control_digest(table: NDArray[np.int64]) -> int:
+    """A sum over the control batches among these rows: each one's offset, producer, epoch and records."""
+    rows = table[(table[:, fields.ATTRIBUTES] & fields.CONTROL) != 0]
+    if not rows.size:
+        return 0
+    mixed = np.zeros(rows.shape[0], np.uint64)
+    for column in (fields.LAST_OFFSET, fields.PRODUCER_ID, fields.PRODUCER_EPOCH, fields.COUNT):
+        mixed = (mixed ^ rows[:, column].astype(np.uint64)) * _SPREAD
+        mixed ^= mixed >> np.uint64(29)
+    return int(mixed.sum())
 
 
 def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
-    """Of each producer below the limit, the last offset of its last batch."""
+    """Of each producer below the limit, the last offset of its last data batch."""
     last: dict[int, int] = {}
     for one in facts:
         last.update(one.last_of_producers)
     return last
 
 
-def _retain(chunk: Chunk, next_offset: int, producers: dict[int, int]) -> NDArray[np.uint8]:
-    """Which batches of the chunk must leave at least their header."""
+def _retain(
+    chunk: Chunk, next_offset: int, producers: dict[int, int], transactions: Found
+) -> NDArray[np.uint8]:
+    """What the kernel is to do with each batch of the chunk, other than its bits say."""
     last_offsets = chunk.table[:, fields.LAST_OFFSET]
-    retain = (last_offsets == next_offset - 1).astype(np.uint8)
+    control = (chunk.table[:, fields.ATTRIBUTES] & fields.CONTROL) != 0
+    at_end = last_offsets == next_offset - 1
+    retain = np.where(at_end & ~control, np.uint8(RETAIN), np.uint8(AS_BITS))
     ids = chunk.table[:, fields.PRODUCER_ID]
     if producers and ids.max() >= 0:
-        for row in np.flatnonzero(ids >= 0).tolist():
+        for row in np.flatnonzero((ids >= 0) & ~control).tolist():
             if producers[int(ids[row])] == last_offsets[row]:
-                retain[row] = 1
+                retain[row] = RETAIN
+    for row in np.flatnonzero(control).tolist():
+        offset = int(last_offsets[row])
+        if offset in transactions.due and not at_end[row]:
+            retain[row] = DROP
+        elif offset in transactions.unclocked:
+            retain[row] = CLOCK
     return retain
 
 
 class _Writer:
     """Collects batches in one buffer and appends it when it is full."""
 
-    def __init__(self, output: Output | None) -> None:
+    def __init__(self, output: Output | None, dead: DeadBitmaps) -> None:
         self._output = output
+        self._dead = dead
         self._out = np.empty(OUT_BYTES + kernels.SLACK, np.uint8)
         self._table = np.empty((OUT_ROWS, fields.FIELDS), np.int64)
         self._classes = np.empty(OUT_ROWS, np.int64)
@@ -167,24 +218,34 @@ class _Writer:
         self._row = 0
         self._first_due: tuple[int, bytes] | None = None  # (horizon, a copy of its batch)
         self.written_bytes = 0
+        self.next_offset = -1
 
-    def take(
-        self,
-        chunk: Chunk,
-        retain: NDArray[np.uint8],
-        dead: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.uint64]],
-        horizon_ms: int,
+    def take(self, chunk: Chunk, retain: NDArray[np.uint8], horizon_ms: int) -> None:
+        old = chunk.table[:, fields.MAGIC] < 2
+        if not old.any():
+            self._take_batches(chunk, 0, chunk.rows, retain, horizon_ms)
+            return
+        borders = [0, *(np.flatnonzero(old[1:] != old[:-1]) + 1).tolist(), chunk.rows]
+        for first, end in pairwise(borders):
+            if old[first]:
+                self._take_entries(chunk, first, end)
+            else:
+                self._take_batches(chunk, first, end, retain, horizon_ms)
+
+    def _take_batches(
+        self, chunk: Chunk, row: int, end: int, retain: NDArray[np.uint8], horizon_ms: int
     ) -> None:
-        row = 0
+        """Rows of magic 2."""
         while True:
+            before = self._row
             row, self._position, self._row, _kept, status = repack_rows(
                 chunk.raw,
                 chunk.plain,
                 chunk.table,
-                chunk.rows,
+                end,
                 row,
                 retain,
-                *dead,
+                *self._dead.arrays,
                 horizon_ms,
                 KEEP_BASE,
                 self._out,
@@ -193,6 +254,8 @@ class _Writer:
                 self._row,
                 self._classes,
             )
+            if self._row > before:
+                self.next_offset = int(self._table[self._row - 1, fields.LAST_OFFSET]) + 1
             if status == kernels.OK:
                 return
             if status != kernels.FULL:
@@ -202,10 +265,50 @@ class _Writer:
             if needed > self._out.size:
                 self._out = np.empty(needed, np.uint8)
 
+    def _take_entries(self, chunk: Chunk, first: int, end: int) -> None:
+        """Rows of magic 0 and 1: whole ones are copied in runs, wrappers with dead messages are cut."""
+        table = chunk.table[first:end]
+        ends = table[:, fields.LAST_OFFSET].copy()
+        whole = ~self._dead.mask(ends)  # of an uncompressed entry: its only message
+        parts: list[tuple[int, int, bytes]] = []  # rows [a, b): a wrapper that was cut
+        for row in np.flatnonzero(table[:, fields.ATTRIBUTES] & fields.CODEC).tolist():
+            gone = self._dead.count(int(table[row, fields.BASE_OFFSET]), int(ends[row]) + 1)
+            whole[row] = gone == 0
+            if 0 < gone < table[row, fields.COUNT]:
+                data, ends[row] = self._cut(chunk, first + row)
+                parts.append((row, row + 1, data))
+        edges = np.flatnonzero(np.diff(whole.astype(np.int8), prepend=0, append=0)).tolist()
+        parts += [(a, b, b"") for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        for a, b, data in sorted(parts):
+            if data:
+                self._put(np.frombuffer(data, np.uint8))
+            else:
+                stop = table[b - 1, fields.POSITION] + table[b - 1, fields.SIZE]
+                self._put(chunk.raw[table[a, fields.POSITION] : stop])
+            self.next_offset = int(ends[b - 1]) + 1
+
+    def _cut(self, chunk: Chunk, row: int) -> tuple[bytes, int]:
+        """A wrapper without its dead messages, and the last offset that it has then."""
+        alone = Chunk(chunk.raw, chunk.plain, chunk.table[row : row + 1], chunk.file)
+        keep = ~self._dead.mask(decode_columns(alone).offset)
+        header, at = header_of(chunk.table, row), int(chunk.table[row, fields.POSITION])
+        left = filter_entry(chunk.raw, header, keep.tolist(), chunk.file, position=at)
+        if left is None:
+            raise AssertionError("a wrapper that keeps a message")
+        return left.data, left.last_offset
+
+    def _put(self, data: NDArray[np.uint8]) -> None:
+        if self._position + data.size > self._out.size - kernels.SLACK:
+            self.flush()
+            if data.size > self._out.size - kernels.SLACK:
+                self._out = np.empty(data.size + kernels.SLACK, np.uint8)
+        self._out[self._position : self._position + data.size] = data
+        self._position += data.size
+
     def flush(self) -> None:
         """Append what was collected; batches that carry a codec but were cut are compressed first."""
         table = self._table[: self._row]
-        if self._row:
+        if self._position:
             self._note_first_due(table)
             attributes = table[:, fields.ATTRIBUTES]
             classes = self._classes[: self._row]
@@ -240,9 +343,8 @@ class _Writer:
 
     def _note_first_due(self, table: NDArray[np.int64]) -> None:
         """Remember the batch whose horizon comes first, to name its tombstone in the report."""
-        clocked = np.flatnonzero(
-            (table[:, fields.ATTRIBUTES] & fields.HORIZON != 0) & (table[:, fields.COUNT] > 0)
-        )
+        special = table[:, fields.ATTRIBUTES] & (fields.HORIZON | fields.CONTROL)
+        clocked = np.flatnonzero((special == fields.HORIZON) & (table[:, fields.COUNT] > 0))
         if clocked.size:
             row = clocked[np.argmin(table[clocked, fields.BASE_TIMESTAMP])]
             horizon_ms = int(table[row, fields.BASE_TIMESTAMP])

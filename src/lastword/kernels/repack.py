@@ -191,9 +191,10 @@ def repack_rows(
 
     `retain` (uint8[rows]): AS_BITS, RETAIN for a data batch that must leave at least its header, DROP or
     CLOCK for a control batch. `horizon_ms` >= 0: a batch with a kept tombstone and no delete horizon yet, or
-    with CLOCK, is rewritten to carry it; -1: none is. `base_rule`: KEEP_BASE or FIRST_KEPT. `out_table` gets a row for each batch written (positions in `out`), `classes`
-    (int64, per out row) VERBATIM, MIXED or EMPTIED. A MIXED batch whose ATTRIBUTES name a codec is written
-    with plain records: the caller compresses and seals it.
+    with CLOCK, is rewritten to carry it; -1: none is. `base_rule`: KEEP_BASE or FIRST_KEPT. `out_table` gets
+    a row for each batch written (positions in `out`), `classes` (int64, per out row) VERBATIM, MIXED or
+    EMPTIED. A MIXED batch whose ATTRIBUTES name a codec is written with plain records: the caller compresses
+    and seals it.
 
     Returns (row, out position, out row, records kept, status). FULL: make room in `out` (`room_needed`) or
     `out_table`, call again.

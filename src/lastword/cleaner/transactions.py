@@ -1,0 +1,196 @@
+"""What a round has to know of transactions, found in one walk over headers and markers.
+
+The walk is made when the map pass meets the first batch of a transaction, so a log without transactions pays
+nothing. It goes by the log itself, not by the transaction indexes: an index that lost an entry would let
+aborted records replace committed ones. It ends at the limit, or above it where the last transaction ends that
+began below it: a limit is never above the last stable offset, so every fate is decided.
+
+Aborted records are dead at once. A marker stays as long as any batch of its transaction is left, even an
+empty one: until then it says what became of it. The pass that finds none left gives the marker a delete
+horizon, and it goes when that has passed, like a tombstone. What stays all the same:
+
+- a marker that is the last trace of its producer: it holds the epoch, and fences off older ones. It stays
+  whole; an emptied one would say nothing to Kafka's replay;
+- one at the very end of an output, for the file must cover its range;
+- control records that are no markers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from lastword.errors import CorruptFileError
+from lastword.partition.transactions import Decisions, MarkerTracker, OpenTransactions, control_of
+from lastword.records.batch import BatchHeader, check_crc
+from lastword.records.control import ControlRecord
+from lastword.segment import names
+from lastword.segment.segment import Segment
+from lastword.segment.txn_index import AbortedTransaction, decode_entries
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of the control batches below the limit, by the offset of their record.
+
+    due        go in this round
+    unclocked  get their delete horizon in it
+    aborted    aborted transactions of which a batch is left, as a transaction index names them
+    segments   indexes of the segments that a rewrite is worth for any of this
+    """
+
+    due: frozenset[int] = frozenset()
+    unclocked: frozenset[int] = frozenset()
+    aborted: tuple[AbortedTransaction, ...] = ()
+    segments: frozenset[int] = frozenset()
+
+
+NOTHING = Found()
+
+
+class Transactions:
+    """The fates of batches, for `resolve`; afterwards `found`."""
+
+    def __init__(self, segments: Sequence[Segment], limit: int, now_ms: int) -> None:
+        """`segments`: all of the log, also those above the limit."""
+        self._segments = segments
+        self._limit = limit
+        self._now_ms = now_ms
+        self._decisions: Decisions | None = None
+        self.found = NOTHING
+
+    def fates(
+        self,
+        attributes: NDArray[np.int64],
+        producer_ids: NDArray[np.int64],
+        base_offsets: NDArray[np.int64],
+        last_offsets: NDArray[np.int64],
+    ) -> NDArray[np.uint8]:
+        if self._decisions is None:
+            walk = _Walk(self._segments, self._limit)
+            walk.run(int(base_offsets[0]))
+            self._decisions, self.found = walk.decisions(), walk.found(self._now_ms)
+        return self._decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
+
+
+class _Control(NamedTuple):
+    """A control batch that may go."""
+
+    segment: int
+    offset: int
+    producer_id: int
+    emptied: bool
+    horizon_ms: int | None
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Batches in offset order, from one at or below the first batch of a transaction on."""
+
+    segments: Sequence[Segment]
+    limit: int
+    open: OpenTransactions = field(default_factory=OpenTransactions)
+    tracker: MarkerTracker = field(default_factory=lambda: MarkerTracker((), pass_start=0, log_start=0))
+    aborted: list[AbortedTransaction] = field(default_factory=list)
+    may_go: list[_Control] = field(default_factory=list)
+    emptied: list[tuple[int, int, int]] = field(default_factory=list)  # data: segment, offset, producer id
+    last: dict[int, int] = field(default_factory=dict)  # producer id to the end of its last batch
+    last_data: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)  # segment to the end of its last batch
+
+    def run(self, first_offset: int) -> None:
+        bases = [segment.base_offset for segment in self.segments]
+        for number in range(max(bisect_right(bases, first_offset) - 1, 0), len(bases)):
+            segment = self.segments[number]
+            for header in segment.headers():
+                if header.base_offset >= self.limit:
+                    oldest = self.open.oldest()
+                    if oldest is None or oldest >= self.limit:
+                        return
+                self._batch(number, segment, header)
+
+    def _batch(self, number: int, segment: Segment, header: BatchHeader) -> None:
+        marker = self._marker(segment, header) if header.control else None
+        if marker is not None and marker.marker:
+            completed = self.open.end(header.producer_id, header.last_offset, marker)
+            entry = self.open.index_entry(completed) if completed else None
+            if entry is not None:
+                self.aborted.append(entry)
+        elif header.transactional and not header.control:
+            self.open.begin(header.producer_id, header.base_offset)
+        if header.base_offset < self.limit:
+            self._below_limit(number, header, marker)
+
+    def _below_limit(self, number: int, header: BatchHeader, marker: ControlRecord | None) -> None:
+        offset, producer_id = header.last_offset, header.producer_id
+        self.ends[number] = offset
+        if producer_id >= 0:
+            self.last[producer_id] = offset
+        if header.control:
+            if self.tracker.control(header, marker):
+                horizon_ms = header.delete_horizon_ms
+                self.may_go.append(_Control(number, offset, producer_id, marker is None, horizon_ms))
+            return
+        self.tracker.data(header)
+        if producer_id >= 0:
+            self.last_data[producer_id] = offset
+            if header.count == 0:
+                self.emptied.append((number, offset, producer_id))
+
+    def _marker(self, segment: Segment, header: BatchHeader) -> ControlRecord | None:
+        data = segment.read_batch(header)
+        check_crc(data, header, segment.file, 0)
+        return control_of(data, header, segment.file, position=0)
+
+    def decisions(self) -> Decisions:
+        return Decisions(self.aborted, undecided=self.open.first_offsets())
+
+    def found(self, now_ms: int) -> Found:
+        due, unclocked, worth = set(), set(), set()
+        for one in self.may_go:
+            if self.last.get(one.producer_id) == one.offset:
+                continue
+            if one.emptied or (one.horizon_ms is not None and one.horizon_ms <= now_ms):
+                due.add(one.offset)
+                if self.ends[one.segment] != one.offset:
+                    worth.add(one.segment)
+            elif one.horizon_ms is None:
+                unclocked.add(one.offset)
+                worth.add(one.segment)
+        for number, offset, producer_id in self.emptied:
+            if offset not in (self.last_data[producer_id], self.ends[number]):
+                worth.add(number)  # no longer its producer's last: as long as it is there, its marker is
+        below = tuple(entry for entry in self.aborted if entry.last_offset < self.limit)
+        return Found(frozenset(due), frozenset(unclocked), below, frozenset(worth))
+
+
+def index_entries(
+    found: Found, sources: Sequence[Segment], first_offset: int, next_offset: int
+) -> list[AbortedTransaction]:
+    """The transaction index of an output: what the sources' own say of the transactions that still need an
+    entry, or else what the walk found out.
+    """
+    wanted = [entry for entry in found.aborted if first_offset <= entry.last_offset < next_offset]
+    if not wanted:
+        return []
+    known: dict[tuple[int, int], AbortedTransaction] = {}
+    for source in sources:
+        path = source.path(names.TXN_INDEX)
+        if source.files.exists(path):
+            try:
+                entries = decode_entries(source.files.read_bytes(path), path)
+            except CorruptFileError:
+                continue
+            known.update({(entry.producer_id, entry.last_offset): entry for entry in entries})
+    chosen = []
+    for entry in wanted:
+        there = known.get((entry.producer_id, entry.last_offset))
+        sound = there is not None and there.first_offset <= entry.first_offset
+        chosen.append(there if there is not None and sound else entry)
+    return sorted(chosen, key=lambda entry: entry.last_offset)
