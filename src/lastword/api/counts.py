@@ -9,7 +9,8 @@ from lastword.api.progress import Meter
 from lastword.api.values import PartitionInfo, SegmentInfo
 from lastword.cleaner import quarantine
 from lastword.cleaner.choose import corrected_first_dirty
-from lastword.errors import FileVanishedError, UnsupportedBatchError
+from lastword.errors import FileVanishedError
+from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.values import ProgressLike
 
@@ -31,8 +32,7 @@ def describe(logs: LogDir, topic: str, progress: ProgressLike | bool | None) -> 
         size = sum(segment.size for segment in view.segments)
         policy = logs._config(topic).cleanup_policy
         set_aside = quarantine.load(view.files, view.directory)
-        facts = resolution.segments if resolution is not None else ()
-        records = sum(one.records for one in facts) if resolution is not None else _records_in_headers(view)
+        facts = resolution.segments
         found.append(
             PartitionInfo(
                 topic=topic,
@@ -43,18 +43,16 @@ def describe(logs: LogDir, topic: str, progress: ProgressLike | bool | None) -> 
                 first_dirty=corrected_first_dirty(
                     logs._first_dirty(topic, number), view.log_start, view.log_end
                 ),
-                stable=view.log_end,
+                stable=view.stable_offset,
                 log_end=view.log_end,
                 segments=len(view.segments),
                 size_bytes=size,
-                live_bytes=sum(one.live_bytes for one in facts) if resolution is not None else size,
+                live_bytes=sum(one.live_bytes for one in facts),
                 garbage_bytes=sum(one.dead_bytes for one in facts),
-                records=records,
-                live_records=sum(one.records - one.dead_records for one in facts)
-                if resolution is not None
-                else records,
+                records=sum(one.records for one in facts),
+                live_records=sum(one.live_records for one in facts),
                 tombstones=sum(one.tombstones for one in facts),
-                exact=resolution is not None,
+                exact=True,
                 quarantine=None if set_aside is None else set_aside.reason,
             )
         )
@@ -71,8 +69,7 @@ def segments(
     found = []
     for number, view in sorted(views.items()):
         resolution = _resolved(logs, view, meter)
-        for index, segment in enumerate(view.segments):
-            facts = None if resolution is None else resolution.segments[index]
+        for segment, facts in zip(view.segments, resolution.segments, strict=True):
             found.append(
                 SegmentInfo(
                     topic=topic,
@@ -80,12 +77,10 @@ def segments(
                     base_offset=segment.base_offset,
                     next_offset=segment.next_offset,
                     size_bytes=segment.size,
-                    live_bytes=segment.size if facts is None else facts.live_bytes,
-                    garbage_bytes=0 if facts is None else facts.dead_bytes,
-                    records=sum(header.count for header in segment.headers())
-                    if facts is None
-                    else facts.records,
-                    exact=facts is not None,
+                    live_bytes=facts.live_bytes,
+                    garbage_bytes=facts.dead_bytes,
+                    records=facts.records,
+                    exact=True,
                     generation=None,
                     survivorship=None,
                     largest_timestamp=segment.largest_timestamp,
@@ -95,15 +90,16 @@ def segments(
     return found
 
 
-def _resolved(logs: LogDir, view: PartitionView, meter: Meter) -> Resolution | None:
-    """Resolve a whole log; None for one with transactions, whose records cannot be told dead or alive here.
+def _resolved(logs: LogDir, view: PartitionView, meter: Meter) -> Resolution:
+    """Resolve a whole log. What is of an undecided transaction counts as live, and replaces nothing yet.
 
     A file that vanishes was rewritten: the view is listed again, and then all of it is counted anew.
     """
     from lastword.resolve import resolve
 
     size = sum(segment.size for segment in view.segments)
-    for attempt in range(_ATTEMPTS):
+    attempt = 0
+    while True:
         try:
             with meter.part(size) as done:
                 return resolve(
@@ -111,18 +107,11 @@ def _resolved(logs: LogDir, view: PartitionView, meter: Meter) -> Resolution | N
                     map_bytes=logs.settings.instance.map_bytes,
                     salt=os.urandom(16),
                     now_ms=None,
+                    fates=Outcomes(view, view.log_end),
                     progress=done,
                 )
-        except UnsupportedBatchError:
-            return None
         except FileVanishedError:
-            if attempt + 1 == _ATTEMPTS:
+            attempt += 1
+            if attempt == _ATTEMPTS:
                 raise
             view.refresh()
-    return None
-
-
-def _records_in_headers(view: PartitionView) -> int:
-    return sum(
-        header.count for segment in view.segments for header in segment.headers() if not header.control
-    )

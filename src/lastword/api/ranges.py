@@ -28,9 +28,11 @@ class Range:
         return self.view.partition
 
 
-def ranges(views: Mapping[int, PartitionView], start: Bounds, end: Bounds) -> list[Range]:
+def ranges(
+    views: Mapping[int, PartitionView], start: Bounds, end: Bounds, *, committed: bool = True
+) -> list[Range]:
     """One Range per partition. A partition that a mapping does not name starts at "earliest" and ends at
-    "latest".
+    "latest". A committed read ends at the last stable offset, which is also its "latest".
 
     OffsetOutOfRangeError for an offset outside the log; UsageError for what is no place in a log.
     """
@@ -47,7 +49,9 @@ def ranges(views: Mapping[int, PartitionView], start: Bounds, end: Bounds) -> li
         first = _of(start, partition, "earliest")
         last = _of(end, partition, "latest")
         log_end = view.log_end
-        found.append(Range(view, _offset(view, log_end, first, "start"), _offset(view, log_end, last, "end")))
+        latest = min(view.stable_offset, log_end) if committed else log_end
+        begin, until = (_offset(view, log_end, latest, *of) for of in ((first, "start"), (last, "end")))
+        found.append(Range(view, begin, min(until, latest)))
     return found
 
 
@@ -55,15 +59,15 @@ def _of(given: Bounds, partition: int, default: str) -> Any:
     return given.get(partition, default) if isinstance(given, Mapping) else given
 
 
-def _offset(view: PartitionView, log_end: int, bound: Any, what: str) -> int:
+def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, what: str) -> int:
     name = f"{view.topic}-{view.partition}"
     if bound == "earliest":
         return view.log_start
     if bound == "latest":
-        return log_end
+        return latest
     if isinstance(bound, datetime):
         found = view.offset_at(to_ms(bound))
-        return log_end if found is None else min(found, log_end)
+        return latest if found is None else min(found, latest)
     if isinstance(bound, bool) or not isinstance(bound, int):
         raise UsageError(
             f"{what}={bound!r} is no place in a log",

@@ -21,17 +21,27 @@ if TYPE_CHECKING:
     from lastword.api.serializers import Serializer
 
 VIEWS = ("log", "latest", "changes")
+READ_COMMITTED = "read_committed"
+ISOLATIONS = (READ_COMMITTED, "read_uncommitted")
 Decode = Callable[[bytes], Any]
 
 
 def check_view(view: str) -> str:
-    if view not in VIEWS:
-        near = nearest(view, VIEWS) if isinstance(view, str) else None
+    return _one_of(view, VIEWS, "view")
+
+
+def check_isolation(isolation: str) -> str:
+    return _one_of(isolation, ISOLATIONS, "isolation")
+
+
+def _one_of(given: str, known: tuple[str, ...], what: str) -> str:
+    if given not in known:
+        near = nearest(given, known) if isinstance(given, str) else None
         raise UsageError(
-            f"unknown view {view!r}" + (f"; nearest: {near}" if near else ""),
-            remedy=f"one of {', '.join(VIEWS)}",
+            f"unknown {what} {given!r}" + (f"; nearest: {near}" if near else ""),
+            remedy=f"one of {', '.join(known)}",
         )
-    return view
+    return given
 
 
 class Reader(Iterator[Record[K, V]], Generic[K, V]):
@@ -52,6 +62,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
         view: str = "log",
         keys: frozenset[bytes] | None = None,
         map_bytes: int = 128 << 20,
+        committed: bool = True,
     ) -> None:
         self.position: dict[int, int] = {one.partition: one.start for one in ranges}
         self._topic = topic
@@ -60,6 +71,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
         self._view = check_view(view)
         self._keys = keys
         self._map_bytes = map_bytes
+        self._committed = committed
         self._records = self._each()
 
     def __iter__(self) -> Reader[K, V]:
@@ -102,7 +114,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
         if one.start >= one.end:
             return iter(())
         if self._view == "log":
-            return scan.records(one.view, one.start, one.end, keys=self._keys)
+            return scan.records(one.view, one.start, one.end, keys=self._keys, committed=self._committed)
         from lastword.state.newest import newest
 
         return newest(
@@ -112,6 +124,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
             tombstones=self._view == "changes",
             map_bytes=self._map_bytes,
             keys=self._keys,
+            committed=self._committed,
         )
 
     def _record(self, partition: int, raw: RawRecord) -> Record[K, V]:
@@ -153,7 +166,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
         for one in self._ranges:
             start = self.position[one.partition]
             if self._is_bulk(one, start):
-                for chunk, columns in scan.columns(one.view, start, one.end):
+                for chunk, columns in scan.columns(one.view, start, one.end, committed=self._committed):
                     last = int(columns.offset[-1]) + 1
                     yield from form.of_columns(columns, chunk, one.partition, batch_bytes)
                     self.position[one.partition] = last

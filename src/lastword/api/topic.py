@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -15,7 +16,7 @@ from lastword import metrics
 from lastword.api import partitioners
 from lastword.api.batches import HeadersLike, Packer, header_pairs
 from lastword.api.ranges import Bounds, ranges
-from lastword.api.reader import Reader, check_view, encoded_keys
+from lastword.api.reader import READ_COMMITTED, Reader, check_isolation, check_view, encoded_keys
 from lastword.api.record import Appended, K, Record, V
 from lastword.api.serializers import Serializer, SerializerLike, serializer_of
 from lastword.config import TopicConfig
@@ -24,8 +25,10 @@ from lastword.values import ProgressLike, table_html
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
+    from lastword.api.producers import Call, Producers
     from lastword.api.values import PartitionInfo, SegmentInfo
     from lastword.cleaner import CleanRound, Plan
+    from lastword.partition import PartitionLog
     from lastword.tools.verify import Verification
 
 ACKS = ("os", "disk")
@@ -95,6 +98,8 @@ class Topic(Generic[K, V]):
         timestamp: int | datetime | None = None,
         partition: int | None = None,
         ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
     ) -> Appended:
         """Append one record; returns when it is acknowledged.
 
@@ -103,6 +108,9 @@ class Topic(Generic[K, V]):
         timestamp    milliseconds since 1970 or an aware datetime; None: now
         partition    None: by the key, or in turn without one
         ack          "os" or "disk"; None: the setting lastword.ack
+        producer     a name, with the call's sequence: a call not above that producer's last one appends
+                     nothing. Its offset is then that of the record if it was the last call, otherwise -1
+        sequence     rises from call to call of a producer
 
         Raises KeyRequiredError, RecordTooLargeError, SerializerError, ReadOnlyError, DiskFullError,
         SyncFailedError.
@@ -111,16 +119,39 @@ class Topic(Generic[K, V]):
         self._logs._check_writable()
         packer = self._packer
         data = packer.encode(key, value)
-        chosen = packer.partition_of(data[0], partition)
+        chosen = packer.partition_of(data[0], partition, sequence)
         when = packer.timestamp_of(timestamp, self._logs._clock.now_ms())
         batch = packer.one(*data, when, header_pairs(headers) if headers else (), chosen)
         began = time.perf_counter()
+        if producer is not None or sequence is not None:
+            return self._append_once(data, batch, chosen, (producer, sequence), level, began)
         log = self._logs._log(self.name, chosen)
         done = log.append_batch(batch)
         if level == "disk":
             log.sync()
         self._count(1, len(batch), began, level)
         return Appended(chosen, done.base_offset, done.timestamp)
+
+    def _append_once(
+        self,
+        data: tuple[bytes | None, bytes | None],
+        batch: bytes,
+        partition: int,
+        asked: tuple[str | None, int | None],
+        level: str,
+        began: float,
+    ) -> Appended:
+        """`append` of a producer."""
+        from lastword.api import producers
+
+        with self._call(*asked) as call:
+            appended = call is not None and not call.skips(partition, *data)
+            if call is not None:
+                if appended:
+                    call.share(partition).append([batch])
+                self._finish(call, level)
+        self._count(int(appended), len(batch) if appended else 0, began, level)
+        return producers.find_appended(self._producers(), self._log_of, *asked, partition)
 
     def delete(
         self,
@@ -130,9 +161,20 @@ class Topic(Generic[K, V]):
         timestamp: int | datetime | None = None,
         partition: int | None = None,
         ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
     ) -> Appended:
         """Append a tombstone: the record that says `key` is gone."""
-        return self.append(key, None, headers=headers, timestamp=timestamp, partition=partition, ack=ack)
+        return self.append(
+            key,
+            None,
+            headers=headers,
+            timestamp=timestamp,
+            partition=partition,
+            ack=ack,
+            producer=producer,
+            sequence=sequence,
+        )
 
     def extend(
         self,
@@ -140,6 +182,8 @@ class Topic(Generic[K, V]):
         *,
         partition: int | None = None,
         ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
     ) -> int:
         """Append many records with one sync at the end; returns how many were acknowledged.
 
@@ -147,23 +191,35 @@ class Topic(Generic[K, V]):
                   mapping, or anything with `__arrow_c_stream__`: columns key and value, optionally
                   headers, timestamp, partition
 
+        producer, sequence   as of `append`: a call not above the last one returns 0. A call that failed in
+                  the middle is repeated with the same records, and only what is missing is appended
+
         Records are checked and written in groups of at most 16 MiB: a refused record stops its group
         before anything of it is written, and the error says how many records before it are in the log.
         """
         level = self._ack(ack)
         self._logs._check_writable()
+        if producer is None and sequence is None:
+            return self._extend(records, partition, level, None)
+        with self._call(producer, sequence) as call:
+            return 0 if call is None else self._extend(records, partition, level, call)
+
+    def _extend(self, records: Any, partition: int | None, level: str, call: Call | None) -> int:
         now_ms = self._logs._clock.now_ms()
         if hasattr(records, "__arrow_c_stream__"):
-            groups = self._packer.arrow_groups(records, now_ms, partition)
+            groups = self._packer.arrow_groups(records, now_ms, partition, call)
         else:
-            groups = self._packer.groups(records, now_ms, partition)
+            groups = self._packer.groups(records, now_ms, partition, call)
         appended = size = 0
         began = time.perf_counter()
         touched: set[int] = set()
         try:
             for group in groups:
                 for number, batches in sorted(group.batches.items()):
-                    self._logs._log(self.name, number).append_batches(batches)
+                    if call is None:
+                        self._logs._log(self.name, number).append_batches(batches)
+                    else:
+                        call.share(number).append(batches)
                     touched.add(number)
                     size += sum(len(batch) for batch in batches)
                 appended += group.records
@@ -172,11 +228,43 @@ class Topic(Generic[K, V]):
                 error.message += f"; the {appended} records before are in the log"
                 error.args = (error.message,)
             raise
-        if level == "disk":
+        if call is not None:
+            self._finish(call, level)
+        elif level == "disk":
             for number in sorted(touched):
                 self._logs._log(self.name, number).sync()
         self._count(appended, size, began, level)
         return appended
+
+    def last_sequence(self, producer: str) -> int | None:
+        """Sequence of the producer's last call that is in the log as a whole; None if it made none.
+
+        After a crash go on with the call after it.
+        """
+        from lastword.api import producers
+
+        producers.check(producer, 0)
+        if self._logs.mode == "r":
+            return producers.last_sequence_seen(dict(self._logs._views(self.name)), producer)
+        return self._producers().last_sequence(self._log_of, producer)
+
+    def _call(self, producer: str | None, sequence: int | None) -> AbstractContextManager[Call | None]:
+        return self._producers().call(self._log_of, producer, sequence)
+
+    def _producers(self) -> Producers:
+        from lastword.api import producers
+
+        return producers.producers_of(self._log_of(min(self._numbers)))
+
+    def _log_of(self, partition: int) -> PartitionLog:
+        return self._logs._log(self.name, partition)
+
+    def _finish(self, call: Call, level: str) -> None:
+        """The call's records are in the log: make them durable if asked, then note the call."""
+        if level == "disk":
+            for number in call.partitions:
+                self._log_of(number).sync()
+        self._producers().finish(call, self._log_of, sync=level == "disk")
 
     def _count(self, records: int, size_bytes: int, began: float, level: str) -> None:
         metrics.APPEND_RECORDS.add(records, self.name)
@@ -199,6 +287,7 @@ class Topic(Generic[K, V]):
         partition: int | None = None,
         keys: Iterable[K] | None = None,
         view: str = "log",
+        isolation: str = "read_committed",
     ) -> Reader[K, V]:
         """A bounded read: it ends at the log end of this moment, or before.
 
@@ -207,10 +296,13 @@ class Topic(Generic[K, V]):
         keys         only records with one of these keys
         view         "log": every record; "latest": the newest value per key, no tombstones; "changes": the
                      newest record per key in the range, tombstones too
+        isolation    "read_committed": ends where the oldest open transaction begins, and leaves out aborted
+                     ones; "read_uncommitted": all. Transaction markers never show
 
         OffsetOutOfRangeError for an offset below the log start or above the log end.
         """
         check_view(view)
+        committed = check_isolation(isolation) == READ_COMMITTED
         views = self._logs._views(self.name)
         if partition is not None:
             if partition not in views:
@@ -221,11 +313,12 @@ class Topic(Generic[K, V]):
             views = {partition: views[partition]}
         return Reader(
             self.name,
-            ranges(views, start, end),
+            ranges(views, start, end, committed=committed),
             (self.key_serializer, self.value_serializer),
             view=view,
             keys=encoded_keys(keys, self.key_serializer),
             map_bytes=self._logs.settings.instance.map_bytes,
+            committed=committed,
         )
 
     def bounds(self) -> dict[int, tuple[int, int]]:

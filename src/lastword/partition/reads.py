@@ -17,6 +17,7 @@ from lastword.records.batch import BatchHeader
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
 
 if TYPE_CHECKING:
+    from lastword.partition.outcomes import Outcomes
     from lastword.records.chunk import Chunk
 
 _TRIES = 100
@@ -37,11 +38,12 @@ def read_chunks(
     *,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
     verify: bool = True,
+    outcomes: Outcomes | None = None,
 ) -> Iterator[Chunk]:
     """Chunks of the batches that may hold records of [start, end) offsets; None: up to the log end of now.
 
     The first and the last batch may hold records outside of the range: the caller cuts by offset. A chunk is
-    valid until the next one.
+    valid until the next one. `outcomes` know about its batches when it is given out.
     """
     end = log.log_end if end_offset is None else end_offset
     offset, tries = start_offset, 0
@@ -53,6 +55,8 @@ def read_chunks(
                 for chunk in _chunks_of(segment, offset, end, chunk_bytes, verify):
                     if bound is not None and chunk.next_offset > bound:
                         _check_last_offsets(segment, bound)
+                    if outcomes is not None:
+                        outcomes.hidden(chunk)
                     offset, tries = max(offset, chunk.next_offset), 0
                     yield chunk
             return
@@ -106,11 +110,11 @@ def _chunks_of(segment: Segment, start: int, end: int, chunk_bytes: int, verify:
 
 
 def read_batches(
-    log: Readable, start_offset: int, end_offset: int | None = None
+    log: Readable, start_offset: int, end_offset: int | None = None, *, outcomes: Outcomes | None = None
 ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
     """The same in plain Python, for a few records: each batch with its segment, its header and its bytes.
 
-    The header's position is that in the file; its checksum is not verified.
+    The header's position is that in the file; its checksum is not verified. `outcomes` know about it.
     """
     end = log.log_end if end_offset is None else end_offset
     offset, tries = start_offset, 0
@@ -126,6 +130,8 @@ def read_batches(
                     if not segment.begins_below(header, end, offset):
                         return
                     data = segment.read_batch(header)
+                    if outcomes is not None:
+                        outcomes.fate(header)
                     offset, tries = max(offset, header.next_offset), 0
                     yield segment, header, data
             return

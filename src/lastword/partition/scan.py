@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lastword.metrics import READ_BYTES
+from lastword.partition.outcomes import Outcomes
+from lastword.partition.reads import read_batches, read_chunks
+from lastword.partition.transactions import Fate
 from lastword.partition.view import PartitionView
 from lastword.records.formats import check_crc, read_records
 from lastword.records.record import RawRecord
@@ -34,25 +37,39 @@ def records(
     *,
     keys: frozenset[bytes] | None = None,
     plain: bool | None = None,
+    committed: bool = True,
 ) -> Iterator[RawRecord]:
     """Records with start <= offset < end, and of these `keys` if given; control records never show.
 
-    `plain` True or False forces a way of decoding. Raises CorruptBatchError and its like where the log is
-    damaged.
+    `committed`: without those of aborted transactions; the range must end at or below the last stable
+    offset. `plain` True or False forces a way of decoding. Raises CorruptBatchError and its like where the
+    log is damaged.
     """
     if start >= end:
         return iter(())
     chosen = is_short(view, start, end) if plain is None else plain
-    return (_plain if chosen else _bulk)(view, start, end, keys)
+    outcomes = Outcomes(view, end) if committed else None
+    return (_plain if chosen else _bulk)(view, start, end, keys, outcomes)
 
 
-def columns(view: PartitionView, start: int, end: int) -> Iterator[tuple[Chunk, RecordColumns]]:
+def columns(
+    view: PartitionView, start: int, end: int, *, committed: bool = True
+) -> Iterator[tuple[Chunk, RecordColumns]]:
     """The same records as chunks with their columns; each pair is valid until the next."""
+    return _columns(view, start, end, Outcomes(view, end) if committed else None)
+
+
+def _columns(
+    view: PartitionView, start: int, end: int, outcomes: Outcomes | None
+) -> Iterator[tuple[Chunk, RecordColumns]]:
     from lastword.records.columns import decode_columns
 
-    for chunk in view.chunks(start, end):
+    for chunk in read_chunks(view, start, end, outcomes=outcomes):
         READ_BYTES.add(chunk.size_bytes, view.topic)
         found = decode_columns(chunk)
+        hidden = outcomes.hidden(chunk) if outcomes is not None else None
+        if hidden is not None and hidden.any():
+            found = found.select(~hidden[found.row])
         if len(found) and (found.offset[0] < start or found.offset[-1] >= end):
             found = found.select((found.offset >= start) & (found.offset < end))
         if len(found):
@@ -79,28 +96,32 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
     return True
 
 
-def _plain(view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None) -> Iterator[RawRecord]:
-    for segment, header, data in view.batches(start, end):
+def _plain(
+    view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None, outcomes: Outcomes | None
+) -> Iterator[RawRecord]:
+    for segment, header, data in read_batches(view, start, end, outcomes=outcomes):
         READ_BYTES.add(header.size, view.topic)
         check_crc(data, header, segment.file, position=0)
-        if header.control:
+        if header.control or (outcomes is not None and outcomes.fate(header) is not Fate.COMMITTED):
             continue
         for record in read_records(data, header, segment.file, position=0):
             if start <= record.offset < end and (keys is None or record.key in keys):
                 yield record
 
 
-def _bulk(view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None) -> Iterator[RawRecord]:
+def _bulk(
+    view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None, outcomes: Outcomes | None
+) -> Iterator[RawRecord]:
     from lastword.records.columns import raw_records
 
     if keys is None:
-        for chunk, found in columns(view, start, end):
+        for chunk, found in _columns(view, start, end, outcomes):
             yield from raw_records(found, chunk)
         return
     import numpy as np
 
     lengths = sorted({len(key) for key in keys})
-    for chunk, found in columns(view, start, end):
+    for chunk, found in _columns(view, start, end, outcomes):
         # Keys of other lengths need not become Python objects.
         for record in raw_records(found.select(np.isin(found.key_length, lengths)), chunk):
             if record.key in keys:

@@ -194,17 +194,24 @@ class Decisions:
         return fates
 
 
-def scan(batches: Iterable[tuple[BatchHeader, ControlRecord | None]]) -> Decisions:
+def scan(
+    batches: Iterable[tuple[BatchHeader, ControlRecord | None]], *, until: int | None = None
+) -> Decisions:
     """Decisions from the batches themselves, in offset order, without any index: one walk over headers and
     markers.
 
     `batches`: each header, and of a control batch its record (None if it was emptied; see `control_of`).
     The aborted entries found are those that the transaction indexes hold, if the walk began at or below
-    their transactions. Its `undecided` is exact as of the last batch given.
+    their transactions. Its `undecided` is exact as of the last batch taken. `until`: take no more once every
+    transaction that began below this offset is decided.
     """
     open_transactions = OpenTransactions()
     aborted = []
     for header, marker in batches:
+        if until is not None and header.base_offset >= until:
+            oldest = open_transactions.oldest()
+            if oldest is None or oldest >= until:
+                break
         if header.control:
             if marker is not None and marker.marker:
                 completed = open_transactions.end(header.producer_id, header.last_offset, marker)

@@ -46,6 +46,7 @@ class PartitionView:
         log_end: int,
         *,
         stable_offset: int | None = None,
+        trusted: bool = False,
     ) -> None:
         self.files = files
         self.directory = directory
@@ -56,6 +57,8 @@ class PartitionView:
         self.log_start = log_start
         self.log_end = log_end
         self._stable_offset = stable_offset
+        self.trusted = trusted
+        """Has this process recovered the log, and does it hold its lock? Then its indexes are complete."""
 
     @property
     def stable_offset(self) -> int:

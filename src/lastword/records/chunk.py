@@ -26,6 +26,7 @@ from lastword.errors import (
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
 from lastword.kernels.crc32c import crc32c
+from lastword.records.batch import BatchHeader
 from lastword.records.legacy_rows import inflate_rows
 
 Bytes = NDArray[np.uint8]
@@ -34,6 +35,23 @@ Table = NDArray[np.int64]
 CHUNK_BYTES = 1 << 20
 SMALLEST_ENTRY_BYTES = 26  # of magic 0
 LEGACY_LIMIT_BYTES = 256 << 20
+_HEADER_COLUMNS = (
+    fields.FILE_POSITION,
+    fields.SIZE,
+    fields.BASE_OFFSET,
+    fields.LAST_OFFSET,
+    fields.LEADER_EPOCH,
+    fields.MAGIC,
+    fields.CRC,
+    fields.ATTRIBUTES,
+    fields.BASE_TIMESTAMP,
+    fields.MAX_TIMESTAMP,
+    fields.PRODUCER_ID,
+    fields.PRODUCER_EPOCH,
+    fields.BASE_SEQUENCE,
+    fields.COUNT,
+)
+"""In the order of a BatchHeader."""
 _FIRST_ROWS = 1024
 _MOST_ROWS = 16384
 
@@ -86,6 +104,11 @@ class Chunk:
         """One past the last batch's last offset."""
         return int(self.table[-1, fields.LAST_OFFSET]) + 1
 
+    def header(self, row: int) -> BatchHeader:
+        """The header of batch `row`; `position` is in the file."""
+        values = self.table[row].tolist()
+        return BatchHeader(*(values[column] for column in _HEADER_COLUMNS))
+
     def data_rows(self) -> NDArray[np.bool_]:
         """Which batches hold users' records, not control records."""
         return (self.table[:, fields.ATTRIBUTES] & fields.CONTROL) == 0
@@ -115,6 +138,7 @@ class ChunkReader:
         file: its name, for errors.
         start_position, end_position: where a batch starts, and where the bytes to read end.
         verify: check every CRC. Lengths, magic and offsets are checked always.
+        inflate: False gives chunks of which only the headers can be used: compressed records stay so.
         max_batch_bytes: a larger batch is an error; None: whatever fits the file.
         first_offset: no batch may start below it.
         stop_at_partial_tail: end quietly at a batch whose bytes are not all there, as a reader of a growing
@@ -133,6 +157,7 @@ class ChunkReader:
         *,
         chunk_bytes: int = CHUNK_BYTES,
         verify: bool = True,
+        inflate: bool = True,
         max_batch_bytes: int | None = None,
         first_offset: int = 0,
         stop_at_partial_tail: bool = False,
@@ -143,6 +168,7 @@ class ChunkReader:
         self._file = file
         self._end = end_position
         self._verify = verify
+        self._inflates = inflate
         self._max_batch_bytes = max_batch_bytes
         self._stop_at_partial_tail = stop_at_partial_tail
         capacity = max(min(chunk_bytes, end_position - start_position), fields.HEADER_BYTES)
@@ -226,7 +252,8 @@ class ChunkReader:
             row = int(np.argmax(table[:, fields.SIZE] > self._max_batch_bytes))
             Chunk(self._raw, self._raw, table, self._file).raise_status(row, kernels.BAD_LENGTH)
         plain = self._raw
-        if (table[:, fields.ATTRIBUTES] & fields.CODEC).any() or (table[:, fields.MAGIC] < 2).any():
+        coded = (table[:, fields.ATTRIBUTES] & fields.CODEC).any() or (table[:, fields.MAGIC] < 2).any()
+        if coded and self._inflates:
             self._inflate(table, first_offset)
             plain = self._plain
         return Chunk(self._raw, plain, table, self._file, self._scratch)

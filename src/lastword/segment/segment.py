@@ -185,13 +185,24 @@ class Segment:
         *,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         verify: bool = True,
+        inflate: bool = True,
     ) -> Iterator[Chunk]:
-        """Chunks of whole batches, checksums verified; each is valid until the next one."""
+        """Chunks of whole batches, checksums verified; each is valid until the next one. Without `inflate`
+        they are good for their headers only.
+        """
         from lastword.records.chunk import ChunkReader
 
         end = self.size if end_position is None else end_position
         return iter(
-            ChunkReader(self.handle, self.file, start_position, end, chunk_bytes=chunk_bytes, verify=verify)
+            ChunkReader(
+                self.handle,
+                self.file,
+                start_position,
+                end,
+                chunk_bytes=chunk_bytes,
+                verify=verify,
+                inflate=inflate,
+            )
         )
 
     def position_of(self, offset: int) -> int:
@@ -267,8 +278,8 @@ class Segment:
         return None
 
     def _reaches(self, timestamp: int, offset: int) -> bool:
-        """Is there a batch that holds `offset` and has this largest timestamp? Else the time index is not this
-        log's. (Brokers before 3.0 name the record with that timestamp, others the batch's last offset.)
+        """Is there a batch that holds `offset` and has this largest timestamp? Else the time index is not
+        this log's. (Brokers before 3.0 name the record with that timestamp, others the batch's last offset.)
         """
         for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
             if header.last_offset >= offset:

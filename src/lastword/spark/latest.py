@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from lastword.errors import FileVanishedError
 from lastword.files import Files
 from lastword.kernels import table as fields
+from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.records.columns import RecordColumns, decode_columns
 from lastword.spark.options import ReadOptions
@@ -27,12 +28,13 @@ from lastword.spark.read import (
     LogPartition,
     check_loss,
     map_bytes,
+    outcomes_of,
     overlapping,
-    refuse_transactions,
 )
 
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
+    from lastword.resolve import Resolution
     from lastword.segment.segment import Segment
 
 
@@ -44,6 +46,8 @@ def latest_chunks(
     Both passes must see the same files, so a cleaning that is published between them starts the task's work
     anew, as long as nothing was given out; after that the segments are open and stay readable.
     """
+    from lastword.resolve import resolve
+
     for _ in range(MAX_RELOADS):
         view = PartitionView.load(files, task.directory)
         start = check_loss(task, view, task.start, options)
@@ -51,23 +55,19 @@ def latest_chunks(
         try:
             for source in sources:
                 source.open()
+            fates = outcomes_of(view, task, options) or Decisions()
+            memory, salt = map_bytes(os.path.dirname(task.directory)), os.urandom(16)
+            resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, fates=fates)
         except FileVanishedError:
             continue
-        yield from _survivors(sources, task, options)
+        yield from _survivors(sources, resolution)
         return
     raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were opened")
 
 
-def _survivors(
-    sources: list[RangeSource], task: LogPartition, options: ReadOptions
-) -> Iterator[tuple[Chunk, RecordColumns]]:
-    from lastword.resolve import resolve
-
-    log_path = os.path.dirname(task.directory)
-    resolution = resolve(sources, map_bytes=map_bytes(log_path), salt=os.urandom(16), now_ms=None)
+def _survivors(sources: list[RangeSource], resolution: Resolution) -> Iterator[tuple[Chunk, RecordColumns]]:
     for source in sources:
         for chunk in source.chunk_reader(chunk_bytes=CHUNK_BYTES):
-            refuse_transactions(chunk, options)
             records = decode_columns(chunk)
             alive = ~resolution.dead.mask(records.offset)
             alive &= records.value_length >= 0

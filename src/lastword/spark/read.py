@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from lastword.errors import FileVanishedError, OffsetOutOfRangeError, UnsupportedBatchError
+from lastword.errors import FileVanishedError, OffsetOutOfRangeError
 from lastword.files import DEFAULT, Files
+from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
 from lastword.spark import ranges, snapshot
@@ -33,7 +34,9 @@ from lastword.spark.options import ReadOptions
 from lastword.spark.schema import arrow_schema, check_projection
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
@@ -174,9 +177,9 @@ def log_chunks(
     """Decoded chunks with only the records of the task's range."""
     from lastword.records.columns import decode_columns
 
-    for chunk in chunks_between(task, options, files):
-        refuse_transactions(chunk, options)
-        yield chunk, within(decode_columns(chunk), task.start, task.end)
+    for chunk, hidden in chunks_between(task, options, files):
+        found = within(decode_columns(chunk), task.start, task.end)
+        yield chunk, found if hidden is None else found.select(~hidden[found.row])
 
 
 def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:
@@ -187,18 +190,24 @@ def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:
     return columns if (first, last) == (0, len(columns)) else columns.select(slice(first, last))
 
 
-def chunks_between(task: LogPartition, options: ReadOptions, files: Files) -> Iterator[Chunk]:
-    """Chunks of whole batches that cover a range, across segments, gaps, and rewrites published meanwhile."""
+def chunks_between(
+    task: LogPartition, options: ReadOptions, files: Files
+) -> Iterator[tuple[Chunk, NDArray[np.bool_] | None]]:
+    """Chunks of whole batches that cover a range, across segments, gaps, and rewrites published meanwhile;
+    with the rows of aborted transactions if they are to be hidden and there are any.
+    """
     offset = task.start
     for _ in range(MAX_RELOADS):
         view = PartitionView.load(files, task.directory)
         offset = check_loss(task, view, offset, options)
+        outcomes = outcomes_of(view, task, options)
         try:
             for segment in overlapping(view, offset, task.end):
                 first, last = segment.position_of(offset), segment.end_position_of(task.end)
                 for chunk in segment.chunk_reader(first, last, chunk_bytes=CHUNK_BYTES):
+                    hidden = None if outcomes is None else outcomes.hidden(chunk)
                     following = chunk.next_offset
-                    yield chunk
+                    yield chunk, hidden
                     offset = max(offset, following)
         except FileVanishedError:
             continue
@@ -219,24 +228,9 @@ def check_loss(task: LogPartition, view: PartitionView, offset: int, options: Re
     return max(offset, view.log_start)
 
 
-def refuse_transactions(chunk: Chunk, options: ReadOptions) -> None:
-    """Whether a transaction was committed is not looked up here, so its records are not shown as if it
-    were.
-    """
-    from lastword.kernels import table as fields
-
-    attributes = chunk.table[:, fields.ATTRIBUTES]
-    found = ((attributes & fields.TRANSACTIONAL) != 0) & chunk.data_rows()
-    if options.isolation == "read_committed" and found.any():
-        row = int(found.argmax())
-        offset = int(chunk.table[row, fields.BASE_OFFSET])
-        raise UnsupportedBatchError(
-            f"offset {offset} is in a transaction, which may have been aborted",
-            remedy="set isolationLevel to read_uncommitted to read it all the same",
-            file=chunk.file,
-            position=int(chunk.table[row, fields.FILE_POSITION]),
-            offset=offset,
-        )
+def outcomes_of(view: PartitionView, task: LogPartition, options: ReadOptions) -> Outcomes | None:
+    """What tells a task which transactions were aborted; None if it shows them all."""
+    return Outcomes(view, task.end) if options.isolation == "read_committed" else None
 
 
 def to_spark(

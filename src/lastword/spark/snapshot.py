@@ -116,6 +116,8 @@ def _bounded(directory: LogDirectory, topic: str, number: int, options: ReadOpti
     start, end = min(start, view.log_end), min(end, view.log_end)
     if start > end:
         raise SparkOptionError(f"{name}: the read starts at offset {start}, above its end {end}")
+    if options.isolation == "read_committed":
+        end = max(start, min(end, view.stable_offset))
     if options.view == "latest":
         _refuse_rewritten_history(name, end, view, directory.first_dirty(topic, number))
     return Chosen(topic, number, view.directory, view, start, end)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.errors import FileVanishedError
 from lastword.partition import scan
+from lastword.partition.outcomes import Outcomes
+from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
@@ -43,19 +45,21 @@ def newest(
     keys: frozenset[bytes] | None = None,
     plain: bool | None = None,
     progress: BytesDone | None = None,
+    committed: bool = True,
 ) -> Iterator[RawRecord]:
     """Newest record per key among start <= offset < end, by offset; records without a key never show.
 
     tombstones   False: keys whose newest record is one are left out
     map_bytes    memory of the key map of a long range
     keys         only these
+    committed    without aborted transactions; the range must end at or below the last stable offset
     """
     if plain is None:
         plain = keys is not None or scan.is_short(view, start, end)
     if plain:
-        yield from _replayed(view, start, end, tombstones, keys)
+        yield from _replayed(view, start, end, tombstones, keys, committed)
         return
-    for part in _resolved(view, start, end, tombstones, map_bytes, progress, _records):
+    for part in _resolved(view, start, end, tombstones, map_bytes, progress, _records, committed):
         if keys is None:
             yield from part
         else:
@@ -80,10 +84,15 @@ def newest_pairs(
 
 
 def _replayed(
-    view: PartitionView, start: int, end: int, tombstones: bool, keys: frozenset[bytes] | None
+    view: PartitionView,
+    start: int,
+    end: int,
+    tombstones: bool,
+    keys: frozenset[bytes] | None,
+    committed: bool = True,
 ) -> Iterator[RawRecord]:
     found: dict[bytes, RawRecord] = {}
-    for record in scan.records(view, start, end, keys=keys):
+    for record in scan.records(view, start, end, keys=keys, committed=committed):
         if record.key is not None:
             # Taken out first, so that the dict stays in the order of offsets.
             found.pop(record.key, None)
@@ -131,12 +140,13 @@ def _resolved(
     map_bytes: int,
     progress: BytesDone | None,
     form: Form,
+    committed: bool = True,
 ) -> Iterator[list[Any]]:
     """Resolve, then read. A file that vanishes while resolving starts it over; afterwards its segment is
     held open."""
     for attempt in range(_ATTEMPTS):
         try:
-            yield from _from_bitmaps(view, start, end, tombstones, map_bytes, progress, form)
+            yield from _from_bitmaps(view, start, end, tombstones, map_bytes, progress, form, committed)
             return
         except _VanishedEarly as early:
             if attempt + 1 == _ATTEMPTS and early.__cause__ is not None:
@@ -152,6 +162,7 @@ def _from_bitmaps(
     map_bytes: int,
     progress: BytesDone | None,
     form: Form,
+    committed: bool,
 ) -> Iterator[list[Any]]:
     from lastword.records.columns import decode_columns, raw_records
     from lastword.resolve import resolve
@@ -164,8 +175,10 @@ def _from_bitmaps(
             if progress is not None:
                 progress(min(done, total // 2), total)
 
-        resolution = resolve(parts, map_bytes=map_bytes, salt=os.urandom(16), now_ms=None, progress=mapped)
-        late = {record.key: record for record in _replayed(view, cut, end, True, None)}
+        fates = Outcomes(view, end) if committed else Decisions()
+        salt = os.urandom(16)
+        resolution = resolve(parts, map_bytes=map_bytes, salt=salt, now_ms=None, fates=fates, progress=mapped)
+        late = {record.key: record for record in _replayed(view, cut, end, True, None, committed)}
     except FileVanishedError as error:
         raise _VanishedEarly from error
     done = total // 2

@@ -114,7 +114,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
 
     def _restore(self, progress: ProgressLike | None) -> None:
         views = self._views()
-        ends = {n: view.log_end for n, view in views.items()} if self._ends is None else self._ends
+        ends = {n: view.stable_offset for n, view in views.items()} if self._ends is None else self._ends
         total = sum(segment.size for view in views.values() for segment in view.segments)
         began = time.monotonic()
         done = 0
@@ -201,7 +201,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
                 return len(self._data)
             changed = 0
             for number, view in sorted(views.items()):
-                end = view.log_end
+                end = view.stable_offset
                 changed += self._take(view, self.position.get(number, view.log_start), end, tombstones=True)
                 self.position[number] = end
             return changed

@@ -1,0 +1,168 @@
+"""What a committed read shows: which batches of a range of offsets belong to aborted transactions.
+
+A reader below the last stable offset meets decided transactions only. Most logs have none at all, so nothing
+is looked up before the first transactional batch. Then the outcomes come from
+
+- the transaction indexes, where this process has recovered the log and holds its lock (`view.trusted`);
+- the batches and markers themselves otherwise. A directory that somebody else is writing, or left behind,
+  does not say whether an index is complete: a segment without aborted transactions has none, as has one whose
+  index was lost.
+
+What is found stays right whatever is rewritten later, for a decision is bound to offsets. But the other
+direction would not do: a batch of an old file judged by an index that a rewrite has already shortened. So
+after looking, every file looked at must still be the one that was listed (FileVanishedError if not; the read
+begins again from where it was).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from lastword.errors import FileVanishedError
+from lastword.files import Files
+from lastword.partition.segment_set import SegmentSet
+from lastword.partition.transactions import Decisions, Fate, control_of, scan
+from lastword.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
+from lastword.records.control import ControlRecord
+from lastword.records.formats import check_crc
+from lastword.segment import names
+from lastword.segment.segment import Segment
+from lastword.segment.txn_index import AbortedTransaction, check_entries, collect_over, decode_entries
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lastword.records.chunk import Chunk
+
+_KERNEL_BYTES = 4 << 20  # from here on the kernels walk headers faster, loading them included
+
+
+class Readable(Protocol):
+    files: Files
+    trusted: bool
+
+    @property
+    def segment_set(self) -> SegmentSet: ...
+    @property
+    def log_end(self) -> int: ...
+    @property
+    def stable_offset(self) -> int: ...
+
+
+class Outcomes:
+    """Of the transactions that touch [start, end) offsets of a log. `end` above the stable offset: what is
+    there and not known as aborted counts as undecided.
+
+    `fates` is what `resolve` asks. Every question may raise FileVanishedError, and DataError for damage.
+    """
+
+    def __init__(self, log: Readable, end: int) -> None:
+        self._log = log
+        self._end = end
+        self._decisions: Decisions | None = None
+
+    def fate(self, header: BatchHeader) -> Fate:
+        if header.control:
+            return Fate.CONTROL
+        if not header.transactional:
+            return Fate.COMMITTED
+        return self._known(header.base_offset).fate(header)
+
+    def fates(
+        self,
+        attributes: NDArray[np.int64],
+        producer_ids: NDArray[np.int64],
+        base_offsets: NDArray[np.int64],
+        last_offsets: NDArray[np.int64],
+    ) -> NDArray[np.uint8]:
+        """As `Decisions.fates`."""
+        data = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
+        decisions = self._known(int(base_offsets[data][0])) if data.any() else Decisions()
+        return decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
+
+    def hidden(self, chunk: Chunk) -> NDArray[np.bool_] | None:
+        """Which batches of a chunk a committed read leaves out; None: none of those with data."""
+        from lastword.kernels import table as fields
+
+        attributes = chunk.table[:, fields.ATTRIBUTES]
+        if not (attributes & fields.TRANSACTIONAL).any():
+            return None
+        columns = (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
+        found = self.fates(*(chunk.table[:, column] for column in columns))
+        return found != Fate.COMMITTED
+
+    def _known(self, offset: int) -> Decisions:
+        """Decisions about batches from `offset` on; asked for in rising order."""
+        if self._decisions is None:
+            log = self._log
+            segments = log.segment_set.starting_at(offset)
+            if log.trusted:
+                found = Decisions(_indexed(segments, offset, self._end), stable_offset=log.stable_offset)
+            else:
+                found = scan(_special_batches(segments, offset, log.log_end), until=self._end)
+            for segment in segments:
+                if segment.base_offset < self._end:
+                    _check_in_place(segment)
+            self._decisions = found
+        return self._decisions
+
+
+def _check_in_place(segment: Segment) -> None:
+    facts = segment.files.stat(segment.file)
+    if facts is None or facts.inode != segment.inode:
+        raise FileVanishedError(f"{segment.file} was replaced since it was listed", file=segment.file)
+
+
+def _indexed(segments: tuple[Segment, ...], start: int, end: int) -> list[AbortedTransaction]:
+    return collect_over((_entries(segment) for segment in segments), start, end)
+
+
+def _entries(segment: Segment) -> list[AbortedTransaction]:
+    path = segment.path(names.TXN_INDEX)
+    if not segment.files.exists(path):
+        return []
+    entries = decode_entries(segment.files.read_bytes(path), path)
+    check_entries(entries, segment.base_offset, path)
+    return entries
+
+
+def _special_batches(
+    segments: tuple[Segment, ...], start: int, end: int
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    """Transactional and control batches from the batch that holds `start` on, markers with their content.
+
+    All checksums are verified: a damaged marker must not decide anything, nor one be missed.
+    """
+    for segment in segments:
+        first = segment.position_of(start) if start > segment.base_offset else 0
+        loaded = "lastword.kernels" in sys.modules
+        many = segment.size - first > (_KERNEL_BYTES // 16 if loaded else _KERNEL_BYTES)
+        for header, marker in (_by_kernels if many else _plainly)(segment, first):
+            if header.base_offset >= end:
+                return
+            yield header, marker
+
+
+def _plainly(segment: Segment, first: int) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    for header in segment.headers(first):
+        data = segment.read_batch(header)
+        check_crc(data, header, segment.file, position=0)
+        if header.transactional or header.control:
+            yield header, control_of(data, header, segment.file, position=0)
+
+
+def _by_kernels(segment: Segment, first: int) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    from lastword.kernels import table as fields
+
+    for chunk in segment.chunk_reader(first, inflate=False):
+        special = chunk.table[:, fields.ATTRIBUTES] & (fields.TRANSACTIONAL | fields.CONTROL)
+        for row in special.nonzero()[0].tolist():
+            header = chunk.header(row)
+            marker = None
+            if header.control:
+                at = int(chunk.table[row, fields.POSITION])
+                marker = control_of(chunk.raw.data, header, chunk.file, position=at)
+            yield header, marker
