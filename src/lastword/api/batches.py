@@ -22,6 +22,7 @@ from lastword.records.record import Header
 from lastword.units import format_bytes, to_ms
 
 if TYPE_CHECKING:
+    from lastword.api.producers import Call
     from lastword.api.serializers import Serializer
 
 BATCH_BYTES = 16 << 10  # as Kafka's producers: a batch is filled to this, a larger record gets one of its own
@@ -106,12 +107,12 @@ class Packer:
         self._check_size(data)
         return data
 
-    def partition_of(self, key: bytes | None, given: int | None) -> int:
-        """The partition of a record; those without a key take turns."""
+    def partition_of(self, key: bytes | None, given: int | None, turn: int | None = None) -> int:
+        """The partition of a record; those without a key take turns, or go where `turn` says."""
         if given is not None:
             return self.checked_partition(given)
         if key is None:
-            return next(self._turn) % self.partitions
+            return (next(self._turn) if turn is None else turn) % self.partitions
         return partitioners.choose(self._partitioner, key, self.partitions)
 
     def checked_partition(self, given: int) -> int:
@@ -156,8 +157,12 @@ class Packer:
 
     # -------------------------------------------------------------- many records
 
-    def groups(self, records: Iterable[Any], now_ms: int, partition: int | None) -> Iterator[Group]:
-        """Groups of pairs, `Record`s, or a mapping's items."""
+    def groups(
+        self, records: Iterable[Any], now_ms: int, partition: int | None, call: Call | None = None
+    ) -> Iterator[Group]:
+        """Groups of pairs, `Record`s, or a mapping's items. `call`: without those that it has in the log
+        already; they count as records all the same.
+        """
         if isinstance(records, Mapping):
             records = records.items()
         if isinstance(records, (str, bytes)):
@@ -167,8 +172,8 @@ class Packer:
             )
         kinds = pairs.KINDS.get(self._key.name), pairs.KINDS.get(self._value.name)
         if kinds[0] is None or kinds[1] is None:
-            return self._groups(iter(records), now_ms, partition)
-        return self._pair_groups(iter(records), now_ms, partition, kinds[0], kinds[1])
+            return self._groups(iter(records), now_ms, partition, call)
+        return self._pair_groups(iter(records), now_ms, partition, kinds[0], kinds[1], call)
 
     def _pair_groups(
         self,
@@ -177,6 +182,7 @@ class Packer:
         partition: int | None,
         key_kind: pairs.Kind,
         value_kind: pairs.Kind,
+        call: Call | None,
     ) -> Iterator[Group]:
         """Pairs of bytes or text go into columns as they are; a group with anything else in it, or a small
         one, record by record.
@@ -192,22 +198,27 @@ class Packer:
                 except UnicodeError:
                     pass  # the serializer knows what to say of it
                 else:
-                    yield self._of_columns(*columns, _repeated(now_ms, number), None, None, partition)
+                    yield self._of_columns(*columns, _repeated(now_ms, number), None, None, partition, call)
                     continue
             each = zip(taken.keys, taken.values, strict=True)
             if taken.odd:
-                yield from self._groups(chain(each, taken.odd, records), now_ms, partition)
+                yield from self._groups(chain(each, taken.odd, records), now_ms, partition, call)
                 return
-            yield from self._groups(each, now_ms, partition)
+            yield from self._groups(each, now_ms, partition, call)
 
-    def _groups(self, records: Iterator[Any], now_ms: int, partition: int | None) -> Iterator[Group]:
+    def _groups(
+        self, records: Iterator[Any], now_ms: int, partition: int | None, call: Call | None
+    ) -> Iterator[Group]:
         rows: dict[int, Rows] = {}
         size = number = 0
         sticky, sticky_left = 0, 0
         for given in records:
             key, value, timestamp, headers = self._parts(given, now_ms)
             weight = len(key or b"") + len(value or b"") + pairs.WEIGHT_BYTES
-            if key is None and partition is None:
+            if call is not None:
+                turn = call.turn(1)
+                chosen = self.partition_of(key, partition, turn)
+            elif key is None and partition is None:
                 # A batch's worth to one partition, then the next one's turn.
                 if sticky_left <= 0:
                     sticky, sticky_left = next(self._turn) % self.partitions, BATCH_BYTES
@@ -216,9 +227,10 @@ class Packer:
             else:
                 chosen = self.partition_of(key, partition)
             self._check(key, chosen)
-            rows.setdefault(chosen, Rows()).add(key, value, timestamp, headers)
-            size += weight
             number += 1
+            if call is None or not call.skips(chosen, key, value):
+                rows.setdefault(chosen, Rows()).add(key, value, timestamp, headers)
+                size += weight
             if size >= GROUP_BYTES or number >= GROUP_RECORDS:
                 yield self._group(rows, number)
                 rows, size, number = {}, 0, 0
@@ -304,16 +316,18 @@ class Packer:
 
     # -------------------------------------------------------------- Arrow
 
-    def arrow_groups(self, source: Any, now_ms: int, partition: int | None) -> Iterator[Group]:
-        """A group per batch of an Arrow stream."""
+    def arrow_groups(
+        self, source: Any, now_ms: int, partition: int | None, call: Call | None = None
+    ) -> Iterator[Group]:
+        """A group per batch of an Arrow stream. `call`: as of `groups`."""
         from lastword.api import arrow
 
         for batch in arrow.read_stream(source):
             for start in range(0, batch.num_rows, GROUP_RECORDS):
                 part = batch.slice(start, GROUP_RECORDS)
-                yield self._arrow_group(part, now_ms, partition)
+                yield self._arrow_group(part, now_ms, partition, call)
 
-    def _arrow_group(self, batch: Any, now_ms: int, partition: int | None) -> Group:
+    def _arrow_group(self, batch: Any, now_ms: int, partition: int | None, call: Call | None) -> Group:
         from lastword.api import arrow
 
         keys = arrow.binary_column(batch.column("key"), self._key, "key")
@@ -329,20 +343,33 @@ class Packer:
         if headers is not None and headers.null_count == len(headers):
             headers = None
         given = batch.column("partition") if "partition" in names and partition is None else None
-        return self._of_columns(keys, values, timestamps, headers, given, partition)
+        return self._of_columns(keys, values, timestamps, headers, given, partition, call)
 
     def _of_columns(
-        self, keys: Any, values: Any, timestamps: Any, headers: Any, given: Any, partition: int | None
+        self,
+        keys: Any,
+        values: Any,
+        timestamps: Any,
+        headers: Any,
+        given: Any,
+        partition: int | None,
+        call: Call | None,
     ) -> Group:
         """A group of Arrow columns; `given`: a column of partitions, or None."""
         import numpy as np
 
-        chosen = self._partitions(keys, given, partition)
+        chosen = self._partitions(keys, given, partition, call)
+        if call is not None:
+            call.turn(len(keys))
         if keys.null_count and self.config.compacts:
             raise KeyRequiredError.of(f"{self.topic}-{int(chosen[np.asarray(keys.is_null())][0])}")
         batches = {}
         for number in np.unique(chosen).tolist():
             which = np.flatnonzero(chosen == number)
+            if call is not None:
+                which = which[_skipped(call, number, keys, values, which) :]
+                if not which.size:
+                    continue
             whole = which.size == len(keys)
             batches[number] = self._pack(
                 keys if whole else keys.take(which),
@@ -352,7 +379,7 @@ class Packer:
             )
         return self._checked(Group(batches, len(keys)))
 
-    def _partitions(self, keys: Any, given: Any, partition: int | None) -> Any:
+    def _partitions(self, keys: Any, given: Any, partition: int | None, call: Call | None) -> Any:
         """int64 partition of each record."""
         import numpy as np
         import pyarrow as pa
@@ -377,7 +404,10 @@ class Packer:
         keyless = np.flatnonzero(chosen < 0)
         if keyless.size:
             # About a batch's worth each: taking turns by blocks of records.
-            chosen[keyless] = (next(self._turn) + np.arange(keyless.size) // 512) % self.partitions
+            blocks = next(self._turn) + np.arange(keyless.size) // 512
+            if call is not None:
+                blocks = call.turn_at(call.seen + keyless)
+            chosen[keyless] = blocks % self.partitions
         return chosen
 
     def _by_key(self, key: bytes) -> int:
@@ -405,6 +435,17 @@ def _repeated(now_ms: int, size: int) -> Any:
     import numpy as np
 
     return np.full(size, now_ms, np.int64)
+
+
+def _skipped(call: Call, partition: int, keys: Any, values: Any, which: Any) -> int:
+    """How many of these rows, from the first on, the call has in the log already."""
+    first = which[: call.left_over(partition)]
+    for done, (key, value) in enumerate(
+        zip(keys.take(first).to_pylist(), values.take(first).to_pylist(), strict=True)
+    ):
+        if not call.skips(partition, key, value):
+            return done
+    return len(first)
 
 
 def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:

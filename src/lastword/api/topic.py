@@ -119,11 +119,17 @@ class Topic(Generic[K, V]):
         self._logs._check_writable()
         packer = self._packer
         data = packer.encode(key, value)
-        chosen = packer.partition_of(data[0], partition, sequence)
+        turn = None
+        if producer is not None or sequence is not None:
+            from lastword.api import producers
+
+            _, sequence = producers.check(producer, sequence)
+            turn = sequence % producers.TURNS
+        chosen = packer.partition_of(data[0], partition, turn)
         when = packer.timestamp_of(timestamp, self._logs._clock.now_ms())
         batch = packer.one(*data, when, header_pairs(headers) if headers else (), chosen)
         began = time.perf_counter()
-        if producer is not None or sequence is not None:
+        if turn is not None:
             return self._append_once(data, batch, chosen, (producer, sequence), level, began)
         log = self._logs._log(self.name, chosen)
         done = log.append_batch(batch)

@@ -1,0 +1,314 @@
+"""`producer=` and `sequence=`: a call that is repeated appends nothing that is in the log already.
+
+Sequences are per call and rise. A call not above its producer's last one is done: nothing happens. A call
+above it may have been begun and not finished, by a kill or an error in the middle: then the partitions hold
+its first records, and only what comes after is appended. How that is known is in `partition.named`.
+
+What is skipped is compared with what is repeated, as far as a cleaning has left it: a call that is repeated
+with other records is an error, never a record lost.
+
+On disk a producer is Kafka's: an id of 2^62 or more, epoch 0, and in each partition sequences that go on
+from record to record.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import google_crc32c
+
+from lastword.api.record import Appended
+from lastword.errors import UsageError
+from lastword.partition.log import AppendedBatch, PartitionLog
+from lastword.partition.named import (
+    COMPACT_BYTES,
+    MAX_CALL_SEQUENCE,
+    Journal,
+    NamedProducer,
+    Part,
+    WholeCall,
+    read_journal,
+)
+from lastword.partition.view import PartitionView
+from lastword.records.batch import CHECKED_FROM, CRC_POSITION, MAX_INT, check_crc, read_header
+from lastword.records.reader import read_records
+
+EPOCH = 0
+MAX_NAME = 249
+TURN_RECORDS = 512
+TURNS = 1 << 30
+_PRODUCER = struct.Struct(">qhi")
+_PRODUCER_POSITION = 43
+_CRC = struct.Struct(">I")
+_HALF = 1 << 30
+
+LogOf = Callable[[int], PartitionLog]
+
+
+class Producers:
+    """The producers of one topic that is open to append."""
+
+    def __init__(self, home: PartitionLog, rng: random.Random) -> None:
+        self._journal = Journal(home.files, home.directory, rng)
+        self._lock = threading.Lock()
+        self._busy: dict[str, threading.Lock] = {}
+
+    @contextmanager
+    def call(self, log_of: LogOf, name: str | None, sequence: int | None) -> Iterator[Call | None]:
+        """One call of a producer at a time; None if it was made before, wholly.
+
+        UsageError for what is no name or no sequence.
+        """
+        name, sequence = check(name, sequence)
+        with self._alone(name):
+            producer = self._journal.name(name)
+            self._settle(producer, log_of)
+            last = producer.last_sequence
+            yield None if last is not None and sequence <= last else Call(producer, sequence, log_of)
+
+    def finish(self, call: Call, log_of: LogOf, *, sync: bool) -> None:
+        """The call is whole: its records are in the log, and durable if `sync`."""
+        self._journal.add(call.producer, WholeCall(call.sequence, call.parts()), sync=sync)
+        if self._journal.size_bytes > COMPACT_BYTES:
+            self._rewrite(log_of)
+
+    def last_sequence(self, log_of: LogOf, name: str) -> int | None:
+        """The newest whole call; None if there was none."""
+        if name not in self._journal.producers:
+            return None
+        with self._alone(name):
+            producer = self._journal.producers[name]
+            self._settle(producer, log_of)
+            return producer.last_sequence
+
+    def part(self, name: str, sequence: int) -> dict[int, Part] | None:
+        """Where the records of a whole call lie, if it is the last one."""
+        producer = self._journal.producers.get(name)
+        if producer is None or producer.last_sequence != sequence:
+            return None
+        return producer.calls[-1].parts
+
+    def _alone(self, name: str) -> threading.Lock:
+        with self._lock:
+            return self._busy.setdefault(name, threading.Lock())
+
+    def _settle(self, producer: NamedProducer, log_of: LogOf) -> None:
+        """Strike the calls that the log does not hold any more: a power cut, or a truncation, took a part."""
+        if all(_is_there(producer, log_of(n), part) for n, part in producer.parts.items()):
+            return
+        for count, call in enumerate(producer.calls):
+            if not all(_is_there(producer, log_of(n), part) for n, part in call.parts.items()):
+                producer.keep(count)
+                break
+        self._rewrite(log_of)
+
+    def _rewrite(self, log_of: LogOf) -> None:
+        touched = {number for producer in self._journal.producers.values() for number in producer.parts}
+        for number in sorted(touched):
+            log_of(number).sync()
+        self._journal.rewrite()
+
+
+class Leftover(NamedTuple):
+    """A record of a call that did not come to its end. `number`: the how-manieth of its partition's."""
+
+    number: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class Share:
+    """What one call adds to one partition."""
+
+    def __init__(self, producer: NamedProducer, log: PartitionLog, number: int) -> None:
+        known = producer.parts.get(number, Part(0, -1))
+        state = log.producer(producer.producer_id)
+        ahead = 0
+        if state is not None and state.batches:
+            ahead = (state.last_sequence + 1 - known.written) & MAX_INT
+            ahead = 0 if ahead >= _HALF else ahead
+        self.log = log
+        self.before = known.written
+        self.written = known.written
+        self.last_offset = known.last_offset
+        self.ahead_to = known.written + ahead
+        self._producer_id = producer.producer_id
+        self._leftovers: Iterator[Leftover] | None = None
+        self._next: Leftover | None = None
+
+    def skips(self, sequence: int, key: bytes | None, value: bytes | None) -> bool:
+        """Is the next record of the call in the log? UsageError if another one is there in its place."""
+        if self.written >= self.ahead_to:
+            return False
+        if self._leftovers is None:
+            self._leftovers = self._read()
+        while self._next is None or self._next.number < self.written:
+            self._next = next(self._leftovers, Leftover(MAX_INT, self.last_offset, None, None))
+        found = self._next
+        if found.number == self.written:
+            if (found.key, found.value) != (key, value):
+                raise UsageError(
+                    f"{self.log.name}: the log holds another record at offset {found.offset}, "
+                    f"from a call that did not come to its end, than the call with sequence {sequence}",
+                    remedy="repeat the call that failed with its own records, or use another producer name",
+                    offset=found.offset,
+                )
+            self.last_offset = found.offset
+        self.written += 1
+        return True
+
+    def _read(self) -> Iterator[Leftover]:
+        start = max(self.last_offset + 1, self.log.log_start)
+        for segment, header, data in self.log.batches(start, self.log.log_end):
+            if header.producer_id != self._producer_id or header.control:
+                continue
+            check_crc(data, header, segment.file, position=0)
+            for record in read_records(data, header, segment.file, position=0):
+                sequence = header.base_sequence + record.offset - header.base_offset
+                number = self.before + ((sequence - self.before) & MAX_INT)
+                yield Leftover(number, record.offset, record.key, record.value)
+
+    def append(self, batches: list[Any]) -> list[AppendedBatch]:
+        stamped = []
+        at = self.written
+        for batch in batches:
+            data = bytearray(batch)
+            at += stamp(data, self._producer_id, at & MAX_INT)
+            stamped.append(data)
+        done = self.log.append_batches(stamped)
+        self.written, self.last_offset = at, done[-1].last_offset
+        return done
+
+
+class Call:
+    """One call under way; partition by partition."""
+
+    def __init__(self, producer: NamedProducer, sequence: int, log_of: LogOf) -> None:
+        self.producer = producer
+        self.sequence = sequence
+        self._log_of = log_of
+        self._shares: dict[int, Share] = {}
+        self.seen = 0
+        """Records that the call was given so far."""
+
+    def turn(self, records: int) -> int:
+        """The turn of the next record, if it has no key; `records` more are seen."""
+        turn = self.turn_at(self.seen)
+        self.seen += records
+        return turn
+
+    def turn_at(self, number: Any) -> Any:
+        """Whose turn it is at a record of the call: the same when it is repeated, whichever way it is
+        packed."""
+        return self.sequence % TURNS + number // TURN_RECORDS
+
+    def share(self, partition: int) -> Share:
+        found = self._shares.get(partition)
+        if found is None:
+            found = self._shares[partition] = Share(self.producer, self._log_of(partition), partition)
+        return found
+
+    def skips(self, partition: int, key: bytes | None, value: bytes | None) -> bool:
+        """Is this record, the next of the call for its partition, in the log already?"""
+        return self.share(partition).skips(self.sequence, key, value)
+
+    def left_over(self, partition: int) -> int:
+        """How many of the next records for that partition may be in the log already."""
+        share = self.share(partition)
+        return share.ahead_to - share.written
+
+    def parts(self) -> dict[int, Part]:
+        return {
+            number: Part(share.written, share.last_offset)
+            for number, share in self._shares.items()
+            if share.written > share.before
+        }
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(self._shares)
+
+
+def check(name: object, sequence: object) -> tuple[str, int]:
+    """Both, if they are a name and a sequence; otherwise UsageError."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise UsageError(f"{name!r} is no producer name", remedy=f"a str of 1 to {MAX_NAME} characters")
+    if isinstance(sequence, bool) or not isinstance(sequence, int) or not 0 <= sequence <= MAX_CALL_SEQUENCE:
+        raise UsageError(
+            f"producer {name!r} with sequence {sequence!r}",
+            remedy="sequence= is the call's number, 0 or more",
+        )
+    return name, sequence
+
+
+def stamp(batch: bytearray, producer_id: int, sequence: int) -> int:
+    """Make a ready batch one of that producer's; returns how many sequences it takes."""
+    header = read_header(batch, 0, len(batch), "<append>")
+    _PRODUCER.pack_into(batch, _PRODUCER_POSITION, producer_id, EPOCH, sequence)
+    _CRC.pack_into(batch, CRC_POSITION, google_crc32c.value(bytes(batch[CHECKED_FROM:])))
+    return header.last_offset - header.base_offset + 1
+
+
+def _is_there(producer: NamedProducer, log: PartitionLog, part: Part) -> bool:
+    """Does the log hold that many of the producer's records, or did it once?"""
+    state = log.producer(producer.producer_id)
+    if state is not None and state.batches:
+        return ((state.last_sequence + 1 - part.written) & MAX_INT) < _HALF
+    # Nobody remembers the producer: a broker forgot it, or the log lost all that it wrote.
+    if part.last_offset >= log.log_end:
+        return False
+    if part.last_offset < log.log_start:
+        return True
+    for _, header, _ in log.batches(part.last_offset, part.last_offset + 1):
+        if header.base_offset <= part.last_offset:
+            return header.producer_id == producer.producer_id
+    return True  # removed by a cleaning
+
+
+def find_appended(
+    producers: Producers, log_of: LogOf, name: str | None, sequence: int | None, partition: int
+) -> Appended:
+    """Where the record of a call of one lies; offset -1 if a later call was made since."""
+    parts = producers.part(*check(name, sequence)) or {}
+    if len(parts) != 1:
+        return Appended(partition, -1, -1)
+    ((number, part),) = parts.items()
+    log = log_of(number)
+    for segment, header, data in log.batches(max(part.last_offset, log.log_start), part.last_offset + 1):
+        for record in read_records(data, header, segment.file, position=0):
+            if record.offset == part.last_offset:
+                return Appended(number, record.offset, record.timestamp)
+    return Appended(number, part.last_offset, -1)
+
+
+_OPEN: WeakKeyDictionary[PartitionLog, Producers] = WeakKeyDictionary()
+_OPENING = threading.Lock()
+
+
+def producers_of(home: PartitionLog, rng: random.Random | None = None) -> Producers:
+    """The producers of the topic whose first partition is `home`: one object for all who append to it."""
+    with _OPENING:
+        found = _OPEN.get(home)
+        if found is None:
+            found = _OPEN[home] = Producers(home, rng or random.SystemRandom())
+        return found
+
+
+def last_sequence_seen(views: dict[int, PartitionView], name: str) -> int | None:
+    """The same for a directory that is only looked at: the newest call whose records are all there."""
+    check(name, 0)
+    home = views[min(views)]
+    producer = read_journal(home.files, home.directory)[0].get(name)
+    last = None
+    for call in producer.calls if producer is not None else ():
+        if any(n in views and part.last_offset >= views[n].log_end for n, part in call.parts.items()):
+            break
+        last = call.sequence
+    return last

@@ -1,0 +1,201 @@
+"""Producers with names: `<topic>-<lowest partition>/lastword/producers`, a journal of whole calls.
+
+```
+<CRC-32C of the rest, 8 hex digits> <JSON>\n
+{"name": "loader", "id": 4611686018427387999}                          before the producer's first record
+{"id": 4611686018427387999, "sequence": 42, "parts": {"0": [120, 4711]}}      after a call's last record
+```
+
+`parts`: of each partition that the call wrote to, how many records the producer has put there in all, and
+the offset of the last of them. The first number is also the Kafka sequence of its next record there (modulo
+2^31), so a partition's own producer state tells how far it really is:
+
+    log behind the journal   a power cut took what was acknowledged at `os`: the newest calls that are not
+                             whole any more are struck from the journal
+    log ahead of it          a call did not come to its end: the records in front are its beginning, and
+                             repeating the call writes only the rest
+
+So the journal is written after the log. It is synced for a call that is acknowledged at `disk`, and for a
+name before it is used: a name that was lost would let a producer write everything again. Its end may be
+torn; it is then what came before, which is always a state that the log is ahead of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import google_crc32c
+
+from lastword.errors import LastwordError
+from lastword.files import Files, Handle
+from lastword.partition.producer_state import FIRST_NAMED_ID
+from lastword.partition.turns import Turns
+from lastword.segment import names
+
+COMPACT_BYTES = 1 << 20
+"""From this size on the journal is written anew, with the newest call of each producer only."""
+MAX_CALL_SEQUENCE = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A producer's share of one partition: records put there in all, and the offset of the last."""
+
+    written: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCall:
+    """A call that came to its end: its sequence, and of each partition that it wrote to the share so far."""
+
+    sequence: int
+    parts: dict[int, Part]
+
+
+@dataclass(slots=True)
+class NamedProducer:
+    """`calls`: the whole ones that the journal knows, oldest first. `parts`: the shares after all of them."""
+
+    name: str
+    producer_id: int
+    calls: list[WholeCall] = field(default_factory=list)
+    parts: dict[int, Part] = field(default_factory=dict)
+
+    @property
+    def last_sequence(self) -> int | None:
+        return self.calls[-1].sequence if self.calls else None
+
+    def add(self, call: WholeCall) -> None:
+        self.calls.append(call)
+        self.parts.update(call.parts)
+
+    def keep(self, count: int) -> None:
+        """Only the oldest `count` calls hold."""
+        kept, self.calls, self.parts = self.calls[:count], [], {}
+        for call in kept:
+            self.add(call)
+
+
+def read_journal(files: Files, directory: str) -> tuple[dict[str, NamedProducer], int]:
+    """Producers by name as the journal of a partition directory has them, and the bytes that are sound."""
+    path = journal_path(directory)
+    data = files.read_bytes(path) if files.exists(path) else b""
+    by_id: dict[int, NamedProducer] = {}
+    sound = 0
+    while (end := data.find(b"\n", sound)) >= 0:
+        try:
+            line = _decode(data[sound:end])
+            if "name" in line:
+                by_id[line["id"]] = NamedProducer(line["name"], line["id"])
+            else:
+                parts = {int(number): Part(*part) for number, part in line["parts"].items()}
+                by_id[line["id"]].add(WholeCall(line["sequence"], parts))
+        except (ValueError, KeyError, TypeError):
+            break
+        sound = end + 1
+    return {producer.name: producer for producer in by_id.values()}, sound
+
+
+def journal_path(directory: str) -> str:
+    return os.path.join(directory, names.PRIVATE, names.PRODUCERS)
+
+
+class Journal:
+    """The writing side. One per topic that is open to append; safe from any thread."""
+
+    def __init__(self, files: Files, directory: str, rng: random.Random) -> None:
+        self._files = files
+        self._directory = directory
+        self._rng = rng
+        self._turns = Turns()
+        self._handle: Handle | None = None
+        self._synced = 0
+        self.producers, self.size_bytes = read_journal(files, directory)
+
+    def name(self, name: str) -> NamedProducer:
+        """The producer of that name; a new one gets its id here, durably."""
+        known = self.producers.get(name)
+        if known is None:
+            with self._turns.turn():
+                known = self.producers.get(name)
+                if known is None:
+                    known = NamedProducer(name, FIRST_NAMED_ID + self._rng.getrandbits(61))
+                    self._append({"name": name, "id": known.producer_id})
+                    self._open().fsync()
+                    self._files.fsync_dir(os.path.join(self._directory, names.PRIVATE))
+                    self.producers[name] = known
+        return known
+
+    def add(self, producer: NamedProducer, call: WholeCall, *, sync: bool) -> None:
+        """A call came to its end; its records are in the log, and durable if `sync`. Callers that sync at the
+        same time share one fsync."""
+        parts = {str(number): [part.written, part.last_offset] for number, part in call.parts.items()}
+        with self._turns.turn():
+            self._append({"id": producer.producer_id, "sequence": call.sequence, "parts": parts})
+            producer.add(call)
+            end = self.size_bytes
+        if sync:
+            with self._turns.turn(lambda: self._synced >= end) as mine:
+                if mine:
+                    upto = self.size_bytes
+                    self._open().fsync()
+                    self._synced = upto
+
+    def rewrite(self) -> None:
+        """Only the newest of what holds; everything that it speaks of must be durable. As a whole or not at
+        all."""
+        with self._turns.turn():
+            lines = b""
+            for producer in self.producers.values():
+                lines += _encode({"name": producer.name, "id": producer.producer_id})
+                if producer.calls:
+                    producer.calls = [WholeCall(producer.calls[-1].sequence, dict(producer.parts))]
+                    parts = {str(n): [part.written, part.last_offset] for n, part in producer.parts.items()}
+                    sequence = producer.calls[-1].sequence
+                    lines += _encode({"id": producer.producer_id, "sequence": sequence, "parts": parts})
+            self._close()
+            self._files.write_atomic(journal_path(self._directory), lines)
+            self.size_bytes = self._synced = len(lines)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        data = _encode(line)
+        try:
+            self._open().append(data)
+        except LastwordError:
+            self._close()  # a torn line is cut when it is opened again
+            raise
+        self.size_bytes += len(data)
+
+    def _open(self) -> Handle:
+        if self._handle is None:
+            path = journal_path(self._directory)
+            private = os.path.dirname(path)
+            if not self._files.exists(private):
+                self._files.mkdir(private)
+                self._files.fsync_dir(self._directory)
+            handle = self._files.open_append(path, create=True)
+            if handle.size() > self.size_bytes:
+                handle.truncate(self.size_bytes)
+            self._handle = handle
+        return self._handle
+
+    def _close(self) -> None:
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+
+def _encode(line: dict[str, Any]) -> bytes:
+    text = json.dumps(line, ensure_ascii=False).encode()
+    return b"%08x %s\n" % (google_crc32c.value(text), text)
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    if len(data) < 9 or int(data[:8], 16) != google_crc32c.value(bytes(data[9:])):
+        raise ValueError("a torn line")
+    return dict(json.loads(data[9:]))
