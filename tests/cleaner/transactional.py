@@ -1,0 +1,112 @@
+"""Transactional producers on a `LogBuilder`, and what lies in the log then: markers, empty batches, entries
+of the transaction indexes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lastword.partition.transactions import Decisions, Fate, control_of, scan
+from lastword.partition.view import PartitionView
+from lastword.records.batch import BatchHeader
+from lastword.records.builder import BatchBuilder
+from lastword.records.record import RawRecord
+from lastword.segment.txn_index import AbortedTransaction, decode_entries
+from tests.build import LogBuilder, Text, raw
+from tests.support import partitions
+
+
+class Producer:
+    """Appends to `log` with sequences; what lies between two markers is a transaction."""
+
+    def __init__(self, log: LogBuilder, producer_id: int = 7, epoch: int = 0) -> None:
+        self.log, self.producer_id, self.epoch = log, producer_id, epoch
+        self.sequence = 0
+
+    def put(self, *pairs: tuple[Text, Text | None], transactional: bool = True) -> Producer:
+        """One batch."""
+        builder = BatchBuilder(
+            self.log.codec,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=self.sequence,
+            transactional=transactional,
+        )
+        for key, value in pairs:
+            builder.append(self.log.clock.now_ms(), raw(key), raw(value))
+        self.log.log.append_batch(builder.build())
+        self.sequence += len(pairs)
+        return self
+
+    def commit(self) -> Producer:
+        self.log.log.end_transaction(self.producer_id, self.epoch, commit=True)
+        return self
+
+    def abort(self) -> Producer:
+        self.log.log.end_transaction(self.producer_id, self.epoch, commit=False)
+        return self
+
+
+class Marker(NamedTuple):
+    offset: int
+    type: str | None  # None: emptied
+    clocked: bool
+
+
+def headers(log: LogBuilder) -> list[tuple[BatchHeader, Any]]:
+    """Every header of the log, with the record of a control batch."""
+    found = []
+    for segment in PartitionView.load(log.files, log.directory).segments:
+        for header in segment.headers():
+            data = segment.read_batch(header) if header.control else b""
+            found.append((header, control_of(data, header, segment.file, position=0)))
+    return found
+
+
+def markers(log: LogBuilder) -> list[Marker]:
+    return [
+        Marker(h.last_offset, None if m is None else m.type, h.delete_horizon_ms is not None)
+        for h, m in headers(log)
+        if h.control
+    ]
+
+
+def empty_batches(log: LogBuilder) -> list[int]:
+    """Last offsets of data batches without records."""
+    return [h.last_offset for h, _ in headers(log) if not h.control and h.count == 0]
+
+
+def entries(log: LogBuilder) -> list[AbortedTransaction]:
+    """Of all transaction indexes on disk."""
+    found = []
+    for path in sorted(Path(log.directory).glob("*.txnindex")):
+        found += decode_entries(path.read_bytes(), path.name)
+    return found
+
+
+def data(log: LogBuilder) -> list[RawRecord]:
+    """Every data record, whatever became of its transaction."""
+    return partitions.records_of(Path(log.directory), log.files)
+
+
+def offsets(log: LogBuilder) -> list[int]:
+    return [record.offset for record in data(log)]
+
+
+def committed(log: LogBuilder) -> dict[bytes, bytes]:
+    """The newest values that a `read_committed` reader of the whole log ends up with."""
+    decisions: Decisions = scan(headers(log))
+    hidden: set[int] = set()
+    for header, _ in headers(log):
+        if decisions.fate(header) in (Fate.ABORTED, Fate.UNDECIDED):
+            hidden.update(range(header.base_offset, header.last_offset + 1))
+    state: dict[bytes, bytes] = {}
+    for record in data(log):
+        if record.key is None or record.offset in hidden:
+            continue
+        if record.value is None:
+            state.pop(record.key, None)
+        else:
+            state[record.key] = record.value
+    return state
