@@ -65,6 +65,10 @@ class BatchBuilder:
             raise UsageError(f"producer {producer_id} needs an epoch and a sequence")
         if transactional and producer_id < 0:
             raise UsageError("a transactional batch needs a producer id")
+        if control and producer_id >= 0 and not transactional:
+            raise UsageError("the marker of a transaction is a transactional control batch")
+        if timestamp_type not in (CREATE_TIME, LOG_APPEND_TIME):
+            raise UsageError(f"timestamp type {timestamp_type} is neither 0 (create) nor 1 (log append)")
         self.codec = codec
         self.level = level
         self._attributes = codec
