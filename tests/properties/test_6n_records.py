@@ -1,0 +1,342 @@
+"""6.N, records and batches: what `tests/formats` does not show by number already."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import pytest
+
+from lastword.errors import CorruptBatchError, UsageError
+from lastword.partition import scan
+from lastword.partition.pending import marker_batch
+from lastword.partition.transactions import control_of
+from lastword.records.batch import crc_ok, empty_batch, set_base_offset
+from lastword.records.builder import BatchBuilder
+from lastword.records.compression import compress, decompress, xxh32
+from lastword.records.control import TYPE_NAMES, control_key, marker_value, parse_control
+from lastword.records.reader import read_records
+from lastword.records.record import LOG_APPEND_TIME, NO_TIMESTAMP_TYPE
+from lastword.records.varint import encode, read_varint, read_varlong, size
+from tests.properties.support import (
+    CONFIG,
+    T,
+    batch,
+    header_of,
+    opened,
+    partition,
+    record_bytes,
+    records_of,
+    sealed,
+)
+
+LZ4 = 3
+
+
+def refused(data: bytes, text: str) -> None:
+    with pytest.raises(CorruptBatchError, match=text):
+        list(read_records(data, header_of(data), "test.log"))
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize("control", [False, True])
+@pytest.mark.parametrize("log_append", [False, True])
+def test_6N_139_an_empty_header_round_trips(transactional: bool, control: bool, log_append: bool) -> None:
+    attributes = 0x10 * transactional | 0x20 * control | 0x08 * log_append
+    full = header_of(batch(20, b"a", b"b", b"c", epoch=4))
+    wanted = replace(
+        full,
+        attributes=attributes,
+        producer_id=23423,
+        producer_epoch=145,
+        base_sequence=983,
+        last_offset=20 + 20,
+    )
+    data = empty_batch(wanted)
+    found = header_of(data)
+    assert len(data) == 61 and crc_ok(data, found)
+    assert found == replace(wanted, size=61, crc=found.crc, count=0, base_timestamp=-1)
+    assert found.last_sequence == 983 + 20
+    assert records_of(data) == []
+
+
+def test_6N_140_a_batch_without_a_producer() -> None:
+    data = batch(7, b"a", b"b")
+    header = header_of(data)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
+    assert header.last_sequence == -1
+    assert crc_ok(data, header) and not (header.transactional or header.control)
+
+
+@pytest.mark.parametrize("length", [14, 20, 48])
+def test_6N_143_a_length_below_the_header_is_corrupt(length: int) -> None:
+    data = bytearray(batch(0, b"a"))
+    struct.pack_into(">i", data, 8, length)
+    with pytest.raises(CorruptBatchError) as caught:
+        header_of(bytes(data))
+    assert caught.value.code == "bad-length"
+
+
+def test_6N_144_any_change_under_the_checksum_is_noticed() -> None:
+    good = batch(0, b"a", b"b")
+    for position in range(17, len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 0x10
+        try:
+            header = header_of(bytes(bad))
+        except CorruptBatchError:  # a field that cannot be; noticed before the checksum is looked at
+            continue
+        assert not crc_ok(bad, header), position
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_6N_145_a_count_that_is_not_that_of_the_records(codec: int) -> None:
+    payload = b"".join(record_bytes(delta=n) for n in range(3))
+    assert len(records_of(sealed(payload, 3, codec=codec))) == 3
+    refused(sealed(payload, 4, codec=codec), "record 4 of 4")
+    refused(sealed(payload, 2, last_delta=2, codec=codec), "bytes behind the last of 2 records")
+
+
+def test_6N_146_moving_a_batch_moves_its_records() -> None:
+    """Kafka sets the last offset of a batch; we set the base, which is the same by the last offset delta."""
+    data = bytearray(batch(0, b"a", b"b", b"c"))
+    set_base_offset(data, 0, 498, 0)
+    assert (header_of(bytes(data)).base_offset, header_of(bytes(data)).last_offset) == (498, 500)
+    assert [r.offset for r in records_of(bytes(data))] == [498, 499, 500]  # and the checksum is right
+
+
+def test_6N_147_a_leader_epoch_leaves_the_batch_valid() -> None:
+    data = bytearray(batch(0, b"a"))
+    set_base_offset(data, 0, 0, 1234)
+    header = header_of(bytes(data))
+    assert header.leader_epoch == 1234 and crc_ok(data, header)
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_6N_148_log_append_time_is_that_of_every_record(tmp_path: Path, codec: int) -> None:
+    log, _ = opened(partition(tmp_path), CONFIG.replace(message_timestamp_type="LogAppendTime"))
+    log.clock.advance(77)  # type: ignore[attr-defined]
+    log.append_batch(batch(0, b"a", b"b", timestamp=5, codec=codec))
+    data = Path(log.active.file).read_bytes()
+    assert header_of(data).log_append and crc_ok(data, header_of(data))
+    assert [(r.timestamp, r.timestamp_type) for r in records_of(data)] == [(T + 77, LOG_APPEND_TIME)] * 2
+    log.abandon()
+
+
+def test_6N_148_no_batch_of_magic_2_is_without_a_timestamp_type() -> None:
+    with pytest.raises(UsageError, match="timestamp type"):
+        BatchBuilder(timestamp_type=NO_TIMESTAMP_TYPE)
+
+
+@pytest.mark.parametrize("commit", [False, True])
+def test_6N_149_control_batches_round_trip(commit: bool) -> None:
+    data = marker_batch(5, 2, commit, 7, T)
+    header = header_of(data)
+    assert header.control and header.transactional and header.count == 1
+    marker = control_of(data, header, "test.log")
+    assert marker is not None
+    assert (marker.type, marker.coordinator_epoch) == ("commit" if commit else "abort", 7)
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_6N_150_all_ways_of_reading_agree(tmp_path: Path, codec: int) -> None:
+    """Record after record in plain Python; whole chunks by kernels; offsets and times without keys and
+    values."""
+    log, _ = opened(partition(tmp_path))
+    for count in (1, 7, 3):
+        log.append_batch(batch(0, *[b"v" * n for n in range(count)], codec=codec))
+    view = log.view()
+    plain = list(scan.records(view, 0, log.log_end, plain=True))
+    assert list(scan.records(view, 0, log.log_end, plain=False)) == plain and len(plain) == 11
+    bare = [
+        (int(offset), int(timestamp))
+        for _, found in scan.columns(view, 0, log.log_end)
+        for offset, timestamp in zip(found.offset, found.timestamp, strict=True)
+    ]
+    assert bare == [(r.offset, r.timestamp) for r in plain]
+    log.abandon()
+
+
+@pytest.mark.parametrize("key", [None, b"", b"key"])
+@pytest.mark.parametrize("value", [None, b"", b"v" * 300])
+def test_6N_151_a_record_round_trips_and_its_size_is_known(key: bytes | None, value: bytes | None) -> None:
+    headers = (("h", b"x"), ("h", None), ("", b""), ("ü", b"\xff" * 70))
+    builder = BatchBuilder()
+    builder.append(T, b"first", b"1")
+    builder.append(T - 3, key, value, headers)
+    data = builder.build(10)
+    assert len(data) == builder.size_estimate
+    found = records_of(data)[1]
+    assert (found.offset, found.timestamp, found.key, found.value, found.headers) == (
+        11,
+        T - 3,
+        key,
+        value,
+        headers,
+    )
+
+
+HEADER = encode(1) + b"h" + encode(1) + b"x"
+
+
+@pytest.mark.parametrize(("announced", "text"), [(2, "cut short|are there"), (1, None), (0, "left over")])
+def test_6N_152_a_header_count_that_is_wrong(announced: int, text: str | None) -> None:
+    data = sealed(record_bytes(header_count=announced, headers=HEADER), 1)
+    if text is None:
+        assert records_of(data)[0].headers == (("h", b"x"),)
+    else:
+        refused(data, text)
+
+
+@pytest.mark.parametrize("length", [1000, -2, 7])
+def test_6N_153_a_key_or_value_longer_than_its_body(length: int) -> None:
+    refused(sealed(record_bytes(key=encode(length) + b"k"), 1), "key of")
+    refused(sealed(record_bytes(value=encode(length) + b"v"), 1), "value of")
+
+
+def test_6N_154_bad_headers() -> None:
+    refused(sealed(record_bytes(header_count=-1), 1), "-1 headers in 0 bytes")
+    refused(sealed(record_bytes(header_count=1000, headers=HEADER), 1), "1000 headers in 4 bytes")
+    for name, text in (
+        (encode(-1), "without a name"),
+        (encode(-5), "header name of -5"),
+        (encode(9), "of 9"),
+    ):
+        refused(sealed(record_bytes(header_count=1, headers=name + b"hh" + encode(-1)), 1), text)
+    refused(
+        sealed(record_bytes(header_count=1, headers=encode(1) + b"h" + encode(9) + b"x"), 1), "value of 9"
+    )
+
+
+def test_6N_155_a_timestamp_cut_short_or_overlong() -> None:
+    refused(sealed(encode(2) + b"\0\x80", 1), "cut short")
+    refused(sealed(record_bytes(time_delta=b"\x80" * 10 + b"\x01"), 1), "more than 10 bytes")
+    assert records_of(sealed(record_bytes(time_delta=encode(-T)), 1))[0].timestamp == 0
+
+
+def test_6N_156_a_body_shorter_or_longer_than_it_says() -> None:
+    length = len(record_bytes()) - 1
+    for wrong, text in (
+        (length + 1, "are there"),
+        (length - 1, "cut short|left over|are there"),
+        (0, "empty"),
+    ):
+        refused(sealed(record_bytes(body_length=wrong), 1), text)
+    refused(sealed(record_bytes(body_length=-1), 1), "body of -1")
+
+
+def test_6N_157_varints_at_their_boundaries() -> None:
+    for bits in range(63):
+        for number in ((1 << bits) - 1, 1 << bits, -(1 << bits), -(1 << bits) - 1):
+            data = encode(number)
+            assert len(data) == size(number) <= 10
+            assert read_varlong(data, 0, len(data)) == (number, len(data))
+            if -(1 << 31) <= number < 1 << 31:
+                assert len(data) <= 5 and read_varint(data, 0, len(data)) == (number, len(data))
+    vectors = {0: "00", -1: "01", 63: "7e", 64: "8001", -64: "7f", -65: "8101", 300: "d804", 8192: "808001"}
+    vectors |= {2**31 - 1: "feffffff0f", -(2**31): "ffffffff0f", T: "80a0abfef962"}
+    vectors |= {2**63 - 1: "feffffffffffffffff01", -(2**63): "ffffffffffffffffff01"}
+    assert {number: encode(number).hex() for number in vectors} == vectors
+    with pytest.raises(ValueError, match="more than 5"):
+        read_varint(b"\xff" * 5 + b"\x01", 0, 6)
+    with pytest.raises(ValueError, match="more than 10"):
+        read_varlong(b"\xff" * 10 + b"\x01", 0, 11)
+
+
+def test_6N_158_control_types() -> None:
+    for number, name in TYPE_NAMES.items():
+        assert parse_control(control_key(number), marker_value(3), "f", 0, 0).type == name
+    unknown = parse_control(control_key(337), b"anything", "f", 0, 0)
+    assert (unknown.type, unknown.marker) == ("unknown", False)
+    newer = struct.pack(">hhi", 5, 1, 99)
+    assert parse_control(newer, marker_value(3), "f", 0, 0).type == "commit"
+    for key in (None, b"", b"\0\0\0", struct.pack(">hh", -1, 0)):
+        with pytest.raises(CorruptBatchError, match="control key"):
+            parse_control(key, marker_value(0), "f", 0, 0)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_6N_159_marker_values(number: int) -> None:
+    key = control_key(number)
+    for value in (None, b"", b"\0" * 5, struct.pack(">hi", -1, 0)):
+        with pytest.raises(CorruptBatchError, match="marker of"):
+            parse_control(key, value, "f", 0, 0)
+    assert parse_control(key, struct.pack(">hiq", 1, 10, 42), "f", 0, 0).coordinator_epoch == 10
+    for other in (2, 3, 4, 5, 6, 99):  # what is no marker has no coordinator, whatever its value holds
+        assert parse_control(control_key(other), marker_value(1), "f", 0, 0).coordinator_epoch is None
+
+
+def test_6N_169_producers_are_whole_or_absent() -> None:
+    with pytest.raises(UsageError, match="transactional"):
+        BatchBuilder(transactional=True)
+    for epoch, sequence in ((-1, 0), (0, -1), (-1, -1)):
+        with pytest.raises(UsageError, match="needs an epoch and a sequence"):
+            BatchBuilder(producer_id=5, producer_epoch=epoch, base_sequence=sequence)
+
+
+def test_6N_170_a_marker_is_a_transactional_control_batch(tmp_path: Path) -> None:
+    """What looks like a marker in a data batch decides nothing."""
+    header = header_of(marker_batch(5, 0, True, 0, T))
+    assert header.transactional and header.control and header.base_sequence == -1
+    with pytest.raises(UsageError, match="transactional control batch"):
+        BatchBuilder(control=True, producer_id=5, producer_epoch=0)
+    more: dict[str, Any] = {"producer_id": 5, "producer_epoch": 0, "transactional": True}
+    log, _ = opened(partition(tmp_path))
+    log.append_batch(batch(0, b"a", base_sequence=0, **more))
+    builder = BatchBuilder(base_sequence=1, **more)
+    builder.append(T, control_key(1), marker_value(0))
+    log.append_batch(builder.build())
+    assert (log.stable_offset, log.log_end) == (0, 2)
+    log.end_transaction(5, 0, True)
+    assert log.stable_offset == log.log_end == 3
+    log.abandon()
+
+
+def test_6N_172_lz4_frames() -> None:
+    frame = compress(LZ4, b"hello" * 100)
+    assert frame[:4] == bytes.fromhex("04224d18")
+    flags, descriptor = frame[4], frame[5]
+    assert flags >> 6 == 1 and flags & 0x03 == 0 and flags & 0x20
+    assert descriptor & 0x8F == 0 and 4 <= descriptor >> 4 <= 7
+    assert frame[6] == xxh32(frame[4:6]) >> 8 & 0xFF == 0x82
+    assert frame[-4:] == bytes(4)
+    for code in range(8):
+        other = bytearray(frame)
+        other[5] = code << 4
+        other[6] = xxh32(other[4:6]) >> 8 & 0xFF
+        if code >= 4:
+            assert decompress(LZ4, bytes(other), 500) == b"hello" * 100
+        else:
+            with pytest.raises(CorruptBatchError, match="block descriptor"):
+                decompress(LZ4, bytes(other), 500)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda f: b"\x05" + f[1:], "no frame"),
+        (lambda f: f[:5], "cut short"),
+        (lambda f: f[:6], "cut short"),
+        (lambda f: f[:6] + bytes([f[6] ^ 1]) + f[7:], "wrong checksum"),
+        (lambda f: f[:7] + struct.pack("<I", (64 << 10) + 1) + f[11:], "in a frame of 65536"),
+    ],
+)
+def test_6N_173_bad_lz4_frames(change: object, text: str) -> None:
+    """A wrong header checksum is let pass in magic 0 only (171)."""
+    frame = compress(LZ4, b"hello" * 100)
+    with pytest.raises(CorruptBatchError, match=text):
+        decompress(LZ4, change(frame), 1000)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("block_checksum", [False, True])
+@pytest.mark.parametrize(
+    "data", [b"", b"x" * (96 << 10), bytes(range(256)) * 400, bytes(n * n * n % 251 for n in range(70_000))]
+)
+def test_6N_174_lz4_payloads_of_all_kinds(data: bytes, block_checksum: bool) -> None:
+    assert decompress(LZ4, compress(LZ4, data), len(data)) == data
+    options = {"block_size": lz4.frame.BLOCKSIZE_MAX64KB, "block_linked": False}
+    foreign = lz4.frame.compress(data, block_checksum=block_checksum, **options)
+    assert decompress(LZ4, foreign, len(data)) == data
