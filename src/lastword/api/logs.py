@@ -7,8 +7,9 @@ repairs what a crash left, and is the only writer until it is closed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,12 +26,13 @@ from lastword.errors import (
     NoPolicyError,
     QuarantinedError,
     ReadOnlyError,
+    StorageError,
     TopicExistsError,
     UnknownTopicError,
     UsageError,
 )
 from lastword.files import Files
-from lastword.logdir import DirRecovery, LogDirectory
+from lastword.logdir import DirRecovery, LogDirectory, SetAside, Spread, move, partition_numbers
 from lastword.segment import names
 from lastword.values import ProgressLike, table_html
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from lastword.cleaner import CleanRound, Plan
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
+    from lastword.retention import Deletion
     from lastword.state.state import State
     from lastword.tools.verify import Verification
 
@@ -64,7 +67,7 @@ def open(
     settings  Kafka's names with _ for dots; they win over the file: `segment_bytes="64MiB"`
 
     NotALogDirError, LogDirLockedError, UnknownSettingError and InvalidSettingError leave everything as it
-    was.
+    was. Of several directories, one whose drive fails is offline (`LogDir.offline`), and the others serve.
     """
     if mode not in ("r", "a"):
         raise UsageError(
@@ -83,14 +86,21 @@ def open(
     clock = clock or SystemClock()
     files = files or storage.DEFAULT
     opened: list[LogDirectory] = []
+    offline: dict[str, LastwordError] = {}
     try:
         for one in paths:
-            opened.append(LogDirectory.open(one, mode, files, clock, load))
+            try:
+                opened.append(LogDirectory.open(one, mode, files, clock, load))
+            except (StorageError, ReadOnlyError) as error:
+                # A drive that failed, or may not be written: the others serve, if there are any.
+                offline[one] = error
+        if not opened:
+            raise next(iter(offline.values()))
+        return LogDir(Spread(opened, offline), mode, files, clock, config)
     except BaseException:
         for directory in opened:
             directory.close()
         raise
-    return LogDir(opened, mode, files, clock, config)
 
 
 class LogDir:
@@ -98,20 +108,22 @@ class LogDir:
 
     paths      its directories
     mode       "r" or "a"
+    offline    directories that failed, with the reason; what they hold raises OfflineError
     recovery   what opening repaired, a `DirRecovery` per directory; partitions are recovered when first used
     """
 
     def __init__(
         self,
-        directories: Sequence[LogDirectory],
+        spread: Spread,
         mode: str,
         files: Files,
         clock: Clock,
         config: PathLike | None = None,
     ) -> None:
-        self.paths = [directory.path for directory in directories]
+        self._spread = spread
+        self._directories = spread.directories
+        self.paths = [directory.path for directory in self._directories] + list(spread.offline)
         self.mode = mode
-        self._directories = list(directories)
         self._files = files
         self._clock = clock
         self._config_file = config
@@ -139,6 +151,17 @@ class LogDir:
     @property
     def recovery(self) -> tuple[DirRecovery, ...]:
         return tuple(directory.recovery for directory in self._directories)
+
+    @property
+    def offline(self) -> dict[str, LastwordError]:
+        return self._spread.offline
+
+    @property
+    def set_aside(self) -> list[tuple[str, SetAside]]:
+        """Partition directories that are not served, each with the directory it lies in: `-stray` ones, that
+        a broker set aside, and `-future` ones, copies on their way."""
+        self._check_open()
+        return [(home.path, one) for home in self._directories for one in home.set_aside()]
 
     @property
     def settings(self) -> Settings:
@@ -206,15 +229,8 @@ class LogDir:
                     f"{self.paths[0]} has a topic {name!r} already", remedy="exist_ok=True takes it as it is"
                 )
         else:
-            fewest = min(self._directories, key=lambda directory: len(directory.topic_partitions()))
             settings = {key: value for key, value in saved.items() if value is not None} | config
-            if self._settings_file != os.path.join(fewest.path, names.SETTINGS):
-                # Several directories share one settings file; it is written first, as a directory does
-                # with its own.
-                write_topic_settings(self._files, self._settings_file, name, settings)
-                settings = {}
-            fewest.create_topic(name, partitions, settings, exist_ok=exist_ok)
-            self._reload()
+            self._create(name, partitions, settings)
         return self.topic(
             name,
             key_serializer=None if isinstance(key_serializer, str) else key_serializer,
@@ -222,15 +238,66 @@ class LogDir:
             partitioner=None if isinstance(partitioner, str) else partitioner,
         )
 
+    def _create(self, name: str, partitions: int, settings: Mapping[str, Any]) -> None:
+        """Partitions go to the directories with the fewest; all have one topic id."""
+        partition_numbers(partitions)
+        placed = self._spread.place(partitions)
+        own = {os.path.join(home.path, names.SETTINGS): home for home in placed}
+        if len(placed) > 1 or self._settings_file not in own:
+            # Several directories share one settings file; it is written first, as a directory does with its
+            # own.
+            write_topic_settings(self._files, self._settings_file, name, settings)
+            settings = {}
+        made: list[LogDirectory] = []
+        try:
+            for home, numbers in placed.items():
+                topic_id = made[0].topic_id(name) if made else None
+                home.reload_settings()
+                home.create_topic(name, numbers, settings, topic_id=topic_id)
+                made.append(home)
+        except LastwordError:
+            for home in made:
+                home.delete_topic(name)
+            raise
+        finally:
+            self._reload()
+        self._spread.write_list()
+
     def delete_topic(self, name: str) -> None:
-        """Remove a topic with all its records."""
+        """Remove a topic with all its records. Its bytes go after `file.delete.delay.ms`, or at closing.
+
+        OfflineError if a part of it lies in a directory that is offline: nothing was removed.
+        """
         self._check_writable()
-        homes = set(self._partitions(name).values())
-        for directory in self._directories:
-            if directory in homes:
-                directory.delete_topic(name)
+        partitions = self._partitions(name)
+        homes = [home for home in self._directories if home in partitions.values()]
+        for number, home in partitions.items():
+            home.check_topic(name, number)
+        with ExitStack() as stack:
+            for number, home in partitions.items():
+                stack.enter_context(home.claim(name, number))
+            for home in homes:
+                home.delete_topic(name)
         remove_topic_settings(self._files, self._settings_file, name)
         self._reload()
+        self._spread.write_list()
+
+    def move(self, topic: str, partition: int, to: PathLike) -> None:
+        """Move one partition into another of the directories, while it is read and appended to.
+
+        DiskFullError: there is no room for it; nothing was moved.
+        """
+        self._check_writable()
+        wanted = os.path.realpath(to)
+        target = next((one for one in self._directories if os.path.realpath(one.path) == wanted), None)
+        if target is None:
+            raise UsageError(
+                f"{os.fspath(to)} is none of the directories that serve",
+                remedy=f"one of {', '.join(one.path for one in self._directories)}",
+            )
+        self._chosen(topic, partition)
+        move(self._home(topic, partition), target, topic, partition)
+        self._spread.write_list()
 
     def set_config(self, topic: str | None = None, **config: Any) -> None:
         """Change settings in lastword.toml, of a topic or (None) of all; a value of None resets. Holds
@@ -248,7 +315,7 @@ class LogDir:
     @property
     def _settings_file(self) -> str:
         """The one lastword.toml of all directories: where it is, or in the first."""
-        candidates = [os.path.join(path, names.SETTINGS) for path in self.paths]
+        candidates = [os.path.join(one.path, names.SETTINGS) for one in self._directories]
         return next((path for path in candidates if self._files.exists(path)), candidates[0])
 
     def _reload(self) -> None:
@@ -323,8 +390,10 @@ class LogDir:
         strategy: str | None = None,
         progress: ProgressLike | bool | None = None,
     ) -> list[Plan]:
-        """What `clean` with these arguments would do now, or leave, and why: one `Plan` per partition."""
+        """What `clean` with these arguments and `expire` would do now, or leave, and why: a `Plan` for each
+        partition, and one more with the action `delete` where retention would remove something."""
         from lastword.cleaner.cleaner import plan
+        from lastword.retention.expire import outlook
 
         chosen = self._chosen(topic, partition)
         views = [(name, number, self._view(name, number)) for name, number in chosen]
@@ -332,6 +401,9 @@ class LogDir:
         found = []
         for name, number, view in views:
             config = self._config(name)
+            retention = outlook(view, config, self._clock.now_ms())
+            if retention.removes:
+                found.append(_plan_of(retention, view))
             with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
                 found.append(
                     plan(
@@ -390,7 +462,7 @@ class LogDir:
                     rounds.append(done)
                 elif topic is not None:
                     self._check_quarantine(name, number)
-            except (DataError, CapacityError) as error:
+            except (DataError, CapacityError, StorageError) as error:
                 failed = failed or error
         if failed is not None:
             if len(compacted) > 1:
@@ -412,24 +484,85 @@ class LogDir:
     ) -> CleanRound | None:
         config = self._config(name)
         home = self._home(name, number)
-        return clean(
-            home.log(name, number),
-            config,
-            first_dirty=home.first_dirty(name, number),
-            record_first_dirty=lambda offset: home.set_first_dirty(name, number, offset),
-            due=due,
-            strategy=strategy or config.lastword_strategy,
-            map_bytes=self.settings.instance.map_bytes,
-            progress=progress,
-            stop=stop,
-        )
+        with home.claim(name, number):
+            return clean(
+                home.log(name, number),
+                config,
+                first_dirty=home.first_dirty(name, number),
+                record_first_dirty=lambda offset: home.set_first_dirty(name, number, offset),
+                due=due,
+                strategy=strategy or config.lastword_strategy,
+                map_bytes=self.settings.instance.map_bytes,
+                progress=progress,
+                stop=stop,
+            )
 
     def _size(self, name: str, number: int) -> int:
         """Bytes of a partition; 0 for one that cannot be opened, which is told when it is its turn."""
         try:
             return sum(segment.size for segment in self._home(name, number).log(name, number).segments)
-        except DataError:
+        except (DataError, StorageError):
             return 0
+
+    def expire(self, topic: str | None = None, partition: int | None = None) -> list[Deletion]:
+        """Apply retention by time, size and log start now; returns a `Deletion` for each partition that lost
+        segments. Only what `cleanup.policy` allows; a quarantine of the cleaner does not stop it.
+
+        A partition whose files cannot be changed does not stop the others: its error is raised at the end,
+        with `error.deletions`. NoPolicyError for a topic given by name whose policy is not known.
+        """
+        from lastword.retention.expire import expire
+
+        self._check_writable()
+        chosen = self._chosen(topic, partition)
+        if topic is not None and self._config(topic).cleanup_policy is None:
+            raise NoPolicyError.of(topic, self.paths[0])
+        done: list[Deletion] = []
+        failed: LastwordError | None = None
+        for name, number in chosen:
+            if self._config(name).cleanup_policy is None:
+                continue
+            try:
+                found = expire(self._home(name, number), name, number)
+            except (DataError, CapacityError, StorageError) as error:
+                failed = failed or error
+                continue
+            if found.removes:
+                done.append(found)
+        for home in self._directories:
+            home.remove_waste()
+        if failed is not None:
+            failed.deletions = done  # type: ignore[attr-defined]
+            raise failed
+        return done
+
+    def _expire_outlook(self, topic: str | None, partition: int | None) -> list[Deletion]:
+        """What `expire` would do with every partition, also with those that lose nothing."""
+        from lastword.retention.expire import outlook
+
+        now_ms = self._clock.now_ms()
+        return [
+            outlook(self._view(name, number), self._config(name), now_ms)
+            for name, number in self._chosen(topic, partition)
+        ]
+
+    def _trim(
+        self, topic: str, partition: int | None, before: int | datetime, *, dry_run: bool = False
+    ) -> dict[int, int]:
+        """See `Topic.trim`. All partitions are looked at before the first one is changed."""
+        from lastword.retention.trim import trim_offset
+
+        numbers = [number for _, number in self._chosen(topic, partition)]
+        wanted = {number: trim_offset(self._view(topic, number), before) for number in numbers}
+        if dry_run:
+            return wanted
+        self._check_writable()
+        for number, offset in wanted.items():
+            home = self._home(topic, number)
+            with home.claim(topic, number):
+                home.raise_log_start(topic, number, offset, "trim")
+                home.log(topic, number).remove_front()
+        return {number: self._home(topic, number).log(topic, number).log_start for number in numbers}
 
     def _check_policy(self, topic: str) -> None:
         policy = self._config(topic).cleanup_policy
@@ -495,11 +628,7 @@ class LogDir:
     def _homes(self) -> dict[str, dict[int, LogDirectory]]:
         """Topic names, sorted, with their partitions and where each lies."""
         self._check_open()
-        found: dict[str, dict[int, LogDirectory]] = {}
-        for directory in self._directories:
-            for tp in directory.topic_partitions():
-                found.setdefault(tp.topic, {}).setdefault(tp.partition, directory)
-        return {name: dict(sorted(found[name].items())) for name in sorted(found)}
+        return self._spread.homes()
 
     def _partitions(self, topic: str) -> dict[int, LogDirectory]:
         names.check_topic(topic)
@@ -509,9 +638,7 @@ class LogDir:
         return homes[topic]
 
     def _home(self, topic: str, partition: int) -> LogDirectory:
-        if len(self._directories) == 1:
-            return self._directories[0]
-        found = self._partitions(topic).get(partition)
+        found = self._spread.home(topic, partition)
         if found is None:
             raise UsageError(f"{topic} has no partition {partition}", remedy="see lastword ls")
         return found
@@ -537,7 +664,7 @@ class LogDir:
         return self._home(topic, partition).view(topic, partition)
 
     def _views(self, topic: str) -> Mapping[int, PartitionView]:
-        return {number: home.view(topic, number) for number, home in self._partitions(topic).items()}
+        return _Views(topic, self._partitions(topic))
 
     def _log(self, topic: str, partition: int) -> PartitionLog:
         self._check_open()
@@ -554,3 +681,49 @@ class LogDir:
         self._check_open()
         if self.mode == "r":
             raise ReadOnlyError.opened(self.paths[0])
+
+
+class _Views(Mapping[int, "PartitionView"]):
+    """Views of a topic's partitions, each made when it is asked for: one that lies in a directory that is
+    offline does not stop who reads another."""
+
+    def __init__(self, topic: str, homes: Mapping[int, LogDirectory]) -> None:
+        self._topic = topic
+        self._homes = homes
+        self._made: dict[int, PartitionView] = {}
+
+    def __getitem__(self, partition: int) -> PartitionView:
+        if partition not in self._made:
+            self._made[partition] = self._homes[partition].view(self._topic, partition)
+        return self._made[partition]
+
+    def __contains__(self, partition: object) -> bool:
+        return partition in self._homes
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
+    """A `Deletion` as one of the things that could be done."""
+    from lastword.cleaner.choose import Plan, Reason
+
+    return Plan(
+        topic=deletion.topic,
+        partition=deletion.partition,
+        action="delete",
+        due=True,
+        strategy="retention",
+        segments=deletion.segments,
+        read_bytes=0,
+        write_bytes=0,
+        free_bytes=deletion.freed_bytes,
+        exact=True,
+        reasons=tuple(Reason(code, deletion.reason) for code in deletion.codes[:1]),
+        log_start=deletion.log_start,
+        total_segments=len(view.segments),
+        total_bytes=sum(segment.size for segment in view.segments),
+    )

@@ -24,7 +24,7 @@ from lastword.errors import UsageError
 from lastword.units import format_bytes, format_duration
 from lastword.values import Value
 
-Action = Literal["clean", "keep"]
+Action = Literal["clean", "delete", "keep"]
 
 
 # Codes of reasons, as `--json` prints them.
@@ -93,6 +93,9 @@ class Plan(Value):
         name = f"{self.topic}-{self.partition}"
         if self.action == "keep":
             return f"{name}: keep: {self.reasons[0] if self.reasons else 'nothing to do'}"
+        if self.action == "delete":
+            which = f"{self.segments} of {self.total_segments} segments, {format_bytes(self.free_bytes)}"
+            return f"{name}: delete: {which}: {self.reasons[0].text}"
         about = "" if self.exact else "~"
         return (
             f"{name}: clean: {self.segments} of {self.total_segments} segments, "

@@ -7,6 +7,18 @@ at log_dir.py.
 """
 
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition
-from lastword.logdir.log_dir import DirRecovery, LogDirectory
+from lastword.logdir.discover import SetAside
+from lastword.logdir.log_dir import DirRecovery, LogDirectory, partition_numbers
+from lastword.logdir.move import move
+from lastword.logdir.spread import Spread
 
-__all__ = ["Checkpoints", "DirRecovery", "LogDirectory", "TopicPartition"]
+__all__ = [
+    "Checkpoints",
+    "DirRecovery",
+    "LogDirectory",
+    "SetAside",
+    "Spread",
+    "TopicPartition",
+    "move",
+    "partition_numbers",
+]

@@ -226,6 +226,9 @@ class LogDirectory:
                     return found
         return None
 
+    def check_topic(self, topic: str, partition: int) -> None:
+        """Does nothing here; a directory that is offline raises."""
+
     def check_topic_id(self, topic: str, partition: int) -> None:
         """InconsistentTopicIdError if the partition is of another topic of that name; looked at once."""
         tp = TopicPartition(topic, partition)

@@ -26,9 +26,9 @@ from lastword.errors import (
     StorageError,
 )
 from lastword.files import Files
-from lastword.logdir import move
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.log_dir import LogDirectory
+from lastword.logdir.move import chosen, settle
 from lastword.partition.checkpoint_file import format_lines, number, read_lines
 from lastword.segment import names
 
@@ -83,7 +83,7 @@ class Spread:
             for tp in self._partitions_of(directory):
                 first = seen.setdefault(tp, directory)
                 if first is not directory:
-                    seen[tp] = move.settle(tp, first, directory)
+                    seen[tp] = settle(tp, first, directory)
 
     def _partitions_of(self, directory: LogDirectory) -> tuple[TopicPartition, ...]:
         """What a directory holds; what it held when it was last seen, once it has failed."""
@@ -107,7 +107,7 @@ class Spread:
             for tp in self._partitions_of(directory):
                 first = found.setdefault(tp, directory)
                 if first is not directory:
-                    found[tp] = move.chosen(tp, first, directory)
+                    found[tp] = chosen(tp, first, directory)
         for path, error in self._failed.items():
             if path in self._listed:  # it was open: its partitions are known
                 continue
