@@ -229,7 +229,7 @@ def _why_not(found: _Prefix, config: TopicConfig, now_ms: int) -> str:
     if config.retention_ms >= 0:
         wait = _stamp(first) + config.retention_ms - now_ms
         if wait >= 0:
-            limits.append(f"the oldest segment may go in {format_duration(wait + 1)} by retention.ms")
+            limits.append(f"the oldest segment may go in {format_duration(max(wait, 1))} by retention.ms")
     if config.retention_bytes >= 0:
         size = format_bytes(sum(one.size for one in found.segments))
         limits.append(f"{size} of retention.bytes {format_bytes(config.retention_bytes)}")

@@ -1,0 +1,108 @@
+"""Logs for the tests of retention: batches of one record, five to a segment unless said otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lastword.clock import ManualClock
+from lastword.config import TopicConfig
+from lastword.logdir import LogDirectory
+from lastword.retention import Deletion, decide
+from lastword.retention.expire import expire
+from lastword.segment import names
+from tests.partition.logs import batch
+from tests.partition.nosync import UNSYNCED
+
+NOW = 1_700_000_000_000
+HOUR = 3_600_000
+DAY = 24 * HOUR
+
+
+@dataclass
+class Fake:
+    """What the rules ask of a segment."""
+
+    base_offset: int
+    size: int = 100
+    largest_timestamp: int = NOW
+    mtime_ms: int = NOW
+
+
+def fakes(*sizes_and_ages: tuple[int, int], step: int = 10) -> list[Fake]:
+    """Segments with (bytes, age in ms), `step` offsets each."""
+    return [Fake(at * step, size, NOW - age, NOW - age) for at, (size, age) in enumerate(sizes_and_ages)]
+
+
+def policy(*words: str, **settings: Any) -> TopicConfig:
+    return TopicConfig(cleanup_policy=frozenset(words), **{"retention_ms": -1, **settings})
+
+
+def decided(segments: Sequence[Fake], config: TopicConfig, *, step: int = 10, **more: Any) -> Deletion:
+    end = segments[-1].base_offset + (step if segments[-1].size else 0)
+    given: dict[str, Any] = {"log_start": segments[0].base_offset, "log_end": end, "now_ms": NOW}
+    return decide("users", 0, segments, config, **(given | more))
+
+
+class Log:
+    """One topic `users` with one partition, through a log directory."""
+
+    def __init__(self, root: Path, clock: ManualClock | None = None, files: Any = UNSYNCED, **settings: Any):
+        self.root = root
+        self.files = files
+        self.clock = clock or ManualClock(NOW)
+        self.home = self._open()
+        if "users" not in self.home.topics():
+            self.home.create_topic("users", 1, settings)
+
+    def _open(self) -> LogDirectory:
+        return LogDirectory.open(self.root, "a", self.files, self.clock)
+
+    @property
+    def log(self):  # type: ignore[no-untyped-def]
+        return self.home.log("users", 0)
+
+    @property
+    def path(self) -> Path:
+        return self.root / "users-0"
+
+    def fill(self, records: int, per_segment: int = 5, age_ms: int = 0, timestamp: int | None = None) -> Log:
+        for number in range(records):
+            if number % per_segment == 0:
+                self.log.roll()
+            stamp = self.clock.now_ms() - age_ms if timestamp is None else timestamp
+            self.log.append_batch(batch((b"k%d" % self.log.log_end, b"v" * 30), timestamp=stamp))
+        return self
+
+    def expire(self) -> Deletion:
+        return expire(self.home, "users", 0)
+
+    def trim(self, offset: int) -> None:
+        self.home.raise_log_start("users", 0, offset, "trim")
+        self.log.remove_front()
+
+    @property
+    def bases(self) -> list[int]:
+        return [s.base_offset for s in self.log.segments]
+
+    def named(self, ending: str) -> list[int]:
+        """Numbers in the names of files that end so."""
+        return sorted(int(p.name.split(".")[0]) for p in self.path.iterdir() if p.name.endswith(ending))
+
+    def reopen(self) -> Log:
+        self.home.close()
+        self.home = self._open()
+        return self
+
+    def kill(self) -> Log:
+        self.home.abandon()
+        self.home = self._open()
+        return self
+
+    def close(self) -> None:
+        self.home.close()
+
+
+DELETED = names.DELETED

@@ -1,0 +1,305 @@
+"""Retention as a broker does it: properties 296 to 307, and what reliability.md asks around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lastword.cleaner import quarantine
+from lastword.errors import CorruptBatchError, OffsetOutOfRangeError
+from lastword.logdir import LogDirectory
+from lastword.partition.front import read_note
+from lastword.partition.view import PartitionView
+from lastword.segment import names
+from tests.golden.loader import case
+from tests.partition.nosync import UNSYNCED
+from tests.retention.support import DAY, DELETED, HOUR, NOW, Log, decided, fakes, policy
+
+DELETE = {"cleanup.policy": "delete", "retention.ms": "-1"}
+
+
+def test_6V_296_only_up_to_the_high_watermark() -> None:
+    segments = fakes(*[(100, 30 * DAY)] * 4)
+    config = policy("delete", retention_ms=DAY)
+    for top in range(41):
+        found = decided(segments, config, high_watermark=top)
+        assert found.log_start <= top and found.segments == top // 10
+
+
+def test_6V_297_deleting_everything_keeps_the_log_end(tmp_path: Path) -> None:
+    log = Log(tmp_path, **DELETE | {"retention.ms": "1h"}).fill(15, age_ms=2 * HOUR)
+    found = log.expire()
+    assert found.segments == 3 and found.log_start == 15
+    assert log.bases == [15] and log.log.active.size == 0
+    assert (log.log.log_start, log.log.log_end) == (15, 15)
+    assert not log.expire().removes
+    log.fill(1)
+    assert log.log.log_end == 16 and log.bases == [15]
+    for again in (log.reopen, log.kill):
+        again()
+        assert (log.log.log_start, log.log.log_end) == (15, 16)
+    log.close()
+
+
+@pytest.mark.parametrize(("records_kept", "segments"), [(10, 2), (15, 3)])
+def test_6V_298_size(tmp_path: Path, records_kept: int, segments: int) -> None:
+    log = Log(tmp_path, **DELETE).fill(15)
+    size = sum(s.size for s in log.log.segments)
+    log.home.set_topic_config("users", {"retention.bytes": size * records_kept // 15})
+    log.expire()
+    assert len(log.log.segments) == segments
+    log.close()
+
+
+@pytest.mark.parametrize(("age_ms", "segments"), [(20 * DAY, 1), (0, 3)])
+def test_6V_299_time(tmp_path: Path, age_ms: int, segments: int) -> None:
+    log = Log(tmp_path, **DELETE | {"retention.ms": "10d"}).fill(15, age_ms=age_ms)
+    log.expire()
+    assert len(log.log.segments) == segments
+    log.close()
+
+
+def test_6V_300_compact_knows_no_time(tmp_path: Path) -> None:
+    log = Log(tmp_path, **{"cleanup.policy": "compact", "retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
+    assert not log.expire().removes and log.bases == [0, 5, 10]
+    log.close()
+
+
+def test_6V_301_compact_knows_the_log_start(tmp_path: Path) -> None:
+    log = Log(tmp_path, **{"cleanup.policy": "compact"}).fill(15)
+    log.home.raise_log_start("users", 0, 7, "trim")
+    found = log.expire()
+    assert found.segments == 1 and found.codes == ("log-start",) and found.log_start == 7
+    assert log.bases == [5, 10] and log.log.log_start == 7
+    log.close()
+
+
+def test_6V_302_compact_and_delete_knows_time(tmp_path: Path) -> None:
+    settings = {"cleanup.policy": "compact,delete", "retention.ms": "1h"}
+    log = Log(tmp_path, **settings).fill(15, age_ms=5 * HOUR)
+    assert log.expire().segments == 3
+    log.close()
+
+
+def test_6V_303_deleting_records_up_to_an_offset(tmp_path: Path) -> None:
+    log = Log(tmp_path, **DELETE).fill(15)
+    for before, left in ((1, 3), (6, 2), (15, 1)):
+        log.trim(before)
+        assert (log.log.log_start, len(log.log.segments)) == (before, left)
+        log.kill()
+        assert (log.log.log_start, log.log.log_end) == (before, 15)
+    log.close()
+
+
+def test_6V_304_names_go_at_once_bytes_after_the_delay(tmp_path: Path) -> None:
+    log = Log(tmp_path, **DELETE | {"retention.ms": "1h", "file.delete.delay.ms": "1m"})
+    log.fill(10, age_ms=2 * HOUR).fill(5)
+    view = PartitionView.load(UNSYNCED, str(log.path))
+    before = [header.base_offset for header in view.segments[0].headers()]
+    log.expire()
+    assert log.named(".log") == [10] and log.named(".log" + DELETED) == [0, 5]
+    assert log.named(".index" + DELETED) == [0, 5]
+    assert [header.base_offset for header in view.segments[0].headers()] == before  # who was inside finishes
+    log.clock.advance(59_999)
+    log.log.remove_waste()
+    assert log.named(".log" + DELETED) == [0, 5]
+    log.clock.advance(1)
+    assert log.log.remove_waste() > 0
+    assert log.named(DELETED) == []
+    log.close()
+
+
+def test_304_a_date_that_jumps_neither_hurries_nor_delays_it(tmp_path: Path) -> None:
+    log = Log(tmp_path, **DELETE | {"retention.ms": "1h", "file.delete.delay.ms": "1m"})
+    log.fill(10, age_ms=2 * HOUR).fill(5)
+    log.expire()
+    for date in (NOW + 3650 * DAY, NOW - 3650 * DAY):
+        log.clock.set_date(date)
+        log.log.remove_waste()
+        assert log.named(".log" + DELETED) == [0, 5]
+    log.clock.advance(60_000)
+    log.log.remove_waste()
+    assert log.named(DELETED) == []
+    log.close()
+
+
+@pytest.mark.parametrize("end", ["reopen", "kill", "close"])
+def test_304_and_at_closing_or_opening(tmp_path: Path, end: str) -> None:
+    log = Log(tmp_path, **DELETE | {"retention.ms": "1h"}).fill(10, age_ms=2 * HOUR).fill(5)
+    log.expire()
+    getattr(log, end)()
+    if end != "close":
+        assert log.log.log_start == 10
+    assert log.named(DELETED) == []
+    if end != "close":
+        log.close()
+
+
+def test_6V_305_snapshots_go_too_one_remains(tmp_path: Path) -> None:
+    log = Log(tmp_path, **DELETE).fill(15)
+    log.reopen()
+    assert log.named(names.SNAPSHOT)[-1] == 15
+    log.trim(10)
+    assert [n for n in log.named(names.SNAPSHOT) if n < 10] == []
+    log.trim(15)
+    assert len(log.named(names.SNAPSHOT)) >= 1
+    log.close()
+
+
+def test_6V_306_a_beginning_without_an_empty_active_segment() -> None:
+    config = policy("delete", retention_ms=0)
+    assert decided(fakes((100, 1), (100, 1), (0, 1)), config).segments == 2
+    assert decided(fakes((100, 1), (100, 1), (100, 1)), config).segments == 3
+    assert decided(fakes((100, 1), (100, 0), (100, 1)), config).segments == 1
+
+
+def test_6V_307_what_remains(tmp_path: Path) -> None:
+    log = Log(tmp_path, **DELETE | {"retention.ms": "1h"}).fill(15, age_ms=2 * HOUR)
+    log.expire()
+    log.close()
+    left = sorted(p.name for p in log.path.iterdir() if p.is_file())
+    stem = f"{15:020d}"
+    assert left == [
+        f"{stem}.index",
+        f"{stem}.log",
+        f"{stem}.snapshot",
+        f"{stem}.timeindex",
+        "leader-epoch-checkpoint",
+        "partition.metadata",
+    ]
+    assert (log.path / names.LEADER_EPOCHS).read_text() == "0\n1\n0 15\n"
+
+
+class TestLogStart:
+    def test_6X_340_is_checkpointed_only_while_it_lies_inside_a_segment(self, tmp_path: Path) -> None:
+        log = Log(tmp_path, **DELETE).fill(15)
+        checkpoint = tmp_path / names.LOG_STARTS
+        log.trim(7)
+        assert "users 0 7" in checkpoint.read_text()
+        log.home.sync()
+        assert "users 0 7" in checkpoint.read_text()
+        log.trim(10)
+        log.home.sync()
+        assert checkpoint.read_text() == "0\n0\n"
+        log.close()
+
+    def test_is_durable_before_a_file_loses_its_name(self, tmp_path: Path) -> None:
+        from tests.doubles import RecordingFiles
+
+        files = RecordingFiles(UNSYNCED)
+        log = Log(tmp_path, files=files, **DELETE).fill(15)
+        begin = len(files.calls)
+        log.trim(12)
+        calls = files.calls[begin:]
+        checkpointed = next(
+            i for i, c in enumerate(calls) if c.name == "fsync_dir" and c.path == str(tmp_path)
+        )
+        renamed = [i for i, c in enumerate(calls) if str(c.detail).endswith(DELETED)]
+        assert renamed and checkpointed < renamed[0]
+        assert any(c.name == "fsync_dir" and c.path == str(log.path) for c in calls[renamed[-1] :])
+        assert not any(c.name == "unlink" and c.path.endswith(DELETED) for c in calls)
+        log.close()
+
+    def test_cannot_be_above_the_end_and_never_falls(self, tmp_path: Path) -> None:
+        log = Log(tmp_path, **DELETE).fill(15)
+        with pytest.raises(OffsetOutOfRangeError):
+            log.home.raise_log_start("users", 0, 16, "trim")
+        assert log.home.raise_log_start("users", 0, 9, "trim")
+        assert not log.home.raise_log_start("users", 0, 3, "trim")
+        assert log.log.log_start == 9
+        log.close()
+
+    def test_why_is_noted(self, tmp_path: Path) -> None:
+        log = Log(tmp_path, **DELETE | {"retention.ms": "1h"}).fill(10, age_ms=2 * HOUR).fill(5)
+        log.expire()
+        assert read_note(UNSYNCED, str(log.path), 10) == "retention.ms, 2023-11-14 22:13:20Z"
+        assert read_note(UNSYNCED, str(log.path), 11) == ""
+        note = log.path / names.PRIVATE / names.LOG_START_NOTE
+        for bad in (b"", b"{", b"[]", b"\xff", b'{"log_start": "x"}'):
+            note.write_bytes(bad)
+            assert read_note(UNSYNCED, str(log.path), 10) == ""
+        log.close()
+
+
+def test_a_quarantined_partition_expires_all_the_same(tmp_path: Path) -> None:
+    """Appendix B 11."""
+    settings = {"cleanup.policy": "compact,delete", "retention.ms": "1h"}
+    log = Log(tmp_path, **settings).fill(10, age_ms=2 * HOUR).fill(5)
+    quarantine.put(UNSYNCED, str(log.path), CorruptBatchError("a bad batch"), NOW)
+    assert log.expire().segments == 2
+    assert quarantine.load(UNSYNCED, str(log.path)) is not None
+    log.close()
+
+
+class TestRollByTimer:
+    """Appendix B 12: segment.ms and max.compaction.lag.ms hold without new appends."""
+
+    def test_a_quiet_compacted_log_rolls_when_it_is_opened(self, tmp_path: Path) -> None:
+        log = Log(tmp_path, **{"cleanup.policy": "compact", "segment.ms": "1h"}).fill(3)
+        path = log.path / names.segment_file(0, names.LOG)
+        log.close()
+        UNSYNCED.set_mtime(path, NOW)
+        log.clock.advance(HOUR)
+        log = Log(tmp_path, log.clock)
+        assert log.bases == [0]
+        log.close()
+        UNSYNCED.set_mtime(path, NOW)
+        log.clock.advance(1)
+        log = Log(tmp_path, log.clock)
+        assert log.bases == [0, 3]
+        log.close()
+
+    def test_the_lag_counts_too(self, tmp_path: Path) -> None:
+        log = Log(tmp_path, **{"cleanup.policy": "compact", "max.compaction.lag.ms": "1h"}).fill(3)
+        log.clock.advance(HOUR + 1)
+        log.expire()
+        assert log.bases == [0, 3]
+        log.close()
+
+    def test_others_roll_with_an_append_only(self, tmp_path: Path) -> None:
+        log = Log(tmp_path, **DELETE | {"segment.ms": "1h"}).fill(3)
+        log.clock.advance(5 * HOUR)
+        log.expire()
+        assert log.bases == [0]
+        log.close()
+
+    def test_old_records_do_not_begin_a_segment_with_every_opening(self, tmp_path: Path) -> None:
+        log = Log(tmp_path, **{"cleanup.policy": "compact", "segment.ms": "1h"}).fill(3, age_ms=900 * DAY)
+        for turn in range(4):
+            UNSYNCED.set_mtime(log.path / names.segment_file(0, names.LOG), NOW + turn)
+            log.reopen().log  # noqa: B018
+        assert log.bases == [0]
+        log.close()
+
+
+def test_golden_dir_clean_kafka28(tmp_path: Path) -> None:
+    """A directory of Kafka 2.8: magic 0, 1 and 2, DeleteRecords at 33, an empty marker, meta.properties 0."""
+    golden = case("dir-clean-kafka28")
+    golden.unpack(tmp_path)
+    root = tmp_path / "data"
+    offsets: dict[str, list[int]] = {}
+    for line in golden.expected("data"):
+        offsets.setdefault(line["partition"], []).append(line["offset"])
+    with LogDirectory.open(root, "a", UNSYNCED) as logs:
+        assert logs.recovery.clean
+        for name, found in offsets.items():
+            topic, _, number = name.rpartition("-")
+            log = logs.log(topic, int(number))
+            assert log.log_end == max(found) + 1
+        trimmed = {
+            str(tp): logs.log(*tp).log_start for tp in logs.topic_partitions() if logs.log(*tp).log_start
+        }
+        assert 33 in trimmed.values(), trimmed
+        from lastword.retention.expire import expire
+
+        for tp in logs.topic_partitions():
+            assert expire(logs, *tp).codes == ("no-policy",)  # nothing is removed unless somebody says so
+        logs.set_topic_config("old", {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": 0})
+        log = logs.log("old", 0)
+        end, segments = log.log_end, len(log.segments)
+        done = expire(logs, "old", 0)
+        assert done.segments == segments and (log.log_start, log.log_end) == (end, end)
+    assert (root / names.CLEAN_SHUTDOWN).exists()
+    with LogDirectory.open(root, "a", UNSYNCED) as logs:
+        assert (logs.log("old", 0).log_start, logs.log("old", 0).log_end) == (end, end)
