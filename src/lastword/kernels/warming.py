@@ -14,6 +14,7 @@ from lastword.kernels import (
     crc32c,
     digest,
     gather,
+    indexes,
     legacy,
     offset_map,
     pack,
@@ -41,6 +42,8 @@ def _run_all() -> None:
     table = np.empty((4, FIELDS), np.int64)
     batches.walk_batches(out, 0, end, 0, 0, True, table, 0)
     crc32c.crc32c(out, 0, end)
+    entries = np.empty((1, 2), np.int64), np.empty((1, 2), np.int64)
+    indexes.index_rows(table, 1, 4096, np.zeros(indexes.STATE_FIELDS, np.int64), *entries)
     _columns(out, table)
     bits = (np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros((1, pages.PAGE_WORDS), np.uint64))
     pages.test_bits(*bits, np.zeros(1, np.int64), np.zeros(1, np.bool_))

@@ -220,7 +220,7 @@ class _Opening:
         """Walk what must be walked, by base offset. Raises if there is damage that must not be cut."""
         bases = self._bases()
         listing = set(self.files.listdir(self.directory))
-        found: dict[int, Inspection] = {}
+        due: list[tuple[int, bool]] = []
         for at, base in enumerate(bases):
             last = at == len(bases) - 1
             above = last or bases[at + 1] > self.recovery_point
@@ -229,14 +229,23 @@ class _Opening:
                 for extension in (names.INDEX, names.TIME_INDEX)
             )
             if no_index or (above and not self.clean) or (last and not self._ends_soundly(base)):
-                found[base] = self._walk(base, last)
+                due.append((base, last))
+        size = sum(self._log_bytes(base) for base, _ in due) if len(due) > 1 else 0
+        found = {base: self._walk(base, last, size) for base, last in due}
         self._judge(found, bases)
         return found
 
-    def _walk(self, base: int, active: bool) -> Inspection:
+    def _walk(self, base: int, active: bool, of_bytes: int = 0) -> Inspection:
         self.walked += 1
         interval = self.config.index_interval_bytes
-        return inspect(self.files, self.directory, base, index_interval_bytes=interval, active=active)
+        return inspect(
+            self.files,
+            self.directory,
+            base,
+            index_interval_bytes=interval,
+            active=active,
+            of_bytes=of_bytes,
+        )
 
     def _ends_soundly(self, base: int) -> bool:
         """After a clean stop: does the active segment end with a whole sound batch that its indexes agree
@@ -278,8 +287,11 @@ class _Opening:
             return
 
     def _has_batches(self, base: int) -> bool:
+        return self._log_bytes(base) > 0
+
+    def _log_bytes(self, base: int) -> int:
         facts = self.files.stat(os.path.join(self.directory, names.segment_file(base, names.LOG)))
-        return facts is not None and facts.size > 0
+        return 0 if facts is None else facts.size
 
     def _cut_and_rebuild(self, found: dict[int, Inspection]) -> None:
         """Make the files what the walk found. Segments behind a cut go first, from the end: the log stays

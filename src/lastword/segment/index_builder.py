@@ -9,6 +9,8 @@ takes no more batches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lastword.segment import offset_index, time_index
 from lastword.segment.time_index import NO_TIMESTAMP
 
@@ -65,6 +67,17 @@ class IndexBuilder:
         self._entry_position = position
         self._time()
         return True
+
+    @property
+    def state(self) -> tuple[int, int, int, int]:
+        """What the rule remembers: position of the last entry, timestamp of the last time entry, the largest
+        timestamp, the last offset of its batch.
+        """
+        return self._entry_position, self._time_entry, self.largest_timestamp, self.largest_timestamp_offset
+
+    def go_on(self, state: Sequence[int]) -> None:
+        """Go on behind batches that were indexed elsewhere, from the state that they left."""
+        self._entry_position, self._time_entry, self.largest_timestamp, self.largest_timestamp_offset = state
 
     def finish(self) -> None:
         """No more batches: the time index ends with the segment's largest timestamp."""

@@ -1,0 +1,110 @@
+"""The walk of recovery over a large file, by kernels: its sound batches from the beginning on, and their
+index entries.
+
+It stops before the first batch that is not plainly sound, for whatever reason, and before one of magic 0 or
+1. `SoundWalk` goes on from there and says what it is. Imported only where a file is large enough to pay for
+loading the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lastword import kernels
+from lastword.files import Handle
+from lastword.kernels import indexes
+from lastword.kernels import table as fields
+from lastword.kernels.batches import walk_batches
+from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.names import MAX_RELATIVE_OFFSET
+
+_BLOCK_BYTES = 1 << 20
+_ROWS = 8192
+_GOES_ON = (kernels.OK, kernels.MORE, kernels.FULL)
+
+
+@dataclass(slots=True)
+class BulkWalk:
+    """How far the walk came: `position` and `next_offset` behind the last sound batch, and what it saw."""
+
+    position: int
+    next_offset: int
+    batches: int = 0
+    producers: bool = False
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+
+
+def walk(handle: Handle, end: int, base_offset: int, builder: IndexBuilder) -> BulkWalk:
+    """Walks the file from its first byte and feeds `builder`, which must be new."""
+    found = BulkWalk(0, base_offset)
+    table = np.empty((_ROWS, fields.FIELDS), np.int64)
+    entries = np.empty((_ROWS, 2), np.int64), np.empty((_ROWS, 2), np.int64)
+    state = np.array(builder.state, np.int64)
+    buffer = np.empty(min(_BLOCK_BYTES, end) + kernels.SLACK, np.uint8)
+    limit = base_offset + MAX_RELATIVE_OFFSET
+    status = kernels.OK
+    while found.position < end and status in _GOES_ON:
+        want = min(buffer.size - kernels.SLACK, end - found.position)
+        have = handle.pread_into(buffer.data[:want], found.position)
+        rows, _used, _next, status = walk_batches(
+            buffer, 0, have, found.position, found.next_offset, True, table, 0
+        )
+        good = _plain_rows(table, rows, limit)
+        if good:
+            _index(table, good, builder, state, entries)
+            _note(found, table[:good])
+        if good < rows or have < want:
+            break
+        if not rows:
+            larger = _size_of_first(buffer, have) if status == kernels.MORE else 0
+            if larger <= have or larger > end - found.position:
+                break
+            buffer = np.empty(larger + kernels.SLACK, np.uint8)
+    builder.go_on(state.tolist())
+    return found
+
+
+def _plain_rows(table: np.ndarray, rows: int, limit: int) -> int:
+    """How many rows from the first on are of magic 2 and in the segment's range."""
+    odd = np.flatnonzero((table[:rows, fields.MAGIC] != 2) | (table[:rows, fields.LAST_OFFSET] > limit))
+    return int(odd[0]) if odd.size else rows
+
+
+def _index(
+    table: np.ndarray,
+    rows: int,
+    builder: IndexBuilder,
+    state: np.ndarray,
+    entries: tuple[np.ndarray, np.ndarray],
+) -> None:
+    offsets, times = indexes.index_rows(table, rows, builder.interval_bytes, state, *entries)
+    offset_cells = np.empty((offsets, 2), ">i4")
+    offset_cells[:, 0] = entries[0][:offsets, 0] - builder.base_offset
+    offset_cells[:, 1] = entries[0][:offsets, 1]
+    builder.offset_entries += offset_cells.tobytes()
+    time_cells = np.empty(times, [("timestamp", ">i8"), ("offset", ">i4")])
+    time_cells["timestamp"] = entries[1][:times, 0]
+    time_cells["offset"] = entries[1][:times, 1] - builder.base_offset
+    builder.time_entries += time_cells.tobytes()
+
+
+def _note(found: BulkWalk, table: np.ndarray) -> None:
+    last = table[-1]
+    found.position = int(last[fields.FILE_POSITION] + last[fields.SIZE])
+    found.next_offset = int(last[fields.LAST_OFFSET]) + 1
+    found.batches += table.shape[0]
+    found.producers = found.producers or bool((table[:, fields.PRODUCER_ID] >= 0).any())
+    latest = found.epochs[-1][0] if found.epochs else -1
+    if (table[:, fields.LEADER_EPOCH] > latest).any():
+        for epoch, offset in table[:, (fields.LEADER_EPOCH, fields.BASE_OFFSET)].tolist():
+            if epoch > latest:
+                found.epochs.append((epoch, offset))
+                latest = epoch
+
+
+def _size_of_first(buffer: np.ndarray, have: int) -> int:
+    return (
+        int.from_bytes(buffer[8:12].tobytes(), "big", signed=True) + 12 if have >= fields.HEADER_BYTES else 0
+    )

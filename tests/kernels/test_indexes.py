@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lastword.kernels import table as fields
+from lastword.kernels.indexes import index_rows
+from tests.naive import indexes as twin
+
+Rows = list[tuple[int, int, int]]
+STEPS = st.lists(st.tuples(st.integers(61, 9000), st.integers(1, 40), st.integers(-1, 50)), max_size=60)
+
+
+def rows_of(steps: list[tuple[int, int, int]]) -> Rows:
+    rows, position, offset = [], 0, 99
+    for size, count, timestamp in steps:
+        offset += count
+        rows.append((position, offset, timestamp))
+        position += size
+    return rows
+
+
+@given(STEPS, st.integers(0, 10_000), st.integers(0, 60))
+def test_like_the_twin_in_one_go_and_in_two(steps: list, interval: int, cut: int) -> None:
+    rows = rows_of(steps)
+    begin = (0, -1, -1, 100)
+    state = np.array(begin, np.int64)
+    offsets, times = [], []
+    for part in (rows[:cut], rows[cut:]):
+        table = np.zeros((len(part), fields.FIELDS), np.int64)
+        for row, (position, last_offset, timestamp) in enumerate(part):
+            table[row, [fields.FILE_POSITION, fields.LAST_OFFSET, fields.MAX_TIMESTAMP]] = (
+                position,
+                last_offset,
+                timestamp,
+            )
+        out = np.zeros((len(part), 2), np.int64), np.zeros((len(part), 2), np.int64)
+        sizes = index_rows(table, len(part), interval, state, *out)
+        offsets += [tuple(one) for one in out[0][: sizes[0]].tolist()]
+        times += [tuple(one) for one in out[1][: sizes[1]].tolist()]
+    assert (offsets, times, tuple(state.tolist())) == twin.index_rows(rows, interval, begin)

@@ -1,0 +1,108 @@
+"""Recovery's walk by kernels finds what the plain walk finds, in sound files and in damaged ones."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import CorruptBatchError
+from lastword.files import DEFAULT
+from lastword.records.batch import HEADER_BYTES
+from lastword.records.builder import BatchBuilder
+from lastword.records.legacy_build import build_message
+from lastword.segment import names, recover
+from lastword.segment.recover import Inspection, inspect
+
+BASE = 1000
+T = 1_750_000_000_000
+
+
+def batch(chance: random.Random, offset: int, size: int = 200) -> bytes:
+    producer = chance.choice([{}, {"producer_id": 7, "producer_epoch": 0, "base_sequence": 3}])
+    builder = BatchBuilder(chance.choice([0, 0, 4]), **producer)
+    for _ in range(chance.randrange(1, 5)):
+        builder.append(T + chance.randrange(1000), b"k", bytes(chance.randrange(size)))
+    return builder.build(offset, chance.choice([0, 0, 0, 1, 3]))
+
+
+def log_of(seed: int, count: int = 300) -> tuple[bytearray, list[int]]:
+    """A log and the positions of its batches."""
+    chance = random.Random(seed)
+    data, positions, offset = bytearray(), [], BASE
+    for _ in range(count):
+        positions.append(len(data))
+        data += batch(chance, offset)
+        offset += (
+            int.from_bytes(data[positions[-1] + 23 : positions[-1] + 27], "big") + 1 + chance.randrange(3)
+        )
+    return data, positions
+
+
+def inspected(directory: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> Inspection:
+    """Found by kernels; the plain walk must have found the same."""
+    (directory / names.segment_file(BASE, names.LOG)).write_bytes(data)
+    found = []
+    for least in (1, 1 << 40):
+        monkeypatch.setattr(recover, "BULK_BYTES", least)
+        monkeypatch.setattr(recover, "LOADING_BYTES", least)
+        found.append(inspect(DEFAULT, str(directory), BASE, index_interval_bytes=900))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sound_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    data, positions = log_of(seed)
+    found = inspected(tmp_path, data, monkeypatch)
+    assert (found.size, found.batches, found.damage) == (len(data), len(positions), None)
+    assert found.offset_entries and found.producers and found.epochs
+
+
+def test_nothing_and_a_batch_larger_than_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inspected(tmp_path, b"", monkeypatch).batches == 0
+    builder = BatchBuilder()
+    builder.append(T, b"k", bytes(3 << 20))
+    data, _ = log_of(1)
+    last = inspected(tmp_path, bytes(data), monkeypatch).next_offset
+    after = batch(random.Random(1), last + 1)
+    found = inspected(tmp_path, bytes(data) + builder.build(last) + after, monkeypatch)
+    assert (found.batches, found.damage) == (302, None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    chance = random.Random(seed)
+    data, positions = log_of(seed)
+    at = chance.choice(positions)
+    match seed % 5:
+        case 0:
+            data[at + chance.randrange(6, HEADER_BYTES)] ^= 1 << chance.randrange(8)
+        case 1:
+            data[chance.randrange(len(data))] ^= 0xFF
+        case 2:
+            del data[at + chance.randrange(100) :]
+        case 3:
+            data[at:] = bytes(len(data) - at)
+        case 4:
+            data[at : at + 8] = (BASE - 1 + chance.randrange(2)).to_bytes(8, "big")
+    found = inspected(tmp_path, data, monkeypatch)
+    assert found.size <= len(data)
+
+
+def test_old_messages_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = b"".join(build_message(1, BASE + n, b"k", b"v", T + n) for n in range(50))
+    data = batch(random.Random(1), BASE + 60)
+    found = inspected(tmp_path, old + data, monkeypatch)
+    assert (found.batches, found.damage, found.size) == (51, None, len(old + data))
+
+
+def test_an_offset_that_the_segment_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, _ = log_of(2)
+    (tmp_path / names.segment_file(BASE, names.LOG)).write_bytes(
+        bytes(data) + batch(random.Random(1), BASE + (1 << 31))
+    )
+    monkeypatch.setattr(recover, "BULK_BYTES", 1)
+    with pytest.raises(CorruptBatchError, match="more than 2\\^31 above"):
+        inspect(DEFAULT, str(tmp_path), BASE, index_interval_bytes=900)
