@@ -195,6 +195,8 @@ class _Opening:
                 if name.startswith(BUILD_PREFIX):
                     self.files.remove_tree(os.path.join(private, name))
                     self._tell("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
+                elif name.endswith(".tmp"):  # replaced as a whole, or not at all
+                    self.files.unlink(os.path.join(private, name), missing_ok=True)
         for name in (names.LEADER_EPOCHS, names.PARTITION_METADATA):  # replaced as a whole, or not at all
             self.files.unlink(os.path.join(self.directory, name + ".tmp"), missing_ok=True)
         for name in self.files.listdir(self.directory):
