@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 _MAX_FILE_BYTES = 2**31 - 1
 PRODUCER_EXPIRATION_MS = 86_400_000
 """Kafka's default of `producer.id.expiration.ms`."""
+PRODUCER_EXPIRATION_CHECK_MS = 600_000
+"""And how often it looks for such producers."""
 
 
 class AppendedBatch(NamedTuple):
@@ -113,6 +115,7 @@ class PartitionLog:
         self._producers = state.producers
         self._snapshots = state.snapshots
         self._producer_expiration_ms = state.producer_expiration_ms
+        self._expired_ms = clock.now_ms()  # opening left out those that were silent for too long
         self._aborted = TransactionIndex(
             files, self._appender.segment.path(names.TXN_INDEX), self._appender.segment.base_offset
         )
@@ -336,6 +339,7 @@ class PartitionLog:
     def _roll(self) -> None:
         old, base = self._appender, self.log_end
         old.finish()
+        self._forget_idle_producers()
         self._take_snapshot()  # before the recovery point moves: replay after a crash begins with it
         with self._turns.turn():
             self._sync_files(base, indexes=True)
@@ -359,9 +363,15 @@ class PartitionLog:
         self._rolled()
 
     def _take_snapshot(self) -> None:
-        """The producer state at the log end, durably, without those that were silent for too long."""
-        self._producers.expire(self.clock.now_ms(), self._producer_expiration_ms)
-        self._snapshots.take(self._producers)
+        """The producer state at the log end, durably. Below offset 0 there is nothing to remember."""
+        if self.log_end > 0:
+            self._snapshots.take(self._producers)
+
+    def _forget_idle_producers(self) -> None:
+        now_ms = self.clock.now_ms()
+        if now_ms - self._expired_ms >= PRODUCER_EXPIRATION_CHECK_MS:
+            self._expired_ms = now_ms
+            self._producers.expire(now_ms, self._producer_expiration_ms)
 
     def _rolled(self) -> None:
         config = self.config
@@ -711,6 +721,7 @@ class PartitionLog:
             return False
         self._appender.finish()
         self._take_snapshot()
+        self._snapshots.remove_stray(segment.base_offset for segment in self._segments)
         with self._turns.turn():
             self._sync_files(self.log_end, indexes=True)
         return True

@@ -64,6 +64,8 @@ def replay(
     found = Replayed(ProducerState(first))
 
     def producers_at(offset: int) -> list[Producer] | None:
+        if offset in found.damaged:
+            return None
         try:
             return [p for p in store.read(offset) if not is_expired(p)]
         except CorruptFileError:

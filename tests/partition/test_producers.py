@@ -1,0 +1,567 @@
+"""Producers, transactions and snapshots of an open log, and what opening makes of them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lastword.clock import ManualClock
+from lastword.config import TopicConfig
+from lastword.errors import (
+    CoordinatorFencedError,
+    ProducerFencedError,
+    SequenceGapError,
+    StorageError,
+    TransactionStateError,
+)
+from lastword.files import DEFAULT, Handle
+from lastword.partition import PartitionLog, PartitionView
+from lastword.partition.producer_state import Producer, ProducerState
+from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots, encode
+from lastword.partition.transactions import control_of
+from lastword.records.builder import BatchBuilder
+from lastword.segment import names, txn_index
+from lastword.segment.txn_index import AbortedTransaction
+from tests.golden import loader
+from tests.partition.logs import NOW, SMALL, fill, make, opened, records
+from tests.partition.nosync import UNSYNCED, UnsyncedFiles
+
+DAY_MS = 86_400_000
+
+
+def of(
+    producer_id: int,
+    sequence: int,
+    count: int = 1,
+    *,
+    epoch: int = 0,
+    transactional: bool = False,
+    timestamp: int = NOW,
+) -> bytes:
+    """A ready batch of a producer."""
+    builder = BatchBuilder(
+        producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, transactional=transactional
+    )
+    for number in range(count):
+        builder.append(timestamp, b"k%d" % number, b"p%d s%d" % (producer_id, sequence + number))
+    return builder.build()
+
+
+def open_again(log: PartitionLog, *, clean: bool = False, **kwargs: Any) -> PartitionLog:
+    if clean:
+        assert log.close()
+    else:
+        log.abandon()
+    return opened(log.directory, files=UNSYNCED, clean=clean, **kwargs)[0]
+
+
+def aborted(log: PartitionLog) -> dict[int, list[AbortedTransaction]]:
+    """Entries of all transaction indexes, by base offset."""
+    found = {}
+    for path in sorted(Path(log.directory).glob("*.txnindex")):
+        entries = txn_index.decode_entries(path.read_bytes(), path.name)
+        if entries:
+            found[int(path.stem)] = entries
+    return found
+
+
+def told(producers: list[Producer]) -> list[bytes]:
+    """What a snapshot would hold of each, by producer id."""
+    return [encode([producer]) for producer in sorted(producers, key=lambda p: p.producer_id)]
+
+
+# ---------------------------------------------------------------- sequences
+
+
+def test_6W_308_a_log_is_a_leader(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    assert log.append_batch(of(1, 0, 3)) == (0, 2, NOW)
+    assert log.append_batch(of(1, 3)) == (3, 3, NOW)
+    end = log.log_end
+    for wrong in (of(1, 5), of(1, 1, 7), of(1, 2, epoch=1)):
+        with pytest.raises(SequenceGapError):
+            log.append_batch(wrong)
+    log.append_batch(of(1, 0, epoch=1))
+    with pytest.raises(ProducerFencedError):
+        log.append_batch(of(1, 4))
+    assert log.log_end == end + 1
+
+
+def test_a_duplicate_of_the_last_five_is_answered_and_not_appended(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    places = [log.append_batch(of(9, number * 2, 2, timestamp=NOW + number)) for number in range(7)]
+    assert [log.append_batch(of(9, number * 2, 2)) for number in range(2, 7)] == places[2:]
+    with pytest.raises(SequenceGapError):  # older than the last five
+        log.append_batch(of(9, 2, 2))
+    mixed = log.append_batches([of(9, 12, 2), of(9, 14), of(8, 0), of(9, 14), of(9, 15)])
+    assert [(a.base_offset, a.last_offset) for a in mixed] == [
+        (12, 13),
+        (14, 14),
+        (15, 15),
+        (14, 14),
+        (16, 16),
+    ]
+    assert log.log_end == 17
+    log = open_again(log)
+    assert log.append_batch(of(9, 12, 2))[:2] == (12, 13)  # replay remembers five, too
+    log = open_again(log, clean=True)
+    assert log.append_batch(of(9, 15))[:2] == (16, 16)  # a snapshot the newest one
+    with pytest.raises(SequenceGapError):
+        log.append_batch(of(9, 12, 2))
+
+
+def test_a_refused_batch_stops_the_whole_call(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    with pytest.raises(SequenceGapError):
+        log.append_batches([of(1, 0), of(2, 0), of(1, 2)])
+    assert (log.log_end, log.producers) == (0, [])
+
+
+def test_6W_310_sequences_wrap(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    log.append_batch(of(1, 2**31 - 3, 2))
+    with pytest.raises(SequenceGapError):
+        log.append_batch(of(1, 0, 2))
+    log.append_batch(of(1, 2**31 - 1, 3))  # across the wrap
+    log.append_batch(of(1, 2))
+    assert log.append_batch(of(1, 2**31 - 1, 3))[:2] == (2, 4)
+    log = open_again(log)
+    assert log.producer(1) is not None and log.producer(1).last_sequence == 2  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- transactions
+
+
+def test_a_marker_has_78_bytes_and_decides(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    log.append_batch(of(5, 0, 2, transactional=True))
+    assert (log.stable_offset, log.high_watermark, log.log_end) == (0, 2, 2)
+    size = log.active.size
+    assert log.end_transaction(5, 0, commit=True, coordinator_epoch=3)[:2] == (2, 2)
+    assert log.active.size - size == 78
+    assert log.stable_offset == log.log_end == 3
+    *_, (segment, header, data) = log.batches(2)
+    marker = control_of(data, header, segment.file, position=0)
+    assert marker is not None and (marker.type, marker.coordinator_epoch) == ("commit", 3)
+    with pytest.raises(CoordinatorFencedError):
+        log.end_transaction(5, 0, commit=False, coordinator_epoch=2)
+    log.append_batch(of(5, 2, transactional=True))
+    with pytest.raises(TransactionStateError):
+        log.append_batch(of(5, 3))
+    log.end_transaction(5, 1, commit=False, coordinator_epoch=3)
+    with pytest.raises(ProducerFencedError):
+        log.end_transaction(5, 0, commit=True, coordinator_epoch=3)
+
+
+@pytest.mark.parametrize("how", ["open", "killed", "closed"])
+def test_6W_326_the_reference_interleaving(tmp_path: Path, how: str) -> None:
+    """Four producers over several segments; as appended, recovered, and after a clean stop."""
+    log, _ = opened(make(tmp_path), files=UNSYNCED, config=TopicConfig(segment_bytes=1024 * 5))
+    sequences = dict.fromkeys((1, 2, 3, 4), 0)
+
+    def data(producer_id: int, count: int) -> None:
+        log.append_batch(of(producer_id, sequences[producer_id], count, transactional=True))
+        sequences[producer_id] += count
+
+    data(1, 5)  # 0-4
+    fill(log, 3)  # 5-7
+    data(2, 3)  # 8-10
+    data(3, 3)  # 11-13
+    fill(log, 8)  # 14-21
+    data(1, 4)  # 22-25
+    data(2, 3)  # 26-28
+    log.end_transaction(1, 0, commit=False)  # 29
+    data(4, 5)  # 30-34
+    data(3, 2)  # 35-36
+    data(4, 15)  # 37-51
+    log.end_transaction(4, 0, commit=True)  # 52
+    data(2, 16)  # 53-68
+    data(3, 5)  # 69-73
+    log.end_transaction(2, 0, commit=False)  # 74
+    if how != "open":
+        log = open_again(log, clean=how == "closed")
+    found = [tuple(entry) for entries in aborted(log).values() for entry in entries]
+    assert found == [(1, 0, 29, 8), (2, 8, 74, 11)]
+    assert log.stable_offset == 11
+    assert log.view().stable_offset == PartitionView.load(UNSYNCED, log.directory).stable_offset == 11
+    log.end_transaction(3, 0, commit=True)
+    assert log.stable_offset == 76 == PartitionView.load(UNSYNCED, log.directory).stable_offset
+
+
+def test_the_entry_lies_with_its_marker(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    log.append_batch(of(5, 0, transactional=True))
+    fill(log, 20)
+    log.end_transaction(5, 0, commit=False)
+    entry = AbortedTransaction(5, 0, 21, 22)
+    assert aborted(log) == {log.active.base_offset: [entry]}
+    assert len(log.segments) > 2
+    for path in Path(log.directory).glob("*.txnindex"):
+        path.unlink()
+    assert aborted(open_again(log)) == {log.active.base_offset: [entry]}
+
+
+def test_6U_294_an_index_that_cannot_be_written(tmp_path: Path) -> None:
+    """The log end has advanced, the last stable offset has not; opening again repairs the index."""
+
+    class NoTxnIndex(UnsyncedFiles):
+        def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Handle:
+            if str(path).endswith(names.TXN_INDEX):
+                raise StorageError("no room", file=str(path))
+            return super().open_append(path, create=create, exclusive=exclusive)
+
+    log, _ = opened(make(tmp_path), files=NoTxnIndex())
+    log.append_batch(of(5, 0, 4, transactional=True))
+    with pytest.raises(StorageError):
+        log.end_transaction(5, 0, commit=False)
+    assert (log.log_end, log.stable_offset) == (5, 0)
+    with pytest.raises(StorageError):
+        fill(log, 1)
+    assert not log.close()
+    log, _ = opened(log.directory, files=UNSYNCED)
+    assert (log.log_end, log.stable_offset) == (5, 5)
+    assert aborted(log) == {0: [AbortedTransaction(5, 0, 4, 5)]}
+
+
+# ---------------------------------------------------------------- snapshots
+
+
+def test_a_roll_takes_a_snapshot_of_what_lies_below(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    for number in range(20):
+        log.append_batch(of(1 + number % 3, number // 3, transactional=number % 3 == 2))
+    store = Snapshots(UNSYNCED, log.directory)
+    state = ProducerState()
+    seen = []
+    for _, header, _ in log.batches(0):
+        if header.base_offset in store.offsets():
+            assert told(store.read(header.base_offset)) == told(state.producers)
+            seen.append(header.base_offset)
+        state.update(header)
+    assert seen == [s.base_offset for s in log.segments]
+    assert told(log.producers) == told(state.producers)
+
+
+def test_6U_295_the_recovery_point_waits_for_the_snapshot(tmp_path: Path) -> None:
+    class Refusing(UnsyncedFiles):
+        refuse = False
+
+        def rename(self, source: Any, target: Any) -> None:
+            if self.refuse and str(target).endswith(names.SNAPSHOT):
+                raise StorageError("no room", file=str(target))
+            super().rename(source, target)
+
+    files = Refusing()
+    log, _ = opened(make(tmp_path), files=files)
+    fill(log, 3)
+    before = log.recovery_point
+    files.refuse = True
+    with pytest.raises(StorageError):
+        log.roll()
+    assert (log.recovery_point, len(log.segments)) == (before, 1)
+    files.refuse = False
+    log.roll()
+    assert (log.recovery_point, len(log.segments)) == (3, 2)
+    assert [r[0] for r in records(log)] == [0, 1, 2]
+
+
+def test_an_open_transaction_is_never_forgotten(tmp_path: Path) -> None:
+    """After a clean stop a broker without a snapshot takes the state for empty and gives undecided records to
+    readers."""
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    log.append_batch(of(5, 0, transactional=True))
+    fill(log, 20)
+    for clean in (True, False):
+        log = open_again(log, clean=clean)
+        assert log.stable_offset == 0
+        for path in Path(log.directory).glob("*.snapshot"):
+            path.unlink()
+    assert PartitionView.load(UNSYNCED, log.directory).stable_offset == 0
+    log = open_again(log, clean=True)
+    assert log.stable_offset == 0
+    Snapshots(UNSYNCED, log.directory).write(log.log_end, ())  # somebody's who knew nothing
+    log = open_again(log)
+    assert log.stable_offset == 0
+
+
+def test_6T_256_258_snapshots_that_tell_of_another_story(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    for number in range(20):
+        log.append_batch(of(1, number))
+    bases = [s.base_offset for s in log.segments]
+    store = Snapshots(UNSYNCED, log.directory)
+    stale = [Producer(99, 3)]
+    for offset in (bases[1] + 1, 15, 90):
+        store.write(offset, stale)
+    log.abandon()
+    Path(log.active.file).write_bytes(Path(log.active.file).read_bytes()[:-3])
+    log, recovery = opened(log.directory, files=UNSYNCED)
+    assert log.log_end == 19 and recovery.cut_bytes
+    assert store.offsets() == bases  # the largest one lay above the log end
+    assert log.close()
+    assert store.offsets() == [*bases, 19]
+    log, _ = opened(log.directory, files=UNSYNCED, clean=True)
+    assert store.offsets() == [*bases, 19]  # a clean stop's stays
+
+
+def test_6W_316_a_damaged_snapshot_is_removed_and_the_one_before_it_used(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    for number in range(20):
+        log.append_batch(of(1, number))
+    before = log.producers
+    assert log.close()
+    newest = Path(log.directory) / names.segment_file(20, names.SNAPSHOT)
+    for damage in (b"", newest.read_bytes()[:-1], b"\1" + newest.read_bytes()[1:]):
+        newest.write_bytes(damage)
+        log, recovery = opened(log.directory, files=UNSYNCED, clean=True)
+        assert [r.code for r in recovery.repaired] == ["snapshot"] and not newest.exists()
+        assert told(log.producers) == told(before)
+        assert log.close()
+
+
+def test_6T_261_the_last_two_bases_get_a_snapshot(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    for number in range(20):
+        log.append_batch(of(1, number))
+    for path in Path(log.directory).glob("*.snapshot"):
+        path.unlink()
+    log = open_again(log)
+    store = Snapshots(UNSYNCED, log.directory)
+    assert store.offsets() == [s.base_offset for s in log.segments][-2:]
+    for offset in store.offsets():
+        (producer,) = store.read(offset)
+        assert (producer.last_data_offset, producer.last_sequence) == (offset - 1, offset - 1)
+    assert log.close()
+    assert store.offsets()[-1] == 20
+
+
+@pytest.mark.parametrize("snapshots", [True, False])
+def test_6T_253_254_recovery_of_the_last_segment_and_of_all(tmp_path: Path, snapshots: bool) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    for number in range(8):
+        for producer_id in (1, 2):
+            log.append_batch(of(producer_id, number * 2, 2, transactional=True))
+        log.end_transaction(1, 0, commit=False)
+        if number % 3:
+            log.end_transaction(2, 0, commit=False)
+    expected, stable, producers = aborted(log), log.stable_offset, told(log.producers)
+    last = log.active.base_offset
+    assert len(expected) > 2
+    for recovery_point, wiped in ((last, ["*.txnindex"]), (0, ["*.txnindex", "*.index"])):
+        log.abandon()
+        for pattern in wiped:
+            for path in Path(log.directory).glob(pattern):
+                if recovery_point == 0 or int(path.stem) == last:
+                    path.unlink()
+        if not snapshots:
+            for path in Path(log.directory).glob("*.snapshot"):
+                path.unlink()
+        log, _ = opened(log.directory, files=UNSYNCED, recovery_point=recovery_point)
+        assert (aborted(log), log.stable_offset, told(log.producers)) == (expected, stable, producers)
+
+
+def test_6R_210_a_transaction_index_that_cannot_be_right_is_built_again_after_a_clean_stop(
+    tmp_path: Path,
+) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    fill(log, 9)
+    log.append_batch(of(1, 0, transactional=True))
+    log.end_transaction(1, 0, commit=False)
+    expected = aborted(log)
+    fill(log, 9)
+    assert log.close()
+    (base,) = expected
+    path = Path(log.directory) / names.segment_file(base, names.TXN_INDEX)
+    for wrong in ([AbortedTransaction(1, 0, 1, 2)], [AbortedTransaction(7, 900, 800, 2)]):
+        path.write_bytes(txn_index.encode_entries(wrong))
+        log, recovery = opened(log.directory, files=UNSYNCED, clean=True)
+        assert aborted(log) == expected and [r.code for r in recovery.repaired] == ["index"]
+        assert log.close()
+
+
+def test_6T_259_coordinator_epochs_may_go_back_in_the_data(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    log.end_transaction(1, 0, commit=True, coordinator_epoch=10)
+    log._producers.reset(1)  # as a broker that had lost its state would go on
+    log.end_transaction(1, 0, commit=True, coordinator_epoch=4)
+    log = open_again(log)
+    assert log.log_end == 2
+    assert log.producer(1).coordinator_epoch == 4  # type: ignore[union-attr]
+
+
+def test_6T_260_producers_survive_a_raised_log_start(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    log.append_batch(of(7, 0))
+    for number in range(12):
+        log.append_batch(of(1, number))
+    log.append_batch(of(2, 0, 4))
+    log.raise_log_start(13)
+    log.remove_front()
+    for clean in (False, True):
+        log = open_again(log, clean=clean, log_start=13)
+        assert [p.producer_id for p in log.producers] == [1, 2, 7]
+        assert log.append_batch(of(2, 0, 4))[:2] == (13, 16)
+
+
+def test_6W_327_the_stable_offset_does_not_lie_below_the_log_start(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    log.append_batch(of(5, 0, 5, transactional=True))
+    assert log.stable_offset == 0
+    log.raise_log_start(3)
+    assert log.stable_offset == 3
+    log = open_again(log, log_start=3)
+    assert log.stable_offset == 3
+
+
+def test_6W_319_idle_producers_are_forgotten_at_a_roll_and_at_opening(tmp_path: Path) -> None:
+    clock = ManualClock(NOW)
+    log, _ = opened(make(tmp_path), files=UNSYNCED, clock=clock)
+    named = 2**62 + 5
+    log.append_batches([of(1, 0), of(2, 0, transactional=True), of(named, 0)])
+    clock.advance(DAY_MS - 1)
+    log.roll()
+    assert [p.producer_id for p in log.producers] == [1, 2, named]
+    fill(log, 1)
+    clock.advance(600_000)
+    log.roll()
+    assert [p.producer_id for p in log.producers] == [2, named]  # one has a transaction, one a name
+    log = open_again(log, clean=True, clock=clock)
+    assert [p.producer_id for p in log.producers] == [2, named]
+
+
+# ---------------------------------------------------------------- against a model
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> list[tuple[str, int, int]]:
+    kinds = st.sampled_from(
+        ["data", "data", "txn", "commit", "abort", "again", "gap", "roll", "kill", "stop"]
+    )
+    return draw(st.lists(st.tuples(kinds, st.integers(1, 3), st.integers(1, 4)), max_size=40))
+
+
+@settings(max_examples=60, deadline=None)
+@given(moves())
+def test_a_log_agrees_with_a_simple_model(tmp_path_factory: pytest.TempPathFactory, played: Any) -> None:
+    """The model keeps lists of what was acknowledged and walks them for every question."""
+    root = tmp_path_factory.mktemp("model")
+    log, _ = opened(make(root), files=UNSYNCED, config=SMALL)
+    appended: list[tuple[str, int, int, int, int]] = []  # kind, producer, first offset, last offset, sequence
+    try:
+        for kind, producer_id, count in played:
+            mine = [a for a in appended if a[1] == producer_id]
+            data = [a for a in mine if a[0] in ("data", "txn")]
+            sequence = data[-1][4] + data[-1][3] - data[-1][2] + 1 if data else 0
+            opening = _open_since(mine)
+            end = log.log_end
+            if kind in ("data", "txn"):
+                batch = of(producer_id, sequence, count, transactional=kind == "txn")
+                if kind == "data" and opening is not None:
+                    with pytest.raises(TransactionStateError):
+                        log.append_batch(batch)
+                else:
+                    assert log.append_batch(batch)[:2] == (end, end + count - 1)
+                    appended.append((kind, producer_id, end, end + count - 1, sequence))
+            elif kind in ("commit", "abort"):
+                log.end_transaction(producer_id, 0, commit=kind == "commit")
+                appended.append((kind, producer_id, end, end, -1))
+            elif kind == "again" and data:
+                first, last, before = data[-1][2:]
+                batch = of(producer_id, before, last - first + 1, transactional=data[-1][0] == "txn")
+                assert log.append_batch(batch)[:2] == (first, last)
+            elif kind == "gap" and mine:
+                with pytest.raises(SequenceGapError):
+                    log.append_batch(of(producer_id, sequence + count, transactional=opening is not None))
+            elif kind == "roll":
+                log.roll()
+            elif kind in ("kill", "stop"):
+                log = open_again(log, clean=kind == "stop")
+            opens = [_open_since([a for a in appended if a[1] == p]) for p in (1, 2, 3)]
+            stable = min((o for o in opens if o is not None), default=log.log_end)
+            assert log.stable_offset == stable
+            assert log.log_end == (appended[-1][3] + 1 if appended else 0)
+        assert PartitionView.load(UNSYNCED, log.directory).stable_offset == log.stable_offset
+        entries = [entry for found in aborted(log).values() for entry in found]
+        assert [(e.producer_id, e.first_offset, e.last_offset) for e in entries] == _aborted(appended)
+    finally:
+        log.abandon()
+        shutil.rmtree(root)
+
+
+def _open_since(mine: list[tuple[str, int, int, int, int]]) -> int | None:
+    since = None
+    for kind, _, first, _, _ in mine:
+        if kind == "txn" and since is None:
+            since = first
+        elif kind in ("commit", "abort"):
+            since = None
+    return since
+
+
+def _aborted(appended: list[tuple[str, int, int, int, int]]) -> list[tuple[int, int, int]]:
+    found = []
+    for at, (kind, producer_id, first, _, _) in enumerate(appended):
+        since = _open_since([a for a in appended[:at] if a[1] == producer_id])
+        if kind == "abort" and since is not None:
+            found.append((producer_id, since, first))
+    return found
+
+
+# ---------------------------------------------------------------- Kafka's directories
+
+
+def _checkpoint(path: Path) -> dict[str, int]:
+    lines = [line.split() for line in path.read_text().splitlines()[2:]]
+    return {f"{topic}-{number}": int(offset) for topic, number, offset in lines}
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "after"),
+    [("dir-clean", "data", "data"), ("dir-killed", "killed", "recovered"), ("dir-torn", "died", "recovered")],
+)
+def test_snapshots_after_recovery_are_kafkas(case: str, before: str, after: str, tmp_path: Path) -> None:
+    """Our opening and closing of a broker's directory leaves the producers that Kafka's leaves."""
+    root = loader.case(case).unpack(tmp_path, before) / before
+    recovered = loader.case(case).unpack(tmp_path / "kafka", after) / after
+    clean = (root / names.CLEAN_SHUTDOWN).exists()
+    starts, recovery_points = (_checkpoint(root / name) for name in (names.LOG_STARTS, names.RECOVERY_POINTS))
+    compared = 0
+    for directory in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("__")):
+        expected = Snapshots(DEFAULT, str(recovered / directory.name))
+        offsets = expected.offsets()
+        if not offsets:
+            continue
+        now_ms = int(
+            (recovered / directory.name / names.segment_file(offsets[-1], ".snapshot")).stat().st_mtime
+        )
+        log, _ = opened(
+            str(directory),
+            files=UNSYNCED,
+            config=TopicConfig(),
+            clean=clean,
+            recovery_point=recovery_points.get(directory.name, 0),
+            log_start=starts.get(directory.name, 0),
+            clock=ManualClock(now_ms * 1000),
+        )
+        assert log.close()
+        ours = Snapshots(UNSYNCED, str(directory))
+        kept = offsets if before != after else [o for o in offsets if o in ours.offsets()]
+        assert ours.offsets() == kept and kept[-1] == offsets[-1]
+        for offset in kept:
+            assert told(ours.read(offset)) == told(expected.read(offset)), (directory.name, offset)
+            compared += 1
+    assert compared
+
+
+def test_an_empty_log_is_not_rewritten_at_each_stop(tmp_path: Path) -> None:
+    log, _ = opened(make(tmp_path), files=UNSYNCED)
+    path = Path(log.directory) / names.segment_file(0, names.SNAPSHOT)
+    assert path.read_bytes() == EMPTY_SNAPSHOT
+    inode = path.stat().st_ino
+    open_again(log, clean=True).close()
+    assert path.stat().st_ino == inode
