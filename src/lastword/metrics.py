@@ -8,8 +8,9 @@ Labels never hold keys.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from lastword.errors import MissingError
 
@@ -132,8 +133,28 @@ CERTIFICATE_FAILURES = Counter(
 )
 
 
+class Measured(Protocol):
+    """What knows sizes that change all the time: asked to set its gauges when somebody looks, only then."""
+
+    def measure(self) -> None: ...
+
+
+_measured: weakref.WeakSet[Measured] = weakref.WeakSet()
+
+
+def watch(one: Measured) -> None:
+    """Ask `one` to measure before each look, for as long as it lives."""
+    _measured.add(one)
+
+
+def unwatch(one: Measured) -> None:
+    _measured.discard(one)
+
+
 def metrics() -> Iterator[Metric]:
-    """All metrics, for tests and for exporters of another kind."""
+    """All metrics as they are now, for tests and for exporters of another kind."""
+    for one in list(_measured):
+        one.measure()
     return iter(_all)
 
 
@@ -147,7 +168,7 @@ def register(registry: Any = None) -> None:
 
     class Collector:
         def collect(self) -> Iterator[Any]:
-            for metric in _all:
+            for metric in metrics():
                 name = PREFIX + metric.name
                 if metric.kind == "histogram":
                     family = HistogramMetricFamily(name, metric.text, labels=metric.labels)

@@ -1,5 +1,8 @@
 """What appending, reading and restoring count."""
 
+import os
+from pathlib import Path
+
 from lastword import metrics
 
 
@@ -16,3 +19,25 @@ def test_appends_reads_and_restores_are_counted(logs):
     assert metrics.READ_BYTES.value("counted") == size
     logs.state("counted")
     assert metrics.STATE_RESTORE_SECONDS.value("counted") > 0
+
+
+def test_sizes_and_quarantine_are_measured_when_somebody_looks(logs):
+    topic = logs.create_topic("measured", cleanup_policy="compact")
+    topic.append(b"a", b"1")
+    topic.append(b"a", b"2")
+    list(metrics.metrics())
+    size = sum(segment.size_bytes for segment in topic.segments())
+    assert metrics.LOG_SIZE_BYTES.value("measured", "0") == size > 0
+    assert metrics.LOG_END_OFFSET.value("measured", "0") == 2
+    assert metrics.LOG_SEGMENTS.value("measured", "0") == 1
+    root = os.path.realpath(logs.paths[0])
+    assert metrics.QUARANTINED_PARTITIONS.value(root) == 0
+    private = Path(root, "measured-0", "lastword")
+    private.mkdir(exist_ok=True)
+    (private / "quarantine").write_text("{}")
+    list(metrics.metrics())
+    assert metrics.QUARANTINED_PARTITIONS.value(root) == 1
+    logs.close()
+    list(metrics.metrics())
+    assert metrics.LOG_SIZE_BYTES.value("measured", "0") == 0
+    assert (root,) not in dict(metrics.QUARANTINED_PARTITIONS.samples())

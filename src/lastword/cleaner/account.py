@@ -130,7 +130,7 @@ def close(
 ) -> CleanRound:
     """The report, and its figures into the metrics of the log directory that holds `directory`."""
     round_ = report(built, done, complete=complete, swap_seconds=swap_seconds)
-    root = os.path.dirname(directory)
+    root = os.path.realpath(os.path.dirname(directory))
     metrics.CLEANER_ROUNDS.add(1, root, "ok" if complete else "partial" if done else "aborted")
     metrics.CLEANER_READ_BYTES.add(round_.read_bytes, root)
     metrics.CLEANER_WRITTEN_BYTES.add(round_.written_bytes, root)
@@ -141,7 +141,7 @@ def close(
 
 
 def count_failure(directory: str) -> None:
-    metrics.CLEANER_ROUNDS.add(1, os.path.dirname(directory), "failed")
+    metrics.CLEANER_ROUNDS.add(1, os.path.realpath(os.path.dirname(directory)), "failed")
 
 
 def _certificate(done: Sequence[BuiltGroup]) -> Certificate | None:

@@ -90,7 +90,7 @@ def on_damage(files: Files, directory: str, name: str, now_ms: int) -> Iterator[
     except DataError as error:
         put(files, directory, error, now_ms)
         if isinstance(error, CertificateError):
-            metrics.CERTIFICATE_FAILURES.add(1, os.path.dirname(directory))
+            metrics.CERTIFICATE_FAILURES.add(1, os.path.realpath(os.path.dirname(directory)))
         error.message = f"{error.message}; {name} is quarantined"
         error.remedy = f"{error.remedy or 'restore the file from a copy'}; then remove {_path(directory)}"
         error.args = (error.message,)

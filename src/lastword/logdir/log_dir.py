@@ -36,6 +36,7 @@ from lastword.errors import (
 from lastword.files import FileLock, Files
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition
 from lastword.logdir.discover import Listing, SetAside, discover, is_partition
+from lastword.logdir.gauges import LogGauges
 from lastword.logdir.identity import (
     check_topic_id,
     leave_clean_shutdown,
@@ -108,6 +109,7 @@ class LogDirectory:
         self._topic_ids: dict[str, str | None] = {}
         self._checked: set[TopicPartition] = set()
         self._adopted: set[TopicPartition] = set()
+        self._gauges = LogGauges(path, files, lambda: self._logs) if mode == "a" else None
         self.shared_topic_id: Callable[[str], str | None] = lambda topic: None
         """Of several directories that are one: the topic's id as the others have it."""
 
@@ -545,6 +547,8 @@ class LogDirectory:
             if self._closed:
                 return
             self._closed = True
+            if self._gauges is not None:
+                self._gauges.close()
             if self.mode == "r":
                 return
             failed: LastwordError | None = None
@@ -576,6 +580,8 @@ class LogDirectory:
         """Let go of everything as a killed process would: no sync, no checkpoint, no marker."""
         with self.lock:
             self._closed = True
+            if self._gauges is not None:
+                self._gauges.close()
             for log in self._logs.values():
                 log.abandon()
             if self._file_lock is not None:

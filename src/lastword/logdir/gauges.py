@@ -1,0 +1,60 @@
+"""Sizes and ends of the logs that are open, and how many are quarantined, for whoever looks at the metrics.
+
+They change with every append, so they are measured when somebody looks and not before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from lastword import metrics
+from lastword.files import Files
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition.log import PartitionLog
+from lastword.segment import names
+
+_PER_PARTITION = (
+    metrics.LOG_SIZE_BYTES,
+    metrics.LOG_START_OFFSET,
+    metrics.LOG_END_OFFSET,
+    metrics.LOG_SEGMENTS,
+)
+
+
+class LogGauges:
+    """The gauges of one log directory. `logs` gives its open logs."""
+
+    def __init__(
+        self, root: str, files: Files, logs: Callable[[], Mapping[TopicPartition, PartitionLog]]
+    ) -> None:
+        self._root = root
+        self._files = files
+        self._logs = logs
+        self._shown: set[TopicPartition] = set()
+        metrics.watch(self)
+
+    def measure(self) -> None:
+        logs = dict(self._logs())
+        quarantined = 0
+        for tp, log in logs.items():
+            labels = tp.topic, str(tp.partition)
+            segments = log.segments
+            metrics.LOG_SIZE_BYTES.set(sum(segment.size for segment in segments), *labels)
+            metrics.LOG_START_OFFSET.set(log.log_start, *labels)
+            metrics.LOG_END_OFFSET.set(log.log_end, *labels)
+            metrics.LOG_SEGMENTS.set(len(segments), *labels)
+            quarantined += self._files.exists(os.path.join(log.directory, names.PRIVATE, names.QUARANTINE))
+        metrics.QUARANTINED_PARTITIONS.set(quarantined, os.path.realpath(self._root))
+        self._forget(self._shown - logs.keys())
+        self._shown = set(logs)
+
+    def close(self) -> None:
+        metrics.unwatch(self)
+        self._forget(self._shown)
+        metrics.QUARANTINED_PARTITIONS.remove(os.path.realpath(self._root))
+
+    def _forget(self, gone: set[TopicPartition]) -> None:
+        for tp in gone:
+            for gauge in _PER_PARTITION:
+                gauge.remove(tp.topic, str(tp.partition))
