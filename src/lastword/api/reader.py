@@ -107,7 +107,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
         from lastword.api.rows import records_of
 
         serializers = self._key, self._value
-        for chunk, columns in scan.columns(one.view, one.start, one.end):
+        for chunk, columns in scan.columns(one.view, one.start, one.end, committed=self._committed):
             yield from records_of(columns, chunk, self._topic, one.partition, serializers, self.position)
 
     def _raw(self, one: Range) -> Iterator[RawRecord]:

@@ -1,0 +1,459 @@
+"""Whole log directories of real brokers, opened as users open them: every file means what Kafka's own classes
+read of it, and recovery makes of a killed or torn one what Kafka's recovery made of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.partition import scan
+from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry
+from lastword.tools.problem import Problem
+from tests.golden import loader
+
+LOOKED_AT = [
+    ("dir-clean", "data"),
+    ("dir-clean-kafka28", "data"),
+    ("dir-killed", "killed"),
+    ("dir-killed", "recovered"),
+    ("dir-torn", "died"),
+    ("dir-torn", "recovered"),
+]
+STOPPED = [("dir-clean", "data"), ("dir-clean-kafka28", "data"), ("dir-killed", "recovered")]
+STOPPED += [("dir-torn", "recovered")]
+BROKEN_OFF = [("dir-killed", "killed"), ("dir-torn", "died")]
+CLOCK = ManualClock(1_700_000_000_000)  # the records' own time: no producer is old enough to be forgotten
+ROOT_CHECKPOINTS = ("recovery-point-offset", "replication-offset", "log-start-offset", "cleaner-offset")
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    roots: dict[str, Path] = {}
+
+    def stage(name: str, stage: str) -> Path:
+        if name not in roots:
+            roots[name] = loader.case(name).unpack(tmp_path_factory.mktemp(name))
+        return roots[name] / stage
+
+    return stage
+
+
+@pytest.fixture
+def opened(unpacked: Callable[[str, str], Path], tmp_path: Path) -> Callable[[str, str], lastword.LogDir]:
+    """Opens a copy to append, with the settings that its broker had."""
+
+    def open_copy(name: str, stage: str) -> lastword.LogDir:
+        shutil.copytree(unpacked(name, stage), tmp_path / "logs")
+        logs = lastword.open(tmp_path / "logs", "a", clock=CLOCK)
+        logs.set_config(index_interval_bytes=512)
+        for topic in ("__consumer_offsets", "__transaction_state"):
+            if any(there.name == topic for there in logs.topics()):
+                logs.set_config(topic, index_interval_bytes=4096)
+        return logs
+
+    return open_copy
+
+
+# ---------------------------------------------------------------- what Kafka's classes read
+
+
+def listed(lines: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Lines by file, without the metadata log of KRaft: it is no log of records."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        if line["partition"] != "__cluster_metadata-0":
+            found[f"{line['partition']}/{line['file']}"].append(line)
+    return found
+
+
+def log_starts(directory: Path) -> dict[str, int]:
+    lines = (directory / "log-start-offset-checkpoint").read_text().splitlines()[2:]
+    return {f"{topic}-{number}": int(offset) for topic, number, offset in map(str.split, lines)}
+
+
+def checkpoint(directory: Path, name: str) -> set[str]:
+    return set((directory / f"{name}-checkpoint").read_text().splitlines()[2:])
+
+
+def served(name: str, stage: str, directory: Path, *, committed: bool) -> dict[str, list[tuple[Any, ...]]]:
+    """What a reader gets of each partition: nothing below the log start, no control records; of a committed
+    read, no aborted transaction and nothing from the first open one on.
+    """
+    starts = log_starts(directory)
+    partitions: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in loader.case(name).expected(stage):
+        partitions[line["partition"]].append(line)
+    found = {}
+    for partition, lines in partitions.items():
+        if partition == "__cluster_metadata-0":
+            continue
+        aborted, end = transactions(lines)
+        found[partition] = [
+            (line["offset"], line["timestamp"], line["key"], listed_value(line), line["headers"])
+            for line in lines
+            if line["offset"] >= starts.get(partition, 0) and not line["isControl"]
+            if not committed or (line["offset"] < end and line["offset"] not in aborted)
+        ]
+    return found
+
+
+def listed_value(line: dict[str, Any]) -> Any:
+    return line["value_sha256"] if "value_sha256" in line else line["value"]
+
+
+def shown(value: bytes | None) -> Any:
+    """A value as the lists have it: of one over 4 KiB the digest."""
+    return value if value is None or len(value) <= 4096 else hashlib.sha256(value).hexdigest()
+
+
+def transactions(lines: Iterable[dict[str, Any]]) -> tuple[set[int], float]:
+    """Offsets of aborted records, and where the oldest open transaction begins."""
+    undecided: dict[int, list[int]] = {}
+    aborted: set[int] = set()
+    for line in lines:
+        if not line["isTransactional"]:
+            continue
+        if not line["isControl"]:
+            undecided.setdefault(line["producerId"], []).append(line["offset"])
+        else:
+            decided = undecided.pop(line["producerId"], [])
+            if line["controlType"] == "ABORT":
+                aborted.update(decided)
+    return aborted, min((offsets[0] for offsets in undecided.values()), default=float("inf"))
+
+
+# ---------------------------------------------------------------- what we read
+
+
+def partition_directories(directory: Path) -> list[Path]:
+    return [path for path in sorted(directory.iterdir()) if path.is_dir() and path.name[:9] != "__cluster"]
+
+
+def read(logs: lastword.LogDir, isolation: str) -> dict[str, list[tuple[Any, ...]]]:
+    found = {}
+    for topic in logs.topics():
+        plain = logs.topic(topic.name, key_serializer="bytes", value_serializer="bytes")
+        for number in plain.bounds():
+            records = [
+                (r.offset, r.timestamp, r.key, shown(r.value), tuple(r.headers))
+                for r in plain.read(partition=number, isolation=isolation)
+            ]
+            if records:
+                found[f"{topic.name}-{number}"] = records
+    return found
+
+
+def dumped(directory: Path, suffix: str) -> dict[str, list[Any]]:
+    """Entries of every file of one kind, by file; no damage."""
+    found: dict[str, list[Any]] = {}
+    for path in (p for d in partition_directories(directory) for p in sorted(d.glob(f"*{suffix}"))):
+        found[f"{path.parent.name}/{path.name}"] = list(lastword.dump(path))
+    return found
+
+
+def batch_facts(batch: Batch) -> tuple[Any, ...]:
+    place = batch.position, batch.size_bytes, batch.base_offset, batch.last_offset
+    bytes_ = batch.magic, batch.crc, batch.codec, batch.max_timestamp
+    producer = batch.producer_id, batch.producer_epoch, batch.base_sequence
+    return place, bytes_, producer, batch.transactional, batch.control
+
+
+def listed_batch(line: dict[str, Any]) -> tuple[Any, ...]:
+    place = tuple(line[k] for k in ("position", "size", "baseOffset", "lastOffset"))
+    bytes_ = tuple(line[k] for k in ("magic", "crc", "codec", "maxTimestamp"))
+    producer = tuple(line.get(k, -1) for k in ("producerId", "producerEpoch", "baseSequence"))
+    return place, bytes_, producer, line.get("isTransactional", False), line.get("isControl", False)
+
+
+def producer_facts(entry: ProducerEntry) -> tuple[Any, ...]:
+    who = entry.producer_id, entry.producer_epoch, entry.coordinator_epoch, entry.timestamp
+    if entry.last_offset < 0:
+        return who, entry.first_open_offset, None
+    newest = entry.last_sequence, entry.last_offset - entry.offset_delta, entry.last_offset
+    return who, entry.first_open_offset, newest
+
+
+def listed_producer(line: dict[str, Any]) -> tuple[Any, ...]:
+    who = tuple(line[k] for k in ("producerId", "producerEpoch", "coordinatorEpoch", "lastTimestamp"))
+    start, newest = line["currentTxnFirstOffset"], None
+    if line["batches"]:
+        newest = tuple(line["batches"][-1][k] for k in ("lastSeq", "firstOffset", "lastOffset"))
+    return who, -1 if start is None else start, newest
+
+
+def listed_entries(name: str, stage: str, suffix: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Of one kind of index or snapshot, by file; files without entries are left out."""
+    facts: dict[str, Callable[[dict[str, Any]], tuple[Any, ...]]] = {
+        ".index": lambda line: (line["offset"], line["position"]),
+        ".timeindex": lambda line: (line["timestamp"], line["offset"]),
+        ".txnindex": lambda line: tuple(
+            line[k] for k in ("producerId", "firstOffset", "lastOffset", "lastStableOffset")
+        ),
+        ".snapshot": listed_producer,
+    }
+    found = {}
+    for file, lines in listed(loader.case(name).indexes(stage)).items():
+        entries = [line for line in lines if "zeroTail" not in line and "entries" not in line]
+        if file.endswith(suffix) and entries:
+            found[file] = sorted(facts[suffix](line) for line in entries)
+    return found
+
+
+def our_entries(directory: Path, suffix: str) -> dict[str, list[tuple[Any, ...]]]:
+    def facts(entry: Any) -> tuple[Any, ...]:
+        if isinstance(entry, ProducerEntry):
+            return producer_facts(entry)
+        assert isinstance(entry, IndexEntry), entry
+        if entry.kind == "offset":
+            return entry.offset, entry.position
+        if entry.kind == "time":
+            return entry.timestamp, entry.offset
+        f = entry.fields
+        assert f is not None
+        return f["producer_id"], f["first_offset"], entry.offset, f["last_stable_offset"]
+
+    return {
+        file: sorted(map(facts, entries)) for file, entries in dumped(directory, suffix).items() if entries
+    }
+
+
+def files_below(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and "__cluster_metadata-0" not in path.parts
+    }
+
+
+LAST_TIME_ENTRY = ("dir-clean-kafka28", "new-0/00000000000000000145.timeindex")
+"""Kafka 2.8 named the record with the largest timestamp; later ones, and we, its batch's last offset."""
+REWRITTEN = {".kafka_cleanshutdown", "recovery-point-offset-checkpoint"}
+
+
+def entries_of(time_index: bytes) -> list[tuple[int, int]]:
+    return list(struct.iter_unpack(">qi", time_index))
+
+
+def is_kafkas(file: str) -> bool:
+    """Not the settings, the lock, or what lies in `lastword/` folders."""
+    return "lastword" not in file and Path(file).name != ".lock"
+
+
+def stray_snapshots(files: Iterable[str]) -> set[str]:
+    """Those that Kafka, too, removes at its next start: at no segment's base, and not the newest."""
+    by_partition: dict[str, set[str]] = defaultdict(set)
+    for file in files:
+        by_partition[str(Path(file).parent)].add(Path(file).name)
+    found = set()
+    for partition, names in by_partition.items():
+        snapshots = sorted(name for name in names if name.endswith(".snapshot"))
+        found |= {f"{partition}/{n}" for n in snapshots[:-1] if n.replace(".snapshot", ".log") not in names}
+    return found
+
+
+def epochs_below(path: Path, offset: int) -> list[str]:
+    return [line for line in path.read_text().splitlines()[2:] if int(line.split()[1]) < offset]
+
+
+# ---------------------------------------------------------------- looking
+
+
+@pytest.mark.parametrize("plain_bytes", [0, 1 << 30], ids=["kernels", "plain"])
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize(("name", "stage"), LOOKED_AT)
+def test_records(
+    name: str,
+    stage: str,
+    isolation: str,
+    plain_bytes: int,
+    unpacked: Callable[[str, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan, "PLAIN_BYTES", plain_bytes)
+    monkeypatch.setattr(scan, "PLAIN_BYTES_LOADED", plain_bytes)
+    directory = unpacked(name, stage)
+    expected = served(name, stage, directory, committed=isolation == "read_committed")
+    with lastword.open(directory) as logs:
+        found = read(logs, isolation)
+    assert found == {partition: records for partition, records in expected.items() if records}
+    assert sum(map(len, found.values())) > 150
+
+
+def test_transactions_make_a_difference(unpacked: Callable[[str, str], Path]) -> None:
+    """Some of these directories hold aborted records, so the two reads above are not the same."""
+    directory = unpacked("dir-killed", "killed")
+    with lastword.open(directory) as logs:
+        committed, everything = (
+            sum(map(len, read(logs, isolation).values()))
+            for isolation in ("read_committed", "read_uncommitted")
+        )
+    assert committed < everything
+
+
+@pytest.mark.parametrize(("name", "stage"), LOOKED_AT)
+def test_batches_and_control_records(name: str, stage: str, unpacked: Callable[[str, str], Path]) -> None:
+    by_file = listed(loader.case(name).batches(stage))
+    controls = {
+        (f"{line['partition']}/{line['file']}", line["offset"]): line
+        for line in loader.case(name).expected(stage)
+        if line["isControl"] and line["partition"] != "__cluster_metadata-0"
+    }
+    for file, entries in dumped(unpacked(name, stage), ".log").items():
+        lines = by_file.get(file, [])
+        tails = [line["validBytes"] for line in lines if "tail" in line]
+        assert [e.position for e in entries if isinstance(e, Problem)] == tails, file
+        batches = [e for e in entries if isinstance(e, Batch)]
+        assert all(batch.crc_ok for batch in batches)
+        expected = [listed_batch(line) for line in lines if "tail" not in line]
+        assert [batch_facts(batch) for batch in batches] == expected, file
+        for batch in (batch for batch in batches if batch.control):
+            (record,) = batch.records
+            line = controls.pop((file, record.offset))
+            assert record.control == line["controlType"].lower()
+            assert record.coordinator_epoch == line["coordinatorEpoch"]
+    assert controls == {}
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex", ".txnindex", ".snapshot"])
+@pytest.mark.parametrize(("name", "stage"), LOOKED_AT)
+def test_index_entries_and_snapshots(
+    name: str, stage: str, suffix: str, unpacked: Callable[[str, str], Path]
+) -> None:
+    assert our_entries(unpacked(name, stage), suffix) == listed_entries(name, stage, suffix)
+
+
+@pytest.mark.parametrize(("name", "stage"), LOOKED_AT)
+def test_checkpoints(name: str, stage: str, unpacked: Callable[[str, str], Path]) -> None:
+    directory = unpacked(name, stage)
+    for which in ROOT_CHECKPOINTS:
+        path = directory / f"{which}-checkpoint"
+        entries = list(lastword.dump(path))
+        assert not [entry for entry in entries if isinstance(entry, Problem)]  # nor in those left empty
+        found = {f"{e.topic} {e.partition} {e.offset}" for e in entries if isinstance(e, CheckpointEntry)}
+        assert found == checkpoint(directory, which)
+    for path in sorted(directory.glob("*/leader-epoch-checkpoint")):
+        epochs = [f"{e.epoch} {e.offset}" for e in lastword.dump(path) if isinstance(e, CheckpointEntry)]
+        assert epochs == path.read_text().splitlines()[2:], path
+
+
+@pytest.mark.parametrize(("name", "stage"), LOOKED_AT)
+def test_bounds(name: str, stage: str, unpacked: Callable[[str, str], Path]) -> None:
+    directory = unpacked(name, stage)
+    starts = log_starts(directory)
+    ends: dict[str, int] = {}
+    for line in loader.case(name).batches(stage):
+        if "tail" not in line:
+            ends[line["partition"]] = line["lastOffset"] + 1
+    with lastword.open(directory) as logs:
+        for topic in logs.topics():
+            for number, (start, end) in topic.bounds().items():
+                partition = f"{topic.name}-{number}"
+                assert start == starts.get(partition, 0)
+                assert end == ends.get(partition, 0)
+
+
+# ---------------------------------------------------------------- opening to append, and closing
+
+
+@pytest.mark.parametrize(("name", "stage"), STOPPED)
+def test_a_clean_stop_is_believed_and_nothing_changes(
+    name: str, stage: str, opened: Callable[[str, str], lastword.LogDir], unpacked: Callable[[str, str], Path]
+) -> None:
+    """But the last entry of an active segment's time index: a broker that starts again adds another one at
+    each stop, we put ours in the place of the one before.
+    """
+    with opened(name, stage) as logs:
+        found = read(logs, "read_uncommitted")
+    (recovery,) = logs.recovery
+    assert recovery.clean and recovery.offline == ()
+    assert all(partition.walked == 0 for partition in recovery.partitions)
+    directory = unpacked(name, stage)
+    expected = served(name, stage, directory, committed=False)
+    assert found == {partition: records for partition, records in expected.items() if records}
+    before, after = files_below(directory), files_below(Path(logs.paths[0]))
+    gone = stray_snapshots(before)
+    assert gone or name != "dir-clean"
+    for file in before.keys() - gone - REWRITTEN:
+        if file.endswith(".timeindex"):
+            ours, kafkas = (entries_of(files[file]) for files in (after, before))
+            if ours != kafkas:
+                active = max(f for f in before if f.endswith(".log") and Path(f).parent == Path(file).parent)
+                assert file == active.replace(".log", ".timeindex")
+                assert set(ours[:-1]) <= set(kafkas) and ours[-1][0] == kafkas[-1][0], file
+                assert ours[-1] == kafkas[-1] or (name, file) == LAST_TIME_ENTRY
+        else:
+            assert after[file] == before[file], file
+    assert after.keys() >= before.keys() - gone
+    assert not gone & after.keys()
+    assert checkpoint(Path(logs.paths[0]), "recovery-point-offset") == checkpoint(
+        directory, "recovery-point-offset"
+    )
+
+
+@pytest.mark.parametrize(("name", "stage"), BROKEN_OFF)
+def test_recovery_leaves_what_kafka_s_recovery_left(
+    name: str, stage: str, opened: Callable[[str, str], lastword.LogDir], unpacked: Callable[[str, str], Path]
+) -> None:
+    """Every file of ours is that of `recovered`, byte for byte, but for what tells of the broker's own start:
+    its new leader epoch, the high watermarks, and snapshots list the same producers in another order.
+    """
+    with opened(name, stage) as logs:
+        found = {isolation: read(logs, isolation) for isolation in ("read_committed", "read_uncommitted")}
+        ends = {f"{t.name}-{n}": end for t in logs.topics() for n, (_, end) in t.bounds().items()}
+    (recovery,) = logs.recovery
+    assert not recovery.clean and recovery.offline == ()
+    kafkas, ours = unpacked(name, "recovered"), Path(logs.paths[0])
+    for isolation, records in found.items():
+        expected = served(name, "recovered", kafkas, committed=isolation == "read_committed")
+        assert records == {partition: lines for partition, lines in expected.items() if lines}
+    for partition, end in ends.items():
+        topic, _, number = partition.rpartition("-")
+        assert f"{topic} {number} {end}" in checkpoint(kafkas, "recovery-point-offset")
+    for suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
+        assert our_entries(ours, suffix) == listed_entries(name, "recovered", suffix)
+    before, after = files_below(kafkas), files_below(ours)
+    assert {file for file in after if is_kafkas(file)} == before.keys()
+    for file in before.keys() - REWRITTEN:
+        if file.endswith(".snapshot"):
+            assert len(after[file]) == len(before[file]), file
+        elif file.endswith("leader-epoch-checkpoint"):
+            end = ends[Path(file).parent.name]
+            assert epochs_below(ours / file, end) == epochs_below(kafkas / file, end), file
+        elif file != "replication-offset-checkpoint":
+            assert after[file] == before[file], file
+    for which in ("recovery-point-offset", "log-start-offset", "cleaner-offset"):
+        assert checkpoint(ours, which) == checkpoint(kafkas, which)
+
+
+@pytest.mark.parametrize(("name", "stage"), BROKEN_OFF)
+def test_recovery_again_changes_nothing(
+    name: str, stage: str, opened: Callable[[str, str], lastword.LogDir]
+) -> None:
+    with opened(name, stage) as logs:
+        found = read(logs, "read_uncommitted")
+    directory = Path(logs.paths[0])
+    before = files_below(directory)
+    (directory / ".kafka_cleanshutdown").unlink()
+    with lastword.open(directory, "a", clock=CLOCK) as again:
+        assert read(again, "read_uncommitted") == found
+    assert not again.recovery[0].clean
+    assert files_below(directory) == before
+
+
+def test_the_torn_tail_is_told(opened: Callable[[str, str], lastword.LogDir]) -> None:
+    (tail,) = [line for line in loader.case("dir-torn").batches("died") if "tail" in line]
+    with opened("dir-torn", "died") as logs:
+        read(logs, "read_committed")
+    (cut,) = [one for one in logs.recovery[0].repaired if one.code == "torn-tail"]
+    assert f"{cut.topic}-{cut.partition}" == tail["partition"]
+    assert cut.cut_bytes == tail["fileBytes"] - tail["validBytes"]
