@@ -27,6 +27,8 @@ class Readable(Protocol):
     @property
     def segment_set(self) -> SegmentSet: ...
     @property
+    def log_start(self) -> int: ...
+    @property
     def log_end(self) -> int: ...
     def refresh(self) -> None: ...
 
@@ -52,7 +54,7 @@ def read_chunks(
             for segment, bound in _bounded(log.segment_set.starting_at(offset)):
                 if segment.base_offset >= end:
                     return
-                for chunk in _chunks_of(segment, offset, end, chunk_bytes, verify):
+                for chunk in _chunks_of(segment, bound, offset, end, chunk_bytes, verify):
                     if bound is not None and chunk.next_offset > bound:
                         _check_last_offsets(segment, bound)
                     if outcomes is not None:
@@ -101,9 +103,12 @@ def _check_last_offsets(segment: Segment, bound: int) -> None:
             )
 
 
-def _chunks_of(segment: Segment, start: int, end: int, chunk_bytes: int, verify: bool) -> Iterator[Chunk]:
+def _chunks_of(
+    segment: Segment, bound: int | None, start: int, end: int, chunk_bytes: int, verify: bool
+) -> Iterator[Chunk]:
     first = segment.position_of(start) if start > segment.base_offset else 0
-    last = segment.end_position_of(end)
+    # A segment that lies below the end is read to its last byte: a damaged offset must not hide a batch.
+    last = segment.size if bound is not None and bound <= end else segment.end_position_of(end)
     if first >= last:
         return iter(())
     return segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify)
@@ -143,24 +148,29 @@ def read_batches(
 
 
 def offset_at(log: Readable, timestamp: int) -> int | None:
-    """Offset of the first record that is not older than `timestamp` (ms); None if all are."""
+    """Offset of the first record at or above the log start that is not older than `timestamp` (ms); None if
+    all are older.
+    """
     from lastword.records.formats import check_crc, read_records
 
     for _ in range(_TRIES):
         try:
-            for segment in log.segment_set:
+            start = log.log_start
+            for segment in log.segment_set.starting_at(start):
                 if segment.largest_timestamp < timestamp:
                     continue
                 position = segment.position_of_timestamp(timestamp)
                 if position is None:
                     continue
+                if start > segment.base_offset:
+                    position = max(position, segment.position_of(start))
                 for header in segment.headers(position):
                     if header.max_timestamp < timestamp:
                         continue
                     data = segment.read_batch(header)
                     check_crc(data, header, segment.file, 0)
                     for record in read_records(data, header, segment.file, position=0):
-                        if record.timestamp >= timestamp:
+                        if record.timestamp >= timestamp and record.offset >= start:
                             return record.offset
             return None
         except FileVanishedError:

@@ -51,7 +51,8 @@ def latest_chunks(
     for _ in range(MAX_RELOADS):
         view = PartitionView.load(files, task.directory)
         start = check_loss(task, view, task.start, options)
-        sources = [RangeSource(one, start, task.end) for one in overlapping(view, start, task.end)]
+        found = overlapping(view, start, task.end)
+        sources = [RangeSource(one, start, task.end, last=one is found[-1]) for one in found]
         try:
             for source in sources:
                 source.open()
@@ -78,10 +79,11 @@ def _survivors(sources: list[RangeSource], resolution: Resolution) -> Iterator[t
 class RangeSource:
     """A segment of which only records with start <= offset < end are there: what `resolve` reads."""
 
-    def __init__(self, segment: Segment, start: int, end: int) -> None:
+    def __init__(self, segment: Segment, start: int, end: int, *, last: bool = True) -> None:
         self.segment = segment
         self.start = start
         self.end = end
+        self.last = last
         self.base_offset = segment.base_offset
         self.next_offset = min(segment.next_offset, end)
         self.size = segment.size
@@ -93,7 +95,7 @@ class RangeSource:
 
     def chunk_reader(self, *, chunk_bytes: int = CHUNK_BYTES, verify: bool = True) -> Iterator[Chunk]:
         first = self.segment.position_of(self.start) if self.base_offset < self.start else 0
-        last = self.segment.end_position_of(self.end)
+        last = self.segment.end_position_of(self.end) if self.last else self.segment.size
         for chunk in self.segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify):
             rows = _straddling(chunk, self.start, self.end)
             if rows:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -196,19 +197,26 @@ def chunks_between(
     """Chunks of whole batches that cover a range, across segments, gaps, and rewrites published meanwhile;
     with the rows of aborted transactions if they are to be hidden and there are any.
     """
+    from lastword.kernels import BAD_OFFSET
+
     offset = task.start
     for _ in range(MAX_RELOADS):
         view = PartitionView.load(files, task.directory)
         offset = check_loss(task, view, offset, options)
         outcomes = outcomes_of(view, task, options)
         try:
-            for segment in overlapping(view, offset, task.end):
-                first, last = segment.position_of(offset), segment.end_position_of(task.end)
+            found = overlapping(view, offset, task.end)
+            for segment, following in zip_longest(found, (one.base_offset for one in found[1:])):
+                # What lies below the end is read to its last byte: a damaged offset must not hide a batch.
+                first = segment.position_of(offset)
+                last = segment.end_position_of(task.end) if following is None else segment.size
                 for chunk in segment.chunk_reader(first, last, chunk_bytes=CHUNK_BYTES):
+                    if following is not None and chunk.next_offset > following:
+                        chunk.raise_status(chunk.rows - 1, BAD_OFFSET)
                     hidden = None if outcomes is None else outcomes.hidden(chunk)
-                    following = chunk.next_offset
+                    reached = chunk.next_offset
                     yield chunk, hidden
-                    offset = max(offset, following)
+                    offset = max(offset, reached)
         except FileVanishedError:
             continue
         return

@@ -210,8 +210,8 @@ def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Part], int]
     for number, segment in enumerate(segments):
         segment.handle  # noqa: B018  opened now: an open file stays readable after a rewrite took its name
         first = segment.position_of(start) if start > segment.base_offset else 0
-        last = segment.end_position_of(end)
         final = number == len(segments) - 1
+        last = segment.end_position_of(end) if final else segment.size
         if final and first < last:
             for header in segment.headers(segment.position_of(end - 1), last):
                 if header.last_offset >= end:

@@ -1,0 +1,55 @@
+"""Old formats and transactions through the source: what Kafka shows under both isolation levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from tests.golden.loader import case, names, value_matches
+from tests.golden.test_formats import partitions
+from tests.spark.conftest import read_directly
+
+LEGACY = [*names("v0-*"), *names("v1-*"), *names("upgrade-*")]
+TRANSACTIONAL = names("tx-*")
+TYPES = {"CreateTime": 0, "LogAppendTime": 1, "NoTimestampType": -1}
+
+
+def shown(name: str, stage: str, isolation: str) -> list[dict[str, Any]]:
+    return partitions(name, stage)[name, 0].shown(isolation)
+
+
+def same(rows: list[Any], lines: list[dict[str, Any]]) -> None:
+    assert [row["offset"] for row in rows] == [line["offset"] for line in lines]
+    for row, line in zip(rows, lines, strict=True):
+        assert (row["key"], row["timestampType"]) == (line["key"], TYPES[line["timestampType"]])
+        assert value_matches(line, row["value"])
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("name", [*LEGACY, *TRANSACTIONAL])
+def test_every_record_that_kafka_shows(name: str, isolation: str, tmp_path: Path) -> None:
+    root = case(name).unpack(tmp_path)
+    for stage in case(name).stages:
+        lines = shown(name, stage, isolation)
+        for options in ({}, {"maxRecordsPerPartition": "50"}):
+            same(read_directly(root / stage, subscribe=name, isolationLevel=isolation, **options), lines)
+        newest = {line["key"]: line for line in lines if line["key"] is not None}
+        alive = sorted(
+            (line for line in newest.values() if line.get("value", b"") is not None),
+            key=lambda x: x["offset"],
+        )
+        same(read_directly(root / stage, subscribe=name, view="latest", isolationLevel=isolation), alive)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("name", "stage"), [("upgrade-lz4", "data"), ("tx-compact-retain", "round2-before")])
+def test_in_a_session(name: str, stage: str, spark: Any, tmp_path: Path) -> None:
+    root = case(name).unpack(tmp_path, stage) / stage
+    for isolation in ("read_committed", "read_uncommitted"):
+        reader = spark.read.format("lastword").option("subscribe", name).option("isolationLevel", isolation)
+        rows = reader.option("maxRecordsPerPartition", 100).load(str(root)).orderBy("offset").collect()
+        same(rows, shown(name, stage, isolation))
