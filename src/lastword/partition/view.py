@@ -128,8 +128,7 @@ class PartitionView:
 
     def offset_at(self, timestamp: int) -> int | None:
         """Offset of the first record not older than `timestamp` (ms), or None."""
-        found = offset_at(self, timestamp)
-        return None if found is None else max(found, self.log_start)
+        return offset_at(self, timestamp)
 
 
 def _log_files(listing: list[str]) -> list[str]:
