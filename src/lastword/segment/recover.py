@@ -14,7 +14,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 
-from lastword.errors import FileVanishedError
+from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
 from lastword.segment import names
 from lastword.segment.index_builder import IndexBuilder
@@ -29,6 +29,10 @@ LOADING_BYTES = 128 << 20
 def is_bulk(size_bytes: int) -> bool:
     """Are so many bytes better walked by kernels?"""
     return size_bytes >= (BULK_BYTES if "lastword.kernels" in sys.modules else LOADING_BYTES)
+
+
+MAX_FILE_BYTES = 2**31 - 1
+"""Of a segment's log, in Kafka too: positions in its index have four bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,14 @@ def inspect(
     batches, producers = 0, False
     with files.open_read(file) as handle:
         file_size = handle.size()
+        if file_size > MAX_FILE_BYTES:
+            raise CorruptBatchError(
+                f"{file_size} bytes: an index holds positions below 2^31",
+                code="too-large",
+                remedy="no broker writes such a file; restore it from a copy",
+                file=file,
+                position=MAX_FILE_BYTES,
+            )
         start, next_offset = 0, base_offset
         if file_size >= BULK_BYTES and is_bulk(max(file_size, of_bytes)):
             from lastword.segment.bulk_walk import walk as bulk_walk
