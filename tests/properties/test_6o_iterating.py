@@ -1,0 +1,223 @@
+"""6.O: stepping through bytes, in a buffer and in a file."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import CorruptBatchError, UnknownMagicError
+from lastword.files import DEFAULT
+from lastword.partition import PartitionView
+from lastword.partition.segment_set import SegmentSet
+from lastword.partition.truncate import cut_segments
+from lastword.records.chunk import BytesSource, ChunkReader
+from lastword.segment import names
+from lastword.segment.recover import inspect
+from lastword.segment.scan import headers
+from lastword.segment.segment import Segment
+from tests.doubles.recording import RecordingFiles
+from tests.partition.nosync import UNSYNCED
+from tests.properties.support import (
+    CONFIG,
+    FORMS,
+    T,
+    batch,
+    entry,
+    header_of,
+    offsets,
+    opened,
+    partition,
+    records_of,
+    write_segment,
+)
+
+LOG = [batch(0, b"zero"), batch(1, b"one", b"two"), batch(3, b"three" * 9)]
+MAX_INT = 2**31 - 1
+
+
+def in_memory(data: bytes, **options: object) -> list[int]:
+    reader = ChunkReader(BytesSource(data), "test.log", 0, len(data), **options)  # type: ignore[arg-type]
+    return [chunk.next_offset for chunk in reader]
+
+
+def in_file(path: Path, data: bytes, start: int = 0, end: int | None = None) -> list[int]:
+    path.write_bytes(data)
+    with DEFAULT.open_read(path) as handle:
+        stop = len(data) if end is None else end
+        return [h.base_offset for h in headers(handle, "test.log", start, stop, stop_at_partial_tail=True)]
+
+
+def test_6O_176_an_incomplete_last_batch_ends_the_walk(tmp_path: Path) -> None:
+    """Where a tail may be half written; elsewhere a cut batch is an error, which Kafka does not know."""
+    whole = b"".join(LOG[:2])
+    for size in range(1, len(LOG[2])):
+        data = whole + LOG[2][:size]
+        assert in_file(tmp_path / "x.log", data) == [0, 1]
+        assert in_memory(data, stop_at_partial_tail=True) == [3]
+        with pytest.raises(CorruptBatchError):
+            in_memory(data)
+
+
+@pytest.mark.parametrize("size", [-1, 0, 9, 13])
+def test_6O_177_a_size_that_cannot_be(tmp_path: Path, size: int) -> None:
+    bad = bytearray(LOG[1])
+    struct.pack_into(">i", bad, 8, size)
+    for work in (in_memory, lambda data: in_file(tmp_path / "x.log", data)):
+        with pytest.raises(CorruptBatchError):
+            work(LOG[0] + bytes(bad) + LOG[2])
+
+
+@pytest.mark.parametrize("magic", [3, 37, 127, 128, 255])
+def test_6O_178_an_unknown_magic(tmp_path: Path, magic: int) -> None:
+    """It has an error of its own: a format from the future is not damage that somebody may cut off. Kafka
+    reads magic 3 to 127 of a file as 2."""
+    bad = bytearray(LOG[1])
+    bad[16] = magic
+    for work in (in_memory, lambda data: in_file(tmp_path / "x.log", data)):
+        with pytest.raises((UnknownMagicError, CorruptBatchError)):
+            work(LOG[0] + bytes(bad) + LOG[2])
+
+
+def test_6O_179_a_batch_above_the_allowed_size() -> None:
+    data = b"".join(LOG)
+    assert in_memory(data, max_batch_bytes=len(LOG[2]))
+    with pytest.raises(CorruptBatchError):
+        in_memory(data, max_batch_bytes=len(LOG[2]) - 1)
+
+
+def test_6O_180_a_file_cut_13_bytes_short(tmp_path: Path) -> None:
+    assert in_file(tmp_path / "x.log", b"".join(LOG)[:-13]) == [0, 1]
+
+
+@pytest.mark.parametrize("zeros", [0, 2, 4, 5, 6, 17, 60])
+def test_6O_181_zeros_at_the_end_change_nothing(tmp_path: Path, zeros: int) -> None:
+    segment = write_segment(tmp_path, 0, b"".join(LOG) + bytes(zeros), indexes=False)
+    view = PartitionView.load(UNSYNCED, segment.directory)
+    assert (view.log_end, offsets(view, 0)) == (4, [0, 1, 2, 3])
+
+
+def test_6O_182_bounds_at_both_ends_of_the_numbers(tmp_path: Path) -> None:
+    for start, end in ((0, 0), (MAX_INT, MAX_INT), (MAX_INT, 0), (2**63, 2**63)):
+        assert in_file(tmp_path / "x.log", LOG[0], start, end) == []
+    assert in_memory(b"") == []
+
+
+@pytest.mark.parametrize(("magic", "codec"), FORMS)
+def test_6O_183_headers_from_a_file_are_those_of_whole_batches(
+    tmp_path: Path, magic: int, codec: int
+) -> None:
+    data = entry(magic, codec, 5) + entry(magic, codec, 20, 1)
+    (tmp_path / "x.log").write_bytes(data)
+    with DEFAULT.open_read(tmp_path / "x.log") as handle:
+        found = list(headers(handle, "test.log", 0, len(data)))
+    assert found == [header_of(data, header.position) for header in found]
+    assert found[-1].end == len(data) and found[-1].last_offset == 20
+    assert [r.offset for r in records_of(data)] == [5, 6, 7, 20]
+
+
+def test_6O_184_a_slice_one_byte_short_holds_no_batch(tmp_path: Path) -> None:
+    data = b"".join(LOG)
+    ends = [len(LOG[0]), len(LOG[0] + LOG[1]), len(data)]
+    for number, end in enumerate(ends):
+        assert in_file(tmp_path / "x.log", data, end=end - 1) == [0, 1, 3][:number]
+        assert in_file(tmp_path / "x.log", data, end=end) == [0, 1, 3][: number + 1]
+
+
+@pytest.mark.parametrize("interval", [0, 100, 1 << 20])
+def test_6O_185_search_by_offset(tmp_path: Path, interval: int) -> None:
+    log = [batch(0, b"a"), batch(1, b"b", b"c"), batch(10, b"d"), batch(15, b"e" * 99)]
+    segment = write_segment(tmp_path, 0, b"".join(log), interval=interval)
+    starts = [sum(map(len, log[:n])) for n in range(5)]
+    for offset in range(20):
+        first = next((n for n, last in enumerate((0, 2, 10, 15)) if last >= offset), 4)
+        position = segment.position_of(offset)
+        assert position == starts[first]
+        if first < 4:
+            assert next(segment.headers(position)).size == len(log[first])
+
+
+def test_6O_186_a_file_is_cut_only_to_a_smaller_size(tmp_path: Path) -> None:
+    files = RecordingFiles(UNSYNCED)
+    segment = write_segment(tmp_path, 0, b"".join(LOG), files=files)
+    for offset, cuts in ((4, 0), (3, 1), (3, 0)):
+        files.calls.clear()
+        cut_segments(files, segment.directory, SegmentSet([segment]), offset, index_interval_bytes=0)
+        cut = [call for call in files.calls if call.name == "truncate" and call.path == segment.file]
+        assert len(cut) == cuts
+        segment = Segment.load(files, segment.directory, 0)
+        assert segment.size == len(b"".join(LOG[: 3 - (offset == 3)]))
+
+
+def test_6O_187_no_log_file_passes_max_int(tmp_path: Path) -> None:
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=MAX_INT))
+    log.append_batch(batch(0, b"a"))
+    log.active.size = MAX_INT - len(batch(0, b"a")) + 1  # as if it were that long
+    log.append_batch(batch(0, b"a"))
+    assert [s.base_offset for s in log.segments] == [0, 1]
+    log.abandon()
+
+
+def test_6O_187_a_larger_file_is_refused(tmp_path: Path) -> None:
+    """What lies above has no place in an index. Nothing of it is cut."""
+    segment = write_segment(tmp_path, 0, LOG[0])
+    DEFAULT.truncate(segment.file, MAX_INT + 1)
+    with pytest.raises(CorruptBatchError) as caught:
+        inspect(UNSYNCED, segment.directory, 0, index_interval_bytes=0)
+    assert caught.value.code == "too-large"
+    with pytest.raises(CorruptBatchError, match="positions"):
+        opened(segment.directory)
+    assert Path(segment.file).stat().st_size == MAX_INT + 1
+
+
+def test_6O_188_a_preallocated_file_of_kafka(tmp_path: Path) -> None:
+    """Zeros up to `segment.bytes` behind the data, as a kill leaves them: they are no records, and opening
+    takes them off. We extend no file in advance."""
+    data = b"".join(LOG)
+    segment = write_segment(tmp_path, 0, data + bytes(1 << 20), indexes=False)
+    view = PartitionView.load(UNSYNCED, segment.directory)
+    assert (view.segments[-1].size, view.log_end) == (len(data), 4)
+    log, _ = opened(segment.directory)
+    assert Path(log.active.file).stat().st_size == len(data)
+    log.append_batch(batch(0, b"more"))
+    assert log.close()
+    log, _ = opened(segment.directory, clean=True)
+    assert Path(log.active.file).stat().st_size == len(data) + len(batch(0, b"more"))
+    assert (log.active.size, log.log_end) == (len(data) + len(batch(0, b"more")), 5)
+    log.abandon()
+
+
+def test_6O_188_an_empty_preallocated_file(tmp_path: Path) -> None:
+    segment = write_segment(tmp_path, 7, bytes(1 << 20), indexes=False)
+    log, _ = opened(segment.directory)
+    assert (log.log_end, Path(segment.file).stat().st_size) == (7, 0)
+    log.abandon()
+
+
+def test_6O_189_reading_does_not_move_where_is_written(tmp_path: Path) -> None:
+    log, _ = opened(partition(tmp_path))
+    for number in range(6):
+        log.append_batch(batch(0, b"value-%d" % number))
+        walk = log.active.headers()
+        next(walk)
+        log.append_batch(batch(0, b"between"))
+        assert offsets(log, 0) == list(range(2 * number + 2))
+    assert records_of(Path(log.active.file).read_bytes())[-1].offset == 11
+    assert list(Path(log.directory).glob("*" + names.LOG)) == [Path(log.active.file)]
+    log.abandon()
+
+
+@pytest.mark.parametrize("interval", [0, 1 << 20])
+def test_6O_190_search_by_timestamp(tmp_path: Path, interval: int) -> None:
+    """The first record with timestamp >= target and offset >= start; the start is that of the log."""
+    times = [100, 50, 300, 20, 70]
+    data = b"".join(batch(2 * n, b"a", b"b", timestamp=T + t) for n, t in enumerate(times))
+    segment = write_segment(tmp_path, 0, data, interval=interval)
+    rows = [(2 * n + m, t + m) for n, t in enumerate(times) for m in (0, 1)]
+    for start in range(10):
+        log, _ = opened(segment.directory, CONFIG.replace(index_interval_bytes=interval), log_start=start)
+        for target in [*range(110), 299, 300, 301, 302]:
+            wanted = next((o for o, t in rows if t >= target and o >= start), None)
+            assert log.offset_at(T + target) == wanted, (start, target)
+        log.abandon()
