@@ -20,11 +20,11 @@ from lastword import kernels
 from lastword.cleaner.groups import Group
 from lastword.cleaner.rewrite import Output, Rewritten, control_digest
 from lastword.errors import CertificateError
-from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents, sum_pairs
 from lastword.kernels.keyhash import digest_seeds
 from lastword.records.chunk import ChunkReader
 from lastword.resolve import DeadBitmaps, Resolution, SegmentSource
+from lastword.segment.bulk_walk import BulkIndexer
 
 _MASK = (1 << 64) - 1
 _NOTHING_DEAD = DeadBitmaps.of(np.empty(0, np.int64)).arrays
@@ -71,6 +71,7 @@ def _read_back(output: Output, digest_seed: int) -> Certified:
     """Sums over the new file. A checksum or an offset out of order there is an error of its own."""
     seeds = digest_seeds(digest_seed)
     pairs = contents = records = controls = 0
+    indexer = BulkIndexer(output.indexes)
     reader = ChunkReader(output.handle, output.file, 0, output.handle.size(), first_offset=output.base_offset)
     for chunk in reader:
         pair_sum, count, row, status = sum_pairs(chunk.plain, chunk.table, chunk.rows, *seeds)
@@ -82,9 +83,8 @@ def _read_back(output: Output, digest_seed: int) -> Certified:
         contents += int(content_sum)
         records += int(count)
         controls += control_digest(chunk.table)
-        columns = chunk.table[:, (fields.FILE_POSITION, fields.LAST_OFFSET, fields.MAX_TIMESTAMP)]
-        for position, last_offset, max_timestamp in columns.tolist():
-            output.indexes.batch(position, last_offset, max_timestamp)
+        indexer.take(chunk.table)
+    indexer.finish()
     return Certified(records, pairs & _MASK, contents & _MASK, reader.next_offset, controls & _MASK)
 
 

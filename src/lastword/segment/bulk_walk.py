@@ -40,8 +40,7 @@ def walk(handle: Handle, end: int, base_offset: int, builder: IndexBuilder) -> B
     """Walks the file from its first byte and feeds `builder`, which must be new."""
     found = BulkWalk(0, base_offset)
     table = np.empty((_ROWS, fields.FIELDS), np.int64)
-    entries = np.empty((_ROWS, 2), np.int64), np.empty((_ROWS, 2), np.int64)
-    state = np.array(builder.state, np.int64)
+    indexer = BulkIndexer(builder)
     buffer = np.empty(min(_BLOCK_BYTES, end) + kernels.SLACK, np.uint8)
     limit = base_offset + MAX_RELATIVE_OFFSET
     status = kernels.OK
@@ -53,7 +52,7 @@ def walk(handle: Handle, end: int, base_offset: int, builder: IndexBuilder) -> B
         )
         good = _plain_rows(table, rows, limit)
         if good:
-            _index(table, good, builder, state, entries)
+            indexer.take(table[:good])
             _note(found, table[:good])
         if good < rows or have < want:
             break
@@ -62,7 +61,7 @@ def walk(handle: Handle, end: int, base_offset: int, builder: IndexBuilder) -> B
             if larger <= have or larger > end - found.position:
                 break
             buffer = np.empty(larger + kernels.SLACK, np.uint8)
-    builder.go_on(state.tolist())
+    indexer.finish()
     return found
 
 
@@ -72,22 +71,35 @@ def _plain_rows(table: np.ndarray, rows: int, limit: int) -> int:
     return int(odd[0]) if odd.size else rows
 
 
-def _index(
-    table: np.ndarray,
-    rows: int,
-    builder: IndexBuilder,
-    state: np.ndarray,
-    entries: tuple[np.ndarray, np.ndarray],
-) -> None:
-    offsets, times = indexes.index_rows(table, rows, builder.interval_bytes, state, *entries)
-    offset_cells = np.empty((offsets, 2), ">i4")
-    offset_cells[:, 0] = entries[0][:offsets, 0] - builder.base_offset
-    offset_cells[:, 1] = entries[0][:offsets, 1]
-    builder.offset_entries += offset_cells.tobytes()
-    time_cells = np.empty(times, [("timestamp", ">i8"), ("offset", ">i4")])
-    time_cells["timestamp"] = entries[1][:times, 0]
-    time_cells["offset"] = entries[1][:times, 1] - builder.base_offset
-    builder.time_entries += time_cells.tobytes()
+class BulkIndexer:
+    """Feeds an `IndexBuilder` on the rows of batch tables, in file order; `finish` hands its state over."""
+
+    def __init__(self, builder: IndexBuilder) -> None:
+        self._builder = builder
+        self._state = np.array(builder.state, np.int64)
+        self._entries = np.empty((_ROWS, 2), np.int64), np.empty((_ROWS, 2), np.int64)
+
+    def take(self, table: np.ndarray) -> None:
+        for first in range(0, table.shape[0], _ROWS):
+            self._take(table[first : first + _ROWS])
+
+    def _take(self, table: np.ndarray) -> None:
+        builder, entries = self._builder, self._entries
+        offsets, times = indexes.index_rows(
+            table, table.shape[0], builder.interval_bytes, self._state, *entries
+        )
+        offset_cells = np.empty((offsets, 2), ">i4")
+        offset_cells[:, 0] = entries[0][:offsets, 0] - builder.base_offset
+        offset_cells[:, 1] = entries[0][:offsets, 1]
+        builder.offset_entries += offset_cells.tobytes()
+        time_cells = np.empty(times, [("timestamp", ">i8"), ("offset", ">i4")])
+        time_cells["timestamp"] = entries[1][:times, 0]
+        time_cells["offset"] = entries[1][:times, 1] - builder.base_offset
+        builder.time_entries += time_cells.tobytes()
+
+    def finish(self) -> None:
+        """The builder is told how far the entries go; it can go on, or finish."""
+        self._builder.go_on(self._state.tolist())
 
 
 def _note(found: BulkWalk, table: np.ndarray) -> None:

@@ -21,6 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import lt
 
 ENTRY_BYTES = 8
 _ENTRY = struct.Struct(">ii")
@@ -44,6 +45,8 @@ def _ascending(offsets: array[int], positions: array[int], log_size: int) -> int
     if good and (offsets[0] < 0 or positions[0] <= 0):
         return 0
     for column in (offsets, positions):
+        if all(map(lt, column, column[1:good])):
+            continue
         for at, (one, next_one) in enumerate(pairwise(column[:good])):
             if next_one <= one:
                 good = at + 1
