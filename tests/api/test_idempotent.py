@@ -1,0 +1,440 @@
+"""Calls of a named producer: what is repeated appends only what is missing, whatever happened in between."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lastword
+from lastword import metrics
+from lastword.api import producers
+from lastword.errors import DiskFullError, LastwordError, RecordTooLargeError, UsageError
+from lastword.files import DEFAULT
+from lastword.partition.producer_state import FIRST_NAMED_ID
+from lastword.partition.snapshots import Snapshots
+from tests.doubles import ForgetfulFiles, RecordingFiles, Stopped
+from tests.partition.nosync import UNSYNCED, UnsyncedFiles
+
+PARTITIONS = 3
+
+
+def make(path: Path, **kwargs: Any) -> lastword.LogDir:
+    logs = lastword.open(path, "a", **{"files": UNSYNCED, **kwargs})
+    if "users" not in [topic.name for topic in logs.topics()]:
+        logs.create_topic("users", partitions=PARTITIONS, segment_bytes=2000)
+    return logs
+
+
+def topic_of(logs: lastword.LogDir) -> lastword.Topic[Any, Any]:
+    return logs.topic("users")
+
+
+def call(number: int, size: int = 12) -> list[tuple[bytes | None, bytes]]:
+    """The records of a call: some with keys, some without, all different."""
+    return [
+        (None if i % 4 == 3 else b"k%d" % (i * 7 % 5), b"%d/%d %s" % (number, i, b"." * 40))
+        for i in range(size)
+    ]
+
+
+def values(topic: lastword.Topic[Any, Any]) -> dict[int, list[bytes]]:
+    return {n: [r.value for r in topic.read(partition=n)] for n in range(PARTITIONS)}
+
+
+def check_whole(topic: lastword.Topic[Any, Any], calls: int) -> None:
+    """Every record of the calls once, and those of a partition in the order of the calls."""
+    found = values(topic)
+    expected = [value for number in range(calls) for _, value in call(number)]
+    assert Counter(v for part in found.values() for v in part) == Counter(expected)
+    place = {value: at for at, value in enumerate(expected)}
+    for part in found.values():
+        assert [place[v] for v in part] == sorted(place[v] for v in part)
+
+
+def go_on(topic: lastword.Topic[Any, Any], calls: int, **kwargs: Any) -> None:
+    """As a loader does after a crash."""
+    last = topic.last_sequence("loader")
+    for number in range(0 if last is None else last + 1, calls):
+        topic.extend(call(number), producer="loader", sequence=number, **kwargs)
+
+
+def test_a_call_is_made_once(tmp_path: Path) -> None:
+    with make(tmp_path / "d") as logs:
+        topic = topic_of(logs)
+        assert topic.last_sequence("loader") is None
+        first = topic.append(b"k", b"1", producer="loader", sequence=7)
+        assert topic.append(b"k", b"1", producer="loader", sequence=7) == first
+        assert topic.append(b"k", b"other", producer="loader", sequence=6).offset == -1
+        assert topic.extend(call(1), producer="loader", sequence=9) == 12
+        assert topic.extend(call(1), producer="loader", sequence=9) == 0
+        assert topic.extend(call(2), producer="loader", sequence=8) == 0
+        assert topic.append(b"k", b"1", producer="other", sequence=7).offset == first.offset + 1 + sum(
+            v.startswith(b"1/") for v in values(topic)[first.partition]
+        )
+        gone = topic.delete(b"k", producer="loader", sequence=10, ack="disk")
+        assert topic.delete(b"k", producer="loader", sequence=10) == gone
+        assert (topic.last_sequence("loader"), topic.last_sequence("other")) == (10, 7)
+        assert topic_of(logs).last_sequence("loader") == 10
+        assert sum(map(len, values(topic).values())) == 15
+    for mode in ("a", "r"):
+        with lastword.open(tmp_path / "d", mode) as logs:  # type: ignore[arg-type]
+            assert topic_of(logs).last_sequence("loader") == 10
+            assert topic_of(logs).last_sequence("nobody") is None
+
+
+def test_on_disk_it_is_a_producer_of_kafkas(tmp_path: Path) -> None:
+    with make(tmp_path / "d") as logs:
+        topic = topic_of(logs)
+        for number in range(3):
+            topic.extend(call(number), producer="loader", sequence=100 + number)
+        for number in range(PARTITIONS):
+            log = logs._log("users", number)
+            expected = 0
+            for _, header, _ in log.batches(0):
+                assert header.producer_id >= FIRST_NAMED_ID and header.producer_epoch == 0
+                assert header.base_sequence == expected
+                expected += header.count
+            (producer,) = log.producers
+            assert producer.last_sequence == expected - 1 == log.log_end - 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"producer": "p"},
+        {"sequence": 1},
+        {"producer": "", "sequence": 1},
+        {"producer": 5, "sequence": 1},
+        {"producer": "p", "sequence": -1},
+        {"producer": "p", "sequence": True},
+        {"producer": "p", "sequence": 2**63},
+        {"producer": "p", "sequence": "1"},
+    ],
+)
+def test_half_a_producer_is_refused(tmp_path: Path, asked: dict[str, Any]) -> None:
+    with make(tmp_path / "d") as logs:
+        for wrong in (
+            lambda: topic_of(logs).append(b"k", b"v", **asked),
+            lambda: topic_of(logs).extend([(b"k", b"v")], **asked),
+        ):
+            with pytest.raises(UsageError):
+                wrong()
+        assert values(topic_of(logs)) == {0: [], 1: [], 2: []}
+        assert not (tmp_path / "d" / "users-0" / "lastword" / "producers").exists()
+
+
+@pytest.mark.slow
+def test_a_kill_before_any_step(tmp_path: Path) -> None:
+    """Also between two partitions of one call. Going on from `last_sequence` gives every record once."""
+    files = RecordingFiles(UNSYNCED)
+    with make(tmp_path / "count", files=files) as logs:
+        before = len(files.changes)
+        go_on(topic_of(logs), 3, ack="disk")
+        after = len(files.changes)
+    for stop_at in range(before, after + 1):
+        for torn in (False, True):
+            path = tmp_path / "d"
+            files = RecordingFiles(UNSYNCED, stop_at=stop_at, torn=torn)
+            logs = make(path, files=files)
+            try:
+                go_on(topic_of(logs), 3, ack="disk")
+                files.stop()
+            except Stopped:
+                pass
+            with make(path) as logs:
+                go_on(topic_of(logs), 4)
+                check_whole(topic_of(logs), 4)
+            shutil.rmtree(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ack", ["os", "disk"])
+def test_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
+    (tmp_path / "work").mkdir()
+    files = ForgetfulFiles(tmp_path / "work")
+    with make(tmp_path / "work" / "d", files=files) as logs:
+        files.mark("made")
+        topic = topic_of(logs)
+        for number in range(4):
+            go_on(topic, number + 1, ack=ack)
+            files.mark(f"acked {number}")
+    checked = 0
+    for image in files.images(seeds=range(1)):
+        if not image.marks:
+            continue
+        image.write(tmp_path / "image")
+        target = tmp_path / "image" / "d"
+        with lastword.open(target, "a", files=UNSYNCED) as logs:
+            topic = topic_of(logs)
+            last = topic.last_sequence("loader")
+            if ack == "disk":
+                assert (-1 if last is None else last) >= len(image.marks) - 2
+            go_on(topic, 5)
+            check_whole(topic, 5)
+        with lastword.open(target) as logs:
+            assert topic_of(logs).last_sequence("loader") == 4
+        shutil.rmtree(tmp_path / "image")
+        checked += 1
+    assert checked > 100
+
+
+class FullOnce(UnsyncedFiles):
+    """No room for the n-th write to a log."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Any:
+        handle = super().open_append(path, create=create, exclusive=exclusive)
+        if str(path).endswith(".log"):
+            append = handle.append
+
+            def counted(data: Any) -> int:
+                self.left -= 1
+                if self.left == 0:
+                    raise DiskFullError("no room", file=str(path))
+                return append(data)
+
+            handle.append = counted  # type: ignore[method-assign]
+        return handle
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_call_that_failed_in_the_middle_is_repeated(tmp_path: Path, at: int) -> None:
+    files = FullOnce(0)
+    with make(tmp_path / "d", files=files) as logs:
+        topic = topic_of(logs)
+        go_on(topic, 1)
+        files.left = at
+        try:
+            assert topic.extend(call(1), producer="loader", sequence=1) == 12
+        except DiskFullError:
+            assert topic.last_sequence("loader") == 0
+            assert topic.extend(call(1), producer="loader", sequence=1) == 12
+        files.left = 0
+        check_whole(topic, 2)
+        go_on(topic, 4)
+        check_whole(topic, 4)
+
+
+def half_a_call(logs: lastword.LogDir, number: int) -> None:
+    """The records for partition 0 and 1 are in the log, those for 2 are not."""
+    topic = topic_of(logs)
+    real = producers.Share.append
+
+    def refusing(share: producers.Share, batches: list[Any]) -> Any:
+        if share.log.partition == 2:
+            raise RecordTooLargeError("not today")
+        return real(share, batches)
+
+    producers.Share.append = refusing  # type: ignore[method-assign]
+    try:
+        with pytest.raises(RecordTooLargeError):
+            topic.extend(call(number), producer="loader", sequence=number)
+    finally:
+        producers.Share.append = real  # type: ignore[method-assign]
+
+
+def test_another_call_in_the_place_of_one_that_failed_is_refused(tmp_path: Path) -> None:
+    """Its first records would be taken for those that are in the log."""
+    with make(tmp_path / "d") as logs:
+        topic = topic_of(logs)
+        go_on(topic, 1)
+        half_a_call(logs, 1)
+        before = values(topic)
+        for other in (call(2), [(b"k1", b"x")] * 30):
+            with pytest.raises(UsageError, match="another record at offset"):
+                topic.extend(other, partition=1, producer="loader", sequence=2)
+        assert values(topic) == before
+        go_on(topic, 3)
+        check_whole(topic, 3)
+
+
+@pytest.mark.parametrize("way", ["pairs", "arrow"])
+def test_what_is_missing_is_found_however_the_call_is_packed(tmp_path: Path, way: str) -> None:
+    with make(tmp_path / "d") as logs:
+        go_on(topic_of(logs), 1)
+        half_a_call(logs, 1)
+    with make(tmp_path / "d") as logs:
+        topic = topic_of(logs)
+        keys, found = zip(*call(1), strict=True)
+        given: Any = call(1)
+        if way == "arrow":
+            given = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(found, pa.binary())})
+        assert topic.extend(given, producer="loader", sequence=1) == 12
+        check_whole(topic, 2)
+
+
+def test_records_without_a_key_go_where_they_went_before(tmp_path: Path) -> None:
+    """Whichever way a call is packed: otherwise a repeated one would write them again elsewhere."""
+    many = [(None, b"%06d" % n) for n in range(3000)]
+    places = []
+    for way in ("few", "columns", "arrow"):
+        with make(tmp_path / way) as logs:
+            topic = topic_of(logs)
+            if way == "few":
+                given: Any = (
+                    lastword.Record("users", 0, -1, -1, "create", k, v, has_key=False) for k, v in many
+                )
+            elif way == "columns":
+                importlib.import_module("lastword.kernels")
+                given = many
+            else:
+                given = pa.table(
+                    {"key": pa.nulls(3000, pa.binary()), "value": pa.array([v for _, v in many], pa.binary())}
+                )
+            assert topic.extend(given, producer="loader", sequence=4) == 3000
+            places.append(values(topic))
+    assert places[0] == places[1] == places[2]
+    assert len([part for part in places[0].values() if part]) == PARTITIONS
+
+
+def test_cleaning_between_a_call_and_its_repetition(tmp_path: Path) -> None:
+    with lastword.open(tmp_path / "d", "a", files=UNSYNCED) as logs:
+        topic = logs.create_topic(
+            "users", partitions=PARTITIONS, cleanup_policy="compact", segment_bytes=2000
+        )
+        keyed = [[(b"k%d" % (i % 5), b"%d/%d" % (n, i)) for i in range(40)] for n in range(3)]
+        topic.extend(keyed[0], producer="loader", sequence=0)
+        real = producers.Producers.finish
+        producers.Producers.finish = lambda *a, **k: (_ for _ in ()).throw(RecordTooLargeError("no"))  # type: ignore
+        try:
+            with pytest.raises(RecordTooLargeError):
+                topic.extend(keyed[1], producer="loader", sequence=1)
+        finally:
+            producers.Producers.finish = real  # type: ignore[method-assign]
+        for number in range(PARTITIONS):
+            logs._log("users", number).roll()
+        assert sum(r.freed_bytes for r in topic.clean()) > 0
+        ends = topic.bounds()
+        assert topic.extend(keyed[1], producer="loader", sequence=1) == 40
+        assert topic.bounds() == ends
+        assert topic.extend(keyed[2], producer="loader", sequence=2) == 40
+        newest = {r.key: r.value for r in topic.read(view="latest")}
+        assert newest == {b"k%d" % i: b"2/%d" % (35 + i) for i in range(5)}
+
+
+def test_a_broker_that_forgot_the_producer(tmp_path: Path) -> None:
+    """After a day of silence it drops a producer from its snapshots; the journal still knows."""
+    with make(tmp_path / "d") as logs:
+        go_on(topic_of(logs), 2)
+    for number in range(PARTITIONS):
+        store = Snapshots(DEFAULT, str(tmp_path / "d" / f"users-{number}"))
+        for offset in store.offsets():
+            store.write(offset, ())
+    with make(tmp_path / "d") as logs:
+        topic = topic_of(logs)
+        assert topic.last_sequence("loader") == 1
+        assert topic.extend(call(1), producer="loader", sequence=1) == 0
+        go_on(topic, 4)
+        check_whole(topic, 4)
+
+
+def test_a_truncated_log_takes_its_calls_again(tmp_path: Path) -> None:
+    with make(tmp_path / "d") as logs:
+        topic = topic_of(logs)
+        go_on(topic, 1)
+        ends = {n: end for n, (_, end) in topic.bounds().items()}
+        go_on(topic, 3)
+        for number, end in ends.items():
+            logs._log("users", number).truncate_to(end)
+        assert topic.last_sequence("loader") == 0
+        go_on(topic, 3)
+        check_whole(topic, 3)
+
+
+def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "COMPACT_BYTES", 700)
+    path = tmp_path / "d" / "users-0" / "lastword" / "producers"
+    sizes = []
+    with make(tmp_path / "d") as logs:
+        topic = topic_of(logs)
+        for number in range(40):
+            topic.extend(call(number), producer="loader", sequence=number)
+            topic.append(
+                b"k", b"v", producer=f"p{number % 3}", sequence=number, partition=number % PARTITIONS
+            )
+            sizes.append(path.stat().st_size)
+        assert max(sizes) < 1100
+        logs.sync()
+    path.write_bytes(path.read_bytes() + b"00000000 {torn")
+    with make(tmp_path / "d") as logs:
+        topic = topic_of(logs)
+        assert topic.last_sequence("loader") == 39
+        assert [topic.last_sequence(f"p{n}") for n in range(3)] == [39, 37, 38]
+        topic.extend(call(40), producer="loader", sequence=40)
+    with lastword.open(tmp_path / "d") as logs:
+        assert topic_of(logs).last_sequence("loader") == 40
+
+
+def test_several_threads_and_producers(tmp_path: Path) -> None:
+    with make(tmp_path / "d") as logs:
+        topic = topic_of(logs)
+        errors = []
+
+        def work(name: str) -> None:
+            try:
+                for number in range(25):
+                    topic.extend(
+                        [(b"k%d" % i, f"{name}/{number}/{i}".encode()) for i in range(4)],
+                        producer=name,
+                        sequence=number,
+                        ack="disk" if number % 5 == 0 else "os",
+                    )
+            except LastwordError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b", "b", "c")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        found = Counter(v for part in values(topic).values() for v in part)
+        assert set(found.values()) == {1} and len(found) == 3 * 25 * 4
+
+
+class SlowFiles(UnsyncedFiles):
+    """A drive that takes its time, and counts as drives do."""
+
+    def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Any:
+        handle = super().open_append(path, create=create, exclusive=exclusive)
+        root = str(path).split("/users-")[0]
+
+        def fsync() -> None:
+            threading.Event().wait(0.004)
+            metrics.FSYNC_SECONDS.observe(0.004, root)
+
+        handle.fsync = fsync  # type: ignore[method-assign]
+        return handle
+
+
+def test_callers_at_the_same_time_share_one_fsync(tmp_path: Path) -> None:
+    """`lastword_fsync_duration_seconds` counts less than `lastword_append_duration_seconds{ack="disk"}`."""
+    root = str(tmp_path / "d")
+    logs = lastword.open(root, "a", files=SlowFiles())
+    topic = logs.create_topic("users")
+    topic.append(b"k", b"v", ack="disk")
+    acked, synced = metrics.APPEND_SECONDS.count("disk"), metrics.FSYNC_SECONDS.count(root)
+
+    def work() -> None:
+        for _ in range(12):
+            topic.append(b"k", b"v", ack="disk")
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    acked, synced = metrics.APPEND_SECONDS.count("disk") - acked, metrics.FSYNC_SECONDS.count(root) - synced
+    assert acked == 96
+    assert 12 <= synced <= acked / 3
+    logs.close()
