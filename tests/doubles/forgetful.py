@@ -208,16 +208,17 @@ class ForgetfulFiles(Files):
     def _adopt_tree(self, path: str, number: int) -> None:
         directory = self._start[number]
         assert isinstance(directory, dict)
-        for entry in sorted(os.scandir(path), key=lambda e: e.name) if os.path.isdir(path) else ():
+        for name in self.inner.listdir(path) if self.inner.is_dir(path) else ():
             child = len(self._start)
-            directory[entry.name] = child
-            if entry.is_dir(follow_symlinks=False):
+            directory[name] = child
+            entry = os.path.join(path, name)
+            if self.inner.is_dir(entry) and not os.path.islink(entry):
                 self._start[child] = {}
-                self._adopt_tree(entry.path, child)
+                self._adopt_tree(entry, child)
             else:
-                with open(entry.path, "rb") as file:
-                    self._start[child] = file.read()
-                self._start_mtimes[child] = os.stat(entry.path).st_mtime_ns // 1_000_000
+                facts = self.inner.stat(entry)
+                self._start[child] = self.inner.read_bytes(entry)
+                self._start_mtimes[child] = facts.mtime_ms if facts is not None else 0
 
     def _parts(self, path: Any) -> list[str]:
         relative = os.path.relpath(os.path.abspath(path), self.root)

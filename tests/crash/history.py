@@ -1,0 +1,146 @@
+"""What a directory's processes began and what they were told, by moment of the journal: the oracle.
+
+A process notes an attempt before it makes it and an acknowledgement after it got it. `History.at(upto)` is
+what was known when the first `upto` changes had been made. At the same moment the stronger reading counts:
+an acknowledgement that could have been given was given, an attempt that could have begun had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Attempt(NamedTuple):
+    """One record, under the offset that the log was about to give it."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    producer_id: int = -1
+
+    @property
+    def tombstone(self) -> bool:
+        return self.key is not None and self.value is None
+
+
+@dataclass
+class Partition:
+    """What is known of one partition at a moment.
+
+    lineages        what the log may be a beginning of, by offset; a process that recovered and appended
+                    began a new one. Newest last.
+    os, disk        records acknowledged at that level and neither removed by the user nor given up by a
+                    recovery that was entitled to
+    rounds          times of cleaning rounds that had begun, with the log end they saw
+    removed         sets of offsets that were gone after each swap, in order; the first is empty
+    starts          log starts that the log may have
+    decided         producer id -> list of (first offset, marker offset, committed) of ended transactions
+    """
+
+    lineages: list[dict[int, Attempt]] = field(default_factory=lambda: [{}])
+    os: dict[int, Attempt] = field(default_factory=dict)
+    disk: dict[int, Attempt] = field(default_factory=dict)
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    removed: list[frozenset[int]] = field(default_factory=lambda: [frozenset()])
+    starts: list[int] = field(default_factory=lambda: [0])
+    ends: list[int] = field(default_factory=list)  # of truncations that had begun
+    end: int = 0  # no log end is above it
+    gone: bool = False  # the partition's removal had begun
+    made: bool = False  # its creation was acknowledged
+    retention_ms: int = 0
+
+    def due(self, record: Attempt) -> bool:
+        """May this tombstone be gone? Two rounds must have seen it, `retention` apart."""
+        seen = [now for now, end in self.rounds if end > record.offset]
+        return len(seen) > 1 and seen[-1] - seen[0] >= self.retention_ms
+
+
+class Event(NamedTuple):
+    at: int
+    kind: str
+    name: str
+    value: Any
+
+
+class History:
+    """`moment` tells how long the journal is now."""
+
+    def __init__(self, retention_ms: int = 0) -> None:
+        self.events: list[Event] = []
+        self.retention_ms = retention_ms
+        self.moment: Callable[[], int] = lambda: 0
+
+    def note(self, kind: str, name: str, value: Any = None) -> None:
+        self.events.append(Event(self.moment(), kind, name, value))
+
+    def fold(self) -> History:
+        """All of it as past: for a process that starts on what this one left."""
+        past = History(self.retention_ms)
+        past.events = [event._replace(at=0) for event in self.events]
+        return past
+
+    def until(self, upto: int, *, killed: bool) -> History:
+        """What is known to a process that starts after a crash there: a power cut takes the promises that
+        were given at `os`.
+        """
+        cut = History(self.retention_ms)
+        cut.events = [e for e in self.events if e.at <= upto and (killed or e.kind != "os")]
+        return cut
+
+    def at(self, upto: int) -> dict[str, Partition]:
+        known: dict[str, Partition] = {}
+        for event in self.events:
+            if event.at <= upto:
+                partition = known.setdefault(event.name, Partition(retention_ms=self.retention_ms))
+                _apply(partition, event)
+        return known
+
+
+def _apply(known: Partition, event: Event) -> None:
+    kind, value = event.kind, event.value
+    if kind == "attempt":
+        for record in value:
+            known.lineages[-1][record.offset] = record
+            known.end = max(known.end, record.offset + 1)
+    elif kind == "marker":  # a control record takes this offset
+        known.end = max(known.end, value + 1)
+    elif kind in ("os", "disk"):
+        line = known.lineages[-1]
+        target = known.os if kind == "os" else known.disk
+        for offset in [o for o in line if o < value and o not in target]:
+            target[offset] = line[offset]
+        if kind == "disk":
+            known.os.update(known.disk)
+    elif kind == "opened":  # a recovery ended the log here; what lay behind is given up, a new line begins
+        line = known.lineages[-1]
+        if any(offset >= value for offset in line):
+            known.lineages.append({o: r for o, r in line.items() if o < value})
+            for acked in (known.os, known.disk):
+                for offset in [o for o in acked if o >= value]:
+                    del acked[offset]
+    elif kind == "round":
+        known.rounds.append(value)
+    elif kind == "removed":
+        known.removed.append(known.removed[-1] | value)
+    elif kind == "start":
+        known.starts.append(value)
+        known.end = max(known.end, value)
+        for acked in (known.os, known.disk):
+            for offset in [o for o in acked if o < value]:
+                del acked[offset]
+    elif kind == "truncate":
+        known.ends.append(value)
+        for acked in (known.os, known.disk):
+            for offset in [o for o in acked if o >= value]:
+                del acked[offset]
+    elif kind == "made":
+        known.made = True
+        known.gone = False
+    elif kind == "drop":
+        known.gone = True
+    else:
+        raise AssertionError(kind)

@@ -1,0 +1,507 @@
+"""What processes do to a directory while the power may go.
+
+A `Process` is one life on the directory: it does what a user would, and notes in the `History` what it
+begins and what it is told. A scenario is a function of a process; `run` gives it a journal; `from_seed` makes
+random ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lastword.clock import ManualClock
+from lastword.config import Settings
+from lastword.files import Files
+from lastword.logdir import LogDirectory
+from lastword.partition import PartitionLog
+from lastword.records.builder import BatchBuilder
+from tests.crash.history import Attempt, History
+from tests.crash.invariants import MAP_BYTES, NOW
+from tests.crash.memory import ROOT, MemoryFiles
+from tests.crash.power import PowerCut
+from tests.doubles.forgetful import ForgetfulFiles
+
+HOUR = 3_600_000
+SALT = b"0123456789abcdef"
+Pairs = Sequence[tuple[bytes | None, bytes | None]]
+
+
+def one_batch(
+    base_offset: int, pairs: Pairs, *, timestamp: int = NOW, codec: int = 0, headers: bool = False
+) -> bytes:
+    builder = BatchBuilder(codec)
+    for number, (key, value) in enumerate(pairs):
+        builder.append(timestamp + number, key, value, _headers(base_offset + number) if headers else ())
+    return builder.build(0)
+
+
+def _headers(offset: int) -> tuple[tuple[str, bytes | None], ...]:
+    return (("from", b"%d" % offset), ("empty", None)) if offset % 3 == 0 else ()
+
+
+def settings_of(**topic: object) -> Settings:
+    """Small segments, an index entry every few batches, compaction; changed by keywords."""
+    given: dict[str, object] = {
+        "cleanup_policy": "compact",
+        "segment_bytes": 700,
+        "index_interval_bytes": 150,
+        "delete_retention_ms": HOUR,
+    } | topic
+    lines = [f'"{name.replace("_", ".")}" = {value!r}' for name, value in given.items()]
+    return Settings.from_text("[defaults]\n" + "\n".join(lines).replace("'", '"') + "\n")
+
+
+class Process:
+    """One life. `name`: the partition that verbs without one are about."""
+
+    def __init__(
+        self,
+        files: Files,
+        history: History,
+        settings: Settings,
+        clock: ManualClock,
+        *,
+        root: str = ROOT,
+        name: str = "users-0",
+    ) -> None:
+        self.files = files
+        self.history = history
+        self.settings = settings
+        self.clock = clock
+        self.root = root
+        self.name = name
+        self.logs: LogDirectory | None = None
+        self.rng = random.Random(5)
+
+    # ---- opening
+
+    def open(self) -> Process:
+        self.logs = LogDirectory.open(self.root, "a", self.files, self.clock, self.settings, rng=self.rng)
+        for tp in self.logs.topic_partitions():
+            name = str(tp)
+            log = self.logs.log(tp.topic, tp.partition)
+            self.history.note("opened", name, log.log_end)
+            self._watch(log)
+        return self
+
+    def create(self, topic: str = "users", partitions: int = 1) -> Process:
+        assert self.logs
+        names = [f"{topic}-{number}" for number in range(partitions)]
+        for name in names:
+            self.history.note("attempt", name, ())
+        self.logs.create_topic(topic, partitions)
+        for name in names:
+            self.history.note("made", name)
+            self._watch(self.log(name))
+        return self
+
+    def drop(self, topic: str = "users") -> Process:
+        assert self.logs
+        for number in self.logs.partitions(topic):
+            self.history.note("drop", f"{topic}-{number}")
+        self.logs.delete_topic(topic)
+        return self
+
+    def log(self, name: str | None = None) -> PartitionLog:
+        assert self.logs
+        topic, _, number = (name or self.name).rpartition("-")
+        return self.logs.log(topic, int(number))
+
+    def _watch(self, log: PartitionLog) -> None:
+        """Note what each swap takes."""
+        real = log.replace
+
+        def replace(old, new):  # type: ignore[no-untyped-def]
+            before = {o for s in old for o in _offsets(s)}
+            after = {o for s in new for o in _offsets(s)}
+            self.history.note("removed", log.name, frozenset(before - after))
+            return real(old, new)
+
+        log.replace = replace  # type: ignore[method-assign]
+
+    # ---- appending
+
+    def put(
+        self,
+        pairs: Pairs,
+        *,
+        ack: str = "os",
+        name: str | None = None,
+        codec: int = 0,
+        headers: bool = True,
+        timestamp: int | None = None,
+    ) -> Process:
+        return self.put_many([pairs], ack=ack, name=name, codec=codec, headers=headers, timestamp=timestamp)
+
+    def put_many(
+        self,
+        batches: Sequence[Pairs],
+        *,
+        ack: str = "os",
+        name: str | None = None,
+        codec: int = 0,
+        headers: bool = True,
+        timestamp: int | None = None,
+    ) -> Process:
+        """Append batches in one call. At `disk` the call returns after the sync."""
+        log = self.log(name)
+        self.clock.advance(1000)
+        now = self.clock.now_ms() if timestamp is None else timestamp
+        offset, made = log.log_end, []
+        for pairs in batches:
+            made.append(one_batch(offset, pairs, timestamp=now, codec=codec, headers=headers))
+            self.history.note(
+                "attempt",
+                log.name,
+                [
+                    Attempt(offset + n, now + n, key, value, _headers(offset + n) if headers else ())
+                    for n, (key, value) in enumerate(pairs)
+                ],
+            )
+            offset += len(pairs)
+        log.append_batches(made)
+        if ack == "disk":
+            log.sync()
+            self.history.note("disk", log.name, offset)
+        self.history.note("os", log.name, offset)
+        return self
+
+    def sync(self) -> Process:
+        log = self.log()
+        end = log.log_end
+        log.sync()
+        self.history.note("disk", log.name, end)
+        return self
+
+    def checkpoint(self) -> Process:
+        """`LogDir.sync`: all partitions with their indexes, and the checkpoints."""
+        assert self.logs
+        ends = {str(tp): self.log(str(tp)).log_end for tp in self.logs.topic_partitions()}
+        self.logs.sync()
+        for name, end in ends.items():
+            self.history.note("disk", name, end)
+        return self
+
+    def roll(self) -> Process:
+        self.log().roll()
+        return self
+
+    def wait(self, ms: int) -> Process:
+        self.clock.advance(ms)
+        return self
+
+    # ---- cleaning, closing
+
+    def clean(self) -> Process:
+        from lastword.cleaner.cleaner import clean
+
+        assert self.logs
+        log = self.log()
+        self.history.note("round", log.name, (self.clock.now_ms(), log.log_end))
+        tp = (log.topic, log.partition)
+        clean(
+            log,
+            log.config,
+            first_dirty=self.logs.first_dirty(*tp),
+            record_first_dirty=lambda offset: self.logs.set_first_dirty(*tp, offset),
+            salt=SALT,
+            map_bytes=MAP_BYTES,
+        )
+        return self
+
+    def close(self) -> Process:
+        assert self.logs
+        ends = {str(tp): self.log(str(tp)).log_end for tp in self.logs.topic_partitions()}
+        self.logs.close()
+        for name, end in ends.items():
+            self.history.note("disk", name, end)
+        self.logs = None
+        return self
+
+    def abandon(self) -> Process:
+        """Killed: the system frees what it held."""
+        if self.logs is not None:
+            self.logs.abandon()
+            self.logs = None
+        return self
+
+
+def _offsets(segment) -> set[int]:  # type: ignore[no-untyped-def]
+    from lastword.records.reader import read_records
+
+    found: set[int] = set()
+    for header in segment.headers():
+        data = segment.read_batch(header)
+        found |= {r.offset for r in read_records(data, header, segment.file, position=0)}
+    return found
+
+
+# ---------------------------------------------------------------- the scenarios
+
+
+def value(number: int, size: int = 20) -> bytes:
+    return (b"value-%05d." % number) + b"." * size
+
+
+def keyed(number: int, keys: int = 5, size: int = 20) -> tuple[bytes, bytes]:
+    return b"k%d" % (number % keys), value(number, size)
+
+
+def append(p: Process) -> None:
+    p.open().create()
+    for number in range(14):
+        p.put([keyed(number)], ack="disk" if number % 4 == 3 else "os")
+
+
+def many_at_once(p: Process) -> None:
+    """Several batches in a call, over the end of a segment; batches of several pages."""
+    p.open().create()
+    p.put_many([[keyed(n), keyed(n + 1)] for n in range(6)], ack="disk")
+    p.put_many([[keyed(n)] for n in range(12)])
+    p.put_many([[keyed(n, size=40)] for n in range(8)], ack="disk")
+
+
+def large(p: Process) -> None:
+    p.open().create()
+    for number in range(4):
+        p.put([keyed(number, size=9000)], ack="disk" if number == 2 else "os")
+    p.put([keyed(5, size=100)])
+
+
+def rolls(p: Process) -> None:
+    p.open().create()
+    for number in range(9):
+        p.put([keyed(number)])
+        if number % 2:
+            p.roll()
+        if number == 5:
+            p.sync()
+
+
+def indexes_grow(p: Process) -> None:
+    """An entry for each batch, times that go back, full indexes that close the segment."""
+    p.open().create()
+    for number in range(16):
+        back = (number % 3) * 5000
+        p.put([keyed(number)], ack="disk" if number % 5 == 4 else "os", timestamp=NOW + number * 1000 - back)
+
+
+def checkpoints(p: Process) -> None:
+    p.open().create("users", 2)
+    for number in range(8):
+        p.put([keyed(number)], name=f"users-{number % 2}")
+        if number % 3 == 2:
+            p.checkpoint()
+
+
+def closes(p: Process) -> None:
+    """Clean stops: the marker, the checkpoints, the snapshot at the end."""
+    p.open().create()
+    for life in range(3):
+        if p.logs is None:
+            p.open()
+        for number in range(5):
+            p.put([keyed(number + life)], ack="disk" if number == 2 else "os")
+        p.close()
+
+
+def killed_between(p: Process) -> None:
+    p.open().create()
+    for life in range(3):
+        if p.logs is None:
+            p.open()
+        for number in range(5):
+            p.put([keyed(number + life)], ack="disk" if number == 3 else "os")
+        p.abandon()
+    p.open()
+
+
+def topics(p: Process) -> None:
+    p.open().create("users", 2).create("orders", 1)
+    p.put([keyed(1)], ack="disk").put([keyed(2)], name="orders-0", ack="disk")
+    p.drop("orders")
+    p.put([keyed(3)], ack="disk")
+
+
+def _garbage(p: Process) -> None:
+    p.put([(b"a", b"1"), (b"c", b"only"), (b"b", b"1")], ack="disk")
+    p.put([(b"a", b"2")]).put([(b"gone", b"1")]).put([(b"a", b"3")], ack="disk")
+    p.put([(b"gone", None)]).put([(b"d", b"only"), (b"a", b"4")]).put([(b"b", b"2")])
+
+
+def cleans(p: Process) -> None:
+    p.open().create()
+    _garbage(p)
+    p.clean()
+    p.put([(b"e", b"1")], ack="disk").put([(b"a", b"5")])
+
+
+def cleans_small(p: Process) -> None:
+    """Many small segments become few: groups of several sources."""
+    p.open().create()
+    for number in range(10):
+        p.put([keyed(number, keys=3)])
+        if number % 3 == 2:
+            p.roll()
+    p.sync().clean()
+    p.put([keyed(11)], ack="disk")
+
+
+def cleans_acked_before_unacked(p: Process) -> None:
+    """`a` at disk, its successor only at os, then a round: one of the two must be left."""
+    p.open().create()
+    p.put([(b"a", b"at disk")]).put([(b"b", b"1")], ack="disk")
+    p.put([(b"a", b"at os")])
+    p.clean()
+
+
+def cleans_twice(p: Process) -> None:
+    """Tombstones: kept by one round, taken by a later one when their time has come."""
+    p.open().create()
+    _garbage(p)
+    p.clean()
+    p.put([(b"c", None)], ack="disk").put([(b"a", b"6")])
+    p.wait(HOUR // 2).clean()
+    p.wait(2 * HOUR).put([(b"b", b"7")]).clean()
+    p.checkpoint()
+
+
+def cleans_compressed(p: Process) -> None:
+    p.open().create()
+    for number in range(8):
+        p.put([keyed(number), keyed(number + 1), keyed(number + 2)], codec=(0, 3, 4, 1)[number % 4])
+    p.clean()
+    p.put([keyed(3)], ack="disk").clean()
+
+
+def cleans_and_closes(p: Process) -> None:
+    p.open().create()
+    _garbage(p)
+    p.clean().close()
+    p.open().put([(b"a", b"7")], ack="disk").clean().close()
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    work: Callable[[Process], None]
+    settings: Mapping[str, object] = ()  # type: ignore[assignment]
+    retention_ms: int = HOUR
+
+    def make_settings(self) -> Settings:
+        return settings_of(**dict(self.settings) | {"delete_retention_ms": self.retention_ms})
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("append", append),
+        Scenario("many_at_once", many_at_once),
+        Scenario("large", large, {"segment_bytes": 20_000}),
+        Scenario("rolls", rolls),
+        Scenario("indexes_grow", indexes_grow, {"index_interval_bytes": 0, "segment_index_bytes": 60}),
+        Scenario("checkpoints", checkpoints, {"segment_bytes": 400}),
+        Scenario("closes", closes, {"segment_bytes": 400}),
+        Scenario("killed_between", killed_between, {"segment_bytes": 400}),
+        Scenario("topics", topics),
+        Scenario("cleans", cleans, {"segment_bytes": 300}),
+        Scenario("cleans_small", cleans_small),
+        Scenario("cleans_acked_before_unacked", cleans_acked_before_unacked),
+        Scenario("cleans_twice", cleans_twice, {"segment_bytes": 300}),
+        Scenario("cleans_compressed", cleans_compressed, {"segment_bytes": 400}),
+        Scenario("cleans_and_closes", cleans_and_closes, {"segment_bytes": 300}),
+    )
+}
+
+
+@dataclass
+class Run:
+    """A scenario that was run once, with its journal and what was acknowledged when."""
+
+    scenario: Scenario
+    files: ForgetfulFiles
+    history: History
+    clock: ManualClock
+    settings: Settings
+
+
+def run(scenario: Scenario, start: PowerCut | None = None, past: History | None = None) -> Run:
+    """Run it to its end on a journal; on what a power cut left, if `start` is given."""
+    inner = MemoryFiles(start.tree, start.mtimes) if start is not None else MemoryFiles()
+    files = ForgetfulFiles(ROOT, inner)
+    history = past.fold() if past is not None else History(scenario.retention_ms)
+    history.moment = lambda: len(files.journal)
+    clock = ManualClock(NOW)
+    settings = scenario.make_settings()
+    process = Process(files, history, settings, clock)
+    scenario.work(process)
+    process.abandon()
+    return Run(scenario, files, history, clock, settings)
+
+
+# ---------------------------------------------------------------- from a seed
+
+
+def from_seed(seed: int) -> Scenario:
+    """A random life: appends of both levels, rolls, checkpoints, cleanings, waits, stops and new starts."""
+    rng = random.Random(seed)
+    config = {
+        "segment_bytes": rng.choice((250, 400, 900)),
+        "index_interval_bytes": rng.choice((0, 100, 300)),
+    }
+
+    def work(p: Process) -> None:
+        life(p, random.Random(seed + 1), 14)
+
+    return Scenario(f"seed {seed}", work, config, retention_ms=rng.choice((0, HOUR)))
+
+
+def life(p: Process, rng: random.Random, steps: int) -> None:
+    p.open()
+    assert p.logs
+    if not p.logs.topics():
+        p.create()
+    for number in range(steps):
+        if p.logs is None:
+            p.open()
+        what = rng.choices(
+            ("put", "many", "sync", "checkpoint", "roll", "clean", "wait", "close", "kill"),
+            (10, 3, 2, 2, 2, 3, 1, 1, 1),
+        )[0]
+        if what == "put":
+            pairs = [
+                (b"k%d" % rng.randrange(4), None if rng.random() < 0.2 else value(number, rng.randrange(40)))
+                for _ in range(rng.randrange(1, 4))
+            ]
+            p.put(pairs, ack=rng.choice(("os", "os", "disk")), codec=rng.choice((0, 0, 3, 4)))
+        elif what == "many":
+            p.put_many([[keyed(number + n)] for n in range(rng.randrange(2, 6))])
+        elif what == "wait":
+            p.wait(rng.choice((1, HOUR, 3 * HOUR)))
+        elif what == "kill":
+            p.abandon()
+        else:
+            getattr(p, what)()
+
+
+def second_life(p: Process) -> None:
+    """After a crash: recover, go on, stop cleanly."""
+    p.open()
+    assert p.logs
+    if not p.logs.topics():
+        return
+    names = [str(tp) for tp in p.logs.topic_partitions()]
+    if "users-0" not in names:
+        return
+    p.put([(b"a", b"again")]).put([(b"k1", b"again")], ack="disk")
+    p.put([(b"b", b"again")]).close()
+
+
+def second_life_cleaning(p: Process) -> None:
+    p.open()
+    assert p.logs
+    if "users-0" not in [str(tp) for tp in p.logs.topic_partitions()]:
+        return
+    p.put([(b"a", b"again")]).clean()

@@ -1,0 +1,88 @@
+"""Every power cut: recovered, and judged by I1 to I12."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.crash.enumerate import judge_run, recoveries
+from tests.crash.power import PowerCuts
+from tests.crash.scenarios import SCENARIOS, from_seed, run
+from tests.doubles.forgetful import forget_all, keep_all, leave_out, names_only, seeded, torn
+
+STRIDES = {
+    "indexes_grow": 2,
+    "closes": 2,
+    "cleans": 2,
+    "cleans_small": 2,
+    "cleans_twice": 5,
+    "cleans_compressed": 3,
+    "cleans_and_closes": 3,
+}
+"""The long ones: every so many moments here, each of them in `make crash`."""
+
+LEAST = {
+    "append": 700,
+    "many_at_once": 700,
+    "large": 300,
+    "rolls": 400,
+    "indexes_grow": 600,
+    "checkpoints": 800,
+    "closes": 600,
+    "killed_between": 700,
+    "topics": 300,
+    "cleans": 450,
+    "cleans_small": 550,
+    "cleans_acked_before_unacked": 400,
+    "cleans_twice": 600,
+    "cleans_compressed": 550,
+    "cleans_and_closes": 500,
+}
+"""Different states that each scenario gives at least: all of them are opened by the test command."""
+
+
+def test_five_thousand_and_more() -> None:
+    assert sum(LEAST.values()) >= 5000 and set(LEAST) <= set(SCENARIOS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_power_cut(name: str) -> None:
+    made = run(SCENARIOS[name])
+    moments = range(0, len(made.files.journal) + 1, STRIDES.get(name, 1))
+    tally = judge_run(made, moments=moments, seeds=range(2))
+    tally.raise_any()
+    assert len(tally.states) >= LEAST.get(name, 100)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_some_power_cuts(name: str) -> None:
+    made = run(SCENARIOS[name])
+    judge_run(made, moments=range(0, len(made.files.journal) + 1, 17), seeds=range(1)).raise_any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_power_cuts_during_recovery(name: str) -> None:
+    for again in recoveries(run(SCENARIOS[name]), range(2)):
+        judge_run(again, moments=range(0, len(again.files.journal) + 1, 2)).raise_any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_power_cuts_of_random_lives(seed: int) -> None:
+    made = run(from_seed(seed))
+    judge_run(made, moments=range(0, len(made.files.journal) + 1, 3), seeds=range(1)).raise_any()
+
+
+@pytest.mark.parametrize("name", ["append", "cleans", "closes"])
+def test_the_images_are_those_of_the_forgetful_files(name: str) -> None:
+    """Two ways to the same trees: from the journal's beginning for each, and in one walk."""
+    files = run(SCENARIOS[name]).files
+    for upto in range(3, len(files.journal), 11):
+        number = max(files.pending(upto).all, default=0)
+        for policy in (keep_all, forget_all, names_only, leave_out(number), torn(number, 5), seeded(upto)):
+            cuts = PowerCuts(files)
+            list(cuts.images([upto]))
+            made = cuts._image(upto, "", policy, files.pending(upto))
+            other = files.crash(upto, policy)
+            assert made.tree == other.tree and made.mtimes == other.mtimes
