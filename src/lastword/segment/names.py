@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lastword.errors import InvalidTopicError
 
@@ -108,6 +109,7 @@ def segment_file(base_offset: int, extension: str, suffix: str = "") -> str:
     return f"{base_offset:020d}{extension}{suffix}"
 
 
+@lru_cache(maxsize=16384)  # a directory of 2,000 segments is listed several times while it is opened
 def parse_segment_file(name: str) -> SegmentFile | None:
     """The parts of a segment's or snapshot's file name, or None for any other file."""
     match = _SEGMENT_FILE.fullmatch(name)

@@ -19,16 +19,19 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import lt
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ENTRY_BYTES = 8
 _ENTRY = struct.Struct(">ii")
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetEntry:
+class OffsetEntry(NamedTuple):
     """`offset` is the last offset of the batch that starts at `position`."""
 
     offset: int
@@ -114,3 +117,20 @@ class OffsetIndex:
     def positions(self) -> list[int]:
         """All indexed positions, ascending: places where a file may be cut into pieces of whole batches."""
         return list(self._positions)
+
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The entries as two int64 arrays: offsets less the base, and positions. Copies, both of one length,
+        whoever appends meanwhile.
+        """
+        import numpy as np
+
+        offsets = np.frombuffer(self._offsets[:], np.int32).astype(np.int64)
+        return offsets, np.frombuffer(self._positions[: offsets.size], np.int32).astype(np.int64)
+
+    def positions_of(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`lookup(offset).position` of each."""
+        import numpy as np
+
+        relative, positions = self.arrays()
+        found = np.searchsorted(relative, offsets - self.base_offset, "right")
+        return np.concatenate((np.zeros(1, np.int64), positions))[found]

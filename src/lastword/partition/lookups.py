@@ -1,0 +1,193 @@
+"""Many offsets at once: where they lie, and their records, each batch read and verified once.
+
+The offsets are sorted; the index of each segment says by one search between which of its entries they lie.
+Only those stretches are read, one behind another into one buffer, and decoded by the kernels. An index is not
+believed: an offset counts as looked up when a sound batch covers it, or two neighbours leave it out. What the
+index did not lead to is looked for the slow way, which begins at an entry that was checked.
+
+Loads NumPy and the kernels: imported where many offsets are asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword.errors import DataError, FileVanishedError
+from lastword.files import Handle
+from lastword.kernels import table as fields
+from lastword.partition.reads import Readable, read_batches
+from lastword.records.chunk import CHUNK_BYTES, Chunk, ChunkReader
+from lastword.records.columns import decode_columns, raw_records
+from lastword.records.formats import check_crc, read_records
+from lastword.records.record import RawRecord
+from lastword.segment.segment import Segment
+
+Int64s = NDArray[np.int64]
+
+_TRIES = 100
+_LARGE_STEP_BYTES = 8192
+
+
+class Bounded(Readable, Protocol):
+    @property
+    def log_start(self) -> int: ...
+
+
+def positions_of(log: Readable, offsets: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
+    """Of each offset the number of its segment in `log.segment_set`, and the position in that file where
+    reading for it begins. From the indexes alone: -1 and 0 for an offset below the first segment.
+    """
+    wanted = np.asarray(offsets, np.int64)
+    segments = log.segment_set
+    bases = np.array([segment.base_offset for segment in segments], np.int64)
+    numbers = np.searchsorted(bases, wanted, "right") - 1
+    positions = np.zeros(wanted.size, np.int64)
+    if len(segments) == 1:
+        positions = segments[0].offset_index.positions_of(wanted)
+    else:
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            which = numbers == number
+            positions[which] = segments[number].offset_index.positions_of(wanted[which])
+    positions[numbers < 0] = 0
+    return numbers, positions
+
+
+def records_at(log: Bounded, offsets: Sequence[int] | Int64s) -> list[RawRecord | None]:
+    """The record at each offset, in the order asked for; None where none is: a gap that compaction left,
+    a control record, an offset outside the log. Every checksum on the way is verified: CorruptBatchError.
+    """
+    wanted, inverse = np.unique(np.asarray(offsets, np.int64), return_inverse=True)
+    found: dict[int, RawRecord] = {}
+    for tries in range(_TRIES + 1):
+        try:
+            _find(log, wanted[(wanted >= log.log_start) & (wanted < log.log_end)], found)
+            break
+        except FileVanishedError:
+            if tries == _TRIES:
+                raise
+            log.refresh()
+    each = [found.get(offset) for offset in wanted.tolist()]
+    return [each[number] for number in inverse.tolist()]
+
+
+def _find(log: Readable, wanted: Int64s, found: dict[int, RawRecord]) -> None:
+    segments = log.segment_set
+    bases = np.array([segment.base_offset for segment in segments], np.int64)
+    cuts = [*np.searchsorted(wanted, bases).tolist(), wanted.size]
+    for number, segment in enumerate(segments):
+        left = wanted[cuts[number] : cuts[number + 1]]
+        size = segment.size
+        if left.size and size:
+            steps = _Steps(segment, size)
+            bound = segments[number + 1].base_offset if number + 1 < len(segments) else None
+            for back in (0, 1) if steps.are_large else (1,):
+                try:
+                    left = _read(segment, steps, left, back, bound, found)
+                except DataError:
+                    break  # who reads them one by one names the damage, if it hits a record asked for
+                if not left.size:
+                    break
+        for offset in left.tolist():
+            _find_one(log, offset, found)
+
+
+def _find_one(log: Readable, offset: int, found: dict[int, RawRecord]) -> None:
+    for segment, header, data in read_batches(log, offset, offset + 1):
+        check_crc(data, header, segment.file, position=0)
+        if not header.control:
+            for record in read_records(data, header, segment.file, position=0):
+                if record.offset == offset:
+                    found[offset] = record
+
+
+class _Steps:
+    """The stretches of a file from one index entry to the next; the first begins at position 0.
+
+    An entry names the last offset of the batch at its position, or of several from there on. So an offset
+    lies behind the last entry below it, and not behind the stretch of the first entry that is not.
+    """
+
+    def __init__(self, segment: Segment, size: int) -> None:
+        offsets, positions = segment.offset_index.arrays()
+        inside = int(np.searchsorted(positions, size))
+        self._offsets = offsets[:inside] + segment.base_offset
+        self.edges = np.concatenate(([0], positions[:inside], [size]))
+        # Batches of more than index.interval.bytes have an entry each: the offset is in that very one.
+        self.are_large = size > _LARGE_STEP_BYTES * (inside + 1)
+
+    def of(self, wanted: Int64s, back: int) -> tuple[Int64s, Int64s]:
+        """Begin and end of the stretches that hold these offsets, touching ones put together; with `back` of
+        those before each."""
+        last = np.searchsorted(self._offsets, wanted) + 1
+        last = np.unique(np.minimum(last, self.edges.size - 2))
+        steps = np.unique(np.concatenate([np.maximum(last - less, 0) for less in range(back + 1)]))
+        if steps[0] == 1 and back == 0:
+            steps = np.concatenate(([0], steps))  # the batches in front of the first entry have none
+        begins = np.flatnonzero(np.diff(steps, prepend=-2) > 1)
+        ends = np.append(begins[1:], steps.size) - 1
+        return self.edges[steps[begins]], self.edges[steps[ends] + 1]
+
+
+class _Stretches:
+    """Parts of a file, one behind another, as a source for a ChunkReader."""
+
+    def __init__(self, handle: Handle, begins: Int64s, ends: Int64s) -> None:
+        self._handle = handle
+        self._begins = begins.tolist()
+        self.joints: list[int] = [0, *np.cumsum(ends - begins).tolist()]
+
+    def pread_into(self, buffer: memoryview, position: int) -> int:
+        part = bisect_right(self.joints, position) - 1
+        size = min(len(buffer), self.joints[part + 1] - position)
+        return self._handle.pread_into(buffer[:size], self._begins[part] + position - self.joints[part])
+
+
+def _read(
+    segment: Segment,
+    steps: _Steps,
+    wanted: Int64s,
+    back: int,
+    bound: int | None,
+    found: dict[int, RawRecord],
+) -> Int64s:
+    """Reads the stretches for these offsets, keeps their records; gives back the offsets that nothing sound
+    was found to cover or to leave out. All of them if the file holds offsets that are not below `bound`.
+    """
+    begins, ends = steps.of(wanted, back)
+    source = _Stretches(segment.handle, begins, ends)
+    end = source.joints[-1]
+    rows: list[Int64s] = []
+    kept: dict[int, RawRecord] = {}
+    for chunk in ChunkReader(source, segment.file, 0, end, chunk_bytes=min(end, CHUNK_BYTES)):
+        rows.append(chunk.table[:, (fields.BASE_OFFSET, fields.LAST_OFFSET, fields.FILE_POSITION)])
+        _keep(chunk, wanted, kept)
+    first, last, position = np.concatenate(rows).T
+    if bound is not None and last[-1] >= bound:
+        return wanted
+    found |= kept
+    row = np.searchsorted(last, wanted)
+    at = np.minimum(row, last.size - 1)
+    covered = (row < last.size) & (first[at] <= wanted)
+    # Left out: between two neighbours, before the file's first batch, or behind its last one.
+    between = (row > 0) & (row < last.size) & ~np.isin(position, source.joints)[at]
+    before = (row == 0) & (begins[0] == 0)
+    behind = (row == last.size) & (ends[-1] == steps.edges[-1])
+    return wanted[~(covered | between | before | behind)]
+
+
+def _keep(chunk: Chunk, wanted: Int64s, found: dict[int, RawRecord]) -> None:
+    begin, end = np.searchsorted(wanted, (chunk.table[0, fields.BASE_OFFSET], chunk.next_offset)).tolist()
+    if begin == end:
+        return
+    columns = decode_columns(chunk)
+    if not len(columns):
+        return
+    asked = wanted[begin:end]
+    at = np.minimum(np.searchsorted(columns.offset, asked), len(columns) - 1)
+    for record in raw_records(columns.select(at[columns.offset[at] == asked]), chunk):
+        found[record.offset] = record

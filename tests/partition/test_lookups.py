@@ -1,0 +1,152 @@
+"""Many offsets at once, against a plain walk over the same files: gaps, codecs, damage in index and log."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lastword.errors import CorruptBatchError
+from lastword.files import DEFAULT
+from lastword.partition import lookups
+from lastword.partition.lookups import positions_of, records_at
+from lastword.partition.view import PartitionView
+from lastword.records.builder import BatchBuilder
+from lastword.records.legacy_build import build_message, build_wrapper
+from lastword.records.record import RawRecord
+from lastword.segment import names
+from lastword.segment.recover import build_indexes
+from tests.build import LogBuilder
+
+T = 1_750_000_000_000
+
+
+def write_log(
+    directory: Path, chance: random.Random, *, segments: int = 3, value: int = 60, interval: int = 4096
+) -> dict[int, RawRecord]:
+    """Segments with gaps in and between batches, some of them compressed or control batches; the records."""
+    directory.mkdir(parents=True)
+    offset, all_records = chance.randrange(50), {}
+    for number in range(segments):
+        base, data = offset, b""
+        offset += chance.choice([0, 0, 30])
+        for _ in range(chance.randrange(0 if number else 1, 120)):
+            control = chance.random() < 0.05
+            fields = {"producer_id": 1, "producer_epoch": 0, "transactional": True} if control else {}
+            builder = BatchBuilder(0 if control else chance.choice([0, 0, 3]), control=control, **fields)
+            delta = -1
+            for _ in range(1 if control else chance.randrange(1, 12)):
+                delta += chance.choice([1, 1, 3])
+                content = b"\0\0\0\0\0\0" if control else bytes(chance.randrange(value))
+                builder.append(
+                    T + delta, b"\0\0\0\1" if control else b"k%d" % delta, content, offset_delta=delta
+                )
+                if not control:
+                    one = RawRecord(offset + delta, T + delta, 0, b"k%d" % delta, content)
+                    all_records[one.offset] = one
+            span = delta + chance.choice([0, 0, 5])
+            data += builder.build(offset, last_offset_delta=span)
+            offset += span + 1 + chance.choice([0, 0, 4])
+        path = directory / names.segment_file(base, names.LOG)
+        path.write_bytes(data)
+        build_indexes(DEFAULT, str(path), base, index_interval_bytes=interval)
+        offset += 1
+    return all_records
+
+
+def asked(view: PartitionView, chance: random.Random, count: int) -> list[int]:
+    return [chance.randrange(-5, view.log_end + 20) for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_records_of_a_plain_walk(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    there = write_log(
+        tmp_path / "a-0",
+        chance,
+        segments=chance.randrange(1, 5),
+        value=chance.choice([20, 200, 5000]),
+        interval=chance.choice([0, 500, 4096]),
+    )
+    view = PartitionView.load(DEFAULT, str(tmp_path / "a-0"))
+    for count in (0, 1, 7, 3000):
+        offsets = asked(view, chance, count)
+        assert records_at(view, offsets) == [there.get(offset) for offset in offsets]
+    numbers, positions = positions_of(view, offsets)
+    for offset, number, position in zip(offsets, numbers.tolist(), positions.tolist(), strict=True):
+        assert number == view.segment_set.floor(offset)
+        if number >= 0:
+            assert position == view.segments[number].offset_index.lookup(offset).position
+
+
+def test_what_is_left_out_is_not_looked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = write_log(tmp_path / "a-0", random.Random(4))
+    view = PartitionView.load(DEFAULT, str(tmp_path / "a-0"))
+    monkeypatch.setattr(lookups, "_find_one", lambda *_: pytest.fail("looked for one by one"))
+    every = list(range(view.log_end))
+    assert records_at(view, every) == [there.get(offset) for offset in every]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_wrong_index_costs_time_only(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    there = write_log(tmp_path / "a-0", chance, segments=1, value=3000)
+    (path,) = (tmp_path / "a-0").glob("*.index")
+    data = bytearray(path.read_bytes())
+    for _ in range(seed % 4 + 1):
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+    view = PartitionView.load(DEFAULT, str(tmp_path / "a-0"))
+    for count in (5, 200):
+        offsets = asked(view, chance, count)
+        assert records_at(view, offsets) == [there.get(offset) for offset in offsets]
+
+
+def test_a_damaged_batch_is_named_when_a_record_of_it_is_asked_for(tmp_path: Path) -> None:
+    log = LogBuilder(tmp_path).topic("users")
+    for number in range(200):
+        log.put(number, "v" * 200)
+    log.close()
+    (path,) = Path(log.directory).glob("*.log")
+    data = bytearray(path.read_bytes())
+    size = len(data) // 200
+    data[100 * size + 150] ^= 1
+    path.write_bytes(data)
+    view = PartitionView.load(DEFAULT, log.directory)
+    with pytest.raises(CorruptBatchError) as caught:
+        records_at(view, [3, 100, 190])
+    assert caught.value.offset == 100
+    assert caught.value.position and data[caught.value.position : caught.value.position + 8] == (
+        100
+    ).to_bytes(8, "big")
+    assert [one.offset for one in records_at(view, [3, 99, 101, 190]) if one] == [3, 99, 101, 190]
+
+
+def test_old_messages(tmp_path: Path) -> None:
+    there = [RawRecord(offset, T + offset, 0, b"k", b"v" * offset) for offset in range(300)]
+    data = b"".join(build_message(1, r.offset, r.key, r.value, r.timestamp) for r in there[:150])
+    for start in range(150, 300, 10):
+        data += build_wrapper(1, 1, there[start : start + 10])
+    (tmp_path / "a-0").mkdir()
+    path = tmp_path / "a-0" / names.segment_file(0, names.LOG)
+    path.write_bytes(data)
+    build_indexes(DEFAULT, str(path), 0, index_interval_bytes=1000)
+    view = PartitionView.load(DEFAULT, str(path.parent))
+    assert records_at(view, range(300)) == there
+    assert records_at(view, [222, 7, 222]) == [there[222], there[7], there[222]]
+
+
+def test_on_the_writers_side_and_after_a_rewrite(tmp_path: Path) -> None:
+    log = LogBuilder(tmp_path).topic("users")
+    for number in range(100):
+        log.put(number % 10, number)
+    log.roll()
+    writer: Any = log.log
+    assert [one.value for one in records_at(writer, [0, 55, 99]) if one] == [b"0", b"55", b"99"]
+    old = PartitionView.load(DEFAULT, log.directory)
+    log.clean()
+    assert [one and one.value for one in records_at(old, [0, 55, 99])] == [None, None, b"99"]
+    assert isinstance(positions_of(writer, np.array([5]))[0], np.ndarray)
