@@ -26,7 +26,7 @@ def walked(
 ) -> tuple[np.ndarray, np.ndarray, int, int]:
     """(raw, table, position reached, status)."""
     raw = padded(data)
-    table = np.zeros((len(data) // 61 + 1, FIELDS), np.int64)
+    table = np.zeros((len(data) // 26 + 1, FIELDS), np.int64)
     rows, position, _, status = walk_batches(raw, 0, len(data), 0, next_offset, verify, table, 0)
     return raw, table[:rows], position, status
 

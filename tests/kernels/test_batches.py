@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from lastword import kernels
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
+from lastword.records.legacy_build import build_message, build_wrapper
+from lastword.records.record import RawRecord
 from tests.kernels.support import padded, walked
 from tests.naive.batches import Header, walk
 from tests.naive.pack import Record, encode_batch
-from tests.naive.strategies import batches
+from tests.naive.strategies import T, batches
 
 NAMES = {
     kernels.OK: "ok",
@@ -20,6 +22,7 @@ NAMES = {
     kernels.BAD_CRC: "crc",
     kernels.BAD_OFFSET: "offset",
     kernels.BAD_COUNT: "count",
+    kernels.BAD_RECORD: "record",
 }
 ORDER = (
     fields.POSITION,
@@ -45,12 +48,31 @@ def check(data: bytes) -> None:
     assert [Header(*(int(row[i]) for i in ORDER)) for row in table] == headers
 
 
-@given(batches())
+@st.composite
+def any_magic(draw: st.DrawFn, most: int = 8) -> list[bytes]:
+    """Batches and entries of all magics in turn, with rising offsets."""
+    log, offset = [], draw(st.integers(0, 5))
+    for kind in draw(st.lists(st.integers(0, 4), max_size=most)):
+        magic, codec = kind % 2, draw(st.integers(1, 3))
+        value = draw(st.none() | st.binary(max_size=20))
+        if kind < 2:
+            log.append(build_message(magic, offset, b"k", value, T if magic else -1))
+        elif kind < 4:
+            pair = [RawRecord(offset + n, T if magic else -1, 0, b"k", value) for n in (0, 3)]
+            log.append(build_wrapper(magic, codec, pair))
+            offset += 3
+        else:
+            log.append(encode_batch([Record(offset, T, b"k", value)]))
+        offset += draw(st.integers(1, 3))
+    return log
+
+
+@given(batches() | any_magic())
 def test_sound_logs(log: list[bytes]) -> None:
     check(b"".join(log))
 
 
-@given(batches(most=3), st.data())
+@given(batches(most=3) | any_magic(most=3), st.data())
 def test_damaged_logs(log: list[bytes], data: st.DataObject) -> None:
     joined = bytearray(b"".join(log))
     if joined:

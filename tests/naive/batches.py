@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 
 from tests.naive.crc32c import crc32c
@@ -36,12 +37,20 @@ def walk(data: bytes, next_offset: int = 0) -> tuple[list[Header], int, str]:
         (length,) = struct.unpack_from(">i", rest, 8)
         if length < 14:
             return headers, position, "length"
-        if rest[16] != 2:
+        if rest[16] > 2:
             return headers, position, "magic"
-        if length < 49:
+        if rest[16] == 2 and length < 49:
             return headers, position, "length"
         if len(rest) < length + 12:
             return headers, position, "more"
+        if rest[16] < 2:
+            header, damage = _old_entry(rest[: length + 12], position, next_offset)
+            if header is None:
+                return headers, position, damage
+            headers.append(header)
+            next_offset = header.last_offset + 1
+            position += header.size
+            continue
         batch = rest[: length + 12]
         base, _, epoch, _, crc, attributes, delta, first, largest, pid, pepoch, sequence, count = (
             struct.unpack_from(">qiibIhiqqqhii", batch)
@@ -72,3 +81,22 @@ def walk(data: bytes, next_offset: int = 0) -> tuple[list[Header], int, str]:
         next_offset = base + delta + 1
         position += len(batch)
     return headers, position, "ok"
+
+
+def _old_entry(entry: bytes, position: int, next_offset: int) -> tuple[Header | None, str]:
+    """An entry of magic 0 or 1; a wrapper counts -1 records, and its first offset is not looked for."""
+    magic, attributes = entry[16], entry[17] & (7 if entry[16] == 0 else 15)
+    if len(entry) < (26, 34)[magic]:
+        return None, "length"
+    offset = int.from_bytes(entry[:8], "big", signed=True)
+    crc = int.from_bytes(entry[12:16], "big")
+    if zlib.crc32(entry[16:]) != crc:
+        return None, "crc"
+    if offset < next_offset or offset == (1 << 63) - 1:
+        return None, "offset"
+    if attributes & 7 > 3:
+        return None, "record"
+    timestamp = int.from_bytes(entry[18:26], "big", signed=True) if magic else -1
+    count = -1 if attributes & 7 else 1
+    fields = (offset, offset, attributes, count, timestamp, timestamp, -1, -1, -1, -1, crc)
+    return Header(position, len(entry), *fields), ""
