@@ -1,0 +1,151 @@
+"""6.P: the offset index. Ours is read as a whole and grows with the log; what Kafka keeps by a file of fixed
+size (full, trimmed, grown again) is kept by rolling and by files that hold their entries only."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from lastword.segment import Segment, names
+from lastword.segment.offset_index import OffsetEntry, OffsetIndex
+from tests.properties.support import CONFIG, batch, offsets, opened, partition, write_segment
+
+BASE = 45
+HUGE = 1 << 30
+
+
+def index_of(*entries: tuple[int, int], base: int = BASE) -> OffsetIndex:
+    data = b"".join(struct.pack(">ii", offset - base, position) for offset, position in entries)
+    return OffsetIndex(data, base, HUGE)
+
+
+def some_entries(count: int) -> list[tuple[int, int]]:
+    rng = random.Random(7)
+    offsets_, positions = rng.sample(range(BASE + 1, BASE + 500), count), rng.sample(range(1, 9000), count)
+    return list(zip(sorted(offsets_), sorted(positions), strict=True))
+
+
+def index_bytes(segment: Segment) -> bytes:
+    return Path(segment.path(names.INDEX)).read_bytes()
+
+
+def test_6P_191_an_empty_index_leads_to_the_beginning() -> None:
+    index = index_of()
+    for offset in (0, BASE, BASE + 1, 1 << 40):
+        assert index.lookup(offset) == OffsetEntry(BASE, 0)
+    assert index.last == OffsetEntry(BASE, 0) and len(index) == 0
+
+
+def test_6P_192_present_and_absent_offsets() -> None:
+    entries = some_entries(40)
+    index = index_of(*entries)
+    for offset in range(BASE - 3, BASE + 520):
+        below = [e for e in entries if e[0] <= offset]
+        assert index.lookup(offset) == OffsetEntry(*(below[-1] if below else (BASE, 0)))
+
+
+def test_6P_193_first_and_last_of_a_full_index() -> None:
+    entries = [(BASE + n, n) for n in range(1, 1281)]  # 10 KiB
+    index = index_of(*entries)
+    assert index.lookup(BASE + 1) == OffsetEntry(BASE + 1, 1)
+    assert index.lookup(BASE + 1280) == index.last == OffsetEntry(BASE + 1280, 1280)
+    assert index.lookup(BASE) == OffsetEntry(BASE, 0)
+
+
+def test_6P_194_entries_by_number() -> None:
+    entries = some_entries(10)
+    index = index_of(*entries)
+    assert list(index.entries()) == [OffsetEntry(*e) for e in entries]
+    assert index.positions() == [position for _, position in entries]
+    with pytest.raises(IndexError):
+        index.positions()[10]
+
+
+def test_6P_195_nothing_is_put_into_a_full_index(tmp_path: Path) -> None:
+    """The log begins a segment instead: none of its indexes ever passes `segment.index.bytes`."""
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=12 * 5))
+    for _ in range(30):
+        log.append_batch(batch(0, b"a"))
+    log.append_batches([batch(0, b"a")] * 30)
+    assert len(log.segments) > 5 and offsets(log, 0) == list(range(60))
+    for segment in log.segments:
+        assert len(index_bytes(segment)) <= 60
+        assert Path(segment.path(names.TIME_INDEX)).stat().st_size <= 60
+    log.abandon()
+
+
+@pytest.mark.parametrize("offset", [50, 49, 45])
+def test_6P_196_offsets_rise(tmp_path: Path, offset: int) -> None:
+    """An entry that does not ends what is believed of a file; recovery writes none, for a batch that does not
+    rise ends the log."""
+    index = index_of((50, 100), (offset, 200), (60, 300))
+    assert list(index.entries()) == [OffsetEntry(50, 100)] and index.damaged
+    data = batch(45, b"a", b"b") + batch(50, b"a") + batch(offset, b"a")
+    segment = write_segment(tmp_path, BASE, data)
+    assert segment.next_offset == 51 and [e.offset for e in segment.offset_index.entries()] == [50]
+
+
+def test_6P_197_where_a_fetch_ends(tmp_path: Path) -> None:
+    """Kafka estimates the upper bound of a fetch from the index. Our readers name the offset they end at, and
+    get the exact position."""
+    data = [batch(n, b"x" * n) for n in range(5)]
+    segment = write_segment(tmp_path, 0, b"".join(data))
+    for offset in range(7):
+        assert segment.end_position_of(offset) == sum(map(len, data[:offset]))
+    empty = write_segment(tmp_path / "other", 0, b"")
+    assert empty.end_position_of(0) == empty.end_position_of(9) == 0
+
+
+def test_6P_198_entries_survive_closing_and_more_follow(tmp_path: Path) -> None:
+    """A trimmed index of Kafka takes no entries; ours hold entries only and go on."""
+    directory = partition(tmp_path)
+    log, _ = opened(directory)
+    for _ in range(5):
+        log.append_batch(batch(0, b"a"))
+    before, last = index_bytes(log.active), log.active.offset_index.last
+    assert log.close()
+    log, recovery = opened(directory, clean=True)
+    assert index_bytes(log.active) == before and log.active.offset_index.last == last
+    assert recovery.repaired == () and len(before) == 4 * 8
+    log.append_batch(batch(0, b"a"))
+    assert index_bytes(log.active)[:-8] == before
+    assert log.active.offset_index.last.offset == 5
+    log.abandon()
+
+
+@pytest.mark.parametrize("offset", range(12))
+def test_6P_199_truncation(tmp_path: Path, offset: int) -> None:
+    log, _ = opened(partition(tmp_path))
+    for _ in range(9):
+        log.append_batch(batch(0, b"a"))
+    entries = list(log.active.offset_index.entries())
+    assert [e.offset for e in entries] == list(range(1, 9))
+    log.truncate_to(offset)
+    kept = [e for e in entries if e.offset < offset]
+    assert list(log.active.offset_index.entries()) == kept
+    assert len(index_bytes(log.active)) == 8 * len(kept)
+    log.append_batch(batch(0, b"a"))
+    log.append_batch(batch(0, b"a"))
+    end = min(offset, 9)
+    assert [e.offset for e in log.active.offset_index.entries()] == list(range(1, end + 2))
+    log.abandon()
+
+
+def test_6P_199_full_truncation(tmp_path: Path) -> None:
+    log, _ = opened(partition(tmp_path))
+    for _ in range(4):
+        log.append_batch(batch(0, b"a"))
+    log.truncate_fully_and_start_at(2)
+    assert len(log.active.offset_index) == 0 and index_bytes(log.active) == b""
+    log.append_batches([batch(0, b"a")] * 3)
+    assert [e.offset for e in log.active.offset_index.entries()] == [3, 4]
+    log.abandon()
+
+
+def test_6P_200_an_entry_of_the_base_offset_is_sound() -> None:
+    index = index_of((BASE, 71))
+    assert not index.damaged and index.last == OffsetEntry(BASE, 71)
+    assert index_of((BASE, 71), (BASE + 1, 142)).lookup(BASE) == OffsetEntry(BASE, 71)

@@ -1,0 +1,131 @@
+"""6.Q: the time index."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from lastword.segment import names
+from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.time_index import ENTRY_BYTES, TimeEntry, TimeIndex
+from tests.properties.support import CONFIG, T, batch, opened, partition
+
+BASE = 45
+
+
+def index_of(*entries: tuple[int, int], base: int = BASE) -> TimeIndex:
+    return TimeIndex(b"".join(struct.pack(">qi", t, o - base) for t, o in entries), base)
+
+
+def test_6Q_201_lookup() -> None:
+    empty = index_of()
+    assert empty.lookup(100) == TimeEntry(-1, BASE)
+    index = index_of(*[(n * 10, BASE + n) for n in range(1, 30)])
+    assert index.lookup(9) == TimeEntry(-1, BASE)
+    assert index.lookup(10) == TimeEntry(10, BASE + 1)
+    assert index.lookup(25) == TimeEntry(20, BASE + 2)
+    assert index.lookup(30) == TimeEntry(30, BASE + 3)
+    assert index.lookup(10_000) == index.last == TimeEntry(290, BASE + 29)
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_6Q_202_truncation(tmp_path: Path, offset: int) -> None:
+    log, _ = opened(partition(tmp_path))
+    for number in range(7):
+        log.append_batch(batch(0, b"a", timestamp=T + number))
+    entries = list(log.active.time_index.entries())
+    assert [e.offset for e in entries] == list(range(1, 7))
+    log.truncate_to(offset)
+    assert list(log.active.time_index.entries()) == [e for e in entries if e.offset < offset]
+    assert log.active.largest_timestamp == (T + offset - 1 if offset else -1)
+    log.abandon()
+
+
+def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
+    """With room for five entries the log closes a segment at four; the fifth is that of closing."""
+    room = 5 * ENTRY_BYTES
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=room))
+    for number in range(40):
+        log.append_batch(batch(0, b"a", timestamp=T + number))
+    closed = [Path(s.path(names.TIME_INDEX)).stat().st_size for s in log.segments[:-1]]
+    assert len(closed) > 5 and max(closed) <= room
+    for segment in log.segments[:-1]:
+        assert segment.time_index.last == TimeEntry(T + segment.next_offset - 1, segment.next_offset - 1)
+    log.abandon()
+
+
+def test_6Q_203_times_rise_and_offsets_do_not_fall() -> None:
+    """The writer adds nothing else; of a file, what comes after such an entry is not believed."""
+    builder = IndexBuilder(0, 0)
+    for number, timestamp in enumerate((5, 5, 4, 7, -1, 7, 9)):
+        builder.batch(100 * number, number, timestamp)
+    builder.finish()
+    assert list(struct.iter_unpack(">qi", builder.time_entries)) == [(5, 0), (7, 3), (9, 6)]
+    for wrong in ((10, 44), (10, 45), (9, 60)):
+        index = index_of((10, 50), wrong, (99, 99))
+        assert list(index.entries()) == [TimeEntry(10, 50)] and index.damaged
+    assert len(index_of((10, 50), (11, 50))) == 2
+
+
+@pytest.mark.parametrize(("room", "entries"), [(12 * 3, 2), (12 * 3 + 11, 2), (12 * 8, 7)])
+def test_6Q_204_full_is_one_less_than_fits(tmp_path: Path, room: int, entries: int) -> None:
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=room))
+    number = 0
+    while len(log.segments) == 1:
+        log.append_batch(batch(0, b"a", timestamp=T + number))
+        number += 1
+    # `entries` of appending, then the roll before the next batch, whose last entry fills the slot kept free
+    assert number == min(entries, room // 8) + 2
+    log.abandon()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">qi", 10, -1),
+        struct.pack(">qiqi", 10, 1, 9, 2),
+        struct.pack(">qi", 10, 1) + b"\x01",
+        struct.pack(">qi", -5, 1),
+    ],
+)
+def test_6Q_205_what_cannot_be_is_damage(data: bytes) -> None:
+    """Last offset below the base, times that fall, half an entry: found, never an error. Lookups use the
+    entries before it, and check what they are led to."""
+    assert TimeIndex(data, BASE).damaged
+    assert TimeIndex(data, BASE).last in (TimeEntry(-1, BASE), TimeEntry(10, BASE + 1))
+
+
+def test_6Q_206_the_last_entry() -> None:
+    index = index_of()
+    assert index.last == TimeEntry(-1, BASE)
+    for number in range(1, 4):
+        index.extend(struct.pack(">qi", 100 * number, number))
+        assert index.last == TimeEntry(100 * number, BASE + number)
+
+
+def test_6Q_207_files_hold_their_entries_only(tmp_path: Path) -> None:
+    """There is nothing to resize: a file grows by its entries. That of a broker, extended by zeros, is cut to
+    them when it is opened to write, and read as it is before."""
+    directory = partition(tmp_path)
+    log, _ = opened(directory)
+    for number in range(5):
+        log.append_batch(batch(0, b"a", timestamp=T + number))
+    path = Path(log.active.path(names.TIME_INDEX))
+    data = path.read_bytes()
+    assert len(data) == 4 * ENTRY_BYTES
+    log.abandon()
+    path.write_bytes(data + bytes(1200))
+    assert TimeIndex(path.read_bytes(), 0).size_bytes == len(data)
+    log, _ = opened(directory, clean=True)
+    assert path.read_bytes() == data
+    log.abandon()
+
+
+def test_6Q_208_the_layout_of_an_entry() -> None:
+    assert ENTRY_BYTES == 12
+    data = bytes.fromhex("0000018bcfe56800000000050000018bcfe568090000000a")
+    index = TimeIndex(data, 1000)
+    assert list(index.entries()) == [TimeEntry(T, 1005), TimeEntry(T + 9, 1010)]
+    assert index.size_bytes == len(data) and not index.damaged

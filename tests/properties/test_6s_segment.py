@@ -1,0 +1,338 @@
+"""6.S: one segment, and the ordered set of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastword.clock import ManualClock
+from lastword.errors import CorruptBatchError
+from lastword.files import FileFacts
+from lastword.partition import swap
+from lastword.partition.epochs import EpochEntry
+from lastword.partition.pending import marker_batch
+from lastword.partition.segment_set import SegmentSet
+from lastword.records.builder import BatchBuilder
+from lastword.segment import Segment, build_indexes, names
+from lastword.segment.recover import inspect
+from lastword.segment.txn_index import AbortedTransaction, TransactionIndex
+from tests.partition.nosync import UNSYNCED
+from tests.properties.support import (
+    CONFIG,
+    T,
+    batch,
+    listing,
+    offsets,
+    opened,
+    partition,
+    placed,
+    read,
+    write_segment,
+)
+
+MAX_INT = 2**31 - 1
+
+
+def wide(offset: int, last_delta: int) -> bytes:
+    """A batch of two records, the second `last_delta` above the first."""
+    builder = BatchBuilder()
+    builder.append(T, b"a", b"1")
+    builder.append(T, b"b", b"2", offset_delta=last_delta)
+    return builder.build(offset)
+
+
+def log_of(root: Path, *batches: bytes, base: int = 0, **more: Any) -> Any:
+    """An open log over one segment of these batches."""
+    segment = write_segment(root, base, b"".join(batches))
+    return opened(segment.directory, **more)[0]
+
+
+@pytest.mark.parametrize("first", [44, 45, 45 + MAX_INT - 5, 45 + MAX_INT - 4])
+def test_6S_217_offsets_outside_a_segments_range_in_a_file(tmp_path: Path, first: int) -> None:
+    """Below the base: damage like any other. Too far above it, in somebody's file: refused by name."""
+    segment = write_segment(tmp_path, 45, batch(first, *[b"v"] * 5), indexes=False)
+
+    def look() -> Any:
+        return inspect(UNSYNCED, segment.directory, 45, index_interval_bytes=0)
+
+    if first + 4 - 45 > MAX_INT:
+        with pytest.raises(CorruptBatchError) as caught:
+            look()
+        assert caught.value.code == "offset-overflow"
+    else:
+        assert (look().damage is None) == (first >= 45)
+
+
+def test_6S_217_an_appended_batch_gets_a_segment_that_can_hold_it(tmp_path: Path) -> None:
+    log, _ = opened(partition(tmp_path))
+    log.append_batch(batch(0, b"a"))
+    log.append_batch(wide(0, MAX_INT))
+    log.append_batch(batch(0, b"b"))
+    assert [s.base_offset for s in log.segments] == [0, 1, MAX_INT + 2]
+    assert offsets(log, 0) == [0, 1, MAX_INT + 1, MAX_INT + 2]
+    log.abandon()
+
+
+def test_6S_218_reading_outside_before_and_between(tmp_path: Path) -> None:
+    empty, _ = opened(partition(tmp_path / "empty"))
+    assert offsets(empty, 0) == [] and empty.active.position_of(0) == 0 == empty.active.size
+    empty.abandon()
+    log = log_of(tmp_path, batch(40, b"a", b"b"), batch(50, b"c", b"d"), base=40)
+    assert offsets(log, 52) == [] and offsets(log, 60) == []
+    assert offsets(log, 41)[0] == 40  # the batch that holds it, whole: readers skip what is below
+    assert offsets(log, 0) == [40, 41, 50, 51]
+    assert offsets(log, 42) == offsets(log, 49) == [50, 51]
+    log.abandon()
+
+
+def test_6S_219_truncation_again_and_again(tmp_path: Path) -> None:
+    log, _ = opened(partition(tmp_path))
+    for left in range(1, 31):
+        log.append_batch(batch(0, b"hello"))
+        log.append_batch(batch(0, b"hello"))
+        log.truncate_to(left)
+        assert offsets(log, 0) == list(range(left))
+    log.abandon()
+
+
+def test_6S_220_truncation_inside_a_gap_takes_the_batch_behind_it(tmp_path: Path) -> None:
+    log = log_of(tmp_path, batch(40, b"a", b"b"), batch(50, b"c", b"d"), base=40)
+    log.truncate_to(45)
+    assert offsets(log, 0) == [40, 41] and log.log_end == 45
+    assert log.append_batch(batch(0, b"e")).base_offset == 45
+    log.abandon()
+
+
+def test_6S_221_a_truncated_empty_segment_is_not_full(tmp_path: Path) -> None:
+    """Kafka's trimmed indexes looked full there until they were grown again."""
+    directory = partition(tmp_path)
+    log, _ = opened(directory)
+    log.append_batches([batch(0, b"a")] * 3)
+    assert log.close()
+    log, _ = opened(directory, CONFIG.replace(segment_index_bytes=36), clean=True)
+    log.truncate_to(0)
+    log.append_batch(batch(0, b"a"))
+    assert len(log.segments) == 1
+    log.append_batch(wide(0, MAX_INT))  # it cannot be said relative to base 0
+    assert [s.base_offset for s in log.segments] == [0, 1]
+    log.abandon()
+
+
+@pytest.mark.parametrize("timestamp", [T, -1, T + 10_000_000])
+def test_6S_222_an_empty_segment_is_not_rolled_by_time(tmp_path: Path, timestamp: int) -> None:
+    clock = ManualClock(T)
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=1000), clock=clock)
+    clock.advance(10_000_000)
+    assert not log.roll_if_due()
+    log.append_batch(batch(0, b"a", timestamp=timestamp))
+    assert len(log.segments) == 1
+    log.abandon()
+
+
+def test_6S_223_after_a_truncation_time_and_offset_are_those_of_what_is_left(tmp_path: Path) -> None:
+    log, _ = opened(partition(tmp_path))
+    times = [10, 30, 20, 50, 40]
+    for time in times:
+        log.append_batch(batch(0, b"a", timestamp=T + time))
+    for end in (5, 4, 3, 2, 1):
+        log.truncate_to(end)
+        assert log.active.largest_timestamp == T + max(times[:end])
+        assert log.active.next_offset == log.log_end == end
+    log.truncate_to(0)
+    assert log.active.largest_timestamp == -1
+    log.abandon()
+
+
+def test_6S_224_a_full_truncation_begins_the_segments_time_anew(tmp_path: Path) -> None:
+    clock = ManualClock(T)
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=1000), clock=clock)
+    log.append_batch(batch(0, b"a", timestamp=-1))
+    clock.advance(2000)
+    log.truncate_to(0)
+    assert (log.active.size, log.log_end) == (0, 0)
+    for _ in range(2):  # without timestamps the clock counts, from the truncation on
+        log.append_batch(batch(0, b"a", timestamp=-1))
+    assert len(log.segments) == 1 and offsets(log, 0) == [0, 1]
+    clock.advance(1001)
+    log.append_batch(batch(0, b"a", timestamp=-1))
+    assert [s.base_offset for s in log.segments] == [0, 2]
+    log.abandon()
+
+
+@pytest.mark.parametrize("interval", [0, 300, 1 << 20])
+def test_6S_225_search_by_timestamp(tmp_path: Path, interval: int) -> None:
+    data = b"".join(placed(batch(0, b"a", timestamp=T + 10 * n), n) for n in range(40))
+    segment = write_segment(tmp_path, 0, data, interval=interval)
+    size = len(data) // 40
+    for number in range(40):
+        for target in (10 * number, 10 * number - 3):
+            assert segment.position_of_timestamp(T + target) == size * number
+    assert segment.position_of_timestamp(T + 391) is None
+    assert segment.position_of_timestamp(0) == 0
+
+
+def test_6S_226_the_next_offset(tmp_path: Path) -> None:
+    segment = write_segment(tmp_path, 40, b"")
+    assert segment.next_offset == 40
+    segment = write_segment(tmp_path, 40, batch(50, b"there", b"you"))
+    assert segment.next_offset == 52
+
+
+def test_6S_227_a_suffix_makes_no_index_files(tmp_path: Path) -> None:
+    """A swap renames what there is: here no transaction index, and no time index."""
+    segment = write_segment(tmp_path, 0, batch(0, b"a") + batch(1, b"b"))
+    directory = Path(segment.directory)
+    private = directory / "lastword" / "rewrite-x"
+    private.mkdir(parents=True)
+    (private / names.segment_file(0, names.LOG)).write_bytes(batch(1, b"b"))
+    build_indexes(UNSYNCED, str(private / names.segment_file(0, names.LOG)), 0, index_interval_bytes=0)
+    (private / names.segment_file(0, names.TIME_INDEX)).unlink()
+    new = swap.publish(UNSYNCED, str(directory), [segment], Segment.load(UNSYNCED, str(private), 0))
+    assert listing(str(directory)) == sorted(names.segment_file(0, e) for e in (names.LOG, names.INDEX))
+    assert new.suffix == "" and new.largest_timestamp == T
+    log, _ = opened(str(directory), clean=True)  # and opening makes what is missing
+    assert names.segment_file(0, names.TIME_INDEX) in listing(str(directory))
+    assert offsets(log, 0) == [1]
+    log.abandon()
+
+
+def nonsense(path: str, seed: int) -> bytes:
+    """Another content of the same kind for an index file."""
+    good = Path(path).read_bytes()
+    Path(path).write_bytes(random.Random(seed).randbytes(5 * 12 * 8))
+    return good
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_6S_228_a_nonsense_offset_index(tmp_path: Path, seed: int) -> None:
+    segment = write_segment(tmp_path, 0, b"".join(batch(n, b"value-%d" % n) for n in range(100)))
+    good = nonsense(segment.path(names.INDEX), seed)
+    fresh = Segment.load(UNSYNCED, segment.directory, 0)  # before recovery it misleads nobody
+    assert [fresh.position_of(n) for n in range(100)] == [segment.position_of(n) for n in range(100)]
+    log, _ = opened(segment.directory)
+    for number in range(100):
+        assert next(read(log, number)).value == b"value-%d" % number
+    assert Path(log.active.path(names.INDEX)).read_bytes() == good
+    log.abandon()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_6S_229_a_nonsense_time_index(tmp_path: Path, seed: int) -> None:
+    segment = write_segment(tmp_path, 0, b"".join(batch(n, b"v", timestamp=T + 10 * n) for n in range(100)))
+    nonsense(segment.path(names.TIME_INDEX), seed)
+    fresh = Segment.load(UNSYNCED, segment.directory, 0)
+    log, _ = opened(segment.directory)
+    for number in range(100):
+        assert log.offset_at(T + 10 * number) == number
+        assert fresh.position_of_timestamp(T + 10 * number) == segment.position_of(number)
+    log.abandon()
+
+
+def test_6S_230_the_transaction_index_is_built_again(tmp_path: Path) -> None:
+    """Also the first offset of a transaction that began in an earlier segment, and the last stable offset."""
+    log, _ = opened(partition(tmp_path))
+    for producer in (5, 6):
+        log.append_batch(
+            batch(0, b"a", producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+        )
+    log.append_batch(batch(0, b"plain"))
+    log.roll()
+    log.end_transaction(5, 0, commit=False)
+    log.append_batch(batch(0, b"more"))
+    log.end_transaction(6, 0, commit=False)
+    path = Path(log.active.path(names.TXN_INDEX))
+    good, directory, base = path.read_bytes(), log.directory, log.active.base_offset
+    entries = [AbortedTransaction(5, 0, 3, 1), AbortedTransaction(6, 1, 5, 6)]
+    assert list(TransactionIndex(UNSYNCED, str(path), base).entries) == entries
+    log.abandon()
+    for damage in (None, b"", b"\xff" * 50, good[:34]):
+        path.unlink() if damage is None else path.write_bytes(damage)
+        log, _ = opened(directory)
+        assert path.read_bytes() == good and log.stable_offset == 6
+        log.abandon()
+
+
+def test_6S_231_leader_epochs_are_found_again(tmp_path: Path) -> None:
+    rows = [(104, 0), (105, 0), (106, 1), (107, 1), (110, 2), (111, 2)]
+    log = log_of(tmp_path, *[batch(o, b"a", epoch=e) for o, e in rows], base=100)
+    assert log.epochs.entries == (EpochEntry(0, 104), EpochEntry(1, 106), EpochEntry(2, 110))
+    log.abandon()
+
+
+@pytest.mark.parametrize("first_bad", range(0, 20, 3))
+def test_6S_232_damage_from_a_record_on_leaves_those_before_it(tmp_path: Path, first_bad: int) -> None:
+    """In what was never synced; elsewhere nothing is cut (`tests/partition/test_recovery.py`)."""
+    data = [batch(n, b"value-%d" % n) for n in range(20)]
+    whole = b"".join(data)
+    start = len(b"".join(data[:first_bad]))
+    noise = random.Random(first_bad).randbytes(len(whole) - start)
+    segment = write_segment(tmp_path, 0, whole[:start] + noise, indexes=False)
+    log, recovery = opened(segment.directory)
+    assert [r.value for r in read(log, 0)] == [b"value-%d" % n for n in range(first_bad)]
+    assert log.log_end == first_bad and recovery.cut_bytes == len(noise)
+    log.abandon()
+
+
+def test_6S_235_the_timestamp_of_the_first_batch(tmp_path: Path) -> None:
+    """-1 of an empty segment, where Kafka says the largest number there is."""
+    log, _ = opened(partition(tmp_path))
+    assert log.active.first_timestamp == -1
+    for time in (5, 3, 9):
+        log.append_batch(batch(0, b"a", timestamp=T + time))
+        assert log.active.first_timestamp == T + 5
+    log.abandon()
+
+
+class Fake:
+    def __init__(self, base_offset: int, size: int = 0) -> None:
+        self.base_offset = base_offset
+        self.size = size
+
+
+def set_of(bases: Iterable[int]) -> SegmentSet:
+    return SegmentSet([Fake(b) for b in bases])  # type: ignore[misc]
+
+
+def bases(segments: Iterable[Any]) -> list[int]:
+    return [s.base_offset for s in segments]
+
+
+def test_6S_236_the_set_of_segments() -> None:
+    segments = set_of([10, 5, 20])
+    assert bases(segments) == [5, 10, 20] and len(segments) == 3 and segments.active.base_offset == 20
+    assert [segments.floor(o) for o in (4, 5, 9, 10, 19, 20, 99)] == [-1, 0, 0, 1, 1, 2, 2]
+    assert bases(segments.starting_at(12)) == [10, 20]  # the one that holds it comes first
+    assert bases(segments.starting_at(0)) == [5, 10, 20] and bases(segments.starting_at(20)) == [20]
+    assert bases(segments.below(10)) == [5] and bases(segments.below(11)) == [5, 10]
+    assert bases(segments.below(5)) == []
+    more = segments.with_added(Fake(30))  # type: ignore[arg-type]
+    assert bases(more) == [5, 10, 20, 30] and bases(segments) == [5, 10, 20]
+    fewer = more.with_replaced(more[0:2], [Fake(5)])  # type: ignore[list-item]
+    assert bases(fewer) == [5, 20, 30]
+    none = set_of([])
+    assert len(none) == 0 and none.floor(0) == -1 and none.starting_at(0) == () == none.below(9)
+
+
+def test_6S_237_sizes_above_four_bytes() -> None:
+    many = SegmentSet([Fake(n, MAX_INT) for n in range(100)])  # type: ignore[misc]
+    assert many.size == 100 * MAX_INT
+    facts = FileFacts(MAX_INT, 0, 1)
+    real = SegmentSet([Segment(UNSYNCED, "d", n, facts=facts) for n in range(3)])
+    assert real.size == 3 * MAX_INT > 2**32
+
+
+def test_6S_230_markers_have_no_entry_when_they_commit(tmp_path: Path) -> None:
+    segment = write_segment(
+        tmp_path,
+        0,
+        batch(0, b"a", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
+        + placed(marker_batch(5, 0, True, 0, T), 1),
+    )
+    log, _ = opened(segment.directory)
+    assert names.segment_file(0, names.TXN_INDEX) not in listing(segment.directory)
+    assert log.stable_offset == 2
+    log.abandon()
