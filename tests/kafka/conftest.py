@@ -14,7 +14,8 @@ from tests.support.kafka import Tools
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        needs_jvm = "kafka_jars" in getattr(item, "fixturenames", ())
+        if here in item.path.parents and needs_jvm:
             item.add_marker(pytest.mark.kafka)
             item.add_marker(pytest.mark.xdist_group("kafka"))  # one worker, so that all share these fixtures
 
