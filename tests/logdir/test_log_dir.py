@@ -408,3 +408,34 @@ def _check_image(image, target: Path) -> None:  # type: ignore[no-untyped-def]
             assert logs.recovery.repaired == (), image.label
     assert (target / "d" / names.CLEAN_SHUTDOWN).exists(), image.label
     assert not list((target / "d").rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("fully", [False, True])
+def test_truncation_lowers_every_checkpoint_first(tmp_path: Path, fully: bool) -> None:
+    with opened(tmp_path) as logs:
+        logs.create_topic("users", settings={"segment.bytes": 700})
+        append(logs, "users", 0, 30)
+        logs.sync()
+        logs.set_first_dirty("users", 0, 25)
+        tp = TopicPartition("users", 0)
+        logs.checkpoints.high_watermarks.update({tp: 30})
+        logs.truncate("users", 0, 12, fully=fully)
+        log = logs.log("users", 0)
+        assert (log.log_end, log.log_start) == (12, 12 if fully else 0)
+        for checkpoint in (logs.checkpoints.recovery_points, logs.checkpoints.high_watermarks):
+            assert checkpoint.read()[tp] == 12
+        assert (logs.first_dirty("users", 0) or 0) <= 12
+        append(logs, "users", 0, 3)
+        logs.abandon()
+    with opened(tmp_path) as logs:
+        log = logs.log("users", 0)
+        assert (log.log_end, log.log_start) == (15, 12 if fully else 0)
+
+
+def test_producers_are_forgotten_after_the_time_of_the_setting(tmp_path: Path) -> None:
+    with opened(tmp_path) as logs:
+        logs.create_topic("users")
+        logs.log("users", 0).append_batch(batch((b"k", b"v"), producer_id=3, timestamp=1))
+    (tmp_path / names.SETTINGS).write_text('producer.id.expiration.ms = "1ms"\n')
+    with opened(tmp_path) as logs:
+        assert logs.log("users", 0).producers == []

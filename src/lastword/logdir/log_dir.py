@@ -406,6 +406,7 @@ class LogDirectory:
                 log_start=self._log_starts.get(tp, 0),
                 clean=(self._clean and tp not in self._adopted) or tp in self._made,
                 rng=self._rng,
+                producer_expiration_ms=self.settings.instance.producer_id_expiration_ms,
             )
         except DataError as error:
             self._offline[tp] = error
@@ -495,6 +496,36 @@ class LogDirectory:
                 self._log_starts[tp] = offset
                 front.write_note(self.files, log.directory, offset, reason, self.clock.now_ms())
                 return log.raise_log_start(offset)
+
+    def truncate(self, topic: str, partition: int, offset: int, *, fully: bool = False) -> None:
+        """Take back a partition's records from `offset` on, or all of them (`fully`), and go on at `offset`.
+
+        Waits for a cleaning. No checkpoint may speak of more than the log has: they are lowered before
+        anything is cut, and a start above the log is written before it is emptied, so that a crash leaves
+        either log.
+        """
+        tp = TopicPartition(topic, partition)
+        with self.claim(topic, partition):
+            log = self.log(topic, partition)
+            with log.lock, self._checkpoint_lock:
+                segments = log.segment_set
+                base = segments[max(0, segments.floor(offset))].base_offset
+                lowered = {
+                    self.checkpoints.recovery_points: offset,
+                    self.checkpoints.high_watermarks: offset,
+                    self.checkpoints.first_dirty: min(offset, base),
+                    self.checkpoints.log_starts: offset,
+                }
+                for checkpoint, most in lowered.items():
+                    if checkpoint.read_sound().get(tp, -1) > most:
+                        checkpoint.update({tp: most})
+                if fully or log.log_start > offset:
+                    self.checkpoints.log_starts.update({tp: offset})
+                    self._log_starts[tp] = offset
+                if fully:
+                    log.truncate_fully_and_start_at(offset)
+                else:
+                    log.truncate_to(offset)
 
     def remove_waste(self) -> int:
         """Remove what was deleted long enough ago; returns how many files and directories."""
