@@ -178,9 +178,10 @@ class OffsetOutOfRangeError(UsageError):
     @classmethod
     def below(cls, partition: str, offset: int, log_start: int, why: str = "") -> OffsetOutOfRangeError:
         reason = f" ({why})" if why else ""
+        gone = f"{offset}-{log_start - 1} are" if offset < log_start - 1 else f"{offset} is"
         return cls(
             f"{partition}: offset {offset} is below log start {log_start}{reason}",
-            remedy=f'start at "earliest"; {offset}-{log_start - 1} are gone',
+            remedy=f'start at "earliest"; {gone} gone',
             offset=offset,
         )
 

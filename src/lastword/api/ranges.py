@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.partition.front import read_note
 from lastword.partition.view import PartitionView
 from lastword.units import to_ms
 
@@ -74,7 +75,8 @@ def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, what: st
             remedy='"earliest", "latest", an offset, an aware datetime, or a dict of these per partition',
         )
     if bound < view.log_start:
-        raise OffsetOutOfRangeError.below(name, bound, view.log_start)
+        why = read_note(view.files, view.directory, view.log_start)
+        raise OffsetOutOfRangeError.below(name, bound, view.log_start, why)
     if bound > log_end:
         raise OffsetOutOfRangeError.above(name, bound, log_end)
     return bound

@@ -49,6 +49,7 @@ def clean(
     if dry_run:
         with out.open(target) as logs, out.progress("plan") as progress:
             plans = logs.plan(target.topic, target.partition, due=due, strategy=strategy, progress=progress)
+        plans = [plan for plan in plans if plan.action != "delete"]  # those are `lastword expire`'s
         _show_plans(out, plans, directory)
         return
     failed: LastwordError | None = None

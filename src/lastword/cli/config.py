@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lastword.cli.options import Directory, Session, Sets, Target, TopicName, command, settings_of
+from lastword.cli.options import Directory, MoreDirs, Session, Sets, Target, TopicName, command, settings_of
 
 EXAMPLES = """
 lastword config data
@@ -26,9 +26,10 @@ def config(
     topic: TopicName = None,
     settings: Sets = None,
     unset: Annotated[list[str] | None, typer.Option(metavar="name", help="back to the default")] = None,
+    more: MoreDirs = None,
 ) -> None:
     """Show settings and where each comes from, or change them in lastword.toml (comments stay)."""
-    target = Target.of(directory, topic, None)
+    target = Target.of(directory, topic, None, more)
     changes = settings_of(settings)
     if changes or unset:
         with out.change(target) as logs:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.errors import DataError, LastwordError
+from lastword.errors import DataError, LastwordError, StorageError
 from lastword.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -51,13 +53,19 @@ def ls(
                         for info in one.describe(progress=progress)
                         if target.partition is None or info.partition == target.partition
                     ]
-            except DataError as error:
+            except (DataError, StorageError) as error:
                 # The others are listed before what cannot be counted is told.
                 failed = failed or error
+        for path, why in logs.offline.items():
+            out.warning(f"{path} is offline: {why.message}")
+        set_aside = [] if target.topic is not None else logs.set_aside
     if segments:
         _segments(out, rows)
     else:
         _partitions(out, rows)
+    for path, aside in set_aside:
+        out.row("set-aside", {"dir": path, **asdict(aside)})
+        out.say(f"not served: {os.path.join(path, aside.name)}")
     out.summary(
         None if rows or failed else "no topics",
         ok=failed is None,

@@ -88,6 +88,13 @@ class Session(Output):
         return self.open(target, "a")
 
 
+def now_ms() -> int:
+    """The time that ages on the command line count from."""
+    from lastword.clock import SystemClock
+
+    return (CONTEXT.clock or SystemClock()).now_ms()
+
+
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Gives a function that tells whether Ctrl-C was pressed. The first press is only noted, so that work

@@ -1,0 +1,49 @@
+"""`lastword drop`: delete a topic with all its records and settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from lastword.cli.confirm import Yes, confirm
+from lastword.cli.options import Directory, MoreDirs, Session, Target, TopicName, command
+from lastword.cli.text import plural
+from lastword.errors import UsageError
+from lastword.units import format_bytes
+
+EXAMPLES = """
+lastword drop data events --dry-run
+lastword drop data events --yes
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "drop", examples=EXAMPLES)(drop)
+
+
+def drop(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would go; change nothing")] = False,
+    yes: Yes = False,
+    more: MoreDirs = None,
+) -> None:
+    """Delete a topic: all partitions, their records and the topic's settings."""
+    if topic is None:
+        raise UsageError("drop needs a topic", remedy=f"lastword drop {directory} TOPIC")
+    target = Target.of(directory, topic, None, more)
+    with out.open(target) as logs:
+        logs.topic(topic)
+        views = logs._views(topic)
+        size = sum(segment.size for view in views.values() for segment in view.segments)
+    what = f"{topic}: {plural(len(views), 'partition')}, {format_bytes(size)}"
+    totals: dict[str, Any] = {"topic": topic, "partitions": len(views), "size_bytes": size}
+    if dry_run:
+        out.summary(f"would delete {what}; nothing was changed", **totals)
+        return
+    confirm(out, f"delete {what} for good", yes)
+    with out.change(target) as logs:
+        logs.delete_topic(topic)
+    out.summary(f"deleted {what}", **totals)

@@ -1,0 +1,99 @@
+"""`lastword expire`: apply retention, or show what that would remove."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.text import plural
+from lastword.errors import LastwordError
+from lastword.units import format_bytes
+
+if TYPE_CHECKING:
+    from lastword.retention import Deletion
+
+EXAMPLES = """
+lastword expire data --dry-run
+lastword expire data events
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "expire", examples=EXAMPLES)(expire)
+
+
+def expire(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would go; change nothing")] = False,
+    more: MoreDirs = None,
+) -> None:
+    """Remove old segments: by size and age where cleanup.policy has delete, and below the log start."""
+    target = Target.of(directory, topic, partition, more)
+    if dry_run:
+        with out.open(target) as logs:
+            found = logs._expire_outlook(target.topic, target.partition)
+        _show(out, found, directory)
+        return
+    failed: LastwordError | None = None
+    with out.change(target) as logs:
+        try:
+            done = logs.expire(target.topic, target.partition)
+        except LastwordError as error:
+            # What was finished is told before what was not.
+            done, failed = getattr(error, "deletions", []), error
+    for deletion in done:
+        out.row("deletion", deletion.to_dict())
+        out.line(str(deletion))
+    freed = sum(deletion.freed_bytes for deletion in done)
+    text: str | None = f"freed {format_bytes(freed)}"
+    if not done:
+        text = None if failed else f"nothing to remove; `lastword expire {directory} --dry-run` tells why"
+    out.summary(
+        text,
+        ok=failed is None,
+        deletions=len(done),
+        segments=sum(deletion.segments for deletion in done),
+        freed_bytes=freed,
+    )
+    if failed is not None:
+        raise failed
+
+
+def _show(out: Session, found: list[Deletion], directory: str) -> None:
+    for deletion in found:
+        out.row("deletion", deletion.to_dict())
+    out.table(
+        ("PARTITION", "SEGMENTS", "FREES", "START", "WHY"),
+        [
+            (
+                f"{one.topic}-{one.partition}",
+                str(one.segments) if one.removes else "-",
+                format_bytes(one.freed_bytes) if one.removes else "-",
+                str(one.log_start),
+                _why(one, directory),
+            )
+            for one in found
+        ],
+        "lrrrl",
+    )
+    goes = [one for one in found if one.removes]
+    freed, segments = sum(one.freed_bytes for one in goes), sum(one.segments for one in goes)
+    out.summary(
+        f"would remove {plural(segments, 'segment')}, {format_bytes(freed)}; nothing was changed",
+        deletions=len(goes),
+        segments=segments,
+        freed_bytes=freed,
+    )
+
+
+def _why(one: Deletion, directory: str) -> str:
+    if one.removes:
+        return f"delete: {one.reason}"
+    if "no-policy" in one.codes:
+        return f"keep: no-policy (lastword config {directory} {one.topic} --set cleanup.policy=delete)"
+    return f"keep: {one.reason}"

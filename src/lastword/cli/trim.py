@@ -1,0 +1,101 @@
+"""`lastword trim`: raise the log start, so that what lies before it is gone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from lastword.cli.confirm import Yes, confirm
+from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
+from lastword.cli.text import plural
+from lastword.errors import UsageError
+from lastword.units import parse_when
+
+EXAMPLES = """
+lastword trim data events --before 90d --dry-run
+lastword trim data events --before 2026-11-01T00:00Z --yes
+lastword trim data events -p 0 --before 4000 --yes
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "trim", examples=EXAMPLES)(trim)
+
+
+def trim(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    before: Annotated[
+        str | None, typer.Option(metavar="OFFSET|TIME", help="the first record that stays: see read --start")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show the new log start; change nothing")
+    ] = False,
+    yes: Yes = False,
+    more: MoreDirs = None,
+) -> None:
+    """Raise the log start of a topic's partitions: records before it are gone, whatever the policy."""
+    target = Target.of(directory, topic, partition, more)
+    if target.topic is None:
+        raise UsageError("trim needs a topic", remedy=f"lastword trim {directory} TOPIC --before OFFSET|TIME")
+    if before is None:
+        raise UsageError("trim needs --before", remedy="--before OFFSET, a time or an age (90d)")
+    when = _when(before)
+    with out.open(target) as logs:
+        known = logs.topic(target.topic)
+        starts = {number: start for number, (start, _) in known.bounds().items()}
+        wanted = logs._trim(target.topic, target.partition, when, dry_run=True)
+    moves = {number: offset for number, offset in wanted.items() if offset > starts[number]}
+    if dry_run:
+        _tell(out, target.topic, starts, wanted, "would start")
+        out.summary(
+            "nothing was changed", topic=target.topic, records=_gone(starts, moves), log_start=_text(wanted)
+        )
+        return
+    if moves:
+        confirm(out, f"remove {plural(_gone(starts, moves), 'offset')} of {target.topic} for good", yes)
+    with out.change(target) as logs:
+        done = logs._trim(target.topic, target.partition, when)
+    _tell(out, target.topic, starts, done, "starts")
+    out.summary(
+        None if moves else "nothing lies before it",
+        topic=target.topic,
+        records=_gone(starts, done),
+        log_start=_text(done),
+    )
+
+
+def _when(text: str) -> int | datetime:
+    found = parse_when(text, now_ms=now_ms())
+    if isinstance(found, str):
+        raise UsageError(
+            f"--before {text} is no offset and no time", remedy="an offset, a time or an age (90d)"
+        )
+    return found
+
+
+def _gone(starts: dict[int, int], after: dict[int, int]) -> int:
+    return sum(max(0, offset - starts[number]) for number, offset in after.items())
+
+
+def _text(offsets: dict[int, int]) -> dict[str, int]:
+    return {str(number): offset for number, offset in offsets.items()}
+
+
+def _tell(out: Session, topic: str, before: dict[int, int], after: dict[int, int], verb: str) -> None:
+    for number, offset in sorted(after.items()):
+        out.row(
+            "trim",
+            {"topic": topic, "partition": number, "log_start_before": before[number], "log_start": offset},
+        )
+        if offset > before[number]:
+            first, last = before[number], offset - 1
+            gone = str(first) if first == last else f"{first}-{last}"
+            are = "would be" if verb != "starts" else "is" if first == last else "are"
+            out.line(f"{topic}-{number}: {verb} at {offset}; {gone} {are} gone")
+        else:
+            out.line(f"{topic}-{number}: starts at {offset} already")
