@@ -2,7 +2,7 @@
 
 It stands on `logdir`, `resolve`, `partition`, `segment` and `records`. Read `cleaner.py` first: the round,
 once, at one altitude. Then `choose.py` (the decision, a `Plan`), `groups.py`, `rewrite.py`,
-`certificate.py`, `report.py`.
+`certificate.py`, `report.py`; `transactions.py` for logs that have any.
 
 Three parts of a log
 --------------------
@@ -20,7 +20,7 @@ The resolve limit
 A record may kill an older one only if nothing can take the killer back. So the limit is never above what is
 fsynced: a round syncs the log up to its limit before its first swap. Without that, a power cut could lose a
 newer record that was acknowledged `os`, after it had cost the log an older one that was acknowledged
-`disk`.
+`disk`. Nor is it above the last stable offset: a transaction that is undecided may yet be aborted.
 
 Map and dead bitmaps
 --------------------
@@ -44,8 +44,8 @@ What is left alone
 ------------------
 
 After the map pass each segment's garbage is known exactly, so a segment without a dead record, and without a
-tombstone whose clock must start, is not touched: a log of inserts is never rewritten, and cold data is not
-copied because hot data changed. `groups` puts neighbours that are rewritten into one file while they fit.
+tombstone or a marker whose clock must start, is not touched: a log of inserts is never rewritten, and cold
+data is not copied because hot data changed. `groups` puts neighbours that are rewritten into one file while they fit.
 
 The life of a tombstone
 -----------------------
@@ -60,6 +60,32 @@ A horizon is set on tombstones below the limit that are the newest of their key,
 leave the log in the same round at the latest, swaps go in ascending order, so nobody can see the old value
 after the clock began.
 
+Transactions
+------------
+
+    data T   data T   COMMIT T   data U   data U   ABORT U
+       \________/                    \________/
+     records like any other        dead at once; they kill nothing
+
+What became of each batch is read from the log's own markers, in one walk over headers that is made when the
+map pass meets the first transaction. A transaction index that lost an entry costs no record.
+
+The life of a marker: it stays as long as a batch of its transaction is in the log, even an empty one. The
+first round that meets none gives it a delete horizon, and a round after that drops it. The last marker of a
+producer whose last batch it is stays, whole: it holds the epoch. Index entries of aborted transactions stay
+as long as a batch of theirs.
+
+Messages of magic 0 and 1
+-------------------------
+
+They keep their magic and codec: an uncompressed one is copied or goes, a wrapper is cut inside. Two things
+they have no place for:
+
+- A delete horizon. The times of files stand in: a tombstone goes when a round before this one has seen it,
+  and `delete.retention.ms` lies between the last append to its segment and to the last one cleaned.
+- Empty batches. An output ends with its last survivor, and the next segment's base covers the rest;
+  `partition.swap` tells why no crash then brings back what was deleted.
+
 The certificate
 ---------------
 
@@ -71,7 +97,8 @@ part:
    equal the sum over the new file.
 2. The CRC of each survivor's bytes, with its offset and timestamp, summed over the sources, must equal the
    sum over the new file.
-3. Offsets ascend to the end of the group's range, and the counts agree.
+3. The transaction markers that were to stay are there, by offset, producer and epoch.
+4. Offsets ascend to the end of the group's range, and the counts agree.
 
 Every source batch has its CRC checked in both passes, so damage is never put under a fresh checksum. If
 anything fails the outputs are removed, the sources stay as they were, and the partition is quarantined, on
@@ -96,8 +123,6 @@ What it does not do, and why that is fine
 - It keeps no account of garbage between runs: each round reads the log below its limit once. Nothing but time
   is lost.
 - It merges segments, not batches: many small batches of survivors compress worse than one big one would.
-- It refuses transactions and messages of magic 0 and 1 (`UnsupportedBatchError`), rather than guessing which
-  were aborted or cutting what it cannot give a horizon. Nothing was changed then; such a log waits.
 - It runs when it is called; nothing here waits in the background.
 """
 
