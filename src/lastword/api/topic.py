@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lastword.api.producers import Call, Producers
     from lastword.api.values import PartitionInfo, SegmentInfo
     from lastword.cleaner import CleanRound, Plan
+    from lastword.retention import Deletion
     from lastword.partition import PartitionLog
     from lastword.tools.verify import Verification
 
@@ -378,6 +379,19 @@ class Topic(Generic[K, V]):
     ) -> list[CleanRound]:
         """Remove superseded records now; see `LogDir.clean`."""
         return self._logs.clean(self.name, partition, due=due, strategy=strategy, progress=progress)
+
+    def expire(self, partition: int | None = None) -> list[Deletion]:
+        """Apply retention now; see `LogDir.expire`."""
+        return self._logs.expire(self.name, partition)
+
+    def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
+        """Raise the log start: records before an offset, or older than an aware datetime, are gone, whatever
+        the policy. Returns the log start of each partition. Whole segments below it go at once, their files
+        after `file.delete.delay.ms`.
+
+        OffsetOutOfRangeError above a log end: nothing was changed.
+        """
+        return self._logs._trim(self.name, partition, before)
 
     def verify(
         self,
