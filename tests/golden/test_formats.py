@@ -329,6 +329,27 @@ def test_indexes_and_batches_tell_the_same(name: str, tmp_path: Path) -> None:
         assert resolution.records == len(partitions(name, stage)[name, 0].shown("read_uncommitted"))
 
 
+@pytest.mark.parametrize("harm", ["gone", "short", "wrong"])
+def test_verify_finds_a_wrong_transaction_index(
+    harm: str, unpacked: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    root = tmp_path / "copy"
+    shutil.copytree(unpacked("tx-delete", "data"), root)
+    indexes = [path for path in root.glob("*/*.txnindex") if path.stat().st_size]
+    for path in indexes:
+        good = path.read_bytes()
+        bad = {"gone": b"", "short": good[:-34], "wrong": good[:17] + bytes([good[17] + 3]) + good[18:]}[harm]
+        path.write_bytes(bad)
+        if harm == "gone":
+            path.unlink()
+        with lastword.open(root) as logs:
+            problems = logs.verify().problems
+            assert logs.verify(quick=True).ok or harm == "wrong"
+        assert [(p.file, p.code, p.repairable) for p in problems] == [(str(path), "bad-txn-index", True)]
+        path.write_bytes(good)
+    assert indexes
+
+
 def test_an_open_transaction_holds_committed_readers_back(unpacked: Callable[[str, str], Path]) -> None:
     root = unpacked("tx-delete", "data")
     expected = partitions("tx-delete", "data")["tx-delete", 0]

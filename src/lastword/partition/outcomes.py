@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from lastword.errors import FileVanishedError
+from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.transactions import Decisions, Fate, control_of, scan
@@ -134,27 +134,42 @@ def _special_batches(
 ) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
     """Transactional and control batches from the batch that holds `start` on, markers with their content.
 
-    All checksums are verified: a damaged marker must not decide anything, nor one be missed.
+    Checksums and the order of offsets are verified: a damaged marker must not decide anything, nor one be
+    missed.
     """
-    for segment in segments:
+    for at, segment in enumerate(segments):
+        due = segment.base_offset
+        bound = segments[at + 1].base_offset if at + 1 < len(segments) else 1 << 63
         first = segment.position_of(start) if start > segment.base_offset else 0
         loaded = "lastword.kernels" in sys.modules
         many = segment.size - first > (_KERNEL_BYTES // 16 if loaded else _KERNEL_BYTES)
         for header, marker in (_by_kernels if many else _plainly)(segment, first):
+            if header.base_offset < due or header.last_offset >= bound:
+                raise CorruptBatchError(
+                    f"offsets {header.base_offset}-{header.last_offset} do not lie in [{due}, {bound})",
+                    code="offsets-fall",
+                    remedy="restore the file from a copy; `lastword verify` lists all damage",
+                    file=segment.file,
+                    position=header.position,
+                    offset=header.base_offset,
+                )
+            due = header.next_offset
             if header.base_offset >= end:
                 return
-            yield header, marker
+            if header.transactional or header.control:
+                yield header, marker
 
 
 def _plainly(segment: Segment, first: int) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    """Every batch."""
     for header in segment.headers(first):
         data = segment.read_batch(header)
         check_crc(data, header, segment.file, position=0)
-        if header.transactional or header.control:
-            yield header, control_of(data, header, segment.file, position=0)
+        yield header, control_of(data, header, segment.file, position=0)
 
 
 def _by_kernels(segment: Segment, first: int) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    """The special ones; a chunk's offsets rise, or it would not be given out."""
     from lastword.kernels import table as fields
 
     for chunk in segment.chunk_reader(first, inflate=False):

@@ -14,7 +14,7 @@ class Problem(Value):
     file, position   where; position is a byte in the file, None for the file as a whole
     offset           the record it concerns, None if unknown
     code             a short stable name: bad-crc incomplete-batch bad-header bad-record unknown-magic
-                     offsets-fall missing-index bad-index bad-time-index bad-checkpoint
+                     offsets-fall missing-index bad-index bad-time-index bad-txn-index bad-checkpoint
                      checkpoint-out-of-range bad-snapshot unreadable
     repairable       True: derived data or a torn tail, which opening the directory repairs; False: restore
                      from a copy

@@ -6,6 +6,7 @@
                        last and of the first message that were appended together)
     time index         each entry is the largest timestamp so far, and the last offset of the batch that
                        reached it, or (as brokers before 3.0 wrote) an offset inside it
+    transaction index  it has an entry for every aborted transaction whose marker lies in its segment
     checkpoints        well formed, and no offset above the log end
 
 `quick` reads headers and checks checksums not at all: what it costs is the indexes and a header per batch.
@@ -23,6 +24,7 @@ from lastword.clock import Clock, SystemClock
 from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError
 from lastword.files import Files
 from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.transactions import OpenTransactions, control_of
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
 from lastword.records.legacy import UNKNOWN_COUNT
@@ -30,6 +32,8 @@ from lastword.segment import names
 from lastword.segment.offset_index import OffsetIndex
 from lastword.segment.segment import Segment
 from lastword.segment.time_index import TimeIndex
+from lastword.segment.txn_index import ENTRY as TXN_ENTRY
+from lastword.segment.txn_index import AbortedTransaction, check_entries, decode_entries
 from lastword.tools.problem import Problem
 from lastword.tools.walk import Walk
 from lastword.values import Progress, ProgressLike, Value
@@ -176,6 +180,7 @@ def _verify_log(
 ) -> int:
     segments = list(view.segments)
     next_offset = 0
+    transactions = OpenTransactions()
     for place, segment in enumerate(segments):
         if segment.base_offset < next_offset:
             account.add(
@@ -188,7 +193,7 @@ def _verify_log(
             )
         following = segments[place + 1].base_offset if place + 1 < len(segments) else None
         try:
-            next_offset = _verify_segment(files, segment, following, quick, account)
+            next_offset = _verify_segment(files, segment, following, quick, account, transactions)
         except FileVanishedError:
             # A rewrite was published meanwhile; what took this segment's place was certified when it was
             # built.
@@ -200,16 +205,23 @@ def _verify_log(
 
 
 def _verify_segment(
-    files: Files, segment: Segment, following: int | None, quick: bool, account: _Account
+    files: Files,
+    segment: Segment,
+    following: int | None,
+    quick: bool,
+    account: _Account,
+    transactions: OpenTransactions,
 ) -> int:
-    """Check one segment and its indexes; returns the offset after its last one."""
+    """Check one segment and its indexes; returns the offset after its last one. `transactions`: those that
+    are open where it begins, and then where it ends."""
     batches = _Batches()
+    aborted: list[AbortedTransaction] = []
     next_offset = segment.base_offset
     before = len(account.problems)
     walked = (
         _quick_headers(segment, account)
         if quick
-        else _sound_headers(segment, account, is_last=following is None)
+        else _sound_headers(segment, account, transactions, aborted, is_last=following is None)
     )
     for header in walked:
         if header.base_offset < next_offset or header.last_offset < header.base_offset:
@@ -239,6 +251,7 @@ def _verify_segment(
     if len(account.problems) == before and not segment.suffix:
         _verify_offset_index(files, segment, batches, account)
         _verify_time_index(files, segment, batches, account)
+        _verify_txn_index(files, segment, next_offset, aborted, account)
     return next_offset
 
 
@@ -251,7 +264,15 @@ def _quick_headers(segment: Segment, account: _Account) -> Iterable[BatchHeader]
         account.add(segment.file, error.position, error.offset, error.code, error.message, False)
 
 
-def _sound_headers(segment: Segment, account: _Account, *, is_last: bool) -> Iterable[BatchHeader]:
+def _sound_headers(
+    segment: Segment,
+    account: _Account,
+    transactions: OpenTransactions,
+    aborted: list[AbortedTransaction],
+    *,
+    is_last: bool,
+) -> Iterable[BatchHeader]:
+    """Every batch, its records looked at; the transactions that a marker here aborts go to `aborted`."""
     walk = Walk(
         segment.handle, segment.file, 0, segment.size, segment.base_offset, account.report, is_last=is_last
     )
@@ -263,8 +284,26 @@ def _sound_headers(segment: Segment, account: _Account, *, is_last: bool) -> Ite
                 count = _verify_records(step.data, step.header, segment.file, account)
             if step.header.count == UNKNOWN_COUNT:
                 account.records += count
+            entry = _decided(step.data, step.header, segment.file, transactions)
+            if entry is not None:
+                aborted.append(entry)
         yield step.header
     account.read_bytes += walk.read_bytes
+
+
+def _decided(
+    data: bytes, header: BatchHeader, file: str, transactions: OpenTransactions
+) -> AbortedTransaction | None:
+    if header.transactional and not header.control:
+        transactions.begin(header.producer_id, header.base_offset)
+    try:
+        marker = control_of(data, header, file, position=0)
+    except DataError:  # `_verify_records` tells
+        return None
+    if marker is None or not marker.marker:
+        return None
+    completed = transactions.end(header.producer_id, header.last_offset, marker)
+    return transactions.index_entry(completed) if completed is not None else None
 
 
 def _decoded(data: bytes) -> int | None:
@@ -353,6 +392,50 @@ def _verify_time_index(files: Files, segment: Segment, batches: _Batches, accoun
         account.add(
             path, index.size_bytes, None, "bad-time-index", "the entries from here on make no sense", True
         )
+
+
+def _verify_txn_index(
+    files: Files,
+    segment: Segment,
+    next_offset: int,
+    aborted: Sequence[AbortedTransaction],
+    account: _Account,
+) -> None:
+    """An entry may begin below what is left of its transaction, and stay when nothing is left of it."""
+    path = segment.path(names.TXN_INDEX)
+    entries: list[AbortedTransaction] = []
+    if files.exists(path):
+        try:
+            entries = decode_entries(files.read_bytes(path), path)
+            check_entries(entries, segment.base_offset, path)
+        except CorruptFileError as error:
+            account.add(path, error.position, error.offset, "bad-txn-index", error.message, True)
+            return
+    known = {(entry.producer_id, entry.last_offset): entry.first_offset for entry in entries}
+    for one in aborted:
+        first = known.get((one.producer_id, one.last_offset))
+        if first is None or first > one.first_offset:
+            account.add(
+                path,
+                None,
+                one.last_offset,
+                "bad-txn-index",
+                f"no entry for the transaction of producer {one.producer_id} that begins with offset "
+                f"{one.first_offset} and is aborted at {one.last_offset}",
+                True,
+            )
+            return
+    for place, entry in enumerate(entries):
+        if entry.last_offset >= next_offset and not segment.active:
+            account.add(
+                path,
+                place * TXN_ENTRY.size,
+                entry.last_offset,
+                "bad-txn-index",
+                f"offset {entry.last_offset} is not in this segment",
+                True,
+            )
+            return
 
 
 def _verify_tail(files: Files, view: PartitionView, account: _Account) -> None:
