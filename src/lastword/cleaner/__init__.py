@@ -45,7 +45,8 @@ What is left alone
 
 After the map pass each segment's garbage is known exactly, so a segment without a dead record, and without a
 tombstone or a marker whose clock must start, is not touched: a log of inserts is never rewritten, and cold
-data is not copied because hot data changed. `groups` puts neighbours that are rewritten into one file while they fit.
+data is not copied because hot data changed. `groups` puts neighbours that are rewritten into one file while
+they fit.
 
 The life of a tombstone
 -----------------------
@@ -64,8 +65,8 @@ Transactions
 ------------
 
     data T   data T   COMMIT T   data U   data U   ABORT U
-       \________/                    \________/
-     records like any other        dead at once; they kill nothing
+    |-- committed ----------|      |-- aborted ----------|
+    records like any other         dead at once; they kill nothing
 
 What became of each batch is read from the log's own markers, in one walk over headers that is made when the
 map pass meets the first transaction. A transaction index that lost an entry costs no record.
