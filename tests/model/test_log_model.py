@@ -1,10 +1,12 @@
 """The model: a dict, and a list of everything that was ever appended. The log must agree with both, whatever
 happens.
 
-Random sequences of appends, deletes, rolls, cleanings, reopenings, passing time; processes stopped before
-any change of a file; power cuts that forget what was not synced. After each step:
+Random sequences of appends, deletes, transactions that are committed, aborted or left open, rolls,
+cleanings, reopenings, passing time; processes stopped before any change of a file; power cuts that forget
+what was not synced. After each step:
 
-- no key's newest record is lost, unless it is a tombstone whose time has come;
+- no key's newest committed record is lost, unless it is a tombstone whose time has come;
+- no record of an undecided transaction goes, and the last stable offset is the first of them;
 - every record that is left has the offset, timestamp, key and value it was appended with, in order;
 - what was acknowledged at `disk` survives a power cut, what was acknowledged at `os` a killed process;
 - cleaning again and again reaches a fixed point within three rounds.
@@ -26,10 +28,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lastword.clock import ManualClock
-from tests.build import HOUR, LogBuilder
+from lastword.records.builder import BatchBuilder
+from lastword.records.record import RawRecord
+from tests.build import HOUR, LogBuilder, state_of
 from tests.doubles.forgetful import ForgetfulFiles, forget_all, keep_all, names_only, seeded, zero_filled
 from tests.doubles.hasty import HastyFiles
 from tests.doubles.recording import RecordingFiles, Stopped
+from tests.support.partitions import records_of
 
 EXAMPLES = int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "300"))
 
@@ -43,6 +48,7 @@ class Appended:
     timestamp: int
     key: bytes
     value: bytes | None
+    producer_id: int = -1  # of its transaction
 
 
 class LogModel(RuleBasedStateMachine):
@@ -71,6 +77,9 @@ class LogModel(RuleBasedStateMachine):
         self.appended: list[Appended] = []
         self.durable = 0
         self.first_dirty: int | None = None
+        self.aborted: set[int] = set()  # producer ids: each transaction has one of its own
+        self.open: set[int] = set()
+        self.next_producer = 1
         self.clocks: dict[int, int] = {}  # offset of a tombstone to when the first round met it
         self.last_round_ms = 0
         self._begin(f"{self.top}/0")
@@ -105,6 +114,37 @@ class LogModel(RuleBasedStateMachine):
         if disk:
             self.sync()
 
+    @rule(
+        pairs=st.lists(st.tuples(KEYS, st.one_of(st.none(), VALUES)), min_size=1, max_size=4),
+        end=st.sampled_from(["commit", "abort", "abort", None]),
+    )
+    def transaction(self, pairs: list[tuple[bytes, bytes | None]], end: str | None) -> None:
+        producer_id, self.next_producer = self.next_producer, self.next_producer + 1
+        base = self.log.log.log_end
+        self.clock.advance(1)
+        builder = BatchBuilder(
+            self.codec, producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True
+        )
+        now = self.clock.now_ms()
+        for key, value in pairs:
+            builder.append(now, key, value)
+        self.log.log.append_batch(builder.build())
+        self.appended += [Appended(base + i, now, k, v, producer_id) for i, (k, v) in enumerate(pairs)]
+        self.open.add(producer_id)
+        if end is not None:
+            self._end(producer_id, end == "commit")
+
+    @precondition(lambda self: self.open)
+    @rule(commit=st.booleans())
+    def end_transaction(self, commit: bool) -> None:
+        self._end(min(self.open), commit)
+
+    def _end(self, producer_id: int, commit: bool) -> None:
+        self.log.log.end_transaction(producer_id, 0, commit)
+        self.open.discard(producer_id)
+        if not commit:
+            self.aborted.add(producer_id)
+
     @rule()
     def sync(self) -> None:
         self.log.sync()
@@ -120,25 +160,25 @@ class LogModel(RuleBasedStateMachine):
 
     @rule(due=st.booleans())
     def clean(self, due: bool) -> None:
-        before = self.log.records()
+        before = self._found()
         self._start_clocks()
         round_ = self.log.clean(due=due, map_bytes=self.map_bytes)
         if round_ is None:
-            assert self.log.records() == before
+            assert self._found() == before
             return
         self.first_dirty = self.log.first_dirty
         self._settle()
-        left = [r for r in self.log.records() if r.offset < round_.end]
+        left = [r for r in self._found() if r.offset < round_.end]
         assert len(left) == round_.records_kept
         assert len({r.key for r in left}) == len(left), "below the limit there is one record for a key"
 
     @rule()
     def reach_a_fixed_point(self) -> None:
         trees = []
-        for _ in range(4):
+        for _ in range(6):
             self.clean(due=False)
             trees.append({name: data for name, data in self.log.tree().items() if name.endswith(".log")})
-        assert trees[2] == trees[3]
+        assert trees[-2] == trees[-1]
 
     @rule()
     def reopen(self) -> None:
@@ -218,12 +258,26 @@ class LogModel(RuleBasedStateMachine):
         self._begin(root)
         end = self.log.log.log_end
         kept = [record for record in self.appended if record.offset < end]
+        self._reopen_transactions(kept)
         assert len(kept) >= self.durable, "what was acknowledged at disk is there"
         self.appended = kept
         self.clocks = {offset: when for offset, when in self.clocks.items() if offset < end}
         self.durable = len(kept)
         if self.first_dirty is not None and self.first_dirty > end:
             raise AssertionError("the cleaner passed what was durable")
+
+    def _reopen_transactions(self, kept: list[Appended]) -> None:
+        """A power cut may have taken markers back: then their transactions are undecided again."""
+        there = {record.producer_id for record in kept} - {-1}
+        undecided = {p.producer_id for p in self.log.log.producers if p.transaction_start is not None}
+        assert undecided <= there and self.open & there <= undecided
+        self.aborted -= undecided
+        self.aborted &= there
+        self.open = undecided
+
+    def _found(self) -> list[RawRecord]:
+        """Data records, also of aborted and undecided transactions."""
+        return records_of(Path(self.log.directory), self.log.files)
 
     def _start_clocks(self) -> None:
         """A round begins: no tombstone of now may go before its retention has passed from here on."""
@@ -242,21 +296,28 @@ class LogModel(RuleBasedStateMachine):
     def the_last_word_is_there(self) -> None:
         if not hasattr(self, "log"):
             return
-        newest = {record.key: record for record in self.appended}
+        hidden = self.aborted | self.open
+        newest = {record.key: record for record in self.appended if record.producer_id not in hidden}
         by_offset = {record.offset: record for record in self.appended}
-        found = self.log.records()
+        found = self._found()
         offsets = [record.offset for record in found]
         assert offsets == sorted(set(offsets)), "order"
         for record in found:
             known = by_offset[record.offset]
             assert (record.timestamp, record.key, record.value) == (known.timestamp, known.key, known.value)
+        for record in self.appended:
+            if record.producer_id in self.open:
+                assert record.offset in offsets, "nothing undecided goes"
         for record in newest.values():
             if record.offset not in set(offsets):
                 assert record.value is None, f"the last word on {record.key!r} is lost"
                 due_ms = self.clocks[record.offset] + self.log.config.delete_retention_ms
                 assert due_ms <= self.last_round_ms, f"the delete of {record.key!r} went before its time"
         state = {record.key: record.value for record in newest.values() if record.value is not None}
-        assert self.log.state() == state
+        committed = [r for r in found if by_offset[r.offset].producer_id not in hidden]
+        assert state_of(committed) == state
+        starts = [record.offset for record in self.appended if record.producer_id in self.open]
+        assert self.log.log.stable_offset == min([*starts, self.log.log.log_end])
 
 
 LogModel.TestCase.settings = settings(
