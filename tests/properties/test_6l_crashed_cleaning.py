@@ -1,0 +1,152 @@
+"""6.L: what the six stages of a broker's interrupted cleaning leave behind. Our swap takes the same steps;
+`tests/partition/test_swap_crash.py` stops it at every one of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lastword.partition import PartitionView
+from lastword.segment import names
+from lastword.segment.names import MAX_RELATIVE_OFFSET
+from tests.partition.logs import compacted, fill, indexes_fit, leftovers, make, opened, records
+from tests.partition.nosync import UNSYNCED
+
+FIRST, LAST = 7, 21
+EXTENSIONS = (names.LOG, names.INDEX, names.TIME_INDEX)
+
+
+class Stage:
+    """A directory whose second to fourth segment were rewritten into one, as far as `at` puts the files."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = make(root)
+        log, _ = opened(self.directory, files=UNSYNCED)
+        fill(log, 38)
+        sources = list(log.segments[1:4])
+        assert [s.base_offset for s in sources] == [FIRST, 14, LAST]
+        self.old = records(log)
+        output = compacted(log, sources)
+        gone = {s.base_offset for s in sources}
+        log.abandon()
+        self.new = Path(output.directory)
+        self.sources = sorted(
+            p
+            for p in Path(self.directory).iterdir()
+            if p.is_file() and int(_stem(p)) in gone and _of_segment(p)
+        )
+
+    def put(self, suffix: str, *extensions: str) -> None:
+        """Files of the new segment under this suffix."""
+        for extension in extensions or EXTENSIONS:
+            name = names.segment_file(FIRST, extension)
+            shutil.copy(self.new / name, Path(self.directory) / (name + suffix))
+
+    def set_aside(self) -> None:
+        for path in self.sources:
+            path.rename(f"{path}.deleted")
+
+    def remove_sources(self) -> None:
+        for path in self.sources:
+            path.unlink()
+
+    def recovered(self) -> list:
+        """Records after recovery; a reader without a lock saw them before."""
+        seen = records(PartitionView.load(UNSYNCED, self.directory))
+        log, _ = opened(self.directory, files=UNSYNCED)
+        found = records(log)
+        assert found == seen
+        assert leftovers(self.directory) == [] and indexes_fit(log)  # 122
+        for segment in log.segments:
+            assert segment.next_offset - 1 - segment.base_offset <= MAX_RELATIVE_OFFSET
+        log.abandon()
+        return found
+
+
+def _stem(path: Path) -> str:
+    return path.name.split(".")[0] if path.name[:1].isdigit() else "-1"
+
+
+def _of_segment(path: Path) -> bool:
+    return path.name.endswith(EXTENSIONS)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def cleaned(stage: Stage) -> list:
+    gone = [r for r in stage.old if FIRST <= r[0] < LAST + 7]
+    left = [r for r in stage.old if r not in gone]
+    found = stage.recovered()
+    kept = [r for r in found if r not in left]
+    assert [r for r in found if r in left] == left  # outside of the range nothing changed
+    assert len(kept) < len(gone) and set(kept) < set(gone)
+    return found
+
+
+def test_6L_116_only_cleaned_files(stage: Stage) -> None:
+    stage.put(".cleaned")
+    assert stage.recovered() == stage.old
+
+
+def test_6L_117_the_log_is_swap_and_its_indexes_are_cleaned(stage: Stage) -> None:
+    stage.put(".swap", names.LOG)
+    stage.put(".cleaned", names.INDEX, names.TIME_INDEX)
+    assert stage.recovered() == stage.old
+
+
+def test_6L_118_all_swap_beside_the_old_ones(stage: Stage) -> None:
+    stage.put(".swap")
+    cleaned(stage)
+
+
+def test_6L_119_swap_and_the_old_ones_deleted(stage: Stage) -> None:
+    stage.put(".swap")
+    stage.set_aside()
+    cleaned(stage)
+
+
+def test_6L_120_one_file_still_swap(stage: Stage) -> None:
+    stage.set_aside()
+    stage.put("", names.LOG, names.INDEX)
+    stage.put(".swap", names.TIME_INDEX)
+    cleaned(stage)
+
+
+def test_6L_121_all_final_beside_the_deleted_ones(stage: Stage) -> None:
+    stage.set_aside()
+    stage.put("")
+    cleaned(stage)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s: s.put(".cleaned"),
+        lambda s: s.put(".swap"),
+        lambda s: (s.put(".swap"), s.set_aside()),
+        lambda s: (s.set_aside(), s.put("")),
+        lambda s: (s.remove_sources(), s.put("", names.LOG), s.put(".swap", names.INDEX, names.TIME_INDEX)),
+    ],
+)
+def test_6L_122_nothing_is_left_and_a_second_opening_finds_the_same(
+    stage: Stage, step: Callable[[Stage], object]
+) -> None:
+    step(stage)
+    assert stage.recovered() == stage.recovered()
+
+
+def test_6L_123_opening_removes_what_was_deleted(stage: Stage) -> None:
+    root = Path(stage.directory)
+    for name in ("00000000000000000099.log.deleted", "00000000000000000099.snapshot.deleted"):
+        (root / name).write_bytes(b"anything")
+    keep = root / "00000000000000000099.checkpoint.deleted"  # of a broker's metadata log: not ours to know
+    keep.write_bytes(b"anything")
+    log, _ = opened(stage.directory, files=UNSYNCED)
+    log.abandon()
+    assert [p.name for p in root.glob("*.deleted")] == [keep.name]

@@ -1,0 +1,324 @@
+"""6.T: loading and recovering a log. More by number in `tests/partition/test_producers.py`,
+`test_epochs.py` and `test_truncate.py`."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lastword.clock import ManualClock
+from lastword.errors import CorruptBatchError, LastwordError, StorageError
+from lastword.files import Files
+from lastword.logdir import LogDirectory
+from lastword.partition.open import open_log
+from lastword.records.builder import BatchBuilder
+from lastword.segment import names
+from lastword.segment.recover import inspect
+from tests.doubles.recording import Call, RecordingFiles
+from tests.partition.logs import fill, indexes_fit, pair, records
+from tests.partition.nosync import UNSYNCED
+from tests.properties.support import CONFIG, T, batch, listing, offsets, opened, partition, write_segment
+
+SMALL = CONFIG.replace(segment_bytes=700)
+MAX_INT = 2**31 - 1
+
+
+def home(root: Path, files: Files = UNSYNCED) -> LogDirectory:
+    return LogDirectory.open(root, "a", files, ManualClock(T))
+
+
+def stopped(root: Path, count: int = 20, *, clean: bool = True) -> str:
+    """A log of `count` records in small segments."""
+    log, _ = opened(partition(root), SMALL)
+    fill(log, count)
+    if clean:
+        assert log.close()
+    else:
+        log.abandon()
+    return log.directory
+
+
+def indexes(directory: str) -> dict[str, bytes]:
+    return {
+        name: Path(directory, name).read_bytes()
+        for name in listing(directory)
+        if name.endswith((names.INDEX, names.TIME_INDEX))
+    }
+
+
+def test_6T_238_the_marker_is_gone_after_loading(tmp_path: Path) -> None:
+    with home(tmp_path) as logs:
+        logs.create_topic("users")
+        logs.log("users", 0).append_batch(batch(0, b"a"))
+    marker = tmp_path / names.CLEAN_SHUTDOWN
+    assert marker.exists()
+    logs = home(tmp_path)
+    assert logs.recovery.clean and not marker.exists()
+    assert logs.log("users", 0).log_end == 1 and logs.recovery.partitions[0].clean
+    logs.abandon()
+    logs = home(tmp_path)
+    assert not logs.recovery.clean
+    logs.abandon()
+
+
+def test_6T_238_also_when_loading_fails(tmp_path: Path) -> None:
+    with home(tmp_path) as logs:
+        logs.create_topic("users")
+
+    def fail(call: Call) -> LastwordError | None:
+        if call.name == "listdir" and not (tmp_path / names.CLEAN_SHUTDOWN).exists():
+            return StorageError("no luck", errno=5)
+        return None
+
+    with pytest.raises(StorageError):
+        home(tmp_path, RecordingFiles(UNSYNCED, fail=fail))
+    assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+    logs = home(tmp_path)  # the lock is free, and what happened counts as a crash
+    assert not logs.recovery.clean
+    logs.abandon()
+
+
+def test_6T_239_what_cannot_be_loaded_is_offline_and_the_rest_serves(tmp_path: Path) -> None:
+    """Nothing aborts the opening here: partitions are loaded when they are first used, a damaged one raises
+    its error each time, and the clean-shutdown marker is not given. A directory that fails as a whole:
+    `tests/logdir/test_spread.py`."""
+    with home(tmp_path) as logs:
+        logs.create_topic("users", 2)
+        for number in (0, 1):
+            logs.log("users", number).append_batches([batch(0, b"a")] * 3)
+    path = tmp_path / "users-0" / names.segment_file(0, names.LOG)
+    data = bytearray(path.read_bytes())
+    data[80] ^= 1
+    path.write_bytes(data)
+    (tmp_path / names.CLEAN_SHUTDOWN).unlink()
+    with home(tmp_path) as logs:
+        for _ in range(2):
+            with pytest.raises(CorruptBatchError):
+                logs.log("users", 0)
+        assert logs.log("users", 1).log_end == 3
+    assert path.read_bytes() == data and not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+
+
+def test_6T_240_after_a_clean_stop_nothing_is_walked(tmp_path: Path) -> None:
+    directory = stopped(tmp_path)
+    log, recovery = opened(directory, SMALL, clean=True)
+    assert (log.log_end, recovery.walked, recovery.repaired) == (20, 0, ())
+    assert log.recovery_point == 20
+    log.abandon()
+
+
+def test_6T_241_after_a_crash_all_is_as_it_was(tmp_path: Path) -> None:
+    log, _ = opened(partition(tmp_path), SMALL)
+    fill(log, 20)
+    before = indexes(log.directory)
+    last = log.active.time_index.last
+    log.abandon()
+    log, recovery = opened(log.directory, SMALL, recovery_point=7)
+    assert log.log_end == 20 and indexes(log.directory) == before and log.active.time_index.last == last
+    assert (log.recovery_point, recovery.walked) == (7, 2)
+    log.append_batch(batch(0, b"a"))
+    assert log.recovery_point == 7
+    log.flush()
+    assert log.recovery_point == 21
+    log.abandon()
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_6T_242_missing_indexes_are_built_again(tmp_path: Path, clean: bool) -> None:
+    directory = stopped(tmp_path)
+    before = indexes(directory)
+    for name in before:
+        Path(directory, name).unlink()
+    log, _ = opened(directory, SMALL, clean=clean)
+    assert indexes_fit(log)
+    for number in range(20):
+        assert offsets(log, number)[0] == number and log.offset_at(T + 1000 * number) == number
+    log.abandon()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 7])
+def test_6T_243_indexes_that_are_too_short(tmp_path: Path, size: int) -> None:
+    directory = stopped(tmp_path, clean=False)
+    before = indexes(directory)
+    for name in before:
+        Path(directory, name).write_bytes(b" " * size)
+    log, _ = opened(directory, SMALL)
+    assert indexes(directory) == before and records(log) == [pair(n) for n in range(20)]
+    log.abandon()
+
+
+def test_6T_244_time_indexes_below_the_recovery_point_are_built_too(tmp_path: Path) -> None:
+    """Kafka makes them empty there. Then `retention.ms` and lookups read the whole segment."""
+    directory = stopped(tmp_path, clean=False)
+    before = indexes(directory)
+    for name in before:
+        if name.endswith(names.TIME_INDEX):
+            Path(directory, name).unlink()
+    log, recovery = opened(directory, SMALL, recovery_point=20)
+    assert indexes(directory) == before and any(before.values())
+    assert recovery.walked == len(log.segments)
+    log.abandon()
+
+
+@pytest.mark.parametrize("extension", [names.INDEX, names.TIME_INDEX, names.TXN_INDEX])
+@pytest.mark.parametrize("clean", [False, True])
+def test_6T_245_indexes_without_a_log_go(tmp_path: Path, extension: str, clean: bool) -> None:
+    directory = stopped(tmp_path)
+    for base in (5, 99):
+        Path(directory, names.segment_file(base, extension)).write_bytes(bytes(24))
+    log, _ = opened(directory, SMALL, clean=clean)
+    assert not {names.segment_file(base, extension) for base in (5, 99)} & set(listing(directory))
+    assert records(log) == [pair(n) for n in range(20)]
+    log.abandon()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_6T_247_random_bytes_behind_log_and_index(tmp_path: Path, seed: int) -> None:
+    directory = stopped(tmp_path, clean=False)
+    before = indexes(directory)
+    rng = random.Random(seed)
+    for extension in (names.LOG, names.INDEX):
+        with Path(directory, names.segment_file(14, extension)).open("ab") as file:
+            file.write(rng.randbytes(rng.randrange(1, 500)))
+    log, _ = opened(directory, SMALL)
+    assert records(log) == [pair(n) for n in range(20)] and log.log_end == 20
+    assert indexes(directory) == before
+    log.abandon()
+
+
+@pytest.mark.parametrize("point", [0, 6, 7, 13, 14, 19, 20, 99])
+def test_6T_248_recovery_begins_at_the_recovery_point(tmp_path: Path, point: int) -> None:
+    directory = stopped(tmp_path, clean=False)
+    log, recovery = opened(directory, SMALL, recovery_point=point)
+    assert [s.base_offset for s in log.segments] == [0, 7, 14]
+    assert recovery.walked == {0: 3, 6: 3, 7: 2, 13: 2}.get(point, 1)
+    assert log.recovery_point == min(point, 20)
+    log.abandon()
+
+
+def test_6T_249_offsets_too_far_apart_begin_a_segment(tmp_path: Path) -> None:
+    """With its snapshot and its indexes. (Entries of magic 0 and 1 are not appended.)"""
+    log, _ = opened(partition(tmp_path))
+    log.append_batch(batch(0, b"a"))
+    for _ in range(3):
+        builder = BatchBuilder()
+        builder.append(T, b"k", b"1")
+        builder.append(T, b"k", b"2", offset_delta=MAX_INT)
+        log.append_batch(builder.build())
+    bases = [s.base_offset for s in log.segments]
+    assert bases == [0] + [1 + n * (MAX_INT + 1) for n in range(3)]
+    before = offsets(log, 0)
+    log.abandon()
+    log, _ = opened(log.directory)
+    assert offsets(log, 0) == before and [s.base_offset for s in log.segments] == bases
+    assert indexes_fit(log)
+    snapshots = {name for name in listing(log.directory) if name.endswith(names.SNAPSHOT)}
+    assert snapshots >= {names.segment_file(base, names.SNAPSHOT) for base in bases[1:]}
+    log.abandon()
+
+
+FAR = MAX_INT + 10
+OVERFLOWING = [batch(0, b"a"), batch(5, b"b"), batch(FAR, b"c"), batch(FAR + 3, b"d")]
+
+
+def overflowed(root: Path) -> str:
+    """A segment as brokers before 2.0 could leave it: its offsets do not fit its indexes."""
+    return write_segment(root, 0, b"".join(OVERFLOWING), indexes=False).directory
+
+
+def test_6T_250_an_overflowed_segment_is_refused_by_name(tmp_path: Path) -> None:
+    """Kafka splits it at loading. We change nothing and say so; every record can be read."""
+    directory = overflowed(tmp_path)
+    before = listing(directory)
+    with pytest.raises(CorruptBatchError) as caught:
+        opened(directory)
+    assert caught.value.code == "offset-overflow" and "split" in str(caught.value.remedy)
+    assert listing(directory) == before
+    with pytest.raises(CorruptBatchError):
+        inspect(UNSYNCED, directory, 0, index_interval_bytes=0)
+
+
+@pytest.mark.parametrize("phase", [3, 4, 5])
+def test_6T_251_a_split_that_a_broker_did_not_finish(tmp_path: Path, phase: int) -> None:
+    """3: all `.swap` beside the old one; 4: the old one is gone; 5: the first has its final name. (Before
+    that the old segment counts, see 250.)"""
+    directory = Path(overflowed(tmp_path))
+    whole = [0, 5, FAR, FAR + 3]
+    parts = {0: OVERFLOWING[:2], FAR: OVERFLOWING[2:]}
+    old = directory / names.segment_file(0, names.LOG)
+    if phase == 4:
+        old.rename(f"{old}.deleted")
+    if phase == 5:
+        old.unlink()
+    for base, batches in parts.items():
+        built = write_segment(tmp_path / "parts", base, b"".join(batches))
+        for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
+            suffix = "" if phase == 5 and base == 0 else names.SWAP
+            shutil.copy(built.path(extension), directory / names.segment_file(base, extension, suffix))
+    log, _ = opened(str(directory))
+    assert [s.base_offset for s in log.segments] == [0, FAR]
+    assert offsets(log, 0) == whole and indexes_fit(log)
+    assert not [name for name in listing(str(directory)) if name.endswith(names.SUFFIXES)]
+    log.abandon()
+
+
+def test_6T_255_a_log_that_ends_below_its_log_start(tmp_path: Path) -> None:
+    """It goes on at its log start, as Kafka's does; the old segments stay until they are removed as all that
+    lies below a log start. Nothing of them is read."""
+    directory = stopped(tmp_path, 5)
+    log, _ = opened(directory, log_start=9)
+    assert (log.log_start, log.log_end, offsets(log, 9)) == (9, 9, [])
+    assert log.append_batch(batch(0, b"a")).base_offset == 9
+    assert [s.base_offset for s in log.remove_front()] == [0]
+    assert [s.base_offset for s in log.segments] == [9]
+    log.abandon()
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_6T_257_an_empty_active_segment_gets_its_indexes(tmp_path: Path, clean: bool) -> None:
+    log, _ = opened(partition(tmp_path))
+    fill(log, 3)
+    log.roll()
+    for extension in (names.INDEX, names.TIME_INDEX):
+        Path(log.active.path(extension)).unlink()
+    log.abandon()
+    log, _ = opened(log.directory, clean=clean)
+    assert (log.active.base_offset, log.active.size, log.log_end) == (3, 0, 3)
+    for extension in (names.INDEX, names.TIME_INDEX):
+        assert Path(log.active.path(extension)).read_bytes() == b""
+    assert len(log.segments) == 2
+    log.abandon()
+
+
+@pytest.mark.parametrize("log_start", [0, 7])
+def test_6T_262_an_empty_directory_begins_at_the_given_log_start(tmp_path: Path, log_start: int) -> None:
+    log, _ = opened(partition(tmp_path), log_start=log_start)
+    assert log.log_start == log.log_end == log_start == log.active.base_offset
+    log.abandon()
+
+
+def test_6T_263_a_deleted_directory_without_segments(tmp_path: Path) -> None:
+    """Opening finishes its deletion."""
+    with home(tmp_path) as logs:
+        logs.create_topic("users")
+    gone = tmp_path / f"orders-0.{'a' * 32}-delete"
+    gone.mkdir()
+    with home(tmp_path) as logs:
+        assert logs.topics() == ["users"]
+    assert not gone.exists()
+
+
+def test_6T_264_the_topic_id_is_read_back(tmp_path: Path) -> None:
+    with home(tmp_path) as logs:
+        logs.create_topic("users")
+        given = logs.topic_id("users")
+    assert given is not None and given in (tmp_path / "users-0" / names.PARTITION_METADATA).read_text()
+    with home(tmp_path) as logs:
+        assert logs.topic_id("users") == given
+    assert json.loads((tmp_path / names.CLEAN_SHUTDOWN).read_text())["version"] == 0
+    log, _ = open_log(UNSYNCED, str(tmp_path / "users-0"), "users", 0, CONFIG, ManualClock(T))
+    log.abandon()
