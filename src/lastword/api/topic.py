@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from lastword.api.producers import Call, Producers
     from lastword.api.values import PartitionInfo, SegmentInfo
     from lastword.cleaner import CleanRound, Plan
-    from lastword.retention import Deletion
     from lastword.partition import PartitionLog
+    from lastword.retention import Deletion
     from lastword.tools.verify import Verification
 
 ACKS = ("os", "disk")
