@@ -141,8 +141,10 @@ class Broker:
     directory: Path
     settings: dict[str, str] = field(default_factory=dict)
     java_flags: Sequence[str] = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # starts soon
+    keeps_port: bool = False  # so that kept producers find it again
     _process: subprocess.Popen[bytes] | None = None
     _port: int = 0
+    _controller: int = 0
 
     @property
     def bootstrap(self) -> str:
@@ -163,9 +165,10 @@ class Broker:
         assert self._process is None, "already started"
         self.directory.mkdir(parents=True, exist_ok=True)
         self.home.mkdir(exist_ok=True)
-        self._port, controller = _free_ports(2)
+        if not (self._port and self.keeps_port):
+            self._port, self._controller = _free_ports(2)
         config = self.home / "server.properties"
-        config.write_text("".join(f"{k}={v}\n" for k, v in self._properties(controller).items()))
+        config.write_text("".join(f"{k}={v}\n" for k, v in self._properties(self._controller).items()))
         if not (self.home / "metadata" / "meta.properties").exists():
             self.tools.ask("format", cluster=CLUSTER, config=str(config))
         log = self.home / "server.log"
@@ -229,6 +232,23 @@ class Broker:
         return self.tools.ask(
             "produce", bootstrap=self.bootstrap, topic=topic, batches=lines, config=settings
         )
+
+    def keep_producer(self, name: str, **config: str) -> None:
+        """A producer that stays, with its id and sequences, over stops of the broker."""
+        settings = {k.replace("_", "."): str(v) for k, v in config.items()}
+        self.tools.ask("keep", bootstrap=self.bootstrap, name=name, config=settings)
+
+    def send(self, topic: str, *steps: tuple[str, str | Sequence[KafkaRecord]]) -> list[int]:
+        """What kept producers do: `("name", step)` with begin, commit, abort, close, or records for one
+        batch. Returns the offsets."""
+        lines = [[name, s if isinstance(s, str) else [_to_json(r) for r in s]] for name, s in steps]
+        return self.tools.ask("send", topic=topic, steps=lines)
+
+    def producers(self, topic: str, partition: int = 0) -> list[dict[str, int]]:
+        """What the broker remembers of a partition's producers, by id: id, epoch, sequence, timestamp,
+        coordinator, start (first offset of the open transaction)."""
+        found = self.tools.ask("producers", bootstrap=self.bootstrap, topic=topic, partition=partition)
+        return sorted(found, key=lambda one: one["id"])
 
     def consume(self, *topics: str, isolation: str = "read_uncommitted") -> dict[str, Consumed]:
         """Every partition of the topics, from its first record to the end it has now."""

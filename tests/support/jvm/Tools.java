@@ -67,6 +67,9 @@ public class Tools {
             case "format" -> format(request);
             case "create" -> create(request);
             case "produce" -> produce(request);
+            case "keep" -> keep(request);
+            case "send" -> send(request);
+            case "producers" -> producers(request);
             case "consume" -> consume(request);
             case "dump" -> dump(request);
             default -> throw new IllegalArgumentException("no such request: " + request);
@@ -122,6 +125,62 @@ public class Tools {
             }
         }
         return offsets;
+    }
+
+    static final Map<String, KafkaProducer<byte[], byte[]>> KEPT = new HashMap<>();
+
+    /** Makes a producer that stays, with its id and sequences, whatever the broker does; "name" is its name here. */
+    static JsonNode keep(JsonNode request) throws Exception {
+        Map<String, Object> config = client(request);
+        config.put("key.serializer", ByteArraySerializer.class);
+        config.put("value.serializer", ByteArraySerializer.class);
+        config.put("linger.ms", "60000");
+        config.put("reconnect.backoff.max.ms", "200");
+        config.putAll(strings(request.get("config")));
+        KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(config);
+        if (config.containsKey("transactional.id")) producer.initTransactions();
+        KEPT.put(request.get("name").asText(), producer);
+        return JSON.getNodeFactory().nullNode();
+    }
+
+    /** "steps" of kept producers, each [name, step]: begin, commit, abort, close, or a list of records for one batch. */
+    static JsonNode send(JsonNode request) throws Exception {
+        ArrayNode offsets = JSON.createArrayNode();
+        String topic = request.get("topic").asText();
+        for (JsonNode pair : request.get("steps")) {
+            KafkaProducer<byte[], byte[]> producer = KEPT.get(pair.get(0).asText());
+            JsonNode step = pair.get(1);
+            switch (step.asText()) {
+                case "begin" -> producer.beginTransaction();
+                case "commit" -> producer.commitTransaction();
+                case "abort" -> producer.abortTransaction();
+                case "close" -> KEPT.remove(pair.get(0).asText()).close(Duration.ZERO);
+                default -> {
+                    List<Future<RecordMetadata>> sent = new ArrayList<>();
+                    for (JsonNode r : step)
+                        sent.add(producer.send(new ProducerRecord<>(topic, r.get("partition").asInt(),
+                                r.get("timestamp").isNull() ? null : r.get("timestamp").asLong(),
+                                bytes(r.get("key")), bytes(r.get("value")))));
+                    producer.flush();
+                    for (Future<RecordMetadata> one : sent) offsets.add(one.get().offset());
+                }
+            }
+        }
+        return offsets;
+    }
+
+    /** What the broker remembers of the producers of a partition. */
+    static JsonNode producers(JsonNode request) throws Exception {
+        TopicPartition partition = new TopicPartition(request.get("topic").asText(), request.get("partition").asInt());
+        ArrayNode answer = JSON.createArrayNode();
+        try (Admin admin = Admin.create(client(request))) {
+            admin.describeProducers(List.of(partition)).partitionResult(partition).get().activeProducers().forEach(
+                    p -> answer.addObject().put("id", p.producerId()).put("epoch", p.producerEpoch())
+                            .put("sequence", p.lastSequence()).put("timestamp", p.lastTimestamp())
+                            .put("coordinator", p.coordinatorEpoch().orElse(-1))
+                            .put("start", p.currentTransactionStartOffset().orElse(-1)));
+        }
+        return answer;
     }
 
     /** Every record of a topic from the first offset to the end it had when asked, partition by partition. */

@@ -1,0 +1,190 @@
+"""A broker's producers, idempotent and transactional, go on with their old ids after we wrote, cleaned and
+closed the directory; and what they left undecided stays undecided.
+
+    broker     three producers: plain batches, a commit, an abort, a transaction left open; stops
+    lastword   finds the same producers; appends with a producer of its own, cleans, stops cleanly
+    broker     remembers the same; the producers go on; the open transaction is committed; is killed
+    lastword   recovers, appends, is killed in turn
+    broker     recovers, a producer goes on; stops
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.partition.producer_state import FIRST_NAMED_ID
+from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints
+
+TX = {"transaction_timeout_ms": "600000"}
+
+
+def batch(name: str, *numbers: int) -> list[KafkaRecord]:
+    # Timestamps of now: a broker forgets producers whose records are a day old.
+    now_ms = int(time.time() * 1000)
+    return [KafkaRecord(b"%s-%d" % (name.encode(), n % 7), b"%d" % n * 30, now_ms) for n in numbers]
+
+
+def as_told(log: Any) -> list[dict[str, int]]:
+    return [
+        {
+            "id": p.producer_id,
+            "epoch": p.epoch,
+            "sequence": p.last_sequence,
+            "timestamp": p.last_timestamp,
+            "coordinator": p.coordinator_epoch,
+            "start": -1 if p.transaction_start is None else p.transaction_start,
+        }
+        for p in log.producers
+    ]
+
+
+@dataclass
+class Story:
+    told: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+    found: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+    committed: dict[str, Any] = field(default_factory=dict)
+    everything: dict[str, Any] = field(default_factory=dict)
+    stable: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+    offsets: dict[str, list[int]] = field(default_factory=dict)
+    open_at: int = -1
+    freed: int = 0
+    broker_log: str = ""
+    dumped: str = ""
+
+
+def consumed(broker: Broker, isolation: str) -> Consumed:
+    return broker.consume("users", isolation=isolation)["users-0"]
+
+
+def facts(records: Any) -> list[tuple[int, bytes | None, bytes | None]]:
+    return [(r.offset, r.key, r.value) for r in records]
+
+
+@pytest.fixture(scope="module")
+def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    root = tmp_path_factory.mktemp("producers")
+    broker = Broker(tools, root / "logs", keeps_port=True)
+    told = Story()
+    with broker:
+        broker.create_topics({"users": {"cleanup_policy": "compact", "internal_segment_bytes": 4096}})
+        broker.keep_producer("plain", enable_idempotence="true")
+        broker.keep_producer("one", transactional_id="one", **TX)
+        broker.keep_producer("two", transactional_id="two", **TX)
+        for n in range(0, 60, 3):
+            broker.send("users", ("plain", batch("p", n, n + 1, n + 2)))
+        for end in ("commit", "abort") * 2:
+            broker.send("users", ("one", "begin"), ("two", "begin"))
+            for n in range(0, 10, 2):
+                broker.send("users", ("one", batch("o", n)), ("two", batch("t", n, n + 1)))
+            broker.send("users", ("one", end), ("two", "commit"))
+        broker.send("users", ("one", "begin"))
+        told.offsets["open"] = broker.send("users", ("one", batch("o", 1, 2)), ("plain", batch("p", 60)))
+        told.open_at = told.offsets["open"][0]
+        told.told["first"] = broker.producers("users")
+        told.committed["first"] = consumed(broker, "read_committed").records
+        told.everything["first"] = consumed(broker, "read_uncommitted").records
+    with lastword.open(broker.directory, "a", log_cleaner_enable=False) as logs:
+        topic = logs.topic("users")
+        topic.set_config(cleanup_policy="compact", segment_bytes=4096, min_cleanable_dirty_ratio=0)
+        log = logs._log("users", 0)
+        told.found["first"] = as_told(log)
+        told.stable["first"] = log.stable_offset
+        told.committed["ours"] = list(topic.read())
+        told.everything["ours"] = list(topic.read(isolation="read_uncommitted"))
+        for number in range(4):
+            topic.extend(
+                [(b"mine-%d" % i, b"%d" % number) for i in range(30)], producer="mine", sequence=number
+            )
+        told.freed = sum(done.freed_bytes for done in topic.clean())
+        told.found["closed"] = as_told(log)
+        told.ends["closed"] = log.log_end
+    with broker:
+        told.broker_log = broker.log_text
+        told.told["second"] = broker.producers("users")
+        told.committed["second"] = consumed(broker, "read_committed").records
+        told.offsets["second"] = broker.send(
+            "users", ("plain", batch("p", 70, 71)), ("one", batch("o", 3)), ("one", "commit")
+        )
+        broker.send("users", ("two", "begin"), ("two", batch("t", 50)), ("two", "abort"), ("two", "begin"))
+        told.offsets["left open"] = broker.send("users", ("two", batch("t", 51)))
+        told.told["killed"] = broker.producers("users")
+        told.committed["killed"] = consumed(broker, "read_committed").records
+        broker.kill()
+    logs = lastword.open(broker.directory, "a", log_cleaner_enable=False)
+    log = logs._log("users", 0)
+    told.found["killed"] = as_told(log)
+    told.stable["killed"] = log.stable_offset
+    told.committed["recovered"] = list(logs.topic("users").read())
+    assert logs.topic("users").extend([(b"mine-1", b"again")], producer="mine", sequence=3) == 0
+    assert logs.topic("users").extend([(b"mine-1", b"new")], producer="mine", sequence=4) == 1
+    told.ends["killed"] = log.log_end
+    logs._home("users", 0).abandon()
+    with broker:
+        told.told["third"] = broker.producers("users")
+        told.offsets["third"] = broker.send("users", ("plain", batch("p", 80)), ("two", "commit"))
+        told.committed["third"] = consumed(broker, "read_committed").records
+        broker.send("users", *((name, "close") for name in ("plain", "one", "two")))
+    told.dumped = tools.dump_log(sorted(Path(broker.directory / "users-0").glob("*.log")))
+    yield told
+
+
+def test_we_find_the_producers_that_the_broker_knows(story: Story) -> None:
+    assert len(story.told["first"]) == 3
+    assert story.found["first"] == story.told["first"]
+
+
+def test_an_open_transaction_stays_undecided(story: Story) -> None:
+    assert story.stable["first"] == story.open_at
+    assert facts(story.committed["ours"]) == facts(story.committed["first"])
+    assert facts(story.everything["ours"]) == facts(story.everything["first"])
+    assert len(story.everything["first"]) > len(story.committed["first"])
+    assert all(r.offset < story.open_at for r in story.committed["second"])
+
+
+def test_the_broker_knows_the_same_after_us(story: Story) -> None:
+    """From the snapshot beside our clean-shutdown marker, ours among them."""
+    assert story.freed > 0
+    assert story.found["closed"][:-1] == story.told["first"]
+    assert story.found["closed"][-1]["id"] >= FIRST_NAMED_ID
+    assert story.told["second"] == story.found["closed"]
+    assert "since clean shutdown file was found" in story.broker_log
+
+
+def test_its_producers_go_on_with_their_old_ids(story: Story) -> None:
+    end = story.ends["closed"]
+    assert story.offsets["second"] == [end, end + 1, end + 2]
+    before = {one["id"]: one for one in story.told["first"]}
+    after = {one["id"]: one for one in story.told["killed"]}
+    assert before.keys() <= after.keys()
+    (plain,) = (i for i, one in before.items() if one["coordinator"] == -1)
+    assert after[plain]["sequence"] == before[plain]["sequence"] + 2
+
+
+def test_what_was_committed_after_us_is_there(story: Story) -> None:
+    served = facts(story.committed["killed"])
+    assert {story.open_at, story.ends["closed"] + 2} <= {offset for offset, _, _ in served}
+    assert story.offsets["left open"][0] not in {offset for offset, _, _ in served}
+
+
+def test_after_a_kill_we_find_the_same(story: Story) -> None:
+    assert story.found["killed"] == story.told["killed"]
+    assert story.stable["killed"] == story.offsets["left open"][0]
+    assert facts(story.committed["recovered"]) == facts(story.committed["killed"])
+
+
+def test_after_a_kill_of_ours_the_broker_finds_the_same(story: Story) -> None:
+    told = {one["id"]: one for one in story.told["third"]}
+    for one in story.told["killed"]:
+        if one["id"] < FIRST_NAMED_ID:
+            assert told[one["id"]] == one
+    assert story.offsets["third"] == [story.ends["killed"]]
+    assert story.offsets["left open"][0] in {r.offset for r in story.committed["third"]}
+    assert complaints(story.dumped, emptied=True) == []
