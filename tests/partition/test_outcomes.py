@@ -8,7 +8,7 @@ import pytest
 
 from lastword.errors import DataError
 from lastword.files import DEFAULT
-from lastword.partition import outcomes, scan
+from lastword.partition import outcomes, scan, walk
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.transactions import Fate
 from lastword.partition.transactions import scan as scan_batches
@@ -53,9 +53,14 @@ def directory(tmp_path: Path) -> Path:
     return made
 
 
+def _walk_by_kernels(yes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KERNEL_BYTES", "KERNEL_BYTES_LOADED"):
+        monkeypatch.setattr(walk, name, 0 if yes else 1 << 30)
+
+
 @pytest.fixture(params=["batches", "batches by kernels", "indexes"])
 def view(request: pytest.FixtureRequest, directory: Path, monkeypatch: pytest.MonkeyPatch) -> PartitionView:
-    monkeypatch.setattr(outcomes, "_KERNEL_BYTES", 0 if "kernels" in request.param else 1 << 30)
+    _walk_by_kernels("kernels" in request.param, monkeypatch)
     found = PartitionView.load(DEFAULT, str(directory))
     found.trusted = request.param == "indexes"
     return found
@@ -136,8 +141,8 @@ def test_a_damaged_marker_decides_nothing(directory: Path, bit: int, monkeypatch
         bad[at] ^= 1 << bit
         path.write_bytes(bad)
         view = PartitionView.load(DEFAULT, str(directory))
-        for kernel_bytes in (0, 1 << 30):
-            monkeypatch.setattr(outcomes, "_KERNEL_BYTES", kernel_bytes)
+        for by_kernels in (True, False):
+            _walk_by_kernels(by_kernels, monkeypatch)
             for plain in (True, False):
                 shown, epoch = [], start + 12 <= at < start + 16  # which no checksum covers, and nobody minds
                 try:

@@ -16,17 +16,16 @@ begins again from where it was).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
 from lastword.partition.segment_set import SegmentSet
-from lastword.partition.transactions import Decisions, Fate, control_of, scan
+from lastword.partition.transactions import Decisions, Fate, scan
+from lastword.partition.walk import walk
 from lastword.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from lastword.records.control import ControlRecord
-from lastword.records.formats import check_crc
 from lastword.segment import names
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction, check_entries, collect_over, decode_entries
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lastword.records.chunk import Chunk
-
-_KERNEL_BYTES = 4 << 20  # from here on the kernels walk headers faster, loading them included
 
 
 class Readable(Protocol):
@@ -141,9 +138,7 @@ def _special_batches(
         due = segment.base_offset
         bound = segments[at + 1].base_offset if at + 1 < len(segments) else 1 << 63
         first = segment.position_of(start) if start > segment.base_offset else 0
-        loaded = "lastword.kernels" in sys.modules
-        many = segment.size - first > (_KERNEL_BYTES // 16 if loaded else _KERNEL_BYTES)
-        for header, marker in (_by_kernels if many else _plainly)(segment, first):
+        for header, marker in walk(segment, first, verify=True):
             if header.base_offset < due or header.last_offset >= bound:
                 raise CorruptBatchError(
                     f"offsets {header.base_offset}-{header.last_offset} do not lie in [{due}, {bound})",
@@ -158,26 +153,3 @@ def _special_batches(
                 return
             if header.transactional or header.control:
                 yield header, marker
-
-
-def _plainly(segment: Segment, first: int) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
-    """Every batch."""
-    for header in segment.headers(first):
-        data = segment.read_batch(header)
-        check_crc(data, header, segment.file, position=0)
-        yield header, control_of(data, header, segment.file, position=0)
-
-
-def _by_kernels(segment: Segment, first: int) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
-    """The special ones; a chunk's offsets rise, or it would not be given out."""
-    from lastword.kernels import table as fields
-
-    for chunk in segment.chunk_reader(first, inflate=False):
-        special = chunk.table[:, fields.ATTRIBUTES] & (fields.TRANSACTIONAL | fields.CONTROL)
-        for row in special.nonzero()[0].tolist():
-            header = chunk.header(row)
-            marker = None
-            if header.control:
-                at = int(chunk.table[row, fields.POSITION])
-                marker = control_of(chunk.raw.data, header, chunk.file, position=at)
-            yield header, marker

@@ -20,7 +20,7 @@ from lastword.files import Files
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
-from lastword.partition.transactions import control_of
+from lastword.partition.walk import walk
 from lastword.records.batch import BatchHeader
 from lastword.records.control import ControlRecord
 from lastword.segment.segment import Segment
@@ -138,11 +138,8 @@ def batches_of_producers(
 ) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
     """Headers in [start, end) offsets that have a producer id, and of markers their content."""
     position = segment.position_of(start) if start > segment.base_offset else 0
-    for header in segment.headers(position):
+    for header, marker in walk(segment, position, verify=False):
         if header.last_offset >= end:
             return
         if header.producer_id >= 0 and header.base_offset >= start:
-            marker = None
-            if header.control:
-                marker = control_of(segment.read_batch(header), header, segment.file, position=0)
             yield header, marker
