@@ -1,0 +1,309 @@
+"""6.U: append, read, roll. More by number in `tests/partition/test_truncate.py` and `test_producers.py`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import InvalidTopicError, KeyRequiredError, OffsetOutOfRangeError, RecordTooLargeError
+from lastword.partition.open import open_log
+from lastword.segment import names
+from lastword.segment.names import PartitionDir, SegmentFile
+from tests.partition.logs import fill
+from tests.partition.nosync import UNSYNCED
+from tests.properties.support import (
+    CONFIG,
+    T,
+    batch,
+    listing,
+    offsets,
+    opened,
+    partition,
+    read,
+    records_of,
+    write_segment,
+)
+
+HOUR = 3_600_000
+
+
+def bases(log: Any) -> list[int]:
+    return [s.base_offset for s in log.segments]
+
+
+def test_6U_265_rolling_by_time(tmp_path: Path) -> None:
+    clock = ManualClock(T)
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=HOUR), clock=clock)
+    clock.advance(HOUR + 1)
+    log.append_batch(batch(0, b"a", timestamp=-1))  # the empty segment is old, and is not rolled
+    assert bases(log) == [0]
+    for number in range(1, 5):
+        clock.advance(HOUR + 1)
+        log.append_batch(batch(0, b"a", timestamp=-1))
+        assert len(log.segments) == number + 1
+    now = clock.now_ms()
+    log.append_batch(
+        batch(0, b"a", timestamp=now + HOUR + 1)
+    )  # the records' time decides, once they have one
+    before = bases(log)
+    log.append_batch(batch(0, b"a", timestamp=now))
+    clock.advance(10 * HOUR)
+    log.append_batch(batch(0, b"a", timestamp=now))  # an old time never rolls
+    assert log.append_batches([]) == []  # nor does nothing
+    assert len(log.segments) <= len(before) + 1
+    count = len(log.segments)
+    log.append_batch(batch(0, b"a", timestamp=now + 3 * HOUR))
+    assert len(log.segments) == count + 1
+    log.abandon()
+
+
+def test_6U_265_the_times_of_records_decide(tmp_path: Path) -> None:
+    clock = ManualClock(T)
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=HOUR), clock=clock)
+    log.append_batch(batch(0, b"a", timestamp=T))
+    clock.advance(100 * HOUR)
+    for late in (-HOUR, 0, HOUR):
+        log.append_batch(batch(0, b"a", timestamp=T + late))
+    assert bases(log) == [0]
+    log.append_batch(batch(0, b"a", timestamp=T + HOUR + 1))
+    assert bases(log) == [0, 4]
+    log.abandon()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_6U_266_jitter_is_taken_off(tmp_path: Path, seed: int) -> None:
+    """Of every segment another part; never more than it says."""
+    config = CONFIG.replace(segment_ms=HOUR, segment_jitter_ms=HOUR // 10)
+    log, _ = open_log(
+        UNSYNCED, partition(tmp_path), "users", 0, config, ManualClock(T), rng=random.Random(seed)
+    )
+    waits = []
+    time = T
+    for _ in range(3):
+        began = time
+        log.append_batch(batch(0, b"a", timestamp=time))
+        count = len(log.segments)
+        while len(log.segments) == count:
+            time += HOUR // 100
+            log.append_batch(batch(0, b"a", timestamp=time))
+        waits.append(time - began)
+    assert all(HOUR - HOUR // 10 < wait <= HOUR + HOUR // 100 for wait in waits)
+    log.abandon()
+
+
+def test_6U_267_rolling_by_size(tmp_path: Path) -> None:
+    one = len(batch(0, b"a"))
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=10 * one))
+    log.append_batches([batch(0, b"a")] * 10)
+    assert bases(log) == [0]
+    log.append_batch(batch(0, b"a"))
+    assert bases(log) == [0, 10]
+    log.abandon()
+
+
+def test_6U_268_an_empty_active_segment_is_not_rolled(tmp_path: Path) -> None:
+    """Kafka deletes and makes it again. And indexes without any room roll before each batch, not for ever."""
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=4))
+    for _ in range(3):
+        log.roll()
+    assert bases(log) == [0]
+    for _ in range(4):
+        log.append_batch(batch(0, b"a"))
+    assert bases(log) == [0, 1, 2, 3] and offsets(log, 0) == [0, 1, 2, 3]
+    log.roll()
+    log.roll()
+    assert bases(log) == [0, 1, 2, 3, 4]
+    log.abandon()
+
+
+def test_6U_269_every_offset_gives_its_record(tmp_path: Path) -> None:
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=300))
+    for number in range(30):
+        log.append_batch(batch(0, b"value-%d" % number))
+    for number in range(30):
+        found = list(read(log, number, number + 1))
+        assert [(r.offset, r.value) for r in found] == [(number, b"value-%d" % number)]
+    assert offsets(log, 30) == []
+    log.abandon()
+
+
+def test_6U_270_a_read_in_a_hole_gives_the_next_record(tmp_path: Path) -> None:
+    at = [*range(50), *range(50, 200, 7)]
+    segment = write_segment(tmp_path, 0, b"".join(batch(o, b"a") for o in at))
+    log, _ = opened(segment.directory)
+    for start in range(50, at[-1] + 1):
+        assert offsets(log, start)[0] == next(o for o in at if o >= start)
+    assert offsets(log, at[-1] + 1) == []
+    log.abandon()
+
+
+def test_6U_271_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> None:
+    segment = write_segment(tmp_path, 0, batch(0, b"a"))
+    write_segment(tmp_path, 5, batch(5, b"b", b"c"))
+    log, _ = opened(segment.directory)
+    for start in range(1, 6):
+        assert offsets(log, start) == [5, 6]
+    log.abandon()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 60, 1000])
+def test_6U_272_a_batch_is_given_whole_however_large(tmp_path: Path, chunk_bytes: int) -> None:
+    """No reader is given a part of a batch; nothing is read of an empty range."""
+    log, _ = opened(partition(tmp_path))
+    log.append_batches([batch(0, b"x" * 500), batch(0, b"a"), batch(0, b"y" * 9000)])
+    ends = [chunk.next_offset for chunk in log.chunks(0, chunk_bytes=chunk_bytes)]
+    assert ends[-1] == 3 and len(ends) >= 2
+    assert list(log.chunks(0, 0)) == [] == list(log.chunks(3))
+    log.abandon()
+
+
+def test_6U_273_reads_outside_the_log(tmp_path: Path) -> None:
+    with lastword.open(tmp_path, "a") as logs:
+        users = logs.create_topic("users")
+        for _ in range(5):
+            users.append(b"k", b"v")
+        users.trim(before=2)
+        for offset in (0, 1, 6, 99):
+            with pytest.raises(OffsetOutOfRangeError):
+                list(users.read(start=offset))
+        assert [r.offset for r in users.read(start=2)] == [2, 3, 4]
+        assert list(users.read(start=5)) == []
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_6U_274_an_offset_inside_a_compressed_batch_leads_to_the_batch(tmp_path: Path, codec: int) -> None:
+    log, _ = opened(partition(tmp_path))
+    log.append_batches([batch(0, b"hello", b"there", codec=codec), batch(0, b"alpha", b"beta", codec=codec)])
+    assert offsets(log, 0) == [0, 1, 2, 3] == offsets(log, 1)
+    assert offsets(log, 2) == offsets(log, 3) == [2, 3]
+    log.abandon()
+
+
+def test_6U_275_a_roll_syncs_what_it_closes(tmp_path: Path) -> None:
+    """At once; Kafka does it in the background."""
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=500))
+    fill(log, 30)
+    assert len(log.segments) > 3 and log.recovery_point == log.active.base_offset == log.synced_to
+    log.abandon()
+
+
+def test_6U_276_a_batch_larger_than_a_segment(tmp_path: Path) -> None:
+    """By batch, where Kafka counts a call: we spread the batches of one over segments."""
+    one = batch(0, b"x" * 50)
+    log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=len(one) - 1))
+    with pytest.raises(RecordTooLargeError, match=r"segment\.bytes"):
+        log.append_batch(one)
+    log.config = CONFIG.replace(segment_bytes=len(one))
+    log.append_batches([one, one, one])
+    assert bases(log) == [0, 1, 2] and log.log_end == 3
+    log.abandon()
+
+
+@pytest.mark.parametrize("codec", ["producer", "gzip", "lz4"])
+def test_6U_277_a_compacted_topic_takes_no_record_without_a_key(tmp_path: Path, codec: str) -> None:
+    with lastword.open(tmp_path, "a") as logs:
+        users = logs.create_topic("users", cleanup_policy="compact", compression_type=codec)
+        with pytest.raises(KeyRequiredError):
+            users.append(None, b"v")
+        with pytest.raises(KeyRequiredError):
+            users.extend([(b"k", b"v"), (None, b"v"), (b"k", b"v")])
+        assert list(users.read()) == []  # the whole group is refused
+        users.append(b"k", b"v")
+        assert [r.key for r in users.read()] == [b"k"]
+
+
+def test_6U_278_a_batch_above_max_message_bytes(tmp_path: Path) -> None:
+    """The batch's whole size counts, strictly; what lies in the log already is read whatever the setting."""
+    one = batch(0, b"x" * 50)
+    log, _ = opened(partition(tmp_path), CONFIG.replace(max_message_bytes=len(one)))
+    log.append_batch(one)
+    with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes"):
+        log.append_batches([batch(0, b"a"), batch(0, b"x" * 51)])
+    assert log.log_end == 1  # the first of the call neither
+    log.abandon()
+    log, _ = opened(log.directory, CONFIG.replace(max_message_bytes=10))
+    assert offsets(log, 0) == [0]
+    log.abandon()
+
+
+def test_6U_282_time_index_entries_of_single_appends(tmp_path: Path) -> None:
+    """One for each batch but the first, with an interval that every batch exceeds."""
+    log, _ = opened(partition(tmp_path), CONFIG.replace(index_interval_bytes=1))
+    for number in range(12):
+        log.append_batch(batch(0, b"a", timestamp=T + 10 * number))
+    assert [e.offset for e in log.active.time_index.entries()] == list(range(1, 12))
+    log.abandon()
+
+
+def test_6U_285_null_key_and_null_value(tmp_path: Path) -> None:
+    with lastword.open(tmp_path, "a") as logs:
+        events = logs.create_topic("events", cleanup_policy="delete")
+        events.append(None, None)
+        assert [(r.offset, r.key, r.value) for r in events.read()] == [(0, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "parsed"),
+    [
+        ("users-0", ("users", 0, "")),
+        ("a.b.c-12", ("a.b.c", 12, "")),
+        ("user-events-3", ("user-events", 3, "")),
+        (f"a.b-3.{'0f' * 16}-delete", ("a.b", 3, "delete")),
+        (f"a.b-3.{'0f' * 16}-future", ("a.b", 3, "future")),
+        (f"a.b-3.{'0f' * 16}-stray", ("a.b", 3, "stray")),
+        ("", None),
+        ("users", None),
+        ("-0", None),
+        ("users-", None),
+        ("users-1a", None),
+        ("users--", None),
+        ("users-0-delete", None),
+        ("us ers-0", None),
+    ],
+)
+def test_6U_290_names_of_partition_directories(name: str, parsed: tuple[str, int, str] | None) -> None:
+    """What is none is ignored (`logdir.discover`); a broker does not start beside it."""
+    found = names.parse_partition_dir(name)
+    assert found == (PartitionDir(*parsed) if parsed else None)
+    if parsed and not parsed[2]:
+        assert names.partition_dir(parsed[0], parsed[1]) == name
+
+
+def test_6U_291_names_of_deleted_directories_fit(tmp_path: Path) -> None:
+    for topic in ("a" * 249, "a"):
+        for partition_number in (0, 2**31 - 1):
+            name = names.marked_partition_dir(topic, partition_number, "delete", "0f" * 16)
+            assert len(name) <= 255
+            parsed = names.parse_partition_dir(name)
+            assert parsed is not None and topic.startswith(parsed.topic)
+            assert (parsed.partition, parsed.marker) == (partition_number, "delete")
+    (tmp_path / name).mkdir()
+    with pytest.raises(InvalidTopicError):
+        names.check_topic("a" * 250)
+
+
+@pytest.mark.parametrize("offset", [0, 23423423, 2**63 - 1])
+def test_6U_292_the_offset_in_a_file_name(offset: int) -> None:
+    for extension in (*names.SEGMENT_EXTENSIONS, names.SNAPSHOT):
+        for suffix in ("", *names.SUFFIXES):
+            name = names.segment_file(offset, extension, suffix)
+            assert names.parse_segment_file(name) == SegmentFile(offset, extension, suffix)
+            assert len(name.split(".")[0]) == 20 and int(name.split(".")[0]) == offset
+
+
+def test_6U_293_a_segment_begins_at_the_log_end(tmp_path: Path) -> None:
+    """Nobody names the base of a new segment, so none can lie below the active one. After a truncation into a
+    gap the log end is what was asked for, and so is the next base."""
+    segment = write_segment(tmp_path, 0, batch(0, b"a") + batch(9, b"b"))
+    log, _ = opened(segment.directory)
+    log.truncate_to(5)
+    log.roll()
+    assert bases(log) == [0, 5] and log.append_batch(batch(0, b"c")).base_offset == 5
+    assert [r.offset for r in records_of(Path(log.active.file).read_bytes())] == [5]
+    assert names.segment_file(5, names.LOG) in listing(log.directory)
+    log.abandon()

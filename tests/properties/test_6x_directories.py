@@ -1,0 +1,184 @@
+"""6.X: checkpoints and directories. Epochs by number: `tests/partition/test_epochs.py`; the log-start
+checkpoint: `tests/retention/test_6v.py`."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from lastword.clock import ManualClock
+from lastword.errors import CorruptFileError, InconsistentTopicIdError, LogDirLockedError, StorageError
+from lastword.logdir import LogDirectory, TopicPartition
+from lastword.logdir.checkpoints import OffsetCheckpoint
+from lastword.logdir.identity import check_topic_id, record_topic_id
+from lastword.segment import names
+from tests.partition.nosync import UNSYNCED
+from tests.properties.support import T, batch, records_of
+
+ID, OTHER = "Tz1YQeE9QeWVYn2ySRjWHg", "Az1YQeE9QeWVYn2ySRjWHg"
+
+
+def home(root: Path, clock: ManualClock | None = None) -> LogDirectory:
+    return LogDirectory.open(root, "a", UNSYNCED, clock or ManualClock(T))
+
+
+def filled(root: Path, count: int = 3) -> None:
+    with home(root) as logs:
+        logs.create_topic("users")
+        logs.log("users", 0).append_batches([batch(0, b"a")] * count)
+
+
+def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
+    checkpoint = OffsetCheckpoint(UNSYNCED, str(tmp_path), names.RECOVERY_POINTS)
+    path = Path(checkpoint.path)
+    assert checkpoint.read() == {}
+    orders = TopicPartition("orders", 3)
+    for offset in (42, 7):
+        checkpoint.update({orders: offset})
+        assert path.read_bytes() == b"0\n1\norders 3 %d\n" % offset
+        assert checkpoint.read() == {orders: offset}
+    many = {TopicPartition("t", number): 10 * number for number in range(1000)}
+    checkpoint.update(many)
+    assert checkpoint.read() == {orders: 7} | many
+    path.write_bytes(b"")
+    assert checkpoint.read() == {}
+    for bad in (
+        b"10\n0\n",
+        b"x\n0\n",
+        b"0\n",
+        b"0\n-1\n",
+        b"0\n2\na 0 1\n",
+        b"0\n1\na 0\n",
+        b"0\n1\na b c\n",
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(CorruptFileError):
+            checkpoint.read()
+        assert checkpoint.read_sound() == {}  # what it costs: a longer recovery
+
+
+def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:
+    """Kafka's lenient write forgives that the directory has another name by now. Ours is not written: the log
+    is let go before its directory is renamed, and its lines go with it."""
+    filled(tmp_path)
+    with home(tmp_path) as logs:
+        logs.log("users", 0).append_batch(batch(0, b"a"))
+        logs.sync()
+        logs.delete_topic("users")
+        assert TopicPartition("users", 0) not in logs.checkpoints.recovery_points.read()
+        logs.sync()
+    assert "users" not in (tmp_path / names.RECOVERY_POINTS).read_text()
+    gone = OffsetCheckpoint(UNSYNCED, str(tmp_path / "nowhere"), names.RECOVERY_POINTS)
+    with pytest.raises(StorageError):
+        gone.update({TopicPartition("users", 0): 1})
+
+
+@pytest.mark.parametrize(
+    "text", ['{"version":0,"brokerEpoch":7}', '{"version":0,"more":[1]}', "", "nonsense"]
+)
+def test_6X_335_the_clean_shutdown_file(tmp_path: Path, text: str) -> None:
+    """Only that it is there counts: very old brokers left it empty. We name no broker epoch."""
+    filled(tmp_path)
+    marker = tmp_path / names.CLEAN_SHUTDOWN
+    assert json.loads(marker.read_text()) == {"version": 0, "brokerEpoch": -1}
+    marker.write_text(text)
+    with home(tmp_path) as logs:
+        assert logs.recovery.clean
+    marker.unlink()
+    logs = home(tmp_path)
+    assert not logs.recovery.clean
+    logs.abandon()
+
+
+def test_6X_336_the_id_of_a_topic(tmp_path: Path) -> None:
+    record_topic_id(UNSYNCED, str(tmp_path), ID)
+    assert (tmp_path / names.PARTITION_METADATA).read_bytes() == b"version: 0\ntopic_id: " + ID.encode()
+    record_topic_id(UNSYNCED, str(tmp_path), ID)
+    assert check_topic_id(UNSYNCED, str(tmp_path), ID) == ID
+    with pytest.raises(InconsistentTopicIdError):
+        record_topic_id(UNSYNCED, str(tmp_path), OTHER)
+    assert check_topic_id(UNSYNCED, str(tmp_path), None) == ID
+
+
+def test_6X_337_one_writer(tmp_path: Path) -> None:
+    """The lock file stays, so that nobody locks a file that has lost its name; it locks nothing then."""
+    logs = home(tmp_path)
+    with pytest.raises(LogDirLockedError):
+        home(tmp_path)
+    logs.close()
+    assert (tmp_path / names.LOCK).exists()
+    home(tmp_path).close()
+
+
+def test_6X_338_no_marker_after_a_failure(tmp_path: Path) -> None:
+    """And the other directory's is given all the same: `tests/logdir/test_spread.py`."""
+    filled(tmp_path)
+    logs = home(tmp_path)
+    logs.log("users", 0).retire(StorageError("gone", errno=errno.EIO))
+    logs.close()
+    assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+
+
+def test_6X_338_no_marker_while_not_all_was_loaded(tmp_path: Path) -> None:
+    """After a crash every partition must have been recovered once before the directory counts as clean."""
+    filled(tmp_path)
+    (tmp_path / names.CLEAN_SHUTDOWN).unlink()
+    home(tmp_path).close()
+    assert not (tmp_path / names.CLEAN_SHUTDOWN).exists()
+    with home(tmp_path) as logs:
+        assert logs.log("users", 0).log_end == 3
+    assert (tmp_path / names.CLEAN_SHUTDOWN).exists()
+
+
+def test_6X_339_the_recovery_point_checkpoint(tmp_path: Path) -> None:
+    with home(tmp_path) as logs:
+        logs.create_topic("users", 3)
+        for number in range(3):
+            logs.log("users", number).append_batches([batch(0, b"a")] * (number + 1))
+        logs.log("users", 1).flush()
+        logs.sync()
+        found = logs.checkpoints.recovery_points.read()
+        assert found == {
+            TopicPartition("users", number): logs.log("users", number).recovery_point for number in range(3)
+        }
+        assert found[TopicPartition("users", 2)] == 3
+    with home(tmp_path) as logs:  # lines of partitions that nobody touched stay
+        logs.log("users", 0).append_batch(batch(0, b"a"))
+        logs.sync()
+        assert logs.checkpoints.recovery_points.read() == found | {TopicPartition("users", 0): 2}
+
+
+def test_6X_341_directories_of_a_broker_that_are_no_topics(tmp_path: Path) -> None:
+    filled(tmp_path)
+    for name in ("remote-log-index-cache", "__cluster_metadata-0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / names.segment_file(0, names.LOG)).write_bytes(batch(0, b"a"))
+    with home(tmp_path) as logs:
+        assert logs.topics() == ["users"] and len(logs.topic_partitions()) == 1
+    for name in ("remote-log-index-cache", "__cluster_metadata-0"):
+        assert (tmp_path / name / names.segment_file(0, names.LOG)).exists()
+
+
+def test_6X_342_a_deleted_directory_waits_for_its_delay(tmp_path: Path) -> None:
+    """Under its new name; who reads goes on reading."""
+    clock = ManualClock(T)
+    with home(tmp_path, clock) as logs:
+        logs.create_topic("users", 1, {"file.delete.delay.ms": "1m"})
+        log = logs.log("users", 0)
+        log.append_batch(batch(0, b"a"))
+        reader = log.view().segments[0]
+        header = next(reader.headers())
+        logs.delete_topic("users")
+        (gone,) = [p for p in tmp_path.iterdir() if p.name.endswith("-delete")]
+        assert logs.topics() == [] and not (tmp_path / "users-0").exists()
+        assert [p.name for p in gone.glob("*.log")] == [names.segment_file(0, names.LOG)]
+        assert records_of(reader.read_batch(header))[0].value == b"a"
+        logs.create_topic("users")  # another topic of that name does not disturb it
+        clock.advance(59_999)
+        assert logs.remove_waste() == 0 and gone.exists()
+        clock.advance(1)
+        assert logs.remove_waste() == 1 and not gone.exists()
+        assert logs.topics() == ["users"]
