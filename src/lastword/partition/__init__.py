@@ -2,7 +2,9 @@
 
 Stands on `segment`. `log.py` is the writing side: append, roll, sync, replace, and what is promised at which
 level. `view.py` is the reading side, without a lock. `swap.py` publishes rewritten segments and says what
-every crash of that leaves. `open.py` puts right what a crash left. Start reading at log.py.
+every crash of that leaves. `open.py` puts right what a crash left. `producer_state.py` is what a partition
+remembers of its producers, `replay.py` how that is found again, `named.py` the journal of producers with
+names. Start reading at log.py.
 """
 
 from lastword.partition.log import AppendedBatch, PartitionLog
