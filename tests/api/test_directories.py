@@ -1,0 +1,327 @@
+"""Several directories as one, retention and trimming, as users see them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.cli.main import run
+from lastword.clock import ManualClock
+from lastword.errors import (
+    DuplicatePartitionError,
+    LogDirLockedError,
+    NoPolicyError,
+    OfflineError,
+    OffsetOutOfRangeError,
+    StorageError,
+    SyncFailedError,
+    TopicExistsError,
+    UsageError,
+)
+from lastword.metrics import DIR_OFFLINE
+from tests.doubles.failing import FailingFiles
+from tests.partition.nosync import UNSYNCED
+
+HOUR = 3_600_000
+
+
+def opened(path: object, mode: str = "a", **more):  # type: ignore[no-untyped-def]
+    return lastword.open(path, mode, **({"files": UNSYNCED, "clock": ManualClock()} | more))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> list[str]:
+    return [str(tmp_path / name) for name in ("d1", "d2", "d3")]
+
+
+def fill(logs, topic: str = "users", count: int = 60) -> dict[bytes, bytes]:  # type: ignore[no-untyped-def]
+    pairs = {b"k%d" % n: b"v%d" % n for n in range(count)}
+    logs.topic(topic).extend(pairs)
+    return pairs
+
+
+def test_a_topic_is_spread_and_read_as_one(roots: list[str]) -> None:
+    with opened(roots) as logs:
+        logs.create_topic("users", 5, cleanup_policy="compact")
+        pairs = fill(logs)
+        assert [len(list(Path(root).glob("users-*"))) for root in roots] == [2, 2, 1]
+        assert {info.dir for info in logs.topic("users").describe()} == set(roots)
+    with opened(list(reversed(roots)), "r") as logs:  # the order of the list does not matter
+        assert {r.key: r.value for r in logs.topic("users").read()} == pairs
+        assert logs.topic("users").config.cleanup_policy == {"compact"}
+        assert logs.topic("users").partitions == 5
+
+
+def test_settings_lie_in_one_place(roots: list[str]) -> None:
+    with opened(roots) as logs:
+        logs.create_topic("users", 3, cleanup_policy="compact", key_serializer="str")
+        logs.create_topic("events", 3, cleanup_policy="delete", retention_ms="1h")
+        assert sum(Path(root, "lastword.toml").exists() for root in roots) == 1
+        logs.topic("users").set_config(segment_bytes="1MiB")
+        logs.delete_topic("events")
+    with opened(roots, "r") as logs:
+        assert [topic.name for topic in logs.topics()] == ["users"]
+        assert logs.topic("users").config.segment_bytes == 1 << 20
+        assert logs.topic("users").serializer_names[0] == "str"
+
+
+def test_a_state_over_several_directories(roots: list[str]) -> None:
+    with opened(roots) as logs:
+        users = logs.state("users", partitions=4)
+        users.update({str(n): n for n in range(50)})
+    with opened(roots, "r") as logs:
+        assert dict(logs.state("users")) == {str(n): n for n in range(50)}
+
+
+class TestOneThatFails:
+    def broken(self, path: str):  # type: ignore[no-untyped-def]
+        """As OsFiles, but that directory cannot be listed any more."""
+
+        class Files(type(UNSYNCED)):  # type: ignore[misc]
+            def listdir(self, at):  # type: ignore[no-untyped-def]
+                if str(at).startswith(path):
+                    raise StorageError(f"cannot list {at}: Input/output error", file=str(at), errno=5)
+                return super().listdir(at)
+
+        return Files()
+
+    def test_the_rest_serves(self, roots: list[str]) -> None:
+        with opened(roots) as logs:
+            logs.create_topic("users", 6, cleanup_policy="compact")
+            pairs = fill(logs)
+        with opened(roots, files=self.broken(roots[1])) as logs:
+            assert list(logs.offline) == [roots[1]]
+            assert DIR_OFFLINE.value(os.path.realpath(roots[1])) == 1
+            users = logs.topic("users")
+            assert users.partitions == 6  # not fewer: keys would go to other partitions
+            seen: dict[bytes, bytes] = {}
+            for partition in range(6):
+                if partition in (1, 4):
+                    with pytest.raises(OfflineError, match="Input/output error"):
+                        list(users.read(partition=partition))
+                    with pytest.raises(OfflineError):
+                        users.append(b"k", b"v", partition=partition)
+                else:
+                    seen.update({r.key: r.value for r in users.read(partition=partition)})
+                    users.append(b"more", b"v", partition=partition)
+            assert seen.items() <= pairs.items() and 0 < len(seen) < len(pairs)
+            with pytest.raises(OfflineError) as caught:
+                logs.clean()
+            assert len(caught.value.rounds) == 4  # type: ignore[attr-defined]
+            for call in (lambda: logs.create_topic("new"), lambda: logs.delete_topic("users")):
+                with pytest.raises(OfflineError):
+                    call()
+            with pytest.raises(TopicExistsError):
+                logs.create_topic("users")
+        with opened(roots) as logs:
+            assert logs.offline == {}
+            assert DIR_OFFLINE.value(os.path.realpath(roots[1])) == 0
+            assert {r.key for r in logs.topic("users").read(partition=1)} <= pairs.keys()
+
+    def test_a_failed_sync_while_open(self, roots: list[str]) -> None:
+        with opened(roots[:2]) as logs:
+            logs.create_topic("users", 2, cleanup_policy="compact")
+        files = FailingFiles(UNSYNCED, "EIO on fsync", 0)
+
+        class OneRoot(FailingFiles):
+            """What fails stays in the directory that it happened in."""
+
+            def offline(self, path):  # type: ignore[no-untyped-def]
+                return self._offline if str(path).startswith(roots[0]) else None
+
+            def _fails(self, call):  # type: ignore[no-untyped-def]
+                return super()._fails(call) if call.path.startswith(roots[0]) else None
+
+        files = OneRoot(UNSYNCED, "EIO on fsync", 0)
+        logs = opened(roots[:2], files=files)
+        users = logs.topic("users")
+        for partition in (0, 1):
+            users.append(b"k", b"v", partition=partition)
+        files.arm()
+        with pytest.raises(SyncFailedError):
+            users.append(b"k", b"v", partition=0, ack="disk")
+        for _ in range(2):
+            with pytest.raises(SyncFailedError):
+                users.append(b"k", b"v", partition=0)
+            users.append(b"k", b"v", partition=1, ack="disk")
+        assert list(logs.offline) == [roots[0]]
+        assert [r.value for r in users.read(partition=1)] == [b"v"] * 3
+        with pytest.raises(SyncFailedError):
+            logs.close()
+        assert not Path(roots[0], ".kafka_cleanshutdown").exists()
+        assert Path(roots[1], ".kafka_cleanshutdown").exists()
+
+    def test_all_of_them(self, roots: list[str]) -> None:
+        with opened(roots[:1]) as logs:
+            logs.create_topic("users")
+        with pytest.raises(StorageError):
+            opened(roots[:1], files=self.broken(roots[0]))
+
+    def test_a_lock_is_no_failure(self, roots: list[str]) -> None:
+        with opened(roots[1]), pytest.raises(LogDirLockedError):
+            opened(roots)
+        with opened(roots):  # and nothing stays locked behind it
+            pass
+
+
+def test_one_partition_twice(roots: list[str]) -> None:
+    with opened(roots[0]) as logs:
+        logs.create_topic("users", 1)
+    shutil.copytree(f"{roots[0]}/users-0", f"{roots[1]}/users-0")
+    for mode in ("r", "a"):
+        with pytest.raises(DuplicatePartitionError):
+            opened(roots[:2], mode)
+    with opened(roots[:1]):
+        pass
+
+
+def test_moving(roots: list[str]) -> None:
+    with opened(roots[:2]) as logs:
+        logs.create_topic("users", 2, cleanup_policy="compact")
+        pairs = fill(logs)
+        users = logs.topic("users")
+        logs.move("users", 0, roots[1])
+        assert {info.dir for info in users.describe()} == {roots[1]}
+        users.append(b"after", b"x", partition=0)
+        with pytest.raises(UsageError):
+            logs.move("users", 0, roots[1])
+        with pytest.raises(UsageError):
+            logs.move("users", 0, roots[2])
+        with pytest.raises(UsageError):
+            logs.move("users", 7, roots[0])
+        logs.clean()
+    with opened(roots[:2], "r") as logs:
+        assert {r.key: r.value for r in logs.topic("users").read()} == pairs | {b"after": b"x"}
+    assert all(Path(root, ".kafka_cleanshutdown").exists() for root in roots[:2])
+
+
+class TestTrim:
+    def test_before_an_offset(self, tmp_path: Path) -> None:
+        with opened(tmp_path / "d") as logs:
+            users = logs.create_topic("users")
+            users.extend([(b"k%d" % n, b"v") for n in range(10)])
+            assert users.trim(4) == {0: 4}
+            assert users.trim(2) == {0: 4}
+            assert [r.offset for r in users.read()] == list(range(4, 10))
+            with pytest.raises(OffsetOutOfRangeError, match="above log end"):
+                users.trim(11)
+            with pytest.raises(OffsetOutOfRangeError, match=r"below log start 4 \(trim, ") as caught:
+                users.read(start=3)
+            assert caught.value.kafka_code == 1
+            assert users.trim(10) == {0: 10}
+            assert users.append(b"k", b"v").offset == 10
+        with opened(tmp_path / "d", "r") as logs:
+            assert [r.offset for r in logs.topic("users").read()] == [10]
+
+    def test_before_a_time(self, tmp_path: Path) -> None:
+        clock = ManualClock()
+        with opened(tmp_path / "d", clock=clock) as logs:
+            users = logs.create_topic("users", 2)
+            for _ in range(5):
+                for partition in (0, 1):
+                    users.append(b"k", b"v", partition=partition)
+                clock.advance(HOUR)
+            now = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
+            assert users.trim(now - timedelta(hours=3), partition=0) == {0: 2}
+            assert users.trim(now - timedelta(hours=2)) == {0: 3, 1: 3}
+            assert users.trim(now) == {0: 5, 1: 5}
+            for bad in (True, "2", 1.5, datetime(2026, 1, 1), -1):
+                if bad == -1:
+                    assert users.trim(-1) == {0: 5, 1: 5}
+                    continue
+                with pytest.raises(UsageError):
+                    users.trim(bad)  # type: ignore[arg-type]
+
+    def test_all_partitions_or_none(self, tmp_path: Path) -> None:
+        with opened(tmp_path / "d") as logs:
+            users = logs.create_topic("users", 2)
+            users.append(b"k", b"v", partition=0)
+            with pytest.raises(OffsetOutOfRangeError):
+                users.trim(1)
+            assert users.bounds() == {0: (0, 1), 1: (0, 0)}
+
+
+class TestExpire:
+    def test_a_plan_is_a_value_and_so_is_what_was_done(self, tmp_path: Path) -> None:
+        clock = ManualClock()
+        with opened(tmp_path / "d", clock=clock) as logs:
+            events = logs.create_topic(
+                "events", cleanup_policy="delete", retention_ms="1h", segment_bytes=300
+            )
+            for _ in range(6):
+                events.append(b"k", b"v" * 100)
+                clock.advance(HOUR // 2)
+            plans = [plan for plan in logs.plan() if plan.action == "delete"]
+            assert len(plans) == 1 and plans[0].reasons[0].code == "retention.ms"
+            done = events.expire()
+            assert [d.segments for d in done] == [plans[0].segments]
+            assert done[0].freed_bytes == plans[0].free_bytes and done[0].log_start == plans[0].log_start
+            assert events.expire() == [] and logs.expire() == []
+            assert not [plan for plan in logs.plan() if plan.action == "delete"]
+
+    def test_only_with_a_policy(self, tmp_path: Path) -> None:
+        clock = ManualClock()
+        with opened(tmp_path / "d", clock=clock) as logs:
+            bare = logs.create_topic("bare")
+            bare.append(b"k", b"v")
+            clock.advance(365 * 24 * HOUR)
+            assert logs.expire() == []
+            with pytest.raises(NoPolicyError):
+                bare.expire()
+            assert bare.bounds() == {0: (0, 1)}
+
+    def test_while_it_is_cleaned_appended_and_read(self, tmp_path: Path) -> None:
+        """Whoever rewrites or removes waits for the other; a reader gets every record above the start."""
+        import threading
+
+        with opened(tmp_path / "d") as logs:
+            users = logs.create_topic(
+                "users", cleanup_policy="compact,delete", segment_bytes=2000, retention_bytes=6000
+            )
+            failed: list[BaseException] = []
+            stop = threading.Event()
+
+            def forever(work) -> threading.Thread:  # type: ignore[no-untyped-def]
+                def run() -> None:
+                    while not stop.is_set():
+                        try:
+                            work()
+                        except BaseException as error:
+                            failed.append(error)
+                            return
+
+                thread = threading.Thread(target=run)
+                thread.start()
+                return thread
+
+            def read() -> None:
+                try:
+                    offsets = [r.offset for r in users.read()]
+                except OffsetOutOfRangeError:
+                    return  # what it was reading went
+                assert offsets == sorted(offsets)
+
+            threads = [forever(logs.clean), forever(logs.expire), forever(read)]
+            for number in range(400):
+                users.append(b"k%d" % (number % 50), b"v" * 50)
+            stop.set()
+            for thread in threads:
+                thread.join()
+            assert failed == []
+            assert {r.key for r in users.read()} <= {b"k%d" % n for n in range(50)}
+
+
+def test_ls_shows_what_is_set_aside(roots: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with opened(roots[:1]) as logs:
+        logs.create_topic("users", 2)
+    stray = f"users-1.{'0f' * 16}-stray"
+    shutil.move(f"{roots[0]}/users-1", f"{roots[0]}/{stray}")
+    assert run(["ls", roots[0], "--json"]) == 0
+    assert f'"type":"set-aside","dir":"{roots[0]}","name":"{stray}"' in capsys.readouterr().out
+    assert run(["ls", roots[0]]) == 0
+    assert f"not served: {roots[0]}/{stray}" in capsys.readouterr().err
