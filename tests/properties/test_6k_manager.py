@@ -1,0 +1,190 @@
+"""6.K: who may clean, expire and truncate when, and the cleaner's checkpoint.
+
+Kafka's manager has states (in progress, aborted, paused) because its threads run by themselves. Here cleaning
+and retention run when they are called, one at a time in each partition: `LogDirectory.claim`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastword.cleaner import quarantine
+from lastword.clock import ManualClock
+from lastword.errors import CorruptBatchError, LastwordError, StorageError
+from lastword.logdir import LogDirectory, TopicPartition
+from lastword.logdir.move import move
+from tests.build import LogBuilder
+from tests.doubles.recording import Call, RecordingFiles
+from tests.partition.nosync import UNSYNCED
+from tests.properties.support import T, batch
+from tests.retention.support import HOUR, Log
+
+USERS = TopicPartition("users", 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "removed"), [("delete", 3), ("compact,delete", 3), ("compact", 1), (None, 0)]
+)
+def test_6K_100_101_102_115_one_retention_for_every_policy(
+    tmp_path: Path, policy: str | None, removed: int
+) -> None:
+    """Kafka leaves compacted logs to the cleaner's own retention, and delete-only ones to the log manager's.
+    We have one, and the policy says what it may remove: by age, or only what lies below the log start."""
+    settings = {"cleanup.policy": policy} if policy else {}
+    log = Log(tmp_path, **settings, **{"retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
+    log.home.raise_log_start("users", 0, 7, "trim")
+    assert log.expire().segments == removed
+    log.home.close()
+
+
+def test_6K_103_retention_goes_on_where_cleaning_stopped(tmp_path: Path) -> None:
+    """In Kafka a bad record makes the disk fill: what cannot be cleaned does not expire either."""
+    log = Log(tmp_path, **{"cleanup.policy": "compact,delete", "retention.ms": "1h"}).fill(
+        15, age_ms=5 * HOUR
+    )
+    quarantine.put(log.files, str(log.path), CorruptBatchError("bad"), T)
+    assert log.expire().segments == 3
+    log.home.close()
+
+
+def waits_for_the_claim(logs: LogDirectory, work: Callable[[], object]) -> None:
+    began, done = threading.Event(), threading.Event()
+
+    def run() -> None:
+        began.set()
+        work()
+        done.set()
+
+    with logs.claim("users", 0):
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert began.wait(10) and not done.wait(0.05)
+    thread.join(10)
+    assert done.is_set()
+
+
+@pytest.mark.parametrize("work", ["expire", "truncate", "claim"])
+def test_6K_104_110_111_one_at_a_time_in_a_partition(tmp_path: Path, work: str) -> None:
+    """Whoever comes while a log is cleaned, expired or truncated waits; nobody is aborted, and afterwards
+    nothing is left paused. Another partition does not wait."""
+    log = Log(tmp_path, **{"cleanup.policy": "delete", "retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
+
+    def claimed() -> None:
+        with log.home.claim("users", 0):
+            pass
+
+    works: dict[str, Callable[[], Any]] = {
+        "expire": log.expire,
+        "truncate": lambda: log.home.truncate("users", 0, 12),
+        "claim": claimed,
+    }
+    with log.home.claim("other", 0):
+        works["claim"]()
+    waits_for_the_claim(log.home, works[work])
+    claimed()
+    assert log.log.log_end == (12 if work == "truncate" else 15)
+    log.home.close()
+
+
+def home(root: Path) -> LogDirectory:
+    return LogDirectory.open(root, "a", UNSYNCED, ManualClock(T))
+
+
+def filled(root: Path, topic: str = "users", count: int = 5) -> LogDirectory:
+    logs = home(root)
+    logs.create_topic(topic)
+    logs.log(topic, 0).append_batches([batch(0, b"a")] * count)
+    return logs
+
+
+def test_6K_105_106_lines_come_and_go(tmp_path: Path) -> None:
+    with filled(tmp_path) as logs:
+        assert logs.first_dirty("users", 0) is None
+        for offset, kept in ((3, 3), (4, 4), (99, 5), (-1, 0)):  # never above the log end or below its start
+            logs.set_first_dirty("users", 0, offset)
+            assert logs.first_dirty("users", 0) == kept == logs.checkpoints.first_dirty.read()[USERS]
+        logs.delete_topic("users")
+        assert USERS not in logs.checkpoints.first_dirty.read()
+
+
+def test_6K_107_a_failed_directory_does_not_touch_the_checkpoints_of_another(tmp_path: Path) -> None:
+    """Each directory has its own files, and nothing of them is kept in memory for others."""
+    one, two = filled(tmp_path / "one"), filled(tmp_path / "two", "orders")
+    one.set_first_dirty("users", 0, 2)
+    two.set_first_dirty("orders", 0, 3)
+    one.log("users", 0).retire(StorageError("gone", errno=5))
+    with pytest.raises(StorageError):
+        one.set_first_dirty("users", 0, 5)
+        one.log("users", 0).append_batch(batch(0, b"a"))
+    two.set_first_dirty("orders", 0, 4)
+    assert (two.first_dirty("orders", 0), one.first_dirty("orders", 0)) == (4, None)
+    one.abandon()
+    two.close()
+
+
+@pytest.mark.parametrize(("offset", "kept"), [(4, 3), (3, 3), (2, 2), (0, 0)])
+def test_6K_108_a_truncation_lowers_the_checkpoint(tmp_path: Path, offset: int, kept: int) -> None:
+    with filled(tmp_path) as logs:
+        logs.set_first_dirty("users", 0, 3)
+        logs.log("users", 0).roll()
+        logs.truncate("users", 0, offset)
+        found = logs.first_dirty("users", 0)
+        assert found is not None and found <= kept and found <= logs.log("users", 0).log_end
+
+
+def test_6K_109_moving_a_partition_moves_its_line(tmp_path: Path) -> None:
+    with filled(tmp_path / "one") as source, home(tmp_path / "two") as target:
+        source.set_first_dirty("users", 0, 3)
+        move(source, target, "users", 0)
+        assert USERS not in source.checkpoints.first_dirty.read()
+        assert target.first_dirty("users", 0) == 3
+
+
+def test_6K_112_113_a_round_moves_the_checkpoint_when_it_is_done(tmp_path: Path) -> None:
+    log = LogBuilder(tmp_path)
+    for number in range(6):
+        log.put("k", number).roll()
+    log.clean()
+    assert log.first_dirty == 6
+    log.put("k", "new").roll()
+    log.clean(stop=lambda: True)
+    assert log.first_dirty == 6  # a round that was stopped says nothing
+    log.clean()
+    assert log.first_dirty == 7 and log.state() == {b"k": b"new"}
+    log.close()
+
+
+def test_6K_112_a_round_that_fails_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+    failing: list[bool] = []
+
+    def fail(call: Call) -> LastwordError | None:
+        wrong = failing and call.name == "rename" and call.path.endswith(".log")
+        return StorageError("no luck", errno=5) if wrong else None
+
+    log = LogBuilder(tmp_path, files=RecordingFiles(UNSYNCED, fail=fail))
+    for number in range(6):
+        log.put("k", number).roll()
+    log.log.sync()
+    failing.append(True)
+    with pytest.raises(StorageError):
+        log.clean()
+    assert log.first_dirty is None and log.state() == {b"k": b"5"}
+    failing.clear()
+    log.clean()
+    assert log.first_dirty == 6 and log.state() == {b"k": b"5"}
+    log.close()
+
+
+def test_6K_114_a_topic_that_is_not_compacted_any_more(tmp_path: Path) -> None:
+    """Settings hold from the next round on; a round that is under way ends under those it began with."""
+    log = LogBuilder(tmp_path)
+    for number in range(6):
+        log.put("k", number).roll()
+    assert log.plan().action == "clean"
+    log.config = log.log.config = log.config.replace(cleanup_policy=frozenset({"delete"}))
+    assert log.plan().action != "clean"
+    log.close()

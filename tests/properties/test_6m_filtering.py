@@ -1,0 +1,181 @@
+"""6.M: what is left of batches when records go. Messages of magic 0 and 1 by number: `tests/formats`; the
+kernels against their twin: `tests/kernels/test_repack.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastword.errors import CorruptBatchError
+from lastword.records import formats
+from lastword.records.batch import BatchHeader
+from lastword.records.builder import BatchBuilder
+from lastword.records.record import RawRecord
+from lastword.segment import Segment
+from lastword.segment.scan import headers
+from lastword.segment.time_index import TimeEntry
+from tests.cleaner.support import plan, rewrite_all, write_segment
+from tests.partition.nosync import UNSYNCED
+from tests.properties.support import FORMS, T, batch, entry, header_of, records_of
+
+NEWER = 100
+"""Offset of the batch that supersedes."""
+
+
+def newer(*keys: bytes) -> bytes:
+    builder = BatchBuilder()
+    for key in keys:
+        builder.append(T + 99, key, b"new")
+    return builder.build(NEWER)
+
+
+def cut(root: Path, *batches: bytes) -> list[tuple[BatchHeader, list[RawRecord], bytes]]:
+    """Header, records and bytes of each batch that one round leaves."""
+    segment = write_segment(root / "s", 0, batches)
+    ((_, new),) = rewrite_all([segment], root / "o")
+    return left(new)
+
+
+def left(segment: Segment) -> list[tuple[BatchHeader, list[RawRecord], bytes]]:
+    found = []
+    for header in segment.headers():
+        data = segment.read_batch(header)
+        formats.check_crc(data, header, segment.file, 0)
+        found.append((header, list(formats.read_records(data, header, segment.file, position=0)), data))
+    return found
+
+
+def test_6M_124_the_leader_epoch_stays(tmp_path: Path) -> None:
+    (first, kept, _), _ = cut(tmp_path, batch(0, b"a", b"b", epoch=67), newer(b"k0"))
+    assert first.leader_epoch == 67 and [r.offset for r in kept] == [1]
+
+
+@pytest.mark.parametrize("log_append", [False, True])
+@pytest.mark.parametrize("codec", [0, 1, 4])
+def test_6M_125_an_emptied_batch_that_must_stay(tmp_path: Path, codec: int, log_append: bool) -> None:
+    """The last one of a producer: 61 bytes with its offsets, sequences, timestamp type and times."""
+    producer = {"producer_id": 23, "producer_epoch": 5, "base_sequence": 10}
+    full = batch(3, b"a", b"b", codec=codec, epoch=67, timestamp_type=int(log_append), **producer)
+    before = header_of(full)
+    (empty, none, data), _ = cut(tmp_path, full, newer(b"k3", b"k4"))
+    assert len(data) == 61 and none == [] and (empty.count, empty.codec) == (0, 0)
+    same = ("base_offset", "last_offset", "last_sequence", "base_sequence", "producer_id", "producer_epoch")
+    for name in (*same, "max_timestamp", "log_append", "leader_epoch", "transactional", "control"):
+        assert getattr(empty, name) == getattr(before, name), name
+    assert empty.base_timestamp == -1 and empty.delete_horizon_ms is None
+
+
+def test_6M_126_an_empty_batch_that_must_stay_stays(tmp_path: Path) -> None:
+    producer = {"producer_id": 23, "producer_epoch": 5, "base_sequence": 10}
+    found = cut(tmp_path, batch(3, b"a", **producer), newer(b"k3", b"x"))
+    data = found[0][2]
+    assert len(data) == 61 and found[0][1] == []
+    second = write_segment(tmp_path / "t", 0, [one[2] for one in found] + [_again(b"x")])
+    ((facts, new),) = rewrite_all([second], tmp_path / "o2")
+    assert left(new)[0][2] == data
+    assert (facts.records_read, facts.records_kept) == (3, 2)
+
+
+def _again(key: bytes) -> bytes:
+    builder = BatchBuilder()
+    builder.append(T, key, b"newest")
+    return builder.build(500)
+
+
+def test_6M_127_an_empty_batch_that_need_not_stay_goes(tmp_path: Path) -> None:
+    """A newer batch of its producer is there."""
+    producer = {"producer_id": 23, "producer_epoch": 5}
+    found = cut(tmp_path, batch(3, b"a", base_sequence=10, **producer), newer(b"k3", b"x"))
+    data = [one[2] for one in found] + [batch(200, b"a", base_sequence=11, **producer), _again(b"x")]
+    second = write_segment(tmp_path / "t", 0, data)
+    ((_, new),) = rewrite_all([second], tmp_path / "o2")
+    assert [(h.base_offset, h.count) for h, _, _ in left(new)] == [(100, 1), (200, 1), (500, 1)]
+
+
+def test_6M_128_a_batch_without_survivors_goes_whole(tmp_path: Path) -> None:
+    """Which records go is known before the rewrite, so nothing of such a batch is decoded or written."""
+    found = cut(tmp_path, batch(0, b"a", b"b"), batch(2, b"c"), newer(b"k0", b"k1"))
+    assert [h.base_offset for h, _, _ in found] == [2, NEWER]
+
+
+def test_6M_129_gaps_stay(tmp_path: Path) -> None:
+    builder = BatchBuilder()
+    for offset, key in ((0, b"a"), (8, b"b"), (10, b"c")):
+        builder.append(T + offset, key, b"v", offset_delta=offset)
+    (first, kept, _), _ = cut(tmp_path, builder.build(0), newer(b"a", b"c"))
+    assert (first.base_offset, first.last_offset, first.count) == (0, 10, 1)
+    assert [(r.offset, r.timestamp) for r in kept] == [(8, T + 8)]
+    assert first.max_timestamp == T + 8
+
+
+def test_6M_130_producers_stay_who_they_are(tmp_path: Path) -> None:
+    """And each record keeps its sequence: that of its batch plus its place."""
+    producer = {"producer_id": 23, "producer_epoch": 5}
+    one = batch(0, b"a", b"b", b"c", base_sequence=2**31 - 2, **producer)
+    two = batch(3, b"d", base_sequence=1, **producer)
+    (first, kept, _), (second, _, _), _ = cut(tmp_path, one, two, newer(b"k0"))
+    for header, before in ((first, header_of(one)), (second, header_of(two))):
+        for name in ("producer_id", "producer_epoch", "base_sequence", "last_sequence"):
+            assert getattr(header, name) == getattr(before, name)
+    assert first.last_sequence == 0
+    assert [r.offset - first.base_offset for r in kept] == [1, 2]
+
+
+@pytest.mark.parametrize(("magic", "codec"), FORMS)
+def test_6M_132_133_what_is_left_in_every_form(tmp_path: Path, magic: int, codec: int) -> None:
+    """Three entries of three records; one loses its middle, one its last, one all. The time index names the
+    batch that was the first to reach the largest time."""
+    source = entry(magic, codec, 0) + entry(magic, codec, 3) + entry(magic, codec, 6)
+    segment = write_segment(
+        tmp_path / "s", 0, [source, _with(0, b"k1", b"k5", b"k6", b"k7", b"k8", offset=NEWER)]
+    )
+    ((facts, new),) = rewrite_all([segment], tmp_path / "o", plan(index_interval_bytes=0))
+    found = left(new)
+    assert [r.offset for _, rows, _ in found for r in rows] == [0, 2, 3, 4, *range(NEWER, NEWER + 5)]
+    assert (facts.records_read, facts.records_kept) == (14, 9)
+    assert [r.key for r in records_of(b"".join(one[2] for one in found))][:4] == [b"k0", b"k2", b"k3", b"k4"]
+    rows = found[:-1]
+    assert all((h.magic, h.codec) == (magic, codec) for h, _, _ in rows)
+    if magic < 2 and not codec:
+        assert [(h.base_offset, h.last_offset) for h, _, _ in rows] == [(o, o) for o in (0, 2, 3, 4)]
+    elif magic == 2:
+        assert [(h.base_offset, h.last_offset, h.count) for h, _, _ in rows] == [(0, 2, 2), (3, 5, 2)]
+    else:
+        assert [h.last_offset for h, _, _ in rows] == [2, 4]
+    times = [max(r.timestamp for r in kept) for _, kept, _ in rows]
+    assert [h.max_timestamp for h, _, _ in rows] == times
+    if magic:
+        entries = list(new.time_index.entries())
+        reached = {h.max_timestamp: h.last_offset for h, _, _ in rows}
+        assert entries[-1] == TimeEntry(max(times), reached[max(times)])
+
+
+def _with(time: int, *keys: bytes, offset: int) -> bytes:
+    builder = BatchBuilder()
+    for key in keys:
+        builder.append(time, key, b"new")
+    return builder.build(offset)
+
+
+def test_6M_135_the_size_of_the_next_batch(tmp_path: Path) -> None:
+    """Known from 17 bytes on, whether the rest is there or not; nonsense in them is an error."""
+    data = batch(0, b"value" * 20)
+    path = tmp_path / "x.log"
+
+    def walk(prefix: bytes, end: int) -> list[Any]:
+        path.write_bytes(prefix)
+        with UNSYNCED.open_read(path) as handle:
+            return list(headers(handle, "x.log", 0, end, stop_at_partial_tail=True))
+
+    for size in range(17):
+        assert walk(data[:size], size) == []
+    header = formats.read_header(data[:61], 0, len(data), "x.log")
+    assert header.size == len(data)
+    assert walk(data[:61], 61) == []
+    for position, value in ((16, 9), (8, 0x80)):
+        bad = bytearray(data)
+        bad[position] = value
+        with pytest.raises(CorruptBatchError) if position == 8 else pytest.raises(Exception, match="magic"):
+            walk(bytes(bad), len(bad))
