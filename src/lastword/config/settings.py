@@ -15,7 +15,13 @@ from lastword.config.instance import INSTANCE_SETTINGS, LogConfig
 from lastword.config.setting import Setting
 from lastword.config.toml import Entry, read_entries
 from lastword.config.topic import TOPIC_SETTINGS, TopicConfig
-from lastword.errors import InvalidSettingError, UnknownSettingError, nearest, unknown_setting
+from lastword.errors import (
+    InvalidSettingError,
+    StorageError,
+    UnknownSettingError,
+    nearest,
+    unknown_setting,
+)
 
 FILE_NAME = "lastword.toml"
 PREFIX = "LASTWORD_"
@@ -230,7 +236,14 @@ def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None) -> st
         return os.fspath(config_file)
     from lastword.files import DEFAULT
 
-    found = [path for path in (os.path.join(p, FILE_NAME) for p in paths) if DEFAULT.exists(path)]
+    found = []
+    for path in (os.path.join(p, FILE_NAME) for p in paths):
+        try:
+            if DEFAULT.exists(path):
+                found.append(path)
+        except StorageError:
+            if len(paths) == 1:  # of several directories, one that failed is offline, and the others serve
+                raise
     if len(found) > 1:
         raise InvalidSettingError(
             f"{' and '.join(found)} both hold settings", remedy="keep one, or name one with config="

@@ -151,13 +151,16 @@ def read_log_start(files: Files, directory: str) -> int:
     directory = os.path.normpath(directory)
     path = os.path.join(os.path.dirname(directory), names.LOG_STARTS)
     name = os.path.basename(directory)
+    found: dict[tuple[str, int], int] = {}
     try:
-        for topic, partition, offset in read_lines(files, path, 3):
-            if f"{topic}-{partition}" == name:
-                return number(offset, path)
+        lines = read_lines(files, path, 3)
+        for topic, partition, offset in lines:
+            found[topic, number(partition, path)] = number(offset, path)
     except CorruptFileError:
-        pass
-    return 0
+        return 0
+    if len(found) < len(lines):
+        return 0  # one partition twice: damaged, and not believed, as by the writer
+    return next((offset for tp, offset in found.items() if f"{tp[0]}-{tp[1]}" == name), 0)
 
 
 def _bound(segment: Segment) -> None:

@@ -1,0 +1,345 @@
+"""reliability 11, 13, 14, 15, 17: damaged checkpoints, hostile names, links, permissions, locks, full drives.
+
+Each ends in one of: fine, a typed error with nothing changed, repaired, one partition or directory offline.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lastword.clock import ManualClock
+from lastword.errors import (
+    DiskFullError,
+    InvalidTopicError,
+    LastwordError,
+    LogDirLockedError,
+    ReadOnlyError,
+    StorageError,
+    TopicExistsError,
+    UnknownTopicError,
+    UsageError,
+)
+from lastword.files import DEFAULT
+from lastword.logdir import LogDirectory
+from lastword.segment import names
+from tests.build import every_stop
+from tests.doubles.failing import KINDS, FailingFiles
+from tests.partition.logs import NOW, one, pair, records
+from tests.partition.nosync import UNSYNCED
+
+CHECKPOINTS = (names.RECOVERY_POINTS, names.LOG_STARTS, names.FIRST_DIRTY, names.HIGH_WATERMARKS)
+
+
+def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirectory:
+    return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
+
+
+def made(path: Path, partitions: int = 1, count: int = 8) -> None:
+    with opened(path) as logs:
+        logs.create_topic("users", partitions, {"segment.bytes": "400"})
+        for partition in range(partitions):
+            log = logs.log("users", partition)
+            for _ in range(count):
+                log.append_batch(one(log.log_end))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"0",
+        b"0\n",
+        b"0\n1\n",
+        b"7\n1\nusers 0 3\n",
+        b"0\n1\nusers 0 -3\n",
+        b"0\n1\nusers 0 4000000000000\n",
+        b"0\n2\nusers 0 3\nusers 0 4\n",
+        b"\xff\xfe\x00",
+        b"0\n1\nusers 0\n",
+        b"0\n1\nusers -1 3\n",
+        b"0\n9\nusers 0 3\n",
+    ],
+)
+def test_11_damaged_checkpoints_cost_no_record(tmp_path: Path, data: bytes, clean: bool) -> None:
+    made(tmp_path)
+    for name in CHECKPOINTS:
+        (tmp_path / name).write_bytes(data)
+    if not clean:
+        (tmp_path / names.CLEAN_SHUTDOWN).unlink()
+    for mode in "ra":
+        with opened(tmp_path, mode) as logs:
+            assert records(logs.view("users", 0)) == [pair(n) for n in range(8)]
+    with opened(tmp_path) as logs:
+        logs.set_first_dirty("users", 0, 4)
+        assert logs.log("users", 0).log_start == 0 and logs.first_dirty("users", 0) == 4
+
+
+def test_11_a_gigabyte_of_checkpoint_is_not_read(tmp_path: Path) -> None:
+    made(tmp_path)
+    with open(tmp_path / names.LOG_STARTS, "r+b") as file:  # noqa: PTH123
+        file.truncate(1 << 30)  # sparse
+    began = time.monotonic()
+    with opened(tmp_path, "r") as logs:
+        assert len(records(logs.view("users", 0))) == 8
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "/etc", "a/../b", "a\0b", "a\nb", "", " ", "x" * 250, "é", "a b", "../../tmp/x"]
+)
+def test_13_hostile_names(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "d"
+    made(root)
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    with opened(root) as logs:
+        for call in (
+            lambda: logs.create_topic(name),
+            lambda: logs.delete_topic(name),
+            lambda: logs.log(name, 0),
+            lambda: logs.view(name, 0),
+        ):
+            with pytest.raises((InvalidTopicError, UnknownTopicError)):
+                call()
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+
+
+def test_13_the_longest_name_lives_and_dies(tmp_path: Path) -> None:
+    name = "x" * 249
+    with opened(tmp_path) as logs:
+        logs.create_topic(name)
+        logs.delete_topic(name)
+        marked = [p.name for p in tmp_path.iterdir() if p.name.endswith("-delete")]
+        assert len(marked) == 1 and len(marked[0]) <= 255
+        logs.create_topic(name)
+    with opened(tmp_path) as logs:
+        assert logs.topics() == [name]
+
+
+def test_13_case_twins_are_two_topics(tmp_path: Path) -> None:
+    with opened(tmp_path) as logs:
+        logs.create_topic("users")
+        logs.create_topic("Users")
+        assert logs.topics() == ["Users", "users"]
+        with pytest.raises(TopicExistsError):
+            logs.create_topic("users")
+
+
+@pytest.mark.parametrize("which", ["partition", "lock"])
+def test_13_links_are_not_followed(tmp_path: Path, which: str) -> None:
+    root, outside = tmp_path / "d", tmp_path / "outside"
+    made(root)
+    outside.mkdir()
+    if which == "partition":
+        shutil.move(root / "users-0", outside / "users-0")
+        (root / "users-0").symlink_to(outside / "users-0")
+    else:
+        (outside / "lock").write_bytes(b"")
+        (root / names.LOCK).unlink()
+        (root / names.LOCK).symlink_to(outside / "lock")
+    before = sorted(str(p) for p in outside.rglob("*"))
+    with pytest.raises((UsageError, StorageError)) as caught, opened(root) as logs:
+        logs.log("users", 0)
+    assert str(root) in str(caught.value)
+    assert sorted(str(p) for p in outside.rglob("*")) == before
+
+
+def test_13_a_linked_segment_is_not_written_through(tmp_path: Path) -> None:
+    made(tmp_path / "d", count=2)
+    log = tmp_path / "d" / "users-0" / names.segment_file(0, names.LOG)
+    outside = tmp_path / "outside"
+    outside.write_bytes(log.read_bytes())
+    log.unlink()
+    log.symlink_to(outside)
+    before = outside.read_bytes()
+    with opened(tmp_path / "d") as logs, pytest.raises(StorageError, match="symbolic link"):
+        logs.log("users", 0).append_batch(one(2))
+    assert outside.read_bytes() == before
+
+
+AS_NOBODY = """
+import sys
+from lastword.logdir import LogDirectory
+from lastword.errors import LastwordError
+def tried(call):
+    try:
+        return call()
+    except LastwordError as error:
+        return type(error).__name__
+import lastword
+"""
+
+
+def as_nobody(code: str) -> str:
+    """What a script prints when somebody runs it who is not root."""
+    setpriv = shutil.which("setpriv")
+    if os.geteuid() != 0:
+        command = [sys.executable]
+    elif setpriv is None:
+        pytest.skip("permissions mean nothing to root, and there is no setpriv to become somebody else")
+    else:
+        command = [setpriv, "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
+    done = subprocess.run(
+        [*command, "-c", AS_NOBODY + code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": "/nonexistent"},
+    )
+    if "Permission denied" in done.stderr and "lastword" not in done.stderr.split("\n")[-2]:
+        pytest.skip(f"another user cannot run this interpreter: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Path:
+    """A directory that everybody may reach."""
+    for path in [tmp_path, *tmp_path.parents]:
+        try:
+            path.chmod(path.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
+        except PermissionError:
+            break
+    return tmp_path
+
+
+def open_up(root: Path) -> None:
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o777 if path.is_dir() else 0o666)
+
+
+def test_14_one_unreadable_partition_the_others_serve(public: Path) -> None:
+    made(public / "d", 2)
+    open_up(public / "d")
+    for path in (public / "d" / "users-0").glob("*.log"):
+        path.chmod(0)
+    printed = as_nobody(f"""
+for mode in "ra":
+    logs = LogDirectory.open({str(public / "d")!r}, mode)
+    print(tried(lambda: logs.view("users", 0)), logs.view("users", 1).log_end)
+    logs.abandon()
+""")
+    assert printed == "StorageError 8\nStorageError 8"
+
+
+def test_14_a_read_only_directory_can_be_read(public: Path) -> None:
+    made(public / "d")
+    open_up(public / "d")
+    for path in [public / "d", *(public / "d").rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = sorted((str(p), p.stat().st_mtime_ns) for p in (public / "d").rglob("*"))
+    printed = as_nobody(f"""
+with lastword.open({str(public / "d")!r}) as logs:
+    print(len(list(logs.topic("users").read())))
+print(tried(lambda: lastword.open({str(public / "d")!r}, "a")))
+""")
+    assert printed == "8\nReadOnlyError"
+    open_up(public / "d")
+    assert [name for name, _ in before] == sorted(str(p) for p in (public / "d").rglob("*"))
+
+
+def test_14_an_unreadable_directory_of_several_goes_offline_alone(public: Path) -> None:
+    import lastword
+
+    roots = [str(public / "d1"), str(public / "d2")]
+    with lastword.open(roots, "a", files=UNSYNCED) as logs:
+        logs.create_topic("users", 2)
+        logs.topic("users").append(b"k", b"v", partition=1)
+    for root in roots:
+        open_up(Path(root))
+    Path(roots[0]).chmod(0)
+    printed = as_nobody(f"""
+for mode in "ra":
+    with lastword.open({roots!r}, mode) as logs:
+        users = logs.topic("users")
+        print(list(logs.offline) == [{roots[0]!r}], users.partitions,
+              [r.value for r in users.read(partition=1)], tried(lambda: list(users.read(partition=0))))
+""")
+    Path(roots[0]).chmod(0o777)
+    assert printed == "\n".join(["True 2 [b'v'] OfflineError"] * 2)
+
+
+def test_15_second_writers_and_stale_locks(tmp_path: Path) -> None:
+    made(tmp_path)
+    root = str(tmp_path)
+    opening = f"""
+import os, sys, time
+from lastword.logdir import LogDirectory
+logs = LogDirectory.open({root!r}, "a")
+print("mine", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", opening], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "mine\n"
+        began = time.monotonic()
+        with pytest.raises(LogDirLockedError) as caught:
+            LogDirectory.open(tmp_path, "a", DEFAULT)
+        assert time.monotonic() - began < 1 and caught.value.pid == other.pid
+        other.kill()
+        other.wait()
+    with LogDirectory.open(tmp_path, "a", DEFAULT) as logs:  # a killed process holds nothing
+        child = os.fork()
+        if child == 0:  # a handle that was inherited is not the child's: the lock stays the parent's
+            try:
+                LogDirectory.open(tmp_path, "a", DEFAULT)
+                os._exit(1)
+            except LogDirLockedError:
+                os._exit(0)
+            except BaseException:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with pytest.raises(LogDirLockedError):
+            LogDirectory.open(tmp_path, "a", DEFAULT)
+        assert logs.log("users", 0).log_end == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_17_every_failing_call_of_a_directorys_life(tmp_path: Path, kind: str) -> None:
+    """Opening, making a topic, appending, syncing, deleting, closing: what was acknowledged is there."""
+    made(tmp_path / "start")
+
+    def failing_at(number: int) -> bool:
+        root = tmp_path / "run"
+        shutil.copytree(tmp_path / "start", root)
+        files = FailingFiles(UNSYNCED, kind, number)
+        files.arm()
+        acknowledged, deleted, logs = 8, False, None
+        try:
+            logs = opened(root, files=files)
+            log = logs.log("users", 0)
+            logs.create_topic("other", 2)
+            for _ in range(6):
+                log.append_batch(one(log.log_end))
+                acknowledged += 1
+            logs.sync()
+            logs.delete_topic("other")
+            deleted = True
+            logs.close()
+        except LastwordError as error:
+            assert isinstance(error, DiskFullError | StorageError | ReadOnlyError), error
+            if logs is not None:
+                logs.abandon()
+        files.disarm()
+        for _ in range(2):
+            with opened(root) as logs:
+                log = logs.log("users", 0)
+                assert log.log_end >= acknowledged
+                assert records(log) == [pair(n) for n in range(log.log_end)]
+                assert not deleted or logs.topics() == ["users"]
+                for topic in logs.topics():
+                    for partition in logs.partitions(topic):
+                        assert logs.log(topic, partition)
+        assert not list(root.rglob("*.tmp")) and not list(root.glob("*-delete"))
+        shutil.rmtree(root)
+        return not files.hit
+
+    assert every_stop(failing_at) > 3
