@@ -3,15 +3,19 @@
 What both ends of a log offer, the writer's `PartitionLog` and the `PartitionView` without a lock: a snapshot
 of segments, and a way to look again. A file that vanished was replaced by one that holds at least the newest
 record of every key at the same offsets, so reading goes on at the offset that was reached: never a hole,
-never back.
+never back. Unless the log start was raised past that offset meanwhile: then records are gone that the reader
+was to have, and that is an OffsetOutOfRangeError, not a gap.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from lastword.errors import CorruptBatchError, FileVanishedError
+from lastword.errors import CorruptBatchError, FileVanishedError, OffsetOutOfRangeError
+from lastword.files import Files
+from lastword.partition.front import read_note
 from lastword.partition.segment_set import SegmentSet
 from lastword.records.batch import BatchHeader
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
@@ -24,6 +28,9 @@ _TRIES = 100
 
 
 class Readable(Protocol):
+    files: Files
+    directory: str
+
     @property
     def segment_set(self) -> SegmentSet: ...
     @property
@@ -48,7 +55,7 @@ def read_chunks(
     valid until the next one. `outcomes` know about its batches when it is given out.
     """
     end = log.log_end if end_offset is None else end_offset
-    offset, tries = start_offset, 0
+    offset, tries, log_start = start_offset, 0, log.log_start
     while offset < end:
         try:
             for segment, bound in _bounded(log.segment_set.starting_at(offset)):
@@ -67,6 +74,15 @@ def read_chunks(
             if tries > _TRIES:
                 raise
             log.refresh()
+            _check_log_start(log, offset, log_start)
+
+
+def _check_log_start(log: Readable, offset: int, before: int) -> None:
+    """Was the log start, which was at `before`, raised past the offset that a reader has reached?"""
+    if log.log_start > max(before, offset):
+        name = os.path.basename(os.path.normpath(log.directory))
+        why = read_note(log.files, log.directory, log.log_start)
+        raise OffsetOutOfRangeError.below(name, offset, log.log_start, why)
 
 
 def _bounded(segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, int | None]]:
@@ -122,7 +138,7 @@ def read_batches(
     The header's position is that in the file; its checksum is not verified. `outcomes` know about it.
     """
     end = log.log_end if end_offset is None else end_offset
-    offset, tries = start_offset, 0
+    offset, tries, log_start = start_offset, 0, log.log_start
     while offset < end:
         try:
             for segment, bound in _bounded(log.segment_set.starting_at(offset)):
@@ -145,6 +161,7 @@ def read_batches(
             if tries > _TRIES:
                 raise
             log.refresh()
+            _check_log_start(log, offset, log_start)
 
 
 def offset_at(log: Readable, timestamp: int) -> int | None:

@@ -1,0 +1,50 @@
+"""Readers while the front of a log goes: every record, or an error; never a hole taken for a gap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lastword.errors import OffsetOutOfRangeError
+from lastword.partition.view import PartitionView
+from tests.partition.nosync import UNSYNCED
+from tests.retention.support import Log
+
+SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "file.delete.delay.ms": "1m"}
+
+
+def test_who_was_not_there_yet_is_told(tmp_path: Path) -> None:
+    log = Log(tmp_path, **SETTINGS).fill(20)
+    view = PartitionView.load(UNSYNCED, str(log.path))
+    reading = view.batches(0)
+    seen = [next(reading)[1].base_offset for _ in range(3)]
+    log.trim(12)
+    with pytest.raises(OffsetOutOfRangeError, match=r"offset 5 is below log start 12 \(trim, ") as caught:
+        for _, header, _ in reading:
+            seen.append(header.base_offset)
+    assert seen == [0, 1, 2, 3, 4]  # the segment that it was in
+    assert caught.value.offset == 5
+    log.close()
+
+
+def test_who_is_past_it_goes_on(tmp_path: Path) -> None:
+    log = Log(tmp_path, **SETTINGS).fill(20)
+    view = PartitionView.load(UNSYNCED, str(log.path))
+    reading = view.batches(8)
+    seen = [next(reading)[1].base_offset for _ in range(4)]
+    log.trim(10)
+    seen += [header.base_offset for _, header, _ in reading]
+    assert seen == list(range(8, 20))
+    log.close()
+
+
+def test_chunks_too(tmp_path: Path) -> None:
+    log = Log(tmp_path, **SETTINGS).fill(20)
+    view = PartitionView.load(UNSYNCED, str(log.path))
+    reading = view.chunks(0, chunk_bytes=200)
+    next(reading)
+    log.trim(15)
+    with pytest.raises(OffsetOutOfRangeError):
+        list(reading)
+    log.close()
