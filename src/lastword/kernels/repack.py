@@ -72,6 +72,7 @@ def _rewrite(
     base_offset = table[row, BASE_OFFSET]
     old_base = table[row, BASE_TIMESTAMP]
     log_append = attributes & LOG_APPEND != 0
+    control = attributes & CONTROL != 0  # a marker's record stays, whatever its bit says
     largest = table[row, MAX_TIMESTAMP] if log_append else -1
     new_base = old_base
     settled = attributes & HORIZON != 0  # a horizon once set stays, and then all deltas stay too
@@ -91,7 +92,7 @@ def _rewrite(
         delta, offset_delta, _key_at, _key_length, _value_at, sound = read_key(plain, body, body_end)
         if not sound:
             return 0, 0, 0, 0, 0, BAD_RECORD
-        if test_bit(page_ids, pages, page_slots, page_bits, base_offset + offset_delta):
+        if not control and test_bit(page_ids, pages, page_slots, page_bits, base_offset + offset_delta):
             if run >= 0:
                 copy_wide(out, write, plain, run, position - run)
                 write += position - run
