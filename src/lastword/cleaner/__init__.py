@@ -83,7 +83,8 @@ They keep their magic and codec: an uncompressed one is copied or goes, a wrappe
 they have no place for:
 
 - A delete horizon. The times of files stand in: a tombstone goes when a round before this one has seen it,
-  and `delete.retention.ms` lies between the last append to its segment and to the last one cleaned.
+  and `delete.retention.ms` lies between the last append to its segment and to the last one cleaned. The last
+  segment keeps its own, so that the log's end stays in reach of consumers.
 - Empty batches. An output ends with its last survivor, and the next segment's base covers the rest;
   `partition.swap` tells why no crash then brings back what was deleted.
 

@@ -286,16 +286,20 @@ def _old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
 
     These formats have no delete horizon; the times of files stand in for it. A round before this one must
     have seen the tombstone (it lies below the first dirty offset), and between the last append to its segment
-    and the last one that was cleaned lies at least `delete.retention.ms`.
+    and the last one that was cleaned lies at least `delete.retention.ms`. The last segment keeps its
+    tombstones: if the last record of a log went, with no empty batch in its place, no consumer would ever
+    reach the log's end.
     """
     times_ms = [_mtime_ms(one) for one in sources]
     clean = [t for t, one in zip(times_ms, sources, strict=True) if one.base_offset < plan.start]
     if not clean:
         return [False] * len(sources)
     horizon_ms = clean[-1] - plan.delete_retention_ms
-    return [
+    due = [
         one.next_offset <= plan.start and t <= horizon_ms for t, one in zip(times_ms, sources, strict=True)
     ]
+    due[max((i for i, one in enumerate(sources) if one.size), default=-1)] = False
+    return due
 
 
 def _mtime_ms(segment: Segment) -> int:
