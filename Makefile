@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model bench golden clean
+.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills bench golden clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -53,6 +53,12 @@ test-kafka: java $(READY) kernels
 
 model: $(READY) kernels ## random operations against a dict: make model N=5000
 	@LASTWORD_MODEL_EXAMPLES=$(or $(N),2000) $(PY) -m pytest tests/model -q
+
+crash: $(READY) kernels ## power cuts: so many different states recovered and judged: make crash N=1000000
+	@$(PY) -m tests.crash.enumerate --states $(or $(N),100000)
+
+kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kills N=20000
+	@$(PY) -m tests.crash.kills --kills $(or $(N),2000)
 
 bench: java $(READY) kernels ## named workloads beside a rival measured in the same run: make bench SIZE=full ONLY=clean
 	@$(PY) -m bench.run --size $(or $(SIZE),small) $(if $(ONLY),--only $(ONLY))

@@ -55,9 +55,12 @@ def judge_run(
     doomed: Iterable[int] = (),
     tally: Tally | None = None,
     stop_at: int = 10,
-    budget: int | None = None,
+    looking_for: str | None = None,
 ) -> Tally:
-    """Check every image of a run. A tree that was judged is judged again only if more was promised since."""
+    """Check every image of a run. A tree that was judged is judged again only if more was promised since.
+
+    Ends after `stop_at` images with violations, or with the first that violates `looking_for`.
+    """
     tally = tally or Tally()
     judged: dict[int, int] = {}
     known: dict[str, Partition] = {}
@@ -79,10 +82,9 @@ def judge_run(
         if found:
             label = f"{made.scenario.name}, after {image.upto} of {len(made.files.journal)}, {image.policy}"
             tally.violations.append((label, found))
-            if len(tally.violations) >= stop_at:
+            enough = len(tally.violations) >= stop_at if looking_for is None else False
+            if enough or looking_for in {one.invariant for one in found}:
                 break
-        if budget is not None and len(tally.states) >= budget:
-            break
     return tally
 
 

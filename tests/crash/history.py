@@ -38,7 +38,7 @@ class Partition:
     rounds          times of cleaning rounds that had begun, with the log end they saw
     removed         sets of offsets that were gone after each swap, in order; the first is empty
     starts          log starts that the log may have
-    decided         producer id -> list of (first offset, marker offset, committed) of ended transactions
+    least_start     the log start that was acknowledged: nothing below is shown again
     """
 
     lineages: list[dict[int, Attempt]] = field(default_factory=lambda: [{}])
@@ -47,6 +47,7 @@ class Partition:
     rounds: list[tuple[int, int]] = field(default_factory=list)
     removed: list[frozenset[int]] = field(default_factory=lambda: [frozenset()])
     starts: list[int] = field(default_factory=lambda: [0])
+    least_start: int = 0
     ends: list[int] = field(default_factory=list)  # of truncations that had begun
     end: int = 0  # no log end is above it
     gone: bool = False  # the partition's removal had begun
@@ -132,6 +133,8 @@ def _apply(known: Partition, event: Event) -> None:
         for acked in (known.os, known.disk):
             for offset in [o for o in acked if o < value]:
                 del acked[offset]
+    elif kind == "started":
+        known.least_start = value
     elif kind == "truncate":
         known.ends.append(value)
         for acked in (known.os, known.disk):

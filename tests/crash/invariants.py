@@ -30,7 +30,8 @@ from lastword.config import Settings
 from lastword.errors import DataError, LastwordError
 from lastword.files import Files
 from lastword.logdir import LogDirectory
-from lastword.partition import PartitionLog, PartitionView
+from lastword.partition import PartitionLog, PartitionView, scan
+from lastword.partition.transactions import control_of
 from lastword.records.batch import crc_ok
 from lastword.records.reader import read_records
 from lastword.segment import names
@@ -116,6 +117,7 @@ def _as_writer(
         if name in there:
             log = logs.log(*_split(name))
             records = yield from judge(log, partition, kill=subject.kill)
+            yield from _clean_as_said(name, records, logs.first_dirty(*_split(name)))
             if seen.get(name) is not None and [r.offset for r in records] != [
                 r.offset for r in seen[name] or () if r.offset < log.log_end and r.offset >= log.log_start
             ]:
@@ -127,6 +129,21 @@ def _as_writer(
         elif partition.made:
             yield Violation("I1", f"{name} is gone, its creation was acknowledged")
     logs.abandon()
+
+
+def _clean_as_said(name: str, records: list[Attempt], first_dirty: int | None) -> Iterator[Violation]:
+    """I8: below the cleaner's checkpoint there is nothing left to clean."""
+    newest: dict[bytes | None, int] = {}
+    for record in records:
+        if first_dirty is not None and record.offset < first_dirty:
+            if record.key in newest:
+                yield Violation(
+                    "I8",
+                    f"{name}: {record.key!r} is there at {newest[record.key]} and {record.offset}, "
+                    f"and is said to be clean up to {first_dirty}",
+                )
+                return
+            newest[record.key] = record.offset
 
 
 def _open(files: Files, subject: Subject, root: str = ROOT) -> LogDirectory:
@@ -187,6 +204,7 @@ def judge(log: PartitionLog, known: Partition, *, kill: bool) -> Iterator[Violat
     yield from contents(log, records, known, kill=kill)
     yield from lookups(log)
     yield from index_files(log)
+    yield from transactions(log)
     return records
 
 
@@ -212,6 +230,8 @@ def contents(
         yield Violation("I3", f"{name}: the log ends at {log.log_end}, below the acknowledged {max(acked)}")
     if log.log_start not in known.starts and log.log_start not in _bases(log):
         yield Violation("I5", f"{name}: nobody moved the log start to {log.log_start}")
+    if log.log_start < known.least_start:
+        yield Violation("I5", f"{name}: what was deleted below {known.least_start} is back")
     newest = {r.key: r.offset for r in records if r.key is not None}
     rounds = bool(known.rounds)
     for offset, record in line.items():
@@ -305,6 +325,40 @@ def _old_or_new(
     states = [{o for o in state if o in span} for state in known.removed]
     if missing not in states:
         yield Violation("I12", f"{log.name}: {sorted(missing)} are missing: no state between two swaps")
+
+
+def transactions(log: PartitionLog) -> Iterator[Violation]:
+    """I5, I2: a committed read shows no aborted record and every committed one, and ends where the first
+    open transaction begins: against a plain walk over data and markers.
+    """
+    opened: dict[int, int] = {}
+    waiting: dict[int, set[int]] = {}
+    shown: set[int] = set()
+    for segment, header, data in log.batches(log.log_start):
+        if header.control:
+            marker = control_of(data, header, segment.file, position=0)
+            if marker is not None and marker.type == "commit":
+                shown |= waiting.get(header.producer_id, set())
+            waiting.pop(header.producer_id, None)
+            opened.pop(header.producer_id, None)
+            continue
+        offsets = {r.offset for r in read_records(data, header, segment.file, position=0)}
+        if header.transactional:
+            opened.setdefault(header.producer_id, header.base_offset)
+            waiting.setdefault(header.producer_id, set()).update(offsets)
+        else:
+            shown |= offsets
+    end = min(opened.values(), default=log.log_end)
+    if log.stable_offset != end:
+        yield Violation("I7", f"{log.name}: the stable offset is {log.stable_offset}, a walk finds {end}")
+        return
+    if any(header.transactional for segment in log.segments for header in segment.headers()):
+        wanted = {o for o in shown if log.log_start <= o < end}
+        read = {r.offset for r in scan.records(log.view(), log.log_start, end, plain=True)}
+        if read - wanted:
+            yield Violation("I5", f"{log.name}: aborted records are shown: {sorted(read - wanted)}")
+        if wanted - read:
+            yield Violation("I2", f"{log.name}: committed records are hidden: {sorted(wanted - read)}")
 
 
 def lookups(log: PartitionLog | PartitionView) -> Iterator[Violation]:

@@ -192,6 +192,67 @@ class Process:
         self.clock.advance(ms)
         return self
 
+    def transact(self, producer_id: int, pairs: Pairs) -> Process:
+        """One batch of a transaction; the sequence goes on where the log says."""
+        log = self.log()
+        self.clock.advance(1000)
+        now, offset = self.clock.now_ms(), log.log_end
+        known = log.producer(producer_id)
+        sequence = 0 if known is None or known.last_sequence < 0 else known.last_sequence + 1
+        builder = BatchBuilder(
+            producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=True
+        )
+        for number, (key, content) in enumerate(pairs):
+            builder.append(now + number, key, content)
+        attempts = [
+            Attempt(offset + n, now + n, key, content, (), producer_id)
+            for n, (key, content) in enumerate(pairs)
+        ]
+        self.history.note("attempt", log.name, attempts)
+        log.append_batch(builder.build(0))
+        self.history.note("os", log.name, log.log_end)
+        return self
+
+    def end(self, producer_id: int, *, commit: bool, ack: str = "os") -> Process:
+        log = self.log()
+        self.history.note("marker", log.name, log.log_end)
+        log.end_transaction(producer_id, 0, commit)
+        if ack == "disk":
+            self.sync()
+        return self
+
+    # ---- deleting, truncating
+
+    def trim(self, offset: int) -> Process:
+        assert self.logs
+        log = self.log()
+        self.history.note("start", log.name, offset)
+        self.logs.raise_log_start(log.topic, log.partition, offset, "trimmed")
+        self.history.note("started", log.name, offset)
+        log.remove_front()
+        return self
+
+    def expire(self) -> Process:
+        from lastword.retention.expire import expire, outlook
+
+        assert self.logs
+        log = self.log()
+        found = outlook(log.view(), log.config, self.clock.now_ms())
+        self.history.note("start", log.name, found.log_start)
+        expire(self.logs, log.topic, log.partition)
+        self.history.note("started", log.name, found.log_start)
+        return self
+
+    def truncate(self, offset: int, *, fully: bool = False) -> Process:
+        assert self.logs
+        log = self.log()
+        self.history.note("start" if fully else "truncate", log.name, offset)
+        if fully:
+            self.history.note("truncate", log.name, 0)
+        self.logs.truncate(log.topic, log.partition, offset, fully=fully)
+        self.history.note("opened", log.name, 0 if fully else offset)
+        return self
+
     # ---- cleaning, closing
 
     def clean(self) -> Process:
@@ -350,10 +411,10 @@ def cleans_small(p: Process) -> None:
 
 
 def cleans_acked_before_unacked(p: Process) -> None:
-    """`a` at disk, its successor only at os, then a round: one of the two must be left."""
+    """`a` at disk, its successor only at os and in another segment, then a round: one of the two is left."""
     p.open().create()
-    p.put([(b"a", b"at disk")]).put([(b"b", b"1")], ack="disk")
-    p.put([(b"a", b"at os")])
+    p.put([(b"a", value(1, 120))]).put([(b"b", value(2, 120))], ack="disk")
+    p.roll().put([(b"a", value(3, 120))]).put([(b"c", value(4, 120))])
     p.clean()
 
 
@@ -383,6 +444,42 @@ def cleans_and_closes(p: Process) -> None:
     p.open().put([(b"a", b"7")], ack="disk").clean().close()
 
 
+def trims(p: Process) -> None:
+    p.open().create()
+    for number in range(8):
+        p.put([keyed(number)])
+    p.trim(3).put([keyed(8)], ack="disk").trim(7)
+    p.wait(2 * HOUR).put([keyed(9)]).log().remove_waste()
+    p.checkpoint().close()
+
+
+def expires(p: Process) -> None:
+    p.open().create()
+    for number in range(8):
+        p.put([keyed(number)], ack="disk" if number == 5 else "os")
+    p.wait(HOUR // 2).put([keyed(8)]).wait(HOUR // 2 + 5000).put([keyed(9)])
+    p.expire().wait(2 * HOUR).expire()
+    p.put([keyed(10)], ack="disk")
+
+
+def truncates(p: Process) -> None:
+    p.open().create()
+    for number in range(9):
+        p.put([keyed(number)], ack="disk" if number == 6 else "os")
+    p.checkpoint().truncate(7).put([keyed(20)]).put([keyed(21)], ack="disk")
+    p.truncate(2).put([keyed(22)], ack="disk").put([keyed(23)])
+
+
+def transacts(p: Process) -> None:
+    """Two producers, one that commits and one that aborts, over several segments; one stays open."""
+    p.open().create()
+    p.transact(7, [(b"a", b"1"), (b"b", b"1")]).put([(b"c", b"1")]).transact(8, [(b"d", b"1")])
+    p.end(7, commit=True, ack="disk").transact(8, [(b"d", b"2")]).end(8, commit=False)
+    p.transact(7, [(b"a", b"2")]).sync().transact(8, [(b"e", b"1")])
+    p.end(7, commit=False).put([(b"c", b"2")], ack="disk")
+    p.checkpoint().end(8, commit=True).transact(7, [(b"f", b"1")]).put([(b"g", b"1")]).close()
+
+
 @dataclass(frozen=True)
 class Scenario:
     name: str
@@ -406,9 +503,15 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("closes", closes, {"segment_bytes": 400}),
         Scenario("killed_between", killed_between, {"segment_bytes": 400}),
         Scenario("topics", topics),
+        Scenario("trims", trims, {"segment_bytes": 300}),
+        Scenario(
+            "expires", expires, {"segment_bytes": 300, "cleanup_policy": "delete", "retention_ms": HOUR}
+        ),
+        Scenario("truncates", truncates, {"segment_bytes": 300}),
+        Scenario("transacts", transacts, {"segment_bytes": 400}),
         Scenario("cleans", cleans, {"segment_bytes": 300}),
         Scenario("cleans_small", cleans_small),
-        Scenario("cleans_acked_before_unacked", cleans_acked_before_unacked),
+        Scenario("cleans_acked_before_unacked", cleans_acked_before_unacked, {"segment_bytes": 500}),
         Scenario("cleans_twice", cleans_twice, {"segment_bytes": 300}),
         Scenario("cleans_compressed", cleans_compressed, {"segment_bytes": 400}),
         Scenario("cleans_and_closes", cleans_and_closes, {"segment_bytes": 300}),

@@ -1,0 +1,418 @@
+"""Bugs put in on purpose: the harness has power only if it names each of them by the right invariant."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lastword.cleaner import cleaner, staging
+from lastword.clock import ManualClock
+from lastword.errors import SyncFailedError
+from lastword.files import Files
+from lastword.logdir import log_dir
+from lastword.partition import log as log_module
+from lastword.partition import open as open_module
+from lastword.partition import swap
+from lastword.partition import view as view_module
+from lastword.segment import append as append_module
+from lastword.segment import index_builder, names, recover
+from tests.crash.enumerate import judge_run
+from tests.crash.history import History
+from tests.crash.invariants import NOW
+from tests.crash.memory import ROOT, MemoryFiles
+from tests.crash.scenarios import SCENARIOS, Process, Run, Scenario, keyed, run
+from tests.doubles.forgetful import ForgetfulFiles, ForgetfulHandle
+
+Patch = pytest.MonkeyPatch
+pytestmark = pytest.mark.slow
+
+
+def caught(scenario: str, invariant: str) -> None:
+    """The scenario violates this invariant now; without the bug it does not (test_power.py)."""
+    named(run(SCENARIOS[scenario]), invariant)
+
+
+def named(made: Run, invariant: str, doomed: Any = ()) -> None:
+    tally = judge_run(made, seeds=range(1), doomed=doomed, looking_for=invariant)
+    found = {one.invariant for _, violations in tally.violations for one in violations}
+    assert invariant in found, f"{invariant} should have named it; violated: {sorted(found)}"
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+class Instead:
+    """A `Files` with some of its methods replaced."""
+
+    def __init__(self, files: Files, **replaced: Callable[..., Any]) -> None:
+        self._files = files
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+
+# ---------------------------------------------------------------- a missing sync
+
+
+def test_a_log_that_is_not_synced(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(append_module.SegmentAppender, "sync_log", nothing)
+    caught("append", "I1")
+
+
+def test_a_new_segment_whose_name_is_not_synced(monkeypatch: Patch) -> None:
+    real = log_module.PartitionLog._sync_files
+
+    def without(self: Any, end: int, *, indexes: bool) -> None:
+        self._directory_unsynced = False
+        real(self, end, indexes=indexes)
+
+    monkeypatch.setattr(log_module.PartitionLog, "_sync_files", without)
+    caught("append", "I1")
+
+
+def test_a_segment_that_is_not_synced_before_its_successor(monkeypatch: Patch) -> None:
+    real = log_module.PartitionLog._sync_files
+
+    def skip(self: Any, end: int, *, indexes: bool) -> None:
+        if not indexes:
+            real(self, end, indexes=indexes)
+
+    monkeypatch.setattr(log_module.PartitionLog, "_sync_files", skip)
+    caught("append", "I1")
+
+
+def test_a_recovery_point_ahead_of_the_indexes(monkeypatch: Patch) -> None:
+    """Below it nothing is looked at again, so the indexes must be on the drive."""
+    monkeypatch.setattr(append_module.SegmentAppender, "sync_indexes", nothing)
+    caught("checkpoints", "I7")
+
+
+def test_an_output_that_is_not_synced(monkeypatch: Patch) -> None:
+    real = ForgetfulHandle.fsync
+
+    def fsync(self: Any) -> None:
+        if "rewrite-" not in self.path:
+            real(self)
+
+    monkeypatch.setattr(ForgetfulHandle, "fsync", fsync)
+    caught("cleans_small", "I1")
+
+
+def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
+    """A record kills its elder, the power goes, and neither is left."""
+    real = log_module.PartitionLog._sync_files
+    cleaning = [False]
+
+    def pretend(self: Any, end: int, *, indexes: bool) -> None:
+        if cleaning[0]:
+            self._synced_to = max(self._synced_to, end)
+        else:
+            real(self, end, indexes=indexes)
+
+    prepare = cleaner.prepare
+
+    def preparing(*args: Any, **more: Any) -> Any:
+        cleaning[0] = True
+        try:
+            return prepare(*args, **more)
+        finally:
+            cleaning[0] = False
+
+    monkeypatch.setattr(log_module.PartitionLog, "_sync_files", pretend)
+    monkeypatch.setattr(cleaner, "prepare", preparing)
+    caught("cleans_acked_before_unacked", "I1")
+
+
+# ---------------------------------------------------------------- a wrong order
+
+
+def _publish_without(monkeypatch: Patch, skip: set[int]) -> None:
+    """`swap.publish` without some of its syncs of the directory, numbered as they come."""
+    real = swap.publish
+
+    def publish(files: Files, directory: str, sources: Any, output: Any) -> Any:
+        count = iter(range(100))
+
+        def fsync_dir(path: str) -> None:
+            if next(count) not in skip:
+                files.fsync_dir(path)
+
+        return real(Instead(files, fsync_dir=fsync_dir), directory, sources, output)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(swap, "publish", publish)
+
+
+def test_sources_deleted_before_the_swap_is_durable(monkeypatch: Patch) -> None:
+    _publish_without(monkeypatch, {0, 1})
+    caught("cleans_small", "I1")
+
+
+def test_a_final_name_before_its_sources_are_gone(monkeypatch: Patch) -> None:
+    _publish_without(monkeypatch, {2})
+    caught("cleans_small", "I1")
+
+
+def test_a_checkpoint_before_the_swap(monkeypatch: Patch) -> None:
+    real = cleaner.publish
+
+    def early(log: Any, built: Any, *, record_first_dirty: Any) -> Any:
+        record_first_dirty(built.plan.limit)
+        return real(log, built, record_first_dirty=record_first_dirty)
+
+    monkeypatch.setattr(cleaner, "publish", early)
+    caught("cleans", "I8")
+
+
+def test_a_marker_of_a_clean_stop_before_what_it_promises(monkeypatch: Patch) -> None:
+    real = log_dir.LogDirectory.close
+
+    def early(self: Any) -> None:
+        if not self._closed:
+            log_dir.leave_clean_shutdown(self.files, self.path)
+        real(self)
+
+    monkeypatch.setattr(log_dir.LogDirectory, "close", early)
+    caught("closes", "I7")
+
+
+def test_a_checkpoint_renamed_before_it_is_synced(monkeypatch: Patch) -> None:
+    """Its name is there, its bytes are not: the log start is forgotten, deleted records are back."""
+    real = ForgetfulHandle.fsync
+
+    def fsync(self: Any) -> None:
+        if not self.path.endswith(".tmp"):
+            real(self)
+
+    monkeypatch.setattr(ForgetfulHandle, "fsync", fsync)
+    caught("trims", "I5")
+
+
+# ---------------------------------------------------------------- a wrong recovery
+
+
+def test_half_a_swap(monkeypatch: Patch) -> None:
+    """Recovery gives the output its name and keeps a source beside it."""
+    real = swap.recover
+
+    def forgetful(files: Files, directory: str) -> Any:
+        def keep_logs(path: str, missing_ok: bool = False) -> None:
+            if not (path.endswith(names.LOG) and files.exists(path)):
+                files.unlink(path, missing_ok=missing_ok)
+
+        return real(Instead(files, unlink=keep_logs), directory)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(swap, "recover", forgetful)
+    caught("cleans_small", "I1")
+
+
+def test_a_reader_that_knows_nothing_of_swaps(monkeypatch: Patch) -> None:
+    real = swap.decide
+
+    class Blind:
+        @staticmethod
+        def decide(files: Files, directory: str, listing: Any) -> Any:
+            found = real(files, directory, listing)
+            return replace(found, logs=tuple(one for one in found.logs if not one[1]))
+
+    monkeypatch.setattr(view_module, "swap", Blind)
+    caught("cleans_small", "I12")
+
+
+def test_segments_behind_a_hole_are_kept(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(open_module._Opening, "_remove_segment", nothing)
+    real = open_module._Opening._judge
+    monkeypatch.setattr(open_module._Opening, "_judge", lambda self, found, bases: real(self, {}, bases))
+    monkeypatch.setattr(append_module.SegmentAppender, "sync_log", nothing)
+    caught("append", "I2")
+
+
+def test_an_offset_off_by_one(monkeypatch: Patch) -> None:
+    """The next offset after a recovery is the last one's."""
+    real = append_module.SegmentAppender.resume.__func__  # type: ignore[attr-defined]
+
+    def wrong(cls: Any, segment: Any, **more: Any) -> Any:
+        made = real(cls, segment, **more)
+        segment.next_offset = max(segment.next_offset - 1, segment.base_offset)
+        return made
+
+    made = run(SCENARIOS["append"])
+    monkeypatch.setattr(append_module.SegmentAppender, "resume", classmethod(wrong))
+    named(made, "I3")
+
+
+def test_a_torn_index_that_is_accepted(monkeypatch: Patch) -> None:
+    """Recovery believes any index file that is there."""
+    real = recover.replace_index
+
+    def lazy(files: Files, path: str, data: bytes, **more: Any) -> bool:
+        facts = files.stat(path)
+        return False if facts is not None and facts.size else real(files, path, data, **more)
+
+    monkeypatch.setattr(recover, "replace_index", lazy)
+    monkeypatch.setattr(open_module, "replace_index", lazy)
+    caught("indexes_grow", "I7")
+
+
+def test_an_index_entry_one_byte_too_far(monkeypatch: Patch) -> None:
+    real = index_builder.IndexBuilder.batch
+
+    def wrong(self: Any, position: int, last_offset: int, max_timestamp: int) -> Any:
+        return real(self, position + 1, last_offset, max_timestamp)
+
+    monkeypatch.setattr(index_builder.IndexBuilder, "batch", wrong)
+    made = run(SCENARIOS["checkpoints"])
+    monkeypatch.setattr(index_builder.IndexBuilder, "batch", real)
+    named(made, "I7")
+
+
+def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
+    """Recovery ends the log before a torn batch and leaves its bytes."""
+    real = recover.repair
+
+    def uncut(files: Files, found: Any) -> Any:
+        return real(Instead(files, truncate=nothing), found)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(open_module, "repair", uncut)
+    caught("append", "I8")
+
+
+def test_leftovers_that_nobody_removes(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(open_module._Opening, "_remove_leftovers", nothing)
+    monkeypatch.setattr(staging, "remove_leftovers", nothing)
+    caught("cleans_small", "I10")
+
+
+def test_handles_that_stay_open(monkeypatch: Patch) -> None:
+    kept: list[Any] = []
+    real = append_module.SegmentAppender.close
+
+    def close(self: Any) -> None:
+        kept.append(self._times)
+        self._times = self._index
+        real(self)
+
+    monkeypatch.setattr(append_module.SegmentAppender, "close", close)
+    caught("append", "I11")
+
+
+# ---------------------------------------------------------------- a wrong cleaning, a wrong record
+
+
+def test_tombstones_that_go_too_early(monkeypatch: Patch) -> None:
+    real = cleaner.prepare
+
+    def prepare(*args: Any, **more: Any) -> Any:
+        return replace(real(*args, **more), now_ms=1 << 60, delete_retention_ms=0)
+
+    monkeypatch.setattr(cleaner, "prepare", prepare)
+    caught("cleans_twice", "I6")
+
+
+def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
+    """And no certificate that would have found it."""
+    import numpy as np
+
+    import lastword.resolve
+    from lastword.cleaner import certificate
+
+    real = lastword.resolve.resolve
+
+    def resolve(*args: Any, **more: Any) -> Any:
+        found = real(*args, **more)
+        found.dead.page_bits[found.dead.page_slots[0], 0] |= np.uint64(1 << 1)  # offset 1 is the only `c`
+        return found
+
+    monkeypatch.setattr(lastword.resolve, "resolve", resolve)
+    monkeypatch.setattr(certificate.Certified, "__eq__", lambda self, other: True)
+    caught("cleans", "I4")
+
+
+def test_a_time_that_is_not_the_makers(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(log_module.PartitionLog, "_log_append_time", lambda self: 123)
+    caught("append", "I9")
+
+
+def test_a_record_that_nobody_appended(monkeypatch: Patch) -> None:
+    """The process keeps silent about one of its appends."""
+    made = run(SCENARIOS["append"])
+    silent = [e for e in made.history.events if e.kind == "attempt" and e.value]
+    made.history.events.remove(silent[3])
+    named(made, "I5")
+
+
+# ---------------------------------------------------------------- a sync that fails
+
+
+class FailingOnce(ForgetfulFiles):
+    """The n-th sync of a log file fails and takes with it what it should have saved: the kernel tells it
+    once, and the next sync of the same file succeeds without it.
+    """
+
+    fail_at = 0
+
+    def __init__(self, inner: Files) -> None:
+        super().__init__(ROOT, inner)
+        self.doomed: set[int] = set()
+        self.syncs = 0
+
+
+def _failing(real: Callable[[Any], None]) -> Callable[[Any], None]:
+    def fsync(self: Any) -> None:
+        files = self._files
+        if isinstance(files, FailingOnce) and self.path.endswith(names.LOG):
+            files.syncs += 1
+            if files.syncs == files.fail_at:
+                files.doomed.update(files.pending(len(files.journal)).data.get(self._inode, []))
+                assert isinstance(files.inner, MemoryFiles)
+                raise files.inner.fail(self.path)
+        real(self)
+
+    return fsync
+
+
+def _with_a_failing_sync(monkeypatch: Patch, fail_at: int) -> tuple[Run, set[int]]:
+    monkeypatch.setattr(ForgetfulHandle, "fsync", _failing(ForgetfulHandle.fsync))
+
+    def work(p: Process) -> None:
+        p.open().create()
+        for number in range(9):
+            with contextlib.suppress(SyncFailedError):
+                p.put([keyed(number)], ack="disk")
+
+    scenario = Scenario("a sync fails", work)
+    files = FailingOnce(MemoryFiles())
+    files.fail_at = fail_at
+    history, settings, clock = History(), scenario.make_settings(), ManualClock(NOW)
+    history.moment = lambda: len(files.journal)
+    process = Process(files, history, settings, clock)
+    work(process)
+    process.abandon()
+    return Run(scenario, files, history, clock, settings), files.doomed
+
+
+@pytest.mark.parametrize("fail_at", [1, 3, 6])
+def test_a_failed_sync_is_final(monkeypatch: Patch, fail_at: int) -> None:
+    made, doomed = _with_a_failing_sync(monkeypatch, fail_at)
+    assert doomed
+    judge_run(made, doomed=doomed).raise_any()
+
+
+def test_a_sync_that_is_tried_again(monkeypatch: Patch) -> None:
+    real = append_module.SegmentAppender.sync_log
+
+    def again(self: Any) -> None:
+        try:
+            real(self)
+        except SyncFailedError:
+            self.segment.files.guard(ROOT)
+            real(self)
+
+    monkeypatch.setattr(append_module.SegmentAppender, "sync_log", again)
+    made, doomed = _with_a_failing_sync(monkeypatch, 3)
+    named(made, "I1", doomed)
