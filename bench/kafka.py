@@ -145,6 +145,22 @@ def read(partition: Path, how: str, repetitions: int = 4) -> list[dict[str, Any]
     return [json.loads(line) for line in _run("ReadRun", [partition, repetitions, how])]
 
 
+def lookups(
+    partition: Path, work: Path, how: str, count: int, repetitions: int = 4, *, segment_bytes: int = 128 * MIB
+) -> list[dict[str, Any]]:
+    """`count` random offsets of `partition` through Kafka's segment class; `how` is "index" or "record"."""
+    arguments = [partition, work, repetitions, how, count, segment_bytes]
+    return [json.loads(line) for line in _run("LookupRun", arguments)]
+
+
+def open_log(
+    partition: Path, work: Path, how: str, repetitions: int = 4, *, segment_bytes: int = 128 * MIB
+) -> list[dict[str, Any]]:
+    """Kafka's log class opens a copy of `partition`; `how` it was left is "clean" or "killed"."""
+    arguments = [partition, work, repetitions, how, segment_bytes]
+    return [json.loads(line) for line in _run("OpenRun", arguments)]
+
+
 def append(
     work: Path, records: int, records_per_batch: int, codec: str, repetitions: int = 4
 ) -> list[dict[str, Any]]:

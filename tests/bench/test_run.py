@@ -13,23 +13,27 @@ from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 LOCAL = ("append", "scan", "map", "rewrite", "clean", "restore")
+STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover")
 
 
-def test_every_local_workload_gives_a_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("names", [LOCAL, STORAGE], ids=["cleaning", "storage"])
+def test_every_local_workload_gives_a_ratio(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, ...]
+) -> None:
     try:
         KafkaJars.find_or_fetch()
     except KafkaMissing as missing:
         if must_not_skip(missing):
             raise
         pytest.skip(str(missing))
-    arguments = ["--size", "20000", "--repetitions", "1", "--sets", "a-none", "--only", ",".join(LOCAL)]
+    arguments = ["--size", "20000", "--repetitions", "1", "--sets", "a-none", "--only", ",".join(names)]
     figures = tmp_path / "figures.json"
     assert run.main([*arguments, "--json", str(figures), "--data", str(tmp_path / "data")]) == 0
     results = json.loads(figures.read_text())["results"]
-    assert {line["workload"] for line in results} == set(LOCAL)
+    assert {line["workload"] for line in results} == set(names)
     assert all(line["ratio"] > 0 and line["rival_name"] for line in results)
     assert not list((tmp_path / "data").glob("scratch-*"))
-    assert "clean" in capsys.readouterr().out
+    assert names[-1] in capsys.readouterr().out
 
 
 def test_an_unknown_workload_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,5 +44,5 @@ def test_an_unknown_workload_names_the_known_ones(capsys: pytest.CaptureFixture[
 def test_the_list_says_what_each_measures(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(WORKLOADS) >= len(LOCAL)
+    assert len(lines) == len(WORKLOADS) >= len(LOCAL) + len(STORAGE)
     assert all(len(line.split(None, 1)) == 2 for line in lines)

@@ -1,0 +1,288 @@
+"""The workloads of the storage engine: ready batches, pairs and objects, lookups, opening and recovery.
+
+The rivals are Kafka's own classes in one process on the same bytes wherever Kafka has the thing; for what
+only Python programs do, SQLite, which they have at hand; for ready batches the drive itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import lastword
+from bench import kafka
+from bench.registry import Measured, Run, compared, rate, workload
+from bench.workloads import CODECS, CONFIG, link_partition, view_of
+from lastword.clock import SystemClock
+from lastword.files import DEFAULT
+from lastword.partition.lookups import positions_of, records_at
+from lastword.partition.open import open_log
+from lastword.partition.reads import read_batches
+from lastword.records.pack import pack_arrow
+
+SEGMENTS = 2000
+RECORD_BYTES = 134  # of data set a, on disk
+
+
+def _pairs(records: int) -> list[tuple[bytes, bytes]]:
+    return [(f"key-{i * 7919 % 1_000_003:020d}".encode(), b"v" * 100) for i in range(records)]
+
+
+@workload("batches")
+def batches(run: Run) -> Iterator[Measured]:
+    """Ready batches of 16 KiB, a hundred a call, and one sync at the end: as the wire and Spark bring them.
+
+    Rival: the same bytes written to a plain file in the same directory and synced, which is all that the
+    drive can do.
+    """
+    pairs = _pairs(min(run.records, 2_000_000))
+    keys, values = (pa.array(column, pa.binary()) for column in zip(*pairs, strict=True))
+    ready = pack_arrow(keys, values, np.full(len(pairs), 1_750_000_000_000, np.int64))
+    calls = [ready[start : start + 100] for start in range(0, len(ready), 100)]
+    size = sum(len(batch) for batch in ready)
+    directory = run.scratch / "batches"
+
+    def append() -> float:
+        (directory / "a-0").mkdir(parents=True)
+        log, _ = open_log(DEFAULT, str(directory / "a-0"), "a", 0, CONFIG, SystemClock(), clean=True)
+        began = time.perf_counter()
+        for call in calls:
+            log.append_batches(call)
+        log.sync()
+        took = time.perf_counter() - began
+        log.close()
+        return took
+
+    def write() -> float:
+        directory.mkdir()
+        blocks = [b"".join(call) for call in calls]
+        began = time.perf_counter()
+        with (directory / "plain").open("wb", buffering=0) as file:
+            for block in blocks:
+                file.write(block)
+            os.fsync(file.fileno())
+        return time.perf_counter() - began
+
+    # By turns, as a drive is not as fast at one time as at another.
+    ours, theirs = [], []
+    for _ in range(run.repetitions + 1):
+        for how, found in ((append, ours), (write, theirs)):
+            shutil.rmtree(directory, ignore_errors=True)
+            found.append(how())
+    shutil.rmtree(directory)
+    yield compared(
+        "batches",
+        "ready batches, one sync",
+        size / statistics.median(ours[1:]) / 1e6,
+        size / statistics.median(theirs[1:]) / 1e6,
+        "a plain file, synced",
+        unit="MB/s",
+    )
+
+
+@workload("pairs")
+def pairs(run: Run) -> Iterator[Measured]:
+    """extend with pairs of bytes, 124 bytes each, acknowledged at "os".
+
+    Rival: SQLite's executemany in one transaction, syncing off.
+    """
+    rows = _pairs(min(run.records, 1_000_000))
+    directory = run.scratch / "pairs"
+    with lastword.open(directory / "logs", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("a")
+        ours = run.times(lambda: topic.extend(rows))
+    table, insert = _sqlite(directory / "rows.db", rows)
+    theirs = run.times(insert, before=lambda: table.execute("delete from log"))
+    table.close()
+    shutil.rmtree(directory)
+    yield compared(
+        "pairs",
+        "extend with pairs of bytes",
+        rate(len(rows), [t.cpu for t in ours]),
+        rate(len(rows), [t.cpu for t in theirs]),
+        "SQLite, executemany",
+    )
+
+
+@workload("objects")
+def objects(run: Run) -> Iterator[Measured]:
+    """A topic read as `Record` objects, one after another.
+
+    Rival: rows of a SQLite table in the order of their number, as tuples.
+    """
+    rows = _pairs(min(run.records, 1_000_000))
+    directory = run.scratch / "objects"
+    with lastword.open(directory / "logs", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("a")
+        topic.extend(rows)
+
+        def read() -> None:
+            assert sum(1 for _ in topic.read()) == len(rows)
+
+        ours = run.times(read)
+    table, insert = _sqlite(directory / "rows.db", rows)
+    insert()
+
+    def select() -> None:
+        found = table.execute("select number, key, value from log order by number")
+        assert sum(1 for _ in found) == len(rows)
+
+    theirs = run.times(select)
+    table.close()
+    shutil.rmtree(directory)
+    yield compared(
+        "objects",
+        "read, one Record after another",
+        rate(len(rows), [t.cpu for t in ours]),
+        rate(len(rows), [t.cpu for t in theirs]),
+        "SQLite, tuples of three",
+    )
+
+
+def _sqlite(path: Path, rows: list[tuple[bytes, bytes]]) -> tuple[sqlite3.Connection, Callable[[], Any]]:
+    table = sqlite3.connect(path, isolation_level=None)
+    table.execute("pragma journal_mode = wal")
+    table.execute("pragma synchronous = off")
+    table.execute("create table log (number integer primary key, key blob, value blob)")
+
+    def insert() -> None:
+        table.execute("begin")
+        table.executemany("insert into log (key, value) values (?, ?)", rows)
+        table.execute("commit")
+
+    return table, insert
+
+
+@workload("lookup")
+def lookup(run: Run) -> Iterator[Measured]:
+    """Random offsets on warm indexes: their positions at once and one at a time, and their records.
+
+    Rival: Kafka's OffsetIndex.lookup, and LogSegment.read with the batch verified and decoded up to the
+    record.
+    """
+    count = min(run.records, 1_000_000)
+    for name in run.chosen(*(f"a-{codec}" for codec in CODECS)):
+        data = run.data(name)
+        view = view_of(data.partitions[0])
+        offsets = np.random.default_rng(1).integers(0, view.log_end, count)
+        if name == "a-none":
+            yield from _index_lookups(run, data, view, offsets)
+        some = offsets[: max(1, count // 10)]
+
+        def read(some: Any = some, view: Any = view) -> None:
+            found = records_at(view, some)
+            assert all(
+                one is not None and one.offset == offset
+                for one, offset in zip(found, some.tolist(), strict=True)
+            )
+
+        ours = run.times(read)
+        theirs = kafka.lookups(
+            data.partitions[0], run.scratch / "work", "record", some.size, run.repetitions + 1
+        )[1:]
+        assert {one["found"] for one in theirs} == {some.size}
+        yield compared(
+            "lookup",
+            f"one record at an offset, {name}",
+            rate(some.size, [t.cpu for t in ours]) * 1000,
+            rate(some.size, [t["cpu_seconds"] for t in theirs]) * 1000,
+            "Kafka's LogSegment.read, decoded",
+            unit="k records/CPU s",
+        )
+
+
+def _index_lookups(run: Run, data: kafka.Generated, view: Any, offsets: Any) -> Iterator[Measured]:
+    theirs = kafka.lookups(
+        data.partitions[0], run.scratch / "work", "index", offsets.size, run.repetitions + 1
+    )[1:]
+    rival = rate(offsets.size, [t["cpu_seconds"] for t in theirs])
+    each = offsets[:100_000].tolist()
+    floor, segments = view.segment_set.floor, view.segments
+
+    def one_by_one() -> None:
+        for offset in each:
+            segments[floor(offset)].offset_index.lookup(offset)
+
+    for what, size, work in (
+        ("at once", offsets.size, lambda: positions_of(view, offsets)),
+        ("one at a time", len(each), one_by_one),
+    ):
+        ours = run.times(work)
+        yield compared(
+            "lookup",
+            f"positions of offsets, {what}",
+            rate(size, [t.cpu for t in ours]),
+            rival,
+            "Kafka's OffsetIndex.lookup",
+            unit="M lookups/CPU s",
+        )
+
+
+@workload("open")
+def open_(run: Run) -> Iterator[Measured]:
+    """A partition of 2,000 segments opened to write, after a clean stop and after a kill, nothing flushed.
+
+    Rival: Kafka's log class on the same files, in the same state.
+    """
+    if not run.chosen("a-none"):
+        return
+    segment_bytes = max(32 << 10, run.records * RECORD_BYTES // SEGMENTS)
+    data = kafka.generate("a-none", run.data_directory, run.records, segment_bytes=segment_bytes)
+    for how in ("clean", "killed"):
+        yield _opened(run, data, how, f"{data.facts['segments']} segments, {how}", "open", segment_bytes)
+
+
+@workload("recover")
+def recover(run: Run) -> Iterator[Measured]:
+    """Large segments opened after a kill with nothing flushed, up to the first record that is read.
+
+    Rival: Kafka's log class on the same files, which must be open before anything is read.
+    """
+    for name in run.chosen(*(f"a-{codec}" for codec in CODECS)):
+        data = run.data(name)
+        yield _opened(run, data, "killed", f"data set {name}", "recover", 128 << 20)
+
+
+def _opened(run: Run, data: kafka.Generated, how: str, what: str, name: str, segment_bytes: int) -> Measured:
+    partition = link_partition(data.partitions[0], run.scratch / "opened" / data.partitions[0].name)
+    config = CONFIG.replace(segment_bytes=max(segment_bytes, 1 << 20))
+    ends: set[int] = set()
+
+    def open_and_read() -> None:
+        log, _ = open_log(DEFAULT, str(partition), data.name, 0, config, SystemClock(), clean=how == "clean")
+        next(read_batches(log, log.log_start, log.log_start + 1))
+        ends.add(log.log_end)
+        log.close()
+
+    ours = run.times(open_and_read)
+    shutil.rmtree(partition.parent)
+    slow = name == "open" and how == "killed"  # half a minute, in which a cold JVM makes no difference
+    theirs = kafka.open_log(
+        data.partitions[0],
+        run.scratch / "work",
+        how,
+        1 if slow else run.repetitions + 1,
+        segment_bytes=segment_bytes,
+    )
+    theirs = theirs if slow else theirs[1:]
+    assert ends == {one["log_end"] for one in theirs} == {data.records}
+    facts = {
+        "wall_seconds": statistics.median(t.wall for t in ours),
+        "rival_wall_seconds": statistics.median(t["wall_seconds"] for t in theirs),
+        "segments": data.facts["segments"],
+    }
+    seconds = statistics.median(t.cpu for t in ours), statistics.median(t["cpu_seconds"] for t in theirs)
+    if how == "killed":
+        rates = [data.bytes / 1e6 / one for one in seconds]
+        return compared(name, what, *rates, "Kafka's log, after a kill", unit="MB/CPU s", **facts)
+    rates = [1 / max(one, 1e-3) for one in seconds]
+    return compared(name, what, *rates, "Kafka's log, after a clean stop", unit="opened/CPU s", **facts)
