@@ -99,7 +99,8 @@ def _lines(kind: str, entry: Any) -> list[str]:
 
 
 def _batch(batch: Any) -> list[str]:
-    marks = [batch.codec, f"{batch.timestamp_type} time"]
+    time = "no" if batch.timestamp_type == "none" else batch.timestamp_type
+    marks = [batch.codec, f"{time} time"]
     marks.append(f"epoch {batch.leader_epoch}" if batch.magic == 2 else f"magic {batch.magic}")
     if batch.producer_id >= 0:
         marks.append(
@@ -109,10 +110,12 @@ def _batch(batch: Any) -> list[str]:
         marks.append(f"tombstones may go {format_time(batch.delete_horizon_ms)}")
     marks += [name for name in ("transactional", "control") if getattr(batch, name)]
     crc = f"CRC {batch.crc:08x}" + ("" if batch.crc_ok else " is WRONG")
-    count = "" if batch.count is None else f"{plural(batch.count, 'record')}  "
+    count, first = "", "up to "  # of a compressed entry of magic 0 or 1 that was not looked into
+    if batch.count is not None:
+        count, first = f"{plural(batch.count, 'record')}  ", f"{batch.base_offset}-"
     lines = [
         f"position {batch.position}  {batch.size_bytes} bytes  "
-        f"offsets {batch.base_offset}-{batch.last_offset}  {count}"
+        f"offsets {first}{batch.last_offset}  {count}"
         f"{', '.join(marks)}  {crc}"
     ]
     for record in batch.records:
