@@ -1,0 +1,137 @@
+"""A real broker with two log.dirs and we, by turns: spread partitions, trimmed and expired logs, a moved one.
+
+broker    creates the topics over both directories, writes, stops cleanly
+lastword  opens both as one, trims, expires, moves a partition, and dies without closing
+broker    serves what is left from the new log starts, takes more, stops
+lastword  reads all of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools
+
+COUNT = 60
+START_MS = 1_700_000_000_000
+TOPICS = ("trimmed", "expired", "moved", "spread")
+MORE = [KafkaRecord(b"after", b"it", START_MS)]
+
+
+def batches(partition: int = 0) -> list[list[KafkaRecord]]:
+    return [
+        [KafkaRecord(b"k%d" % n, b"v%d" % n + b"." * 400, START_MS + n, partition=partition)]
+        for n in range(COUNT)
+    ]
+
+
+@dataclass
+class Story:
+    homes: dict[str, str] = field(default_factory=dict)
+    homes_after: dict[str, str] = field(default_factory=dict)
+    read: dict[str, list[Any]] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+    served: dict[str, Consumed] = field(default_factory=dict)
+    more: dict[str, list[int]] = field(default_factory=dict)
+    read_at_last: dict[str, list[Any]] = field(default_factory=dict)
+    strays: list[str] = field(default_factory=list)
+    broker_log: str = ""
+
+
+def read(logs: lastword.LogDir) -> dict[str, list[Any]]:
+    return {
+        f"{name}-{partition}": [
+            (r.offset, r.key, r.value) for r in logs.topic(name).read(partition=partition)
+        ]
+        for name in TOPICS
+        for partition in range(logs.topic(name).partitions)
+    }
+
+
+def homes(logs: lastword.LogDir) -> dict[str, str]:
+    return {
+        f"{name}-{number}": Path(home.path).name
+        for name, numbers in logs._homes().items()
+        if name in TOPICS
+        for number, home in numbers.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    root = tmp_path_factory.mktemp("jbod")
+    roots = [root / "d1", root / "d2"]
+    broker = Broker(tools, roots[0], {"log.dirs": ",".join(str(one) for one in roots)})
+    roots[1].mkdir()
+    told = Story()
+    with broker:
+        settings = {"cleanup_policy": "delete", "retention_ms": -1, "internal_segment_bytes": 4 << 10}
+        broker.create_topics(dict.fromkeys(TOPICS[:3], settings) | {"spread": settings | {"partitions": 4}})
+        for name in TOPICS[:3]:
+            broker.produce(name, batches())
+        for partition in range(4):
+            broker.produce("spread", batches(partition))
+    logs = lastword.open(roots, "a")
+    told.homes = homes(logs)
+    logs.topic("trimmed").trim(25)
+    logs.topic("expired").set_config(cleanup_policy="delete", retention_ms=-1, retention_bytes="8KiB")
+    logs.expire("expired")
+    other = next(str(one) for one in roots if one.name != told.homes["moved-0"])
+    logs.move("moved", 0, other)
+    logs.topic("moved").append(b"ours", b"appended where it lies now", timestamp=START_MS, ack="disk")
+    logs.sync()
+    told.homes_after = homes(logs)
+    told.read = read(logs)
+    told.starts = {
+        f"{name}-{number}": start
+        for name in TOPICS
+        for number, (start, _) in logs.topic(name).bounds().items()
+    }
+    for directory in logs._directories:
+        directory.abandon()  # as a killed process: `.deleted` files and directories stay behind
+    with broker:
+        told.served = broker.consume(*TOPICS)
+        for name in TOPICS:
+            told.more[name] = broker.produce(name, [MORE])
+    told.broker_log = broker.log_text
+    told.strays = [path.name for one in roots for path in one.iterdir() if path.name.endswith("-stray")]
+    with lastword.open(roots) as logs:
+        told.read_at_last = read(logs)
+    yield told
+
+
+def test_a_broker_spreads_partitions_and_so_do_we(story: Story) -> None:
+    assert set(story.homes.values()) == {"d1", "d2"}
+    assert story.homes_after == story.homes | {"moved-0": story.homes_after["moved-0"]}
+    assert story.homes_after["moved-0"] != story.homes["moved-0"]
+
+
+def test_log_starts_are_honoured(story: Story) -> None:
+    assert story.starts["trimmed-0"] == 25 and 0 < story.starts["expired-0"] < COUNT
+    assert {name: one.start for name, one in story.served.items()} == story.starts
+
+
+def test_the_same_records_at_the_same_offsets(story: Story) -> None:
+    for name, records in story.read.items():
+        assert [(r.offset, r.key, r.value) for r in story.served[name].records] == records, name
+    assert story.read["moved-0"][-1][1] == b"ours" and len(story.read["moved-0"]) == COUNT + 1
+
+
+def test_appends_go_on_and_nothing_is_set_aside(story: Story) -> None:
+    for name in TOPICS:
+        assert story.more[name] == [story.served[f"{name}-0"].end]
+    assert story.strays == [] and " ERROR " not in story.broker_log.replace("Could not find offset index", "")
+
+
+def test_we_read_on(story: Story) -> None:
+    for name in TOPICS:
+        assert story.read_at_last[f"{name}-0"] == [
+            *story.read[f"{name}-0"],
+            (story.more[name][0], b"after", b"it"),
+        ]
