@@ -144,6 +144,19 @@ def test_max_lag_needs_something_dirty() -> None:
     assert (plan.action, codes(plan)) == ("keep", ["below-ratio", "active-segment"])
 
 
+def test_a_round_ends_below_the_last_stable_offset() -> None:
+    these = segments(1000, 1000, 1000)
+    plan = decide(these, stable_offset=250)
+    assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 200, False)
+    assert codes(plan) == ["undecided-transaction"]
+    assert decide(these, stable_offset=199).limit == 100
+    assert decide(these, stable_offset=200).limit == 200
+    assert decide(these, stable_offset=300).rolls_active
+    kept = decide(these, stable_offset=99)
+    assert (kept.action, codes(kept)) == ("keep", ["undecided-transaction"])
+    assert codes(decide(these, stable_offset=250, due=True)) == ["active-segment"]
+
+
 def test_nothing_closed() -> None:
     plan = decide(segments(500), due=True)
     assert (plan.action, codes(plan)) == ("keep", ["active-segment"])

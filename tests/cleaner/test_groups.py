@@ -45,6 +45,18 @@ def test_a_tombstone_whose_clock_must_start_is_a_reason() -> None:
     assert run((900, 0), (900, 0, 1), (900, 0)) == [(1, 1)]
 
 
+def test_a_marker_that_goes_or_gets_its_clock_is_a_reason() -> None:
+    facts = [Facts(100 * i, 100 * i + 100, 900, 0, 900) for i in range(4)]
+    assert [(g.first, g.last) for g in group(facts, LIMITS, {1, 3})] == [(1, 1), (3, 3)]
+
+
+def test_empty_segments_go_into_a_neighbours_output() -> None:
+    empty = [Facts(0, 0, 0, 0, 0), Facts(100, 200, 400, 1, 300), Facts(200, 200, 0, 0, 0)]
+    (one,) = group([*empty, Facts(300, 400, 900, 0, 900)], LIMITS)
+    assert (one.first, one.last, one.base_offset, one.next_offset) == (0, 2, 0, 200)
+    assert run((0, 0), (0, 0), (900, 0)) == [], "but they are no reason by themselves"
+
+
 def test_dirty_neighbours_share_an_output_while_their_survivors_fit() -> None:
     assert run((400, 1), (400, 1), (400, 1), (400, 1)) == [(0, 1), (2, 3)]
 

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lastword.cleaner import quarantine, rewrite
 from lastword.clock import ManualClock
+from lastword.errors import CertificateError, DataError
 from lastword.files import DEFAULT, Files
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
@@ -319,6 +321,60 @@ def test_what_is_left_is_the_newest_of_each_key(
     before = {n: d for n, d in log.tree().items() if n.endswith(".log")}
     log.clean()
     assert before == {n: d for n, d in log.tree().items() if n.endswith(".log")}, "a fixed point"
+    log.abandon()
+
+
+def test_the_last_segment_keeps_its_tombstones(tmp_path: Path) -> None:
+    """Or no consumer would ever reach the end of the log."""
+    log = old_log(
+        tmp_path / "data",
+        (0, [entry(1, 0, b"a", None), entry(1, 1, b"z", b"1")]),
+        (2, [entry(1, 2, b"a", b"1"), entry(1, 3, b"a", None)]),
+        delete_retention_ms=0,
+    )
+    log.clean()
+    log.clean()
+    assert kept(log)[-1] == (3, b"a", None)
+    log.put("b", "1").roll().clean()
+    log.clean()
+    assert [offset for offset, _, _ in kept(log)] == [1, 4]
+
+
+@pytest.mark.parametrize("at", [30, 60, 110, 150])
+def test_a_flipped_bit_is_never_put_under_a_new_checksum(tmp_path: Path, at: int) -> None:
+    """In a wrapper, in a message: the partition is set aside, the sources stay."""
+    rows = [(0, b"a", b"1" * 30), (1, b"b", b"1"), (2, b"a", b"2")]
+    batches = [wrapper(1, 1, rows), *(entry(0, o, b"c", b"v" * 20) for o in (3, 4)), entry(1, 5, b"a", b"3")]
+    log = old_log(tmp_path / "data", (0, batches))
+    assert log.log
+    log.roll()
+    path = Path(log.directory, names.segment_file(0, names.LOG))
+    damaged = bytearray(path.read_bytes())
+    damaged[at] ^= 4
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="users-0 is quarantined"):
+        log.clean()
+    assert path.read_bytes() == damaged
+    assert quarantine.load(log.files, log.directory) is not None
+    assert not [name for name in log.tree() if "rewrite-" in name]
+    log.abandon()
+
+
+def test_a_lost_message_is_seen_before_the_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted faults: a wrapper that loses a live message, or gets another's value."""
+    real = rewrite.filter_entry
+
+    def lossy(buffer, header, keep, *rest, **more):  # type: ignore[no-untyped-def]
+        return real(buffer, header, [False, *[True] * (len(list(keep)) - 1)], *rest, **more)
+
+    rows = [(0, b"a", b"1"), (1, b"b", b"1"), (2, b"c", b"2"), (3, b"b", b"2")]
+    log = old_log(tmp_path / "data", (0, [wrapper(1, 3, rows)]))
+    monkeypatch.setattr(rewrite, "filter_entry", lossy)
+    log.roll()
+    before = file(log, 0)
+    with pytest.raises(CertificateError):
+        log.clean()
+    assert file(log, 0) == before
     log.abandon()
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lastword.errors import CertificateError
+from lastword.cleaner import quarantine
+from lastword.errors import CertificateError, DataError
 from lastword.segment.txn_index import AbortedTransaction
 from tests.build import HOUR, LogBuilder
 from tests.cleaner.transactional import (
@@ -308,6 +309,27 @@ def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: p
     with pytest.raises(CertificateError, match="transaction markers"):
         users.clean()
     assert len(markers(users)) == 2 and len(data(users)) == 2
+
+
+@pytest.mark.parametrize("what", ["data", "marker", "marker above the limit"])
+def test_a_flipped_bit_decides_nothing(users: LogBuilder, what: str) -> None:
+    """A marker that cannot be believed stops the round; so does a damaged batch. The sources stay."""
+    one = Producer(users)
+    one.put(("a", 1), ("a", 2))
+    if what == "marker above the limit":
+        users.put("z", 1).roll()
+    one.commit()
+    users.put("z", 1).put("z", 2).roll()
+    segment = users.log.segments[0 if what != "marker above the limit" else 1]
+    header = list(segment.headers())[1 if what == "marker" else 0]
+    path = Path(segment.file)
+    damaged = bytearray(path.read_bytes())
+    damaged[header.position + header.size - 1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match="users-0 is quarantined"):
+        users.clean(due=what == "marker above the limit")
+    assert path.read_bytes() == damaged
+    assert quarantine.load(users.files, users.directory) is not None
 
 
 @pytest.mark.parametrize("codec", [0, 1, 3])
