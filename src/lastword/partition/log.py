@@ -721,7 +721,6 @@ class PartitionLog:
             return False
         self._appender.finish()
         self._take_snapshot()
-        self._snapshots.remove_stray(segment.base_offset for segment in self._segments)
         with self._turns.turn():
             self._sync_files(self.log_end, indexes=True)
         return True

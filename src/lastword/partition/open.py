@@ -431,8 +431,6 @@ class _Opening:
         gone = [*store.remove_outside(bases[0] - 1, log_end), *store.remove_stray(bases), *result.damaged]
         if gone:  # one from above a cut must not come back when the log has grown there again
             self.files.fsync_dir(self.directory)
-        for base, producers in result.at_bases.items():
-            store.write(base, producers)
         if result.exact:
             store.is_current(log_end)
         return result.state
@@ -455,3 +453,8 @@ class _Opening:
         self, code: str, file: str, text: str, *, cut_bytes: int = 0, offset: int | None = None
     ) -> None:
         self.repaired.append(Repaired(self.topic, self.partition, code, file, text, cut_bytes, offset))
+        for base, producers in result.at_bases.items():
+            store.write(base, producers)
+        if not self.clean and any(bases[-1] < offset < log_end for offset in store.offsets()):
+            # A clean stop's before the one that was not clean: one at the log end takes its place.
+            store.write(log_end, result.state.producers)
