@@ -341,11 +341,12 @@ def test_log_start_inside_a_segment(clean: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", [0, -1], ids=["closed", "active"])
 def test_zeroed_index_of_4096_bytes(which: int, clean: bool, tmp_path: Path) -> None:
-    there = place(tmp_path / "logs", "v2-mixed", clean=clean)
+    there = place(tmp_path / "logs", "v2-none", clean=clean)
     index = there.files(".index")[which]
     before = index.read_bytes()
+    assert before
     index.write_bytes(bytes(4096))
-    interval = int(loader.case("v2-mixed").config.get("index.interval.bytes", 4096))
+    interval = int(loader.case("v2-none").config.get("index.interval.bytes", 4096))
     with there.open("r") as looked, there.open(index_interval_bytes=interval) as opened:
         for logs in (looked, opened):
             for offset in range(0, there.end, 7):  # each a look-up, not a sequential read

@@ -257,7 +257,7 @@ class _Opening:
 
         segment = Segment.load(self.files, self.directory, base)
         indexes = segment.offset_index, segment.time_index
-        if any(index.damaged for index in indexes):
+        if any(index.damaged or index.zero_tail_bytes for index in indexes):  # zeros: a stop cuts them
             return False
         last = segment.offset_index.last
         if last.position and segment.trusted_end() != last.position:
