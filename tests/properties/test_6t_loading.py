@@ -14,14 +14,28 @@ from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError, StorageError
 from lastword.files import Files
 from lastword.logdir import LogDirectory
+from lastword.partition import PartitionView
 from lastword.partition.open import open_log
+from lastword.partition.pending import marker_batch
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
 from lastword.segment.recover import inspect
-from tests.doubles.recording import Call, RecordingFiles
+from lastword.segment.txn_index import AbortedTransaction, encode_entries
+from tests.build import every_stop
+from tests.doubles.recording import Call, RecordingFiles, Stopped
 from tests.partition.logs import fill, indexes_fit, pair, records
 from tests.partition.nosync import UNSYNCED
-from tests.properties.support import CONFIG, T, batch, listing, offsets, opened, partition, write_segment
+from tests.properties.support import (
+    CONFIG,
+    T,
+    batch,
+    listing,
+    offsets,
+    opened,
+    partition,
+    placed,
+    write_segment,
+)
 
 SMALL = CONFIG.replace(segment_bytes=700)
 MAX_INT = 2**31 - 1
@@ -223,47 +237,108 @@ def test_6T_249_offsets_too_far_apart_begin_a_segment(tmp_path: Path) -> None:
 
 FAR = MAX_INT + 10
 OVERFLOWING = [batch(0, b"a"), batch(5, b"b"), batch(FAR, b"c"), batch(FAR + 3, b"d")]
+NEXT = FAR + 9
+WHOLE = [0, 5, FAR, FAR + 3, NEXT]
 
 
-def overflowed(root: Path) -> str:
-    """A segment as brokers before 2.0 could leave it: its offsets do not fit its indexes."""
-    return write_segment(root, 0, b"".join(OVERFLOWING), indexes=False).directory
+def overflowed(root: Path, *batches: bytes) -> Path:
+    """A closed segment as cleaners before 2.0 could leave it: its offsets do not fit its indexes."""
+    write_segment(root, 0, b"".join(batches or OVERFLOWING), indexes=False)
+    return Path(write_segment(root, NEXT, batch(NEXT, b"e")).directory)
 
 
-def test_6T_250_an_overflowed_segment_is_refused_by_name(tmp_path: Path) -> None:
-    """Kafka splits it at loading. We change nothing and say so; every record can be read."""
+def check_split(directory: Path, bases: list[int], whole: list[int], **more: object) -> None:
+    log, _ = opened(str(directory), **more)  # type: ignore[arg-type]
+    assert [s.base_offset for s in log.segments] == bases
+    assert offsets(log, 0) == whole and indexes_fit(log)
+    assert all(s.next_offset - 1 - s.base_offset <= MAX_INT for s in log.segments)
+    assert not [name for name in listing(log.directory) if name.endswith(names.SUFFIXES)]
+    assert not list((directory / names.PRIVATE).glob("rewrite-*"))
+    log.abandon()
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_6T_250_an_overflowed_segment_is_split(tmp_path: Path, clean: bool) -> None:
     directory = overflowed(tmp_path)
-    before = listing(directory)
+    assert offsets(PartitionView.load(UNSYNCED, str(directory)), 0) == WHOLE  # it can be read before, too
+    log, recovery = opened(str(directory), clean=clean, recovery_point=NEXT + 1)
+    assert "split" in {one.code for one in recovery.repaired}
+    log.abandon()
+    check_split(directory, [0, FAR, NEXT], WHOLE, clean=True, recovery_point=NEXT + 1)
+
+
+def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
+    write_segment(tmp_path, 0, batch(0, b"a") + batch(MAX_INT, b"b"))
+    segment = write_segment(tmp_path, FAR, batch(FAR, b"c"))
+    log, recovery = opened(segment.directory)
+    assert [s.base_offset for s in log.segments] == [0, FAR]
+    assert "split" not in {one.code for one in recovery.repaired}
+    log.abandon()
+
+
+def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
+    """No cleaner rewrites it: a wide offset there is damage, for no checksum covers it. Nothing changes."""
+    segment = write_segment(tmp_path, 0, b"".join(OVERFLOWING), indexes=False)
     with pytest.raises(CorruptBatchError) as caught:
-        opened(directory)
-    assert caught.value.code == "offset-overflow" and "split" in str(caught.value.remedy)
-    assert listing(directory) == before
+        opened(segment.directory)
+    assert caught.value.code == "offset-overflow"
+    assert Path(segment.file).read_bytes() == b"".join(OVERFLOWING)
     with pytest.raises(CorruptBatchError):
-        inspect(UNSYNCED, directory, 0, index_interval_bytes=0)
+        inspect(UNSYNCED, segment.directory, 0, index_interval_bytes=0)
 
 
-@pytest.mark.parametrize("phase", [3, 4, 5])
+def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> None:
+    producer = {"producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    one, two = batch(1, b"x", producer_id=5, **producer), batch(FAR, b"y", producer_id=6, **producer)
+    aborts = [placed(marker_batch(n, 0, False, 0, T), at) for n, at in ((5, 2), (6, FAR + 1))]
+    directory = overflowed(tmp_path, OVERFLOWING[0], one, aborts[0], two, aborts[1])
+    entries = [AbortedTransaction(5, 1, 2, 3), AbortedTransaction(6, FAR, FAR + 1, FAR + 2)]
+    (directory / names.segment_file(0, names.TXN_INDEX)).write_bytes(encode_entries(entries))
+    log, _ = opened(str(directory), clean=True)
+    for base, entry in ((0, entries[0]), (FAR, entries[1])):
+        found = (directory / names.segment_file(base, names.TXN_INDEX)).read_bytes()
+        assert found == encode_entries([entry])
+    log.abandon()
+
+
+@pytest.mark.parametrize("phase", [1, 2, 3, 4, 5])
 def test_6T_251_a_split_that_a_broker_did_not_finish(tmp_path: Path, phase: int) -> None:
-    """3: all `.swap` beside the old one; 4: the old one is gone; 5: the first has its final name. (Before
-    that the old segment counts, see 250.)"""
-    directory = Path(overflowed(tmp_path))
-    whole = [0, 5, FAR, FAR + 3]
-    parts = {0: OVERFLOWING[:2], FAR: OVERFLOWING[2:]}
+    """1: all `.cleaned`; 2: some `.swap`; 3: all `.swap` beside the old one; 4: the old one is gone; 5: the
+    first has its final name."""
+    directory = overflowed(tmp_path)
+    suffixes = {
+        1: (names.CLEANED, names.CLEANED),
+        2: (names.CLEANED, names.SWAP),
+        5: ("", names.SWAP),
+    }.get(phase, (names.SWAP, names.SWAP))
     old = directory / names.segment_file(0, names.LOG)
     if phase == 4:
         old.rename(f"{old}.deleted")
     if phase == 5:
         old.unlink()
-    for base, batches in parts.items():
+    for (base, batches), suffix in zip(
+        {0: OVERFLOWING[:2], FAR: OVERFLOWING[2:]}.items(), suffixes, strict=True
+    ):
         built = write_segment(tmp_path / "parts", base, b"".join(batches))
         for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
-            suffix = "" if phase == 5 and base == 0 else names.SWAP
             shutil.copy(built.path(extension), directory / names.segment_file(base, extension, suffix))
-    log, _ = opened(str(directory))
-    assert [s.base_offset for s in log.segments] == [0, FAR]
-    assert offsets(log, 0) == whole and indexes_fit(log)
-    assert not [name for name in listing(str(directory)) if name.endswith(names.SUFFIXES)]
-    log.abandon()
+    assert offsets(PartitionView.load(UNSYNCED, str(directory)), 0) == WHOLE
+    check_split(directory, [0, FAR, NEXT], WHOLE)
+
+
+def test_6T_251_our_split_stopped_at_every_change(tmp_path: Path) -> None:
+    def work(stop_at: int) -> bool:
+        directory = overflowed(tmp_path / str(stop_at))
+        files = RecordingFiles(UNSYNCED, stop_at=stop_at, torn=True)
+        try:
+            opened(str(directory), files=files)[0].abandon()
+        except Stopped:
+            assert offsets(PartitionView.load(UNSYNCED, str(directory)), 0) == WHOLE
+            check_split(directory, [0, FAR, NEXT], WHOLE)
+            return False
+        return True
+
+    assert every_stop(work) > 25
 
 
 def test_6T_255_a_log_that_ends_below_its_log_start(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import InvalidTopicError, KeyRequiredError, OffsetOutOfRangeError, RecordTooLargeError
+from lastword.partition import PartitionView
 from lastword.partition.open import open_log
 from lastword.segment import names
 from lastword.segment.names import PartitionDir, SegmentFile
@@ -20,6 +21,7 @@ from tests.properties.support import (
     CONFIG,
     T,
     batch,
+    entry,
     listing,
     offsets,
     opened,
@@ -245,6 +247,40 @@ def test_6U_285_null_key_and_null_value(tmp_path: Path) -> None:
         events = logs.create_topic("events", cleanup_policy="delete")
         events.append(None, None)
         assert [(r.offset, r.key, r.value) for r in events.read()] == [(0, None, None)]
+
+
+MAX_INT = 2**31 - 1
+
+
+def test_6U_286_splitting_keeps_every_byte(tmp_path: Path) -> None:
+    """Batches of any magic; where one does not fit, a part begins with its first offset."""
+    data = [
+        batch(3, b"a"),
+        entry(1, 1, MAX_INT + 2, 2),  # the wrapper's first offset, which only inflating it tells
+        entry(0, 0, MAX_INT + 9, 2),
+        batch(2 * MAX_INT + 20, b"b", b"c", codec=4),
+    ]
+    segment = write_segment(tmp_path, 2, b"".join(data), indexes=False)
+    write_segment(tmp_path, 1 << 40, b"")
+    before = offsets(PartitionView.load(UNSYNCED, segment.directory), 0)
+    log, _ = opened(segment.directory)
+    assert bases(log) == [2, MAX_INT + 2, 2 * MAX_INT + 20, 1 << 40]
+    assert b"".join(Path(s.file).read_bytes() for s in log.segments) == b"".join(data)
+    assert offsets(log, 0) == before
+    log.abandon()
+
+
+def test_6U_287_the_first_batch_overflows_already(tmp_path: Path) -> None:
+    """In Kafka the old base disappears. Here an empty segment keeps it, so that no offset changes sides."""
+    segment = write_segment(tmp_path, 0, batch(MAX_INT + 1, b"a", b"b"), indexes=False)
+    write_segment(tmp_path, 1 << 33, batch(1 << 33, b"c"))
+    log, _ = opened(segment.directory)
+    assert bases(log) == [0, MAX_INT + 1, 1 << 33]
+    assert offsets(log, 0) == [MAX_INT + 1, MAX_INT + 2, 1 << 33]
+    log.abandon()
+    log, recovery = opened(segment.directory, clean=True)
+    assert bases(log) == [0, MAX_INT + 1, 1 << 33] and recovery.repaired == ()
+    log.abandon()
 
 
 @pytest.mark.parametrize(

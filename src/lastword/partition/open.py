@@ -1,6 +1,7 @@
 """Opening a partition to write: what a crash left is put right first, in Kafka's order, with the damage told.
 
-1. An interrupted swap is finished or undone (`swap.recover`); unpublished rewrites are removed.
+1. An interrupted swap is finished or undone (`swap.recover`); unpublished rewrites are removed. A segment
+   that is too wide for its indexes is split (`split`).
 2. Index files without a log go. A log without an index gets one, also after a clean stop.
 3. After a stop that was not clean, every segment from the recovery point on is walked with its checksums and
 its
@@ -25,6 +26,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
@@ -37,6 +39,7 @@ from lastword.partition.producer_state import ProducerState
 from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
+from lastword.partition.split import overflows, split
 from lastword.partition.synced import SyncedMark, read_synced
 from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
@@ -50,8 +53,8 @@ BUILD_PREFIX = "rewrite-"
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """One thing that opening put right. `code`: torn-tail, lost-segment, swap-finished, swap-undone, index,
-    snapshot, leftover, checkpoint. `offset`: where a cut log ends now.
+    """One thing that opening put right. `code`: torn-tail, lost-segment, swap-finished, swap-undone, split,
+    index, snapshot, leftover, checkpoint. `offset`: where a cut log ends now.
     """
 
     topic: str
@@ -130,12 +133,14 @@ class _Opening:
         self.clean = clean
         self.repaired: list[Repaired] = []
         self.walked = 0
+        self._parts: set[int] = set()
 
     def run(
         self, clock: Clock, rng: random.Random | None, producer_expiration_ms: int
     ) -> tuple[PartitionLog, Recovery]:
         self._finish_swaps()
         self._remove_leftovers()
+        self._split_overflowed()
         found = self._inspect()
         created = not self._bases()
         self._cut_and_rebuild(found)
@@ -212,6 +217,22 @@ class _Opening:
 
     # ---------------------------------------------------------- segments
 
+    def _split_overflowed(self) -> None:
+        """Segments that a cleaner of old made too wide for their indexes (`partition.split`)."""
+        for base, following in pairwise(self._bases()):
+            if following - base <= MAX_RELATIVE_OFFSET + 1:
+                continue
+            segment = Segment.load(self.files, self.directory, base)
+            if not overflows(segment, following):
+                continue
+            private = os.path.join(self.directory, names.PRIVATE, f"{BUILD_PREFIX}split-{base}")
+            interval = self.config.index_interval_bytes
+            parts = split(self.files, segment, private, index_interval_bytes=interval)
+            self._parts.update(parts)
+            self._tell(
+                "split", os.path.basename(segment.file), f"was split at {', '.join(map(str, parts[1:]))}"
+            )
+
     def _bases(self) -> list[int]:
         parsed = (names.parse_segment_file(name) for name in self.files.listdir(self.directory))
         return sorted(
@@ -230,7 +251,12 @@ class _Opening:
                 names.segment_file(base, extension) not in listing
                 for extension in (names.INDEX, names.TIME_INDEX)
             )
-            if no_index or (above and not self.clean) or (last and not self._ends_soundly(base)):
+            if (
+                no_index
+                or base in self._parts
+                or (above and not self.clean)
+                or (last and not self._ends_soundly(base))
+            ):
                 due.append((base, last))
         size = sum(self._log_bytes(base) for base, _ in due) if len(due) > 1 else 0
         found = {base: self._walk(base, last, size) for base, last in due}
@@ -428,6 +454,11 @@ class _Opening:
         for offset in result.damaged:
             self.files.unlink(store.path(offset), missing_ok=True)
             self._tell("snapshot", os.path.basename(store.path(offset)), "a damaged snapshot was removed")
+        for base, producers in result.at_bases.items():
+            store.write(base, producers)
+        if not self.clean and any(bases[-1] < offset < log_end for offset in store.offsets()):
+            # A clean stop's before the one that was not clean: one at the log end takes its place.
+            store.write(log_end, result.state.producers)
         gone = [*store.remove_outside(bases[0] - 1, log_end), *store.remove_stray(bases), *result.damaged]
         if gone:  # one from above a cut must not come back when the log has grown there again
             self.files.fsync_dir(self.directory)
@@ -453,8 +484,3 @@ class _Opening:
         self, code: str, file: str, text: str, *, cut_bytes: int = 0, offset: int | None = None
     ) -> None:
         self.repaired.append(Repaired(self.topic, self.partition, code, file, text, cut_bytes, offset))
-        for base, producers in result.at_bases.items():
-            store.write(base, producers)
-        if not self.clean and any(bases[-1] < offset < log_end for offset in store.offsets()):
-            # A clean stop's before the one that was not clean: one at the log end takes its place.
-            store.write(log_end, result.state.producers)
