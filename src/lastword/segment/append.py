@@ -37,6 +37,7 @@ class SegmentAppender:
         self._time_bytes = len(segment.time_index) * time_index.ENTRY_BYTES
         self.rolling_timestamp = segment.first_timestamp
         """Largest timestamp of the first batch: rolling by time counts from it. -1 without one."""
+        self._finished: tuple[int, int, int, int] | None = None  # the builder's state before `finish`
 
     @classmethod
     def create(
@@ -103,6 +104,8 @@ class SegmentAppender:
 
         All or nothing: when the indexes find no room, the log is cut back too.
         """
+        if self._finished is not None:
+            self._go_on()
         segment, builder = self.segment, self._builder
         start = segment.size
         before = len(builder.offset_entries), len(builder.time_entries)
@@ -160,14 +163,32 @@ class SegmentAppender:
         self._times.fsync()
 
     def finish(self) -> None:
-        """No more batches: the time index gets its last entry."""
-        before = len(self._builder.time_entries)
+        """No more batches: the time index gets its last entry. One more batch takes that entry back."""
+        state, before = self._builder.state, len(self._builder.time_entries)
         self._builder.finish()
         new = bytes(self._builder.time_entries[before:])
         if new:
-            self._times.append(new)
+            try:
+                self._times.append(new)
+            except LastwordError:
+                self._builder.go_on(state)
+                raise
             self._time_bytes += len(new)
             self.segment.time_index.extend(new)
+            self._finished = state
+
+    def _go_on(self) -> None:
+        """The segment was finished for a roll that failed: without this it would have an entry too many."""
+        assert self._finished is not None
+        kept = list(self.segment.time_index.entries())[:-1]
+        self._times.truncate(len(kept) * time_index.ENTRY_BYTES)
+        self._time_bytes = len(kept) * time_index.ENTRY_BYTES
+        self.segment.time_index = TimeIndex(
+            b"".join(time_index.pack_entry(e.timestamp, e.offset - self.segment.base_offset) for e in kept),
+            self.segment.base_offset,
+        )
+        self._builder.go_on(self._finished)
+        self._finished = None
 
     def close(self) -> None:
         self.segment.active = False
