@@ -75,7 +75,7 @@ def test_the_records_of_a_plain_walk(tmp_path: Path, seed: int) -> None:
     for count in (0, 1, 7, 3000):
         offsets = asked(view, chance, count)
         assert records_at(view, offsets) == [there.get(offset) for offset in offsets]
-    numbers, positions = positions_of(view, offsets)
+    numbers, positions = view.positions_of(offsets)
     for offset, number, position in zip(offsets, numbers.tolist(), positions.tolist(), strict=True):
         assert number == view.segment_set.floor(offset)
         if number >= 0:
@@ -136,7 +136,7 @@ def test_old_messages(tmp_path: Path) -> None:
     build_indexes(DEFAULT, str(path), 0, index_interval_bytes=1000)
     view = PartitionView.load(DEFAULT, str(path.parent))
     assert records_at(view, range(300)) == there
-    assert records_at(view, [222, 7, 222]) == [there[222], there[7], there[222]]
+    assert view.records_at([222, 7, 222]) == [there[222], there[7], there[222]]
 
 
 def test_on_the_writers_side_and_after_a_rewrite(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
@@ -17,7 +19,14 @@ from lastword.records import (
     read_records,
     set_base_offset,
 )
-from lastword.records.batch import CHECKED_FROM, HEADER_BYTES, check_crc, computed_crc, empty_batch
+from lastword.records.batch import (
+    CHECKED_FROM,
+    HEADER_BYTES,
+    BatchHeader,
+    check_crc,
+    computed_crc,
+    empty_batch,
+)
 from lastword.records.control import ABORT, COMMIT, control_key, marker_value, parse_control
 
 T = 1_700_000_000_000
@@ -496,3 +505,13 @@ def test_a_header_name_that_is_not_utf8_keeps_its_bytes() -> None:
     raw = builder.build()
     [found] = decode(raw)[1]
     assert found.headers[0][0].encode("utf-8", "surrogateescape") == b"\xff\xfe"
+
+
+def test_a_header_that_was_read_is_a_value_like_any_other() -> None:
+    header = read_header(bytes.fromhex(TWO), 0, 79, "file")
+    same = BatchHeader(**{name: getattr(header, name) for name in BatchHeader.__slots__})
+    assert type(header) is BatchHeader
+    assert (header, hash(header), repr(header)) == (same, hash(same), repr(same))
+    assert pickle.loads(pickle.dumps(header)) == replace(header) == same
+    with pytest.raises(FrozenInstanceError):
+        header.size = 1  # type: ignore[misc]

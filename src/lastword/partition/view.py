@@ -12,7 +12,7 @@ made with `chunks` do that by themselves.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError
@@ -29,7 +29,11 @@ from lastword.segment.scan import Damage, headers, sound_batch_after
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from lastword.records.chunk import Chunk
+    from lastword.records.record import RawRecord
 
 _TRIES = 1000
 
@@ -125,6 +129,18 @@ class PartitionView:
     ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
         """Batches of [start, end) offsets in plain Python; see `reads.read_batches`."""
         return read_batches(self, start_offset, end_offset)
+
+    def positions_of(self, offsets: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each offset the number of its segment and where reading for it begins; see `lookups`."""
+        from lastword.partition.lookups import positions_of
+
+        return positions_of(self, offsets)
+
+    def records_at(self, offsets: Sequence[int]) -> list[RawRecord | None]:
+        """The record at each offset, or None; each batch is read once. See `lookups`."""
+        from lastword.partition.lookups import records_at
+
+        return records_at(self, offsets)
 
     def offset_at(self, timestamp: int) -> int | None:
         """Offset of the first record not older than `timestamp` (ms), or None."""
