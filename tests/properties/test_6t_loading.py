@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from lastword.segment import names
 from lastword.segment.recover import inspect
 from lastword.segment.txn_index import AbortedTransaction, encode_entries
 from tests.build import every_stop
+from tests.doubles import ForgetfulFiles
 from tests.doubles.recording import Call, RecordingFiles, Stopped
 from tests.partition.logs import fill, indexes_fit, pair, records
 from tests.partition.nosync import UNSYNCED
@@ -339,6 +341,24 @@ def test_6T_251_our_split_stopped_at_every_change(tmp_path: Path) -> None:
         return True
 
     assert every_stop(work) > 25
+
+
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
+def test_6T_251_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None:
+    directory = overflowed(tmp_path / "live")
+    files = ForgetfulFiles(tmp_path / "live")
+    log, _ = opened(str(directory), files=files, clean=True, recovery_point=NEXT + 1)
+    log.abandon()
+    states = set()
+    for number, image in enumerate(islice(files.images(seeds=range(2)), 0, None, every)):
+        target = tmp_path / f"image{number}"
+        image.write(target)
+        view = PartitionView.load(UNSYNCED, str(target / "users-0"))
+        states.add(tuple(s.base_offset for s in view.segments))
+        assert offsets(view, 0) == WHOLE, image.label
+        check_split(target / "users-0", [0, FAR, NEXT], WHOLE, recovery_point=NEXT + 1)
+        shutil.rmtree(target)
+    assert states == {(0, NEXT), (0, FAR, NEXT)}
 
 
 def test_6T_255_a_log_that_ends_below_its_log_start(tmp_path: Path) -> None:

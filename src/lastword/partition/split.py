@@ -10,14 +10,15 @@ offset is damage, for no checksum covers it.
 step                                                   a crash here leaves
 1  parts built and synced in a private directory       the old segment; the parts are removed
 2  parts -> .cleaned, fsync dir                        the old segment
-3  .cleaned -> .swap, highest base first, fsync dir    the old segment, until nothing is .cleaned any more
+3  .cleaned -> .swap but for the first, fsync dir;     the old segment, until nothing is .cleaned any more
+   then the first, fsync dir
 4  old segment -> .deleted, fsync dir                  the parts
 5  .swap -> final names, fsync dir; unlink .deleted    the parts
 ```
 
-The highest base first, because a `.cleaned` condemns every `.swap` at or above it, here (`swap.decide`) and
-in a broker's recovery. Afterwards opening looks at the parts as at any segment: damage in the old file is in
-one of them.
+The first part last, and the others durable before it, because a `.cleaned` condemns every `.swap` at or
+above it, here (`swap.decide`) and in a broker's recovery; a first `.swap` alone would stand for all of the old
+segment. Afterwards opening looks at the parts as at any segment: damage in the old file is in one of them.
 """
 
 from __future__ import annotations
@@ -150,9 +151,11 @@ def _publish(files: Files, segment: Segment, private: str, bases: list[int]) -> 
     for base, extension in new:
         rename(private, base, extension, "", CLEANED)
     files.fsync_dir(directory)
-    for base, extension in sorted(new, key=lambda one: -one[0]):
-        rename(directory, base, extension, CLEANED, SWAP)
-    files.fsync_dir(directory)
+    for lowest in (False, True):
+        for base, extension in new:
+            if (base == bases[0]) == lowest:
+                rename(directory, base, extension, CLEANED, SWAP)
+        files.fsync_dir(directory)
     listing = set(files.listdir(directory))
     old = [e for e in SEGMENT_EXTENSIONS if names.segment_file(segment.base_offset, e) in listing]
     for extension in old:
