@@ -152,13 +152,16 @@ class Topic(Generic[K, V]):
         from lastword.api import producers
 
         with self._call(*asked) as call:
-            appended = call is not None and not call.skips(partition, *data)
+            if call is None or call.skips(partition, *data):
+                done = None
+            else:
+                (done,) = call.share(partition).append([batch])
             if call is not None:
-                if appended:
-                    call.share(partition).append([batch])
                 self._finish(call, level)
-        self._count(int(appended), len(batch) if appended else 0, began, level)
-        return producers.find_appended(self._producers(), self._log_of, *asked, partition)
+        self._count(int(done is not None), len(batch) if done is not None else 0, began, level)
+        if done is None:
+            return producers.find_appended(self._producers(), self._log_of, *asked, partition)
+        return Appended(partition, done.base_offset, done.timestamp)
 
     def delete(
         self,
