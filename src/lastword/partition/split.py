@@ -17,8 +17,9 @@ step                                                   a crash here leaves
 ```
 
 The first part last, and the others durable before it, because a `.cleaned` condemns every `.swap` at or
-above it, here (`swap.decide`) and in a broker's recovery; a first `.swap` alone would stand for all of the old
-segment. Afterwards opening looks at the parts as at any segment: damage in the old file is in one of them.
+above it, here (`swap.decide`) and in a broker's recovery; a first `.swap` alone would stand for all of the
+old segment. Afterwards opening looks at the parts as at any segment: damage in the old file is in one of
+them.
 """
 
 from __future__ import annotations
