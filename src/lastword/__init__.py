@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lastword.api.values import PartitionInfo, SegmentInfo
     from lastword.cleaner.choose import Plan
     from lastword.cleaner.report import CleanRound
+    from lastword.retention.rules import Deletion
     from lastword.state.state import Restored, State
     from lastword.tools.dump import dump
     from lastword.tools.verify import Verification
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Appended",
     "CleanRound",
+    "Deletion",
     "LogDir",
     "PartitionInfo",
     "Plan",
@@ -56,6 +58,7 @@ __all__ = [
 _HOMES = {
     "Appended": "api.record",
     "CleanRound": "cleaner.report",
+    "Deletion": "retention.rules",
     "LogDir": "api.logs",
     "PartitionInfo": "api.values",
     "Plan": "cleaner.choose",
