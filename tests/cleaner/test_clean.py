@@ -120,7 +120,7 @@ def test_min_compaction_lag_holds_for_clean_now(tmp_path: Path) -> None:
 
 
 class TestTombstones:
-    def test_life_of_one(self, users: LogBuilder) -> None:
+    def test_6E_40_life_of_one(self, users: LogBuilder) -> None:
         users.put("a", 1).delete("a").put("b", 1)
         users.clean()
         assert users.offsets() == [1, 2]
@@ -132,7 +132,7 @@ class TestTombstones:
         round_ = users.clean()
         assert (round_.removed.tombstone, users.offsets()) == (1, [2])
 
-    def test_the_clock_starts_with_the_first_round_not_with_the_delete(self, users: LogBuilder) -> None:
+    def test_6E_41_the_clock_starts_with_the_first_round_not_with_the_delete(self, users: LogBuilder) -> None:
         users.put("a", 1).delete("a").put("b", 1).wait(10 * DAY)
         users.clean()
         assert users.offsets() == [1, 2]

@@ -1,5 +1,5 @@
 """Cleaning messages of magic 0 and 1: in their own magic and codec, and without empty batches. A number in a
-name, as `76`, is that of the property in the list that the cleaner's behaviour was specified by.
+name, as `6I_76`, is that of a property (`tests/properties`).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_a_wrapper_is_cut_as_in_kafka(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", [1, 2, 3])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_77_duplicates_inside_wrappers(tmp_path: Path, magic: int, codec: int) -> None:
+def test_6I_77_duplicates_inside_wrappers(tmp_path: Path, magic: int, codec: int) -> None:
     one = [(i, b"k%d" % (i % 4), b"v%d" % i * 9) for i in range(10)]
     two = [(i, b"k%d" % (i % 3), b"w%d" % i * 9) for i in range(10, 20)]
     dead = [(20, b"x", b"1"), (22, b"x", b"2")]
@@ -123,7 +123,7 @@ def test_77_duplicates_inside_wrappers(tmp_path: Path, magic: int, codec: int) -
     assert file(log, 0).endswith(batches[-1]), "a whole one is copied byte for byte"
 
 
-def test_78_a_wrapper_of_magic_1_with_messages_of_magic_0(tmp_path: Path) -> None:
+def test_6I_78_a_wrapper_of_magic_1_with_messages_of_magic_0(tmp_path: Path) -> None:
     """As librdkafka wrote them: relative offsets and messages without timestamps."""
     import gzip
 
@@ -138,7 +138,7 @@ def test_78_a_wrapper_of_magic_1_with_messages_of_magic_0(tmp_path: Path) -> Non
     assert inner[16] == 1, "what is written anew has the wrapper's magic"
 
 
-def test_76_a_log_that_changed_its_format_on_the_way(tmp_path: Path) -> None:
+def test_6I_76_a_log_that_changed_its_format_on_the_way(tmp_path: Path) -> None:
     batches, offset, expected = [], 0, {}
     for magic in (0, 1):
         for codec in (0, 1, 2, 3):

@@ -44,7 +44,7 @@ def one_batch(data: bytes) -> tuple[object, list[object]]:
     return header, list(read_records(data, header))
 
 
-def test_a_surviving_tombstone_starts_its_clock_as_in_kafka(tmp_path: Path) -> None:
+def test_6E_42_a_surviving_tombstone_starts_its_clock_as_in_kafka(tmp_path: Path) -> None:
     """Kafka's own bytes for everything kept, now T+1000, delete.retention.ms 500."""
     segment = write_segment(tmp_path / "s", 40, [A5_SOURCE])
     ((_, new),) = rewrite_all([segment], tmp_path / "o", plan(now_ms=NOW + 1000, delete_retention_ms=500))

@@ -1,6 +1,4 @@
-"""Cleaning transactions. A number in a name, as `44`, is that of the property in the list that the cleaner's
-behaviour was specified by.
-"""
+"""Cleaning transactions. A number in a name, as `6F_44`, is that of a property (`tests/properties`)."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def users(tmp_path: Path) -> LogBuilder:
     return LogBuilder(tmp_path / "data", delete_retention_ms=HOUR).topic("users")
 
 
-def test_44_only_committed_data_survives_and_markers_stay(users: LogBuilder) -> None:
+def test_6F_44_only_committed_data_survives_and_markers_stay(users: LogBuilder) -> None:
     one, two = Producer(users, 1), Producer(users, 2)
     one.put(("a", 1), ("b", 1))  # 0 1
     two.put(("a", "no"), ("c", "no"))  # 2 3
@@ -72,7 +70,7 @@ def test_an_index_that_lost_its_entries_costs_no_record(users: LogBuilder) -> No
     assert offsets(users) == [0, 3]
 
 
-def test_45_the_abort_marker_of_the_first_segments_data_lies_in_a_later_one(users: LogBuilder) -> None:
+def test_6F_45_the_abort_marker_of_the_first_segments_data_lies_in_a_later_one(users: LogBuilder) -> None:
     aborted, kept = Producer(users, 1), Producer(users, 2)
     aborted.put(("a", "no"))
     kept.put(("b", 1)).commit()
@@ -84,13 +82,13 @@ def test_45_the_abort_marker_of_the_first_segments_data_lies_in_a_later_one(user
     assert offsets(users) == [1, 3, 5]
 
 
-def test_46_a_later_round_takes_the_rest(users: LogBuilder) -> None:
-    test_45_the_abort_marker_of_the_first_segments_data_lies_in_a_later_one(users)
+def test_6F_46_a_later_round_takes_the_rest(users: LogBuilder) -> None:
+    test_6F_45_the_abort_marker_of_the_first_segments_data_lies_in_a_later_one(users)
     users.put("y", 2).clean()
     assert offsets(users) == [1, 3, 6]
 
 
-def test_48_no_transaction_is_left_open_by_cleaning(users: LogBuilder) -> None:
+def test_6F_48_no_transaction_is_left_open_by_cleaning(users: LogBuilder) -> None:
     for value in range(4):
         Producer(users, value).put(("k", value)).put(("k", value)).commit()
     Producer(users, 9).put(("k", "no")).abort()
@@ -102,7 +100,7 @@ def test_48_no_transaction_is_left_open_by_cleaning(users: LogBuilder) -> None:
         assert users.log.stable_offset == users.log.log_end
 
 
-def test_49_50_a_commit_marker_outlives_its_data_by_the_retention(users: LogBuilder) -> None:
+def test_6F_49_50_a_commit_marker_outlives_its_data_by_the_retention(users: LogBuilder) -> None:
     one = Producer(users)
     one.put(("a", 1)).put(("b", 1)).commit()  # 0 1 marker 2
     one.put(("b", 2)).commit()  # 3 marker 4
@@ -123,7 +121,7 @@ def test_49_50_a_commit_marker_outlives_its_data_by_the_retention(users: LogBuil
     assert round_.removed.marker == 1
 
 
-def test_51_an_abort_marker_and_its_index_entry(users: LogBuilder) -> None:
+def test_6F_51_an_abort_marker_and_its_index_entry(users: LogBuilder) -> None:
     one = Producer(users)
     one.put(("a", "no")).abort()  # 0 marker 1
     one.put(("b", 1)).commit()  # 2 marker 3
@@ -137,7 +135,7 @@ def test_51_an_abort_marker_and_its_index_entry(users: LogBuilder) -> None:
     assert [m.offset for m in markers(users)] == [3]
 
 
-def test_52_54_an_empty_batch_holds_its_marker(users: LogBuilder) -> None:
+def test_6F_52_54_an_empty_batch_holds_its_marker(users: LogBuilder) -> None:
     one = Producer(users)
     one.put(("a", 1)).commit()  # 0 marker 1
     users.put("a", 2).roll().clean()  # 2
@@ -154,7 +152,7 @@ def test_52_54_an_empty_batch_holds_its_marker(users: LogBuilder) -> None:
     assert [m.offset for m in markers(users)] == [4]
 
 
-def test_53_the_same_for_an_abort_marker_with_its_index_entry(users: LogBuilder) -> None:
+def test_6F_53_the_same_for_an_abort_marker_with_its_index_entry(users: LogBuilder) -> None:
     one = Producer(users)
     one.put(("a", 1)).abort()
     users.put("a", 2).roll().clean()
@@ -168,7 +166,7 @@ def test_53_the_same_for_an_abort_marker_with_its_index_entry(users: LogBuilder)
     assert (entries(users), markers(users)[0]) == ([], Marker(1, "abort", True))
 
 
-def test_55_a_committed_transaction_over_two_segments_keeps_both(users: LogBuilder) -> None:
+def test_6F_55_a_committed_transaction_over_two_segments_keeps_both(users: LogBuilder) -> None:
     one = Producer(users).put(("a", 1))
     users.roll()
     one.commit()
@@ -176,7 +174,7 @@ def test_55_a_committed_transaction_over_two_segments_keeps_both(users: LogBuild
     assert (offsets(users), markers(users)) == ([0], [Marker(1, "commit", False)])
 
 
-def test_56_an_aborted_one_keeps_its_batch_empty_and_its_marker(users: LogBuilder) -> None:
+def test_6F_56_an_aborted_one_keeps_its_batch_empty_and_its_marker(users: LogBuilder) -> None:
     one = Producer(users).put(("a", 1))
     users.roll()
     one.abort()
@@ -188,7 +186,7 @@ def test_56_an_aborted_one_keeps_its_batch_empty_and_its_marker(users: LogBuilde
         users.wait(10 * DAY)
 
 
-def test_57_the_marker_of_a_producer_without_data_is_kept_whole(users: LogBuilder) -> None:
+def test_6F_57_the_marker_of_a_producer_without_data_is_kept_whole(users: LogBuilder) -> None:
     """Kafka empties it, and then its own replay does not know the producer any more."""
     Producer(users, 3).abort()
     users.put("a", 1).put("a", 2).roll()
@@ -200,7 +198,7 @@ def test_57_the_marker_of_a_producer_without_data_is_kept_whole(users: LogBuilde
     assert {p.producer_id for p in users.log.producers} == {3}
 
 
-def test_58_with_sequences_from_0_in_each_transaction(users: LogBuilder) -> None:
+def test_6F_58_with_sequences_from_0_in_each_transaction(users: LogBuilder) -> None:
     for epoch in range(4):
         Producer(users, 7, epoch).put(("a", epoch), ("b", epoch)).commit()
     users.put("a", "x").put("b", "x").roll()
@@ -211,7 +209,7 @@ def test_58_with_sequences_from_0_in_each_transaction(users: LogBuilder) -> None
     assert [m.offset for m in markers(users)] == [11]
 
 
-def test_60_user_keys_with_the_bytes_of_marker_keys(users: LogBuilder) -> None:
+def test_6F_60_user_keys_with_the_bytes_of_marker_keys(users: LogBuilder) -> None:
     for key in (b"\0\0\0\0", b"\0\0\0\1"):
         users.put(key, 1).put(key, 2)
     one = Producer(users).put((b"\0\0\0\1", 3)).commit()
@@ -221,7 +219,7 @@ def test_60_user_keys_with_the_bytes_of_marker_keys(users: LogBuilder) -> None:
     assert [m.type for m in markers(users)] == ["commit", "abort"]
 
 
-def test_61_undecided_data_is_not_cleaned(users: LogBuilder) -> None:
+def test_6F_61_undecided_data_is_not_cleaned(users: LogBuilder) -> None:
     users.put("a", 1).put("a", 2).roll()
     one = Producer(users).put(("a", 3))
     users.put("a", 4).roll().put("a", 5)
@@ -243,7 +241,7 @@ def test_a_log_that_is_all_undecided_is_kept(users: LogBuilder) -> None:
     assert users.tree() == before
 
 
-def test_62_64_the_last_batch_of_each_producer_stays(users: LogBuilder) -> None:
+def test_6G_62_64_the_last_batch_of_each_producer_stays(users: LogBuilder) -> None:
     one, two = Producer(users, 1), Producer(users, 2)
     one.put(("a", 1)).put(("a", 2)).commit()  # 0 1 marker 2
     two.put(("a", 3), ("b", 3), transactional=False)  # 3 4
@@ -263,7 +261,7 @@ def state_of(log: LogBuilder) -> dict[int, tuple[int, int, int]]:
     return {p.producer_id: (p.epoch, p.last_sequence, p.last_data_offset) for p in log.log.producers}
 
 
-def test_65_an_old_empty_batch_goes_after_a_newer_one(users: LogBuilder) -> None:
+def test_6G_65_an_old_empty_batch_goes_after_a_newer_one(users: LogBuilder) -> None:
     one = Producer(users)
     one.put(("a", 1)).abort()
     users.put("z", 0).roll().clean()
