@@ -44,11 +44,13 @@ from lastword.partition.synced import SyncedMark, read_synced
 from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
-from lastword.segment.recover import Inspection, inspect, repair, replace_index
+from lastword.segment.recover import Inspection, inspect, is_bulk, repair, replace_index
 from lastword.segment.segment import Segment
 
 BUILD_PREFIX = "rewrite-"
 """Private directories of a rewrite under `<partition>/lastword/`; nobody else's are touched."""
+SIDE_BY_SIDE_BYTES = 16 << 20
+"""Segments that are as large as this on average are walked by several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,13 +260,26 @@ class _Opening:
                 or (last and not self._ends_soundly(base))
             ):
                 due.append((base, last))
+        self.walked += len(due)
         size = sum(self._log_bytes(base) for base, _ in due) if len(due) > 1 else 0
-        found = {base: self._walk(base, last, size) for base, last in due}
+        found = self._walk_all(due, size)
         self._judge(found, bases)
         return found
 
+    def _walk_all(self, due: list[tuple[int, bool]], size: int) -> dict[int, Inspection]:
+        """Large files side by side: the kernels and the reads hold no lock of the interpreter. With small
+        ones threads would only wait for each other.
+        """
+        threads = min(len(due), os.cpu_count() or 1)
+        if threads < 2 or size < len(due) * SIDE_BY_SIDE_BYTES or not is_bulk(size):
+            return {base: self._walk(base, last, size) for base, last in due}
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(threads) as pool:
+            each = list(pool.map(lambda one: self._walk(one[0], one[1], size), due))
+        return {base: found for (base, _), found in zip(due, each, strict=True)}
+
     def _walk(self, base: int, active: bool, of_bytes: int = 0) -> Inspection:
-        self.walked += 1
         interval = self.config.index_interval_bytes
         return inspect(
             self.files,
@@ -327,13 +342,13 @@ class _Opening:
         """
         damaged = min((base for base, one in found.items() if one.damage is not None), default=None)
         if damaged is not None:
-            for base in reversed([b for b in self._bases() if b > damaged]):
+            behind = [b for b in self._bases() if b > damaged]
+            for base in reversed(behind):
                 self._remove_segment(base)
                 self.files.fsync_dir(self.directory)  # or a power cut could keep a segment behind a hole
                 found.pop(base, None)
-            if found[damaged].damage is not None and self._bases()[-1] == damaged:
+            if behind:  # it is the active one now, whose time index goes on
                 found[damaged] = self._walk(damaged, active=True)
-                self.walked -= 1
         for base, one in found.items():
             done = repair(self.files, one)
             if done.cut_bytes:
