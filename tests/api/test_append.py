@@ -1,7 +1,9 @@
 """Appending: one record, many, from anything; refused as a whole or not at all."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import lastword
@@ -226,3 +228,18 @@ def test_a_full_drive_leaves_the_log_as_it_was(tmp_path):
         topic.append(b"c", b"3")
         assert rows(topic) == [(b"a", b"1"), (b"c", b"3")]
         assert logs.verify().ok
+
+
+def test_the_level_of_a_codec_is_used(logs):
+    """Every way in: one record, pairs, a table."""
+    value = bytes(range(256)) * 40 + b"lastword" * 500
+    sizes = {}
+    for level in (1, 9):
+        topic = logs.create_topic(f"gzip{level}", compression_type="gzip", compression_gzip_level=level)
+        topic.append(b"k", value)
+        topic.extend([(b"k", value)])
+        topic.extend(pa.table({"key": [b"k"], "value": [value]}))
+        file = next(Path(logs.paths[0], topic.name + "-0").glob("*.log"))
+        sizes[level] = [batch.size_bytes for batch in lastword.dump(file, records=False)]
+    assert len(sizes[1]) == 3
+    assert all(small < large for small, large in zip(sizes[9], sizes[1], strict=True))

@@ -101,7 +101,7 @@ class Packer:
     ) -> bytes:
         """The ready batch of a single record."""
         self._check(key, partition)
-        builder = BatchBuilder(self._codec)
+        builder = BatchBuilder(self._codec, level=self.config.compression_level)
         builder.append(timestamp, key, value, headers)
         data = builder.build()
         self._check_size(data)
@@ -263,7 +263,7 @@ class Packer:
 
     def _built(self, rows: Rows) -> list[Any]:
         batches = []
-        builder = BatchBuilder(self._codec)
+        builder = BatchBuilder(self._codec, level=self.config.compression_level)
         limit = min(BATCH_BYTES, self._limit)
         for key, value, timestamp, headers in zip(
             rows.keys, rows.values, rows.timestamps, rows.headers, strict=True
@@ -310,6 +310,7 @@ class Packer:
                 timestamps,
                 headers,
                 codec=self._codec,
+                level=self.config.compression_level,
                 batch_bytes=min(BATCH_BYTES, self._limit),
             )
         )

@@ -94,7 +94,11 @@ class TopicConfig:
     )
     flush_messages: int = count(MAX_LONG, "cost", "Sync after this many records, whatever the ack.", low=1)
     flush_ms: int = duration(MAX_LONG, "cost", "Sync what is older than this, whatever the ack.")
-    preallocate: bool = flag(False, "cost", "Extend a new segment's file to its full size at once.")
+    preallocate: bool = flag(
+        False,
+        "cost",
+        "Kept for Kafka, which extends a new segment's file to its full size; nothing is extended here.",
+    )
     compression_type: str = choice(
         "producer",
         "cost",
@@ -144,6 +148,16 @@ class TopicConfig:
     @property
     def compacts(self) -> bool:
         return self.cleanup_policy is not None and "compact" in self.cleanup_policy
+
+    @property
+    def compression_level(self) -> int | None:
+        """Of the codec that appended batches get; None if none is applied."""
+        levels = {
+            "gzip": self.compression_gzip_level,
+            "lz4": self.compression_lz4_level,
+            "zstd": self.compression_zstd_level,
+        }
+        return levels.get(self.compression_type)
 
     @property
     def deletes(self) -> bool:

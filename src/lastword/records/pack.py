@@ -29,6 +29,7 @@ def pack_arrow(
     headers: pa.Array | None = None,
     *,
     codec: int = 0,
+    level: int | None = None,
     batch_bytes: int = BATCH_BYTES,
     log_append_ms: int | None = None,
 ) -> list[bytearray]:
@@ -37,7 +38,8 @@ def pack_arrow(
     Args:
         keys, values: Arrow binary, large binary, string or large string arrays of one length; nulls are
         allowed. `null` arrays too. timestamps: int64 ms, one a record. headers: list<struct<key: string,
-        value: binary>>, or None. codec: bits 0-2 of the attributes. batch_bytes: size that an uncompressed
+        value: binary>>, or None. codec: bits 0-2 of the attributes; level: of that codec,
+        None for its own choice. batch_bytes: size that an uncompressed
         batch is filled to; a larger record gets a batch of its own. log_append_ms: makes batches of type
         LogAppendTime with this time.
 
@@ -60,6 +62,7 @@ def pack_arrow(
         attributes,
         -1 if log_append_ms is None else log_append_ms,
         batch_bytes,
+        level,
     )
 
 
@@ -71,6 +74,7 @@ def _pack(
     attributes: int,
     append_time: int,
     batch_bytes: int,
+    level: int | None,
 ) -> list[bytearray]:
     first, names, notes = headers
     payload = sum(int(np.maximum(spans[2], 0).sum()) for spans in (keys, values, names, notes))
@@ -106,17 +110,19 @@ def _pack(
             continue
         view = out.data
         for position, size, *_ in batches[:done].tolist():
-            ready.append(_finish(view[position : position + size], attributes & fields.CODEC))
+            ready.append(_finish(view[position : position + size], attributes & fields.CODEC, level))
         record = after
     return ready
 
 
-def _finish(batch: memoryview, codec: int) -> bytearray:
+def _finish(batch: memoryview, codec: int, level: int | None) -> bytearray:
     if codec == 0:
         return bytearray(batch)
     from lastword.records.compression import compress
 
-    data = bytearray(batch[: fields.HEADER_BYTES]) + compress(codec, bytes(batch[fields.HEADER_BYTES :]))
+    data = bytearray(batch[: fields.HEADER_BYTES]) + compress(
+        codec, bytes(batch[fields.HEADER_BYTES :]), level
+    )
     loops.seal_batch(np.frombuffer(data, np.uint8), 0, len(data))
     return data
 

@@ -168,6 +168,7 @@ class TaskRows:
             timestamp.to_numpy(),
             headers if headers.null_count < len(headers) else None,
             codec=pending.target.codec,
+            level=pending.target.level,
             batch_bytes=min(BATCH_BYTES, most),
         )
         largest = max(map(len, batches))

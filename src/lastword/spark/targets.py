@@ -26,6 +26,7 @@ class Target:
     partitioner: str
     compacts: bool
     codec: int
+    level: int | None
     max_message_bytes: int
 
     @classmethod
@@ -36,6 +37,7 @@ class Target:
             config.lastword_partitioner or "murmur2",
             config.compacts,
             CODECS[config.compression_type],
+            config.compression_level,
             config.max_message_bytes,
         )
 
