@@ -29,10 +29,10 @@ unfinished, so a second group's `.cleaned` would cost the first one its data.
 
 **The rule for looking** (`decide`), the same for recovery and for readers without a lock: a `.swap` log
 stands for [its base offset, its next offset) and hides every other log that begins there, unless it must be
-undone. It must be undone if a `.cleaned` lies at or below it, or it is damaged, and all its sources are there
-under their own names. A `.swap` whose sources are already `.deleted` is finished, whatever else lies around:
-undoing it would lose its range. (Kafka undoes it when an older `.cleaned` was left behind, and loses the
-range.) Snapshots are never deleted by range.
+undone. It must be undone if a `.cleaned` lies at or below it, or it is damaged or empty, and all its
+sources are there under their own names. A `.swap` whose sources are already `.deleted` is finished, whatever
+else lies around: undoing it would lose its range. (Kafka undoes it when an older `.cleaned` was left behind,
+and loses the range.) Snapshots are never deleted by range.
 """
 
 from __future__ import annotations
@@ -161,7 +161,13 @@ def decide(files: Files, directory: str, listing: Sequence[str]) -> Decision:
     for base in logs[SWAP]:
         unfinished = any(c <= base for c in cleaned)
         try:
-            end = max(Segment.load(files, directory, base, suffix=SWAP).next_offset, base + 1)
+            output = Segment.load(files, directory, base, suffix=SWAP)
+            if output.size == 0 and base in logs[""]:
+                undo.add(
+                    base
+                )  # nothing of ours is empty; such a file says nothing of the range it stands for
+                continue
+            end = max(output.next_offset, base + 1)
         except DataError:
             if not _sources_are_there(files, directory, base, base + 1, logs):
                 raise

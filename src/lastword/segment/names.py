@@ -155,6 +155,8 @@ def _is_topic(name: str) -> bool:
 
 def check_topic(name: str) -> str:
     """The name itself, if Kafka accepts it; otherwise InvalidTopicError."""
+    if name == "__cluster_metadata":
+        raise InvalidTopicError(f"{name!r} is Kafka's own and no topic", remedy="choose another name")
     if not isinstance(name, str) or not _is_topic(name):
         raise InvalidTopicError(
             f"{name!r} is no topic name",
