@@ -18,7 +18,7 @@ from lastword.partition import PartitionView
 from lastword.records.batch import crc_ok, read_header
 from lastword.segment import names
 from tests.doubles import RecordingFiles
-from tests.partition.logs import NOW, batch, fill, indexes_fit, make, one, opened, pair, records
+from tests.partition.logs import NOW, SMALL, batch, fill, indexes_fit, make, one, opened, pair, records
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 
 
@@ -371,3 +371,23 @@ def test_appending_and_reading_threads(tmp_path: Path) -> None:
         thread.join()
     assert not problems
     assert log.log_end == 300
+
+
+def test_flush_ms_and_flush_messages_sync_at_an_append(tmp_path: Path) -> None:
+    clock = ManualClock(NOW)
+    log, _ = opened(make(tmp_path), config=SMALL.replace(flush_ms=1000), clock=clock)
+    fill(log, 2)
+    assert log.synced_to == 0
+    clock.advance(1000)
+    fill(log, 1)
+    assert log.synced_to == 3
+    fill(log, 1)
+    assert log.synced_to == 3
+    log.close()
+    (tmp_path / "other").mkdir()
+    log, _ = opened(make(tmp_path / "other"), config=SMALL.replace(flush_messages=3), clock=clock)
+    fill(log, 2)
+    assert log.synced_to == 0
+    fill(log, 1)
+    assert log.synced_to == 3
+    log.close()

@@ -93,7 +93,9 @@ class TopicConfig:
         "1m", "cost", "How long a removed segment's files stay for readers that are still in them."
     )
     flush_messages: int = count(MAX_LONG, "cost", "Sync after this many records, whatever the ack.", low=1)
-    flush_ms: int = duration(MAX_LONG, "cost", "Sync what is older than this, whatever the ack.")
+    flush_ms: int = duration(
+        MAX_LONG, "cost", "At an append: sync if the last sync is older than this, whatever the ack."
+    )
     preallocate: bool = flag(
         False,
         "cost",

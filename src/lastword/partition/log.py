@@ -110,6 +110,7 @@ class PartitionLog:
         self._log_start = state.log_start
         self._recovery_point = state.recovery_point
         self._synced_to = state.synced_to
+        self._synced_ms = clock.now_ms()
         self._epochs = state.epochs
         self._epoch = 0  # of a log that has none
         self._producers = state.producers
@@ -246,9 +247,17 @@ class PartitionLog:
                     pending.first_timestamp = header.max_timestamp
                 appended.append(AppendedBatch(header.base_offset, header.last_offset, header.max_timestamp))
             self._write(pending)
-            if self.log_end - self._synced_to >= self.config.flush_messages:
+            if self._sync_is_due():
                 self.sync()
             return appended
+
+    def _sync_is_due(self) -> bool:
+        """Is more unsynced than `flush.messages`, or something for longer than `flush.ms`? Asked at each
+        append: nothing here wakes up by itself."""
+        waiting = self.log_end - self._synced_to
+        if waiting >= self.config.flush_messages:
+            return True
+        return waiting > 0 and self.clock.now_ms() - self._synced_ms >= self.config.flush_ms
 
     def _log_append_time(self) -> int | None:
         return self.clock.now_ms() if self.config.message_timestamp_type == "LogAppendTime" else None
@@ -443,6 +452,7 @@ class PartitionLog:
         self._unsynced = [s for s in self._unsynced if s not in unsynced or s is appender.segment]
         if end > self._synced_to:
             self._synced_to = end
+            self._synced_ms = self.clock.now_ms()
             with contextlib.suppress(LastwordError):  # it only protects; the sync itself has succeeded
                 self._mark.write(end)
         if indexes:
