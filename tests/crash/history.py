@@ -48,6 +48,7 @@ class Partition:
     removed: list[frozenset[int]] = field(default_factory=lambda: [frozenset()])
     starts: list[int] = field(default_factory=lambda: [0])
     least_start: int = 0
+    aborted: set[int] = field(default_factory=set)  # offsets of transactions whose abort had begun
     ends: list[int] = field(default_factory=list)  # of truncations that had begun
     end: int = 0  # no log end is above it
     gone: bool = False  # the partition's removal had begun
@@ -133,6 +134,8 @@ def _apply(known: Partition, event: Event) -> None:
         for acked in (known.os, known.disk):
             for offset in [o for o in acked if o < value]:
                 del acked[offset]
+    elif kind == "aborted":
+        known.aborted |= value
     elif kind == "started":
         known.least_start = value
     elif kind == "truncate":

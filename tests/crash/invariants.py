@@ -287,6 +287,8 @@ def _may_be_gone(
     """
     if not rounds or record.key is None:
         return False
+    if record.offset in known.aborted:
+        return True
     if newest.get(record.key, -1) > record.offset:
         return True
     if record.tombstone and known.due(record):
@@ -302,7 +304,9 @@ def _newest_values(
     log: PartitionLog, here: Mapping[int, Attempt], line: Mapping[int, Attempt], known: Partition
 ) -> Iterator[Violation]:
     newest = {
-        r.key: r for o, r in sorted(line.items()) if log.log_start <= o < log.log_end and r.key is not None
+        r.key: r
+        for o, r in sorted(line.items())
+        if log.log_start <= o < log.log_end and r.key is not None and o not in known.aborted
     }
     left = {r.key: r for r in here.values() if r.key is not None}
     for key, record in newest.items():
@@ -455,8 +459,7 @@ def _again(
 def _clean_twice(log: PartitionLog) -> Iterator[Violation]:
     from lastword.cleaner.cleaner import clean
 
-    damage: list[Violation] = []
-    before = _state(_read(log, damage))
+    before = _state(log)
     first_dirty: list[int] = []
     for _ in range(3):
         done = clean(
@@ -469,7 +472,7 @@ def _clean_twice(log: PartitionLog) -> Iterator[Violation]:
         )
         if done is None:
             break
-    if _state(_read(log, damage)) != before:
+    if _state(log) != before:
         yield Violation("I4", f"{log.name}: a cleaning after the crash changed the state")
     logs = {s.file: log.files.read_bytes(s.file) for s in log.segments[:-1]}
     clean(
@@ -483,12 +486,12 @@ def _clean_twice(log: PartitionLog) -> Iterator[Violation]:
     for file, data in logs.items():
         if not log.files.exists(file) or log.files.read_bytes(file) != data:
             yield Violation("I8", f"{file} changed when it was cleaned once more")
-    yield from damage
 
 
-def _state(records: list[Attempt]) -> dict[bytes | None, bytes]:
+def _state(log: PartitionLog) -> dict[bytes | None, bytes]:
+    """What a committed read of the whole log ends up with."""
     state: dict[bytes | None, bytes] = {}
-    for record in records:
+    for record in scan.records(log.view(), log.log_start, log.stable_offset, plain=True):
         if record.value is None:
             state.pop(record.key, None)
         else:

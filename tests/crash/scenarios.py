@@ -74,6 +74,7 @@ class Process:
         self.name = name
         self.logs: LogDirectory | None = None
         self.rng = random.Random(5)
+        self._ended: dict[int, int] = {}  # producer id -> offset of its last marker
 
     # ---- opening
 
@@ -215,11 +216,24 @@ class Process:
 
     def end(self, producer_id: int, *, commit: bool, ack: str = "os") -> Process:
         log = self.log()
+        if not commit:
+            self.history.note("aborted", log.name, self._in_transaction(producer_id))
         self.history.note("marker", log.name, log.log_end)
+        self._ended[producer_id] = log.log_end
         log.end_transaction(producer_id, 0, commit)
         if ack == "disk":
             self.sync()
         return self
+
+    def _in_transaction(self, producer_id: int) -> set[int]:
+        """Offsets of the producer's records since its last marker."""
+        return {
+            record.offset
+            for event in self.history.events
+            if event.kind == "attempt"
+            for record in event.value
+            if record.producer_id == producer_id and record.offset > self._ended.get(producer_id, -1)
+        }
 
     # ---- deleting, truncating
 
