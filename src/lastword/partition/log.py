@@ -130,6 +130,7 @@ class PartitionLog:
         """Called after each roll, with the lock held."""
         self._waste = front.Waste(files, clock)
         self._failure: LastwordError | None = None
+        self.grows = True
         self._closed = False
         self._rolled()
 

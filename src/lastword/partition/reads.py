@@ -37,6 +37,8 @@ class Readable(Protocol):
     def log_start(self) -> int: ...
     @property
     def log_end(self) -> int: ...
+    @property
+    def grows(self) -> bool: ...
     def refresh(self) -> None: ...
 
 
@@ -58,7 +60,7 @@ def read_chunks(
     offset, tries, log_start = start_offset, 0, log.log_start
     while offset < end:
         try:
-            for segment, bound in _bounded(log.segment_set.starting_at(offset)):
+            for segment, bound in _bounded(log, offset):
                 if segment.base_offset >= end:
                     return
                 for chunk in _chunks_of(segment, bound, offset, end, chunk_bytes, verify):
@@ -85,15 +87,18 @@ def _check_log_start(log: Readable, offset: int, before: int) -> None:
         raise OffsetOutOfRangeError.below(name, offset, log.log_start, why)
 
 
-def _bounded(segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, int | None]]:
-    """Each segment with the base offset of the one after it, which its own offsets stay below.
+def _bounded(log: Readable, offset: int) -> Iterator[tuple[Segment, int | None]]:
+    """Each segment with what its own offsets stay below: the base offset of the one after it, or the log end.
 
     No checksum covers a batch's base offset, so this is what finds a wrong one; and an empty file that its
-    index knows batches of was emptied by somebody. Only of closed segments: the last one may be growing.
+    index knows batches of was emptied by somebody. None for a last segment that may be growing.
     """
+    segments = log.segment_set.starting_at(offset)
+    log_end = None if log.grows else log.log_end
     for at, segment in enumerate(segments):
-        bound = segments[at + 1].base_offset if at + 1 < len(segments) else None
-        if bound is not None and segment.size == 0 and segment.offset_index.damaged:
+        closed = at + 1 < len(segments)
+        bound = segments[at + 1].base_offset if closed else log_end
+        if bound is not None and closed and segment.size == 0 and segment.offset_index.damaged:
             raise CorruptBatchError(
                 f"the file is empty, but its index is not: offsets up to {bound - 1} are lost",
                 code="emptied",
@@ -110,7 +115,7 @@ def _check_last_offsets(segment: Segment, bound: int) -> None:
         if header.next_offset > bound:
             raise CorruptBatchError(
                 f"offsets {header.base_offset}-{header.last_offset} do not belong here: "
-                f"the next segment begins with {bound}",
+                f"what follows begins with {bound}",
                 code="offsets-fall",
                 remedy="restore the file from a copy; `lastword verify` lists all damage",
                 file=segment.file,
@@ -141,7 +146,7 @@ def read_batches(
     offset, tries, log_start = start_offset, 0, log.log_start
     while offset < end:
         try:
-            for segment, bound in _bounded(log.segment_set.starting_at(offset)):
+            for segment, bound in _bounded(log, offset):
                 if segment.base_offset >= end:
                     return
                 first = segment.position_of(offset) if offset > segment.base_offset else 0

@@ -63,6 +63,8 @@ class PartitionView:
         self._stable_offset = stable_offset
         self.trusted = trusted
         """Has this process recovered the log, and does it hold its lock? Then its indexes are complete."""
+        self.grows = False
+        """What was seen ends where it ended then."""
 
     @property
     def stable_offset(self) -> int:
