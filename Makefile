@@ -35,12 +35,12 @@ check: $(READY) kernels ## format, lint, types, layers, fast tests; under a minu
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo 2>&1 | tail -n 20; test $${PIPESTATUS[0]} -eq 0
-	@$(PY) -m pytest -n 2 -m 'not slow and not spark and not kafka'
+	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'
 
 test: java check test-slow test-engines ## check, then every other test: slow ones, Spark, real Kafka
 
 test-slow: $(READY) kernels
-	@$(PY) -m pytest -n 2 -m 'slow and not spark and not kafka'
+	@$(PY) -m pytest -n 2 --dist worksteal -m 'slow and not spark and not kafka'
 
 test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, the two beside each other
 	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-spark test-kafka

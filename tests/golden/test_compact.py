@@ -27,6 +27,8 @@ from lastword.segment.recover import inspect
 from tests.golden import loader
 from tests.support.partitions import clean_partition, log_end, records_of
 
+pytestmark = pytest.mark.slow  # every case that Kafka wrote; `make check` has a minute
+
 CASES = [
     name
     for pattern in ("compact-*", "tx-compact-*", "tx-rolled-by-time", "offset-gap", "md5-collision")

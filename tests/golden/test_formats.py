@@ -30,6 +30,8 @@ from lastword.tools.dump import Batch, IndexEntry, dump
 from tests.formats.logs import headers
 from tests.golden import loader
 
+pytestmark = pytest.mark.slow  # every case that Kafka wrote; `make check` has a minute
+
 CASES = [pytest.param(n, marks=pytest.mark.slow) if n == "v2-big" else n for n in loader.names()]
 TRANSACTIONAL = loader.names("tx-*")
 LEGACY = ["v0-none", "v0-gzip", "v0-lz4", "v1-snappy", "v1-logappend", "upgrade-none", "upgrade-one-segment"]

@@ -101,6 +101,7 @@ def test_a_tiny_map_finds_what_a_big_one_finds(now_ms: int | None) -> None:
         assert tiny.segments == big.segments
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 4)), min_size=1, max_size=30))
 def test_many_pages(steps: list[tuple[int, bool, int]]) -> None:
     """Records of aborted transactions alone make pages too; the store grows in the middle of a batch."""

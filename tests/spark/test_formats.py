@@ -13,6 +13,8 @@ from tests.golden.loader import case, names, value_matches
 from tests.golden.test_formats import partitions
 from tests.spark.conftest import read_directly
 
+pytestmark = pytest.mark.slow  # every case that Kafka wrote; `make check` has a minute
+
 LEGACY = [*names("v0-*"), *names("v1-*"), *names("upgrade-*")]
 TRANSACTIONAL = names("tx-*")
 TYPES = {"CreateTime": 0, "LogAppendTime": 1, "NoTimestampType": -1}
