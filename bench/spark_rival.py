@@ -88,7 +88,7 @@ class Rival:
         return [line["seconds"] for line in lines[1:]]
 
 
-def made_rows(spark, rows: int):  # type: ignore[no-untyped-def]
+def made_rows(spark, rows: int):
     """Rows for a sink, made in the JVM: 24 bytes of key and 100 of value."""
     from pyspark.sql import functions as F
 
@@ -97,7 +97,7 @@ def made_rows(spark, rows: int):  # type: ignore[no-untyped-def]
     return spark.range(0, rows, 1, 4).select(key.alias("key"), value.alias("value"))
 
 
-def timed_runs(work, repetitions: int) -> list[float]:  # type: ignore[no-untyped-def]
+def timed_runs(work, repetitions: int) -> list[float]:
     """Wall seconds of `repetitions` + 1 runs."""
     found = []
     for _ in range(repetitions + 1):

@@ -113,7 +113,7 @@ done in {seconds:.0f} s. What to try next:
 """
 
 
-def write(records, data: str) -> None:  # type: ignore[no-untyped-def]
+def write(records, data: str) -> None:
     (
         records.write.format("lastword")
         .mode("append")

@@ -461,4 +461,4 @@ def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
             raise UsageError(
                 "headers are pairs of str and bytes or None", remedy='headers={"source": b"loader"}'
             )
-    return pairs  # type: ignore[return-value]
+    return pairs  # type: ignore[return-value]  # looked at one by one above

@@ -468,7 +468,7 @@ class LogDir:
             if len(compacted) > 1:
                 failed.message += f"; {len(rounds)} others cleaned"
                 failed.args = (failed.message,)
-            failed.rounds = rounds  # type: ignore[attr-defined]
+            failed.rounds = rounds  # type: ignore[attr-defined]  # what was done, for who catches it
             raise failed
         return rounds
 
@@ -532,7 +532,7 @@ class LogDir:
         for home in self._directories:
             home.remove_waste()
         if failed is not None:
-            failed.deletions = done  # type: ignore[attr-defined]
+            failed.deletions = done  # type: ignore[attr-defined]  # likewise
             raise failed
         return done
 

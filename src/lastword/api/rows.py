@@ -84,6 +84,7 @@ def records_of(
             draft.value = value if decode_value is None else decode_value(value, "value")
             draft.is_tombstone = False
         draft.headers = none if headers is None else headers[index]
+        # A frozen record is filled as its unfrozen twin of the same slots and then turned into one.
         draft.__class__ = Record  # type: ignore[assignment]
         position[partition] = offset + 1
         yield draft  # type: ignore[misc]

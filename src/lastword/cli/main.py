@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as leave:
         return leave.exit_code
     except Exception as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
+        if type(error).__name__ == "NoArgsIsHelpError":  # by name: typer has it from the click inside it
             talk.stderr.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]
             return 2
         if hasattr(error, "format_message"):  # the parser's own errors: the call must be fixed
@@ -116,6 +116,7 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
 
 
 def _commands() -> dict[str, Any]:
+    # Several commands make a group; the annotation says only command.
     return typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 

@@ -181,6 +181,7 @@ def command(
                 raise ClosedPipe from None
 
         parameters.sort(key=lambda parameter: parameter.kind)
+        # typer reads the options from here; functions are not annotated to have it.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__
