@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 from lastword.errors import MissingError
@@ -154,7 +155,8 @@ def unwatch(one: Measured) -> None:
 def metrics() -> Iterator[Metric]:
     """All metrics as they are now, for tests and for exporters of another kind."""
     for one in list(_measured):
-        one.measure()
+        with suppress(OSError):  # of a drive that cannot be asked the last figures stay; all others are shown
+            one.measure()
     return iter(_all)
 
 

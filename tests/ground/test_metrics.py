@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 
 from lastword import metrics
+from lastword.errors import StorageError
 from lastword.files import OsFiles
 
 
@@ -47,6 +48,20 @@ def test_prometheus_shows_the_same_numbers() -> None:
     assert 'lastword_append_duration_seconds_sum{ack="disk-shown"} 5000.02' in text
     metrics.LOG_SEGMENTS.remove("shown", "0")
     assert 'partition="0",topic="shown"' not in generate_latest(registry).decode()
+
+
+def test_a_drive_that_cannot_be_asked_blanks_no_other_figure() -> None:
+    class Failed:
+        def measure(self) -> None:
+            raise StorageError("EIO")
+
+    failed = Failed()
+    metrics.watch(failed)
+    metrics.LOG_SEGMENTS.set(7, "beside", "0")
+    registry = CollectorRegistry()
+    metrics.register(registry)
+    assert 'partition="0",topic="beside"' in generate_latest(registry).decode()
+    metrics.unwatch(failed)
 
 
 def test_the_ground_floor_loads_nothing_heavy() -> None:
