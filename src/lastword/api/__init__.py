@@ -1,7 +1,8 @@
 """What users hold: `open`, `LogDir`, `Topic`, `Reader`, `Record`, and the values that calls return.
 
 Stands on `logdir`, and on `cleaner`, `state` and `tools` for the verbs. Start reading at `logs.py`, then
-`topic.py`. Nothing here imports kernels or Arrow before a call needs them.
+`topic.py`. A `LogDir` is its verbs (`verbs.py`) over the directories that are open (`found.py`). Nothing here
+imports kernels or Arrow before a call needs them.
 """
 
 from lastword.api.logs import LogDir, open

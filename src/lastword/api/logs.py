@@ -7,46 +7,35 @@ repairs what a crash left, and is the only writer until it is closed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastword import files as storage
-from lastword.api.progress import Meter, listener
+from lastword.api.found import PathLike
+from lastword.api.progress import listener
 from lastword.api.serializers import SerializerLike, serializer_of
 from lastword.api.topic import Topic
+from lastword.api.verbs import Verbs
 from lastword.clock import Clock, SystemClock
-from lastword.config import Settings, TopicConfig, remove_topic_settings, write_topic_settings
+from lastword.config import Settings, remove_topic_settings, write_topic_settings
 from lastword.errors import (
-    CapacityError,
-    DataError,
     LastwordError,
-    NoPolicyError,
-    QuarantinedError,
     ReadOnlyError,
     StorageError,
     TopicExistsError,
-    UnknownTopicError,
     UsageError,
 )
 from lastword.files import Files
-from lastword.logdir import DirRecovery, LogDirectory, SetAside, Spread, move, partition_numbers
+from lastword.logdir import LogDirectory, SetAside, Spread, move, partition_numbers
 from lastword.segment import names
 from lastword.values import ProgressLike, table_html
 
 if TYPE_CHECKING:
     from lastword.api.partitioners import PartitionerLike
     from lastword.api.ranges import Bounds
-    from lastword.cleaner import CleanRound, Plan
-    from lastword.partition.log import PartitionLog
-    from lastword.partition.view import PartitionView
-    from lastword.retention import Deletion
     from lastword.state.state import State
-    from lastword.tools.verify import Verification
-
-PathLike = str | os.PathLike[str]
 
 
 def open(
@@ -103,7 +92,7 @@ def open(
         raise
 
 
-class LogDir:
+class LogDir(Verbs):
     """An open log directory. Also a context manager; safe from any thread; after a fork, open again.
 
     paths      its directories
@@ -111,23 +100,6 @@ class LogDir:
     offline    directories that failed, with the reason; what they hold raises OfflineError
     recovery   what opening repaired, a `DirRecovery` per directory; partitions are recovered when first used
     """
-
-    def __init__(
-        self,
-        spread: Spread,
-        mode: str,
-        files: Files,
-        clock: Clock,
-        config: PathLike | None = None,
-    ) -> None:
-        self._spread = spread
-        self._directories = spread.directories
-        self.paths = [directory.path for directory in self._directories] + list(spread.offline)
-        self.mode = mode
-        self._files = files
-        self._clock = clock
-        self._config_file = config
-        self._closed = False
 
     def __enter__(self) -> LogDir:
         return self
@@ -149,24 +121,11 @@ class LogDir:
         return table_html(", ".join(self.paths), ("topic", "partitions", "cleanup.policy"), rows)
 
     @property
-    def recovery(self) -> tuple[DirRecovery, ...]:
-        return tuple(directory.recovery for directory in self._directories)
-
-    @property
-    def offline(self) -> dict[str, LastwordError]:
-        return self._spread.offline
-
-    @property
     def set_aside(self) -> list[tuple[str, SetAside]]:
         """Partition directories that are not served, each with the directory it lies in: `-stray` ones, that
         a broker set aside, and `-future` ones, copies on their way."""
         self._check_open()
         return [(home.path, one) for home in self._directories for one in home.set_aside()]
-
-    @property
-    def settings(self) -> Settings:
-        """Every setting with its source."""
-        return self._directories[0].settings
 
     # -------------------------------------------------------------- topics
 
@@ -312,16 +271,6 @@ class LogDir:
         write_topic_settings(self._files, self._settings_file, topic, config)
         self._reload()
 
-    @property
-    def _settings_file(self) -> str:
-        """The one lastword.toml of all directories: where it is, or in the first."""
-        candidates = [os.path.join(one.path, names.SETTINGS) for one in self._directories]
-        return next((path for path in candidates if self._files.exists(path)), candidates[0])
-
-    def _reload(self) -> None:
-        for directory in self._directories:
-            directory.reload_settings()
-
     # -------------------------------------------------------------- state
 
     def state(
@@ -379,233 +328,6 @@ class LogDir:
             progress=listener(progress),
         )
 
-    # -------------------------------------------------------------- verbs
-
-    def plan(
-        self,
-        topic: str | None = None,
-        partition: int | None = None,
-        *,
-        due: bool = False,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Plan]:
-        """What `clean` with these arguments and `expire` would do now, or leave, and why: a `Plan` for each
-        partition, and one more with the action `delete` where retention would remove something."""
-        from lastword.cleaner.cleaner import plan
-        from lastword.retention.expire import outlook
-
-        chosen = self._chosen(topic, partition)
-        views = [(name, number, self._view(name, number)) for name, number in chosen]
-        meter = Meter("plan", progress, sum(segment.size for *_, view in views for segment in view.segments))
-        found = []
-        for name, number, view in views:
-            config = self._config(name)
-            retention = outlook(view, config, self._clock.now_ms())
-            if retention.removes:
-                found.append(_plan_of(retention, view))
-            with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
-                found.append(
-                    plan(
-                        view,
-                        config,
-                        files=self._files,
-                        clock=self._clock,
-                        first_dirty=self._first_dirty(name, number),
-                        due=due,
-                        strategy=strategy or config.lastword_strategy,
-                        map_bytes=self.settings.instance.map_bytes,
-                        progress=part,
-                    )
-                )
-        return found
-
-    def clean(
-        self,
-        topic: str | None = None,
-        partition: int | None = None,
-        *,
-        due: bool = False,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> list[CleanRound]:
-        """Remove superseded records now; returns one `CleanRound` for each partition that had a round.
-
-        due       only what its settings make due; without it the active segment is rolled and the dirty
-                  ratio ignored
-        strategy  which segments a round takes; None: the setting lastword.strategy
-        stop      asked while it runs; True ends it at the next safe point
-
-        A partition that is damaged, or for which there is no room, does not stop the others: its error is
-        raised at the end, with `error.rounds`. NoPolicyError for a topic given by name that may not be
-        compacted.
-        """
-        from lastword.cleaner.cleaner import clean
-
-        self._check_writable()
-        chosen = self._chosen(topic, partition)
-        if topic is not None:
-            self._check_policy(topic)
-        compacted = [(name, number) for name, number in chosen if self._config(name).compacts]
-        rounds: list[CleanRound] = []
-        failed: LastwordError | None = None
-        sizes = {tp: self._size(*tp) for tp in compacted}
-        meter = Meter("clean", progress, sum(sizes.values()))
-        for name, number in compacted:
-            if stop is not None and stop():
-                break
-            try:
-                with meter.progress_part(sizes[name, number]) as part:
-                    done = self._clean_one(clean, name, number, due, strategy, part, stop)
-                if done is not None:
-                    rounds.append(done)
-                elif topic is not None:
-                    self._check_quarantine(name, number)
-            except (DataError, CapacityError, StorageError) as error:
-                failed = failed or error
-        if failed is not None:
-            if len(compacted) > 1:
-                failed.message += f"; {len(rounds)} others cleaned"
-                failed.args = (failed.message,)
-            failed.rounds = rounds  # type: ignore[attr-defined]  # what was done, for who catches it
-            raise failed
-        return rounds
-
-    def _clean_one(
-        self,
-        clean: Callable[..., CleanRound | None],
-        name: str,
-        number: int,
-        due: bool,
-        strategy: str | None,
-        progress: ProgressLike | None,
-        stop: Callable[[], bool] | None,
-    ) -> CleanRound | None:
-        config = self._config(name)
-        home = self._home(name, number)
-        with home.claim(name, number):
-            return clean(
-                home.log(name, number),
-                config,
-                first_dirty=home.first_dirty(name, number),
-                record_first_dirty=lambda offset: home.set_first_dirty(name, number, offset),
-                due=due,
-                strategy=strategy or config.lastword_strategy,
-                map_bytes=self.settings.instance.map_bytes,
-                progress=progress,
-                stop=stop,
-            )
-
-    def _size(self, name: str, number: int) -> int:
-        """Bytes of a partition; 0 for one that cannot be opened, which is told when it is its turn."""
-        try:
-            return sum(segment.size for segment in self._home(name, number).log(name, number).segments)
-        except (DataError, StorageError):
-            return 0
-
-    def expire(self, topic: str | None = None, partition: int | None = None) -> list[Deletion]:
-        """Apply retention by time, size and log start now; returns a `Deletion` for each partition that lost
-        segments. Only what `cleanup.policy` allows; a quarantine of the cleaner does not stop it.
-
-        A partition whose files cannot be changed does not stop the others: its error is raised at the end,
-        with `error.deletions`. NoPolicyError for a topic given by name whose policy is not known.
-        """
-        from lastword.retention.expire import expire
-
-        self._check_writable()
-        chosen = self._chosen(topic, partition)
-        if topic is not None and self._config(topic).cleanup_policy is None:
-            raise NoPolicyError.of(topic, self.paths[0])
-        done: list[Deletion] = []
-        failed: LastwordError | None = None
-        for name, number in chosen:
-            if self._config(name).cleanup_policy is None:
-                continue
-            try:
-                found = expire(self._home(name, number), name, number)
-            except (DataError, CapacityError, StorageError) as error:
-                failed = failed or error
-                continue
-            if found.removes:
-                done.append(found)
-        for home in self._directories:
-            home.remove_waste()
-        if failed is not None:
-            failed.deletions = done  # type: ignore[attr-defined]  # likewise
-            raise failed
-        return done
-
-    def _expire_outlook(self, topic: str | None, partition: int | None) -> list[Deletion]:
-        """What `expire` would do with every partition, also with those that lose nothing."""
-        from lastword.retention.expire import outlook
-
-        now_ms = self._clock.now_ms()
-        return [
-            outlook(self._view(name, number), self._config(name), now_ms)
-            for name, number in self._chosen(topic, partition)
-        ]
-
-    def _trim(
-        self, topic: str, partition: int | None, before: int | datetime, *, dry_run: bool = False
-    ) -> dict[int, int]:
-        """See `Topic.trim`. All partitions are looked at before the first one is changed."""
-        from lastword.retention.trim import trim_offset
-
-        numbers = [number for _, number in self._chosen(topic, partition)]
-        wanted = {number: trim_offset(self._view(topic, number), before) for number in numbers}
-        if dry_run:
-            return wanted
-        self._check_writable()
-        for number, offset in wanted.items():
-            home = self._home(topic, number)
-            with home.claim(topic, number):
-                home.raise_log_start(topic, number, offset, "trim")
-                home.log(topic, number).remove_front()
-        return {number: self._home(topic, number).log(topic, number).log_start for number in numbers}
-
-    def _check_policy(self, topic: str) -> None:
-        policy = self._config(topic).cleanup_policy
-        if policy is None:
-            raise NoPolicyError.of(topic, self.paths[0])
-        if "compact" not in policy:
-            raise NoPolicyError(
-                f"{topic} has cleanup.policy={','.join(sorted(policy))}: superseded records stay",
-                remedy=f"lastword config {self.paths[0]} {topic} --set cleanup.policy=compact,delete",
-            )
-
-    def _check_quarantine(self, name: str, number: int) -> None:
-        from lastword.cleaner import quarantine
-
-        directory = self._home(name, number).directory(name, number)
-        found = quarantine.load(self._files, directory)
-        if found is not None:
-            raise QuarantinedError(
-                f"{name}-{number} is quarantined: {found.reason}",
-                remedy=f"restore the file from a copy, then remove {directory}/lastword/quarantine",
-                file=found.file,
-                position=found.position,
-                offset=found.offset,
-            )
-
-    def verify(
-        self,
-        topic: str | None = None,
-        partition: int | None = None,
-        *,
-        quick: bool = False,
-        progress: ProgressLike | bool | None = None,
-    ) -> Verification:
-        """Check every checksum, index, checkpoint and invariant; changes nothing. `quick` skips the
-        records."""
-        from lastword.tools.verify import verify
-
-        chosen = self._chosen(topic, partition)
-        places = [(name, number, self._home(name, number).directory(name, number)) for name, number in chosen]
-        return verify(
-            self._files, self.paths, places, quick=quick, progress=listener(progress), clock=self._clock
-        )
-
     # -------------------------------------------------------------- lifetime
 
     def sync(self) -> None:
@@ -622,108 +344,3 @@ class LogDir:
         with ExitStack() as stack:  # every directory is closed, whatever another one raises
             for directory in reversed(self._directories):
                 stack.callback(directory.close)
-
-    # -------------------------------------------------------------- for the rest of `api`
-
-    def _homes(self) -> dict[str, dict[int, LogDirectory]]:
-        """Topic names, sorted, with their partitions and where each lies."""
-        self._check_open()
-        return self._spread.homes()
-
-    def _partitions(self, topic: str) -> dict[int, LogDirectory]:
-        names.check_topic(topic)
-        homes = self._homes()
-        if topic not in homes:
-            raise UnknownTopicError.named(topic, ", ".join(self.paths), homes)
-        return homes[topic]
-
-    def _home(self, topic: str, partition: int) -> LogDirectory:
-        found = self._spread.home(topic, partition)
-        if found is None:
-            raise UsageError(f"{topic} has no partition {partition}", remedy="see lastword ls")
-        return found
-
-    def _chosen(self, topic: str | None, partition: int | None) -> list[tuple[str, int]]:
-        if topic is None:
-            if partition is not None:
-                raise UsageError("partition= needs a topic", remedy="give both")
-            return [(name, number) for name, numbers in self._homes().items() for number in numbers]
-        numbers = self._partitions(topic)
-        if partition is not None and partition not in numbers:
-            raise UsageError(
-                f"{topic} has no partition {partition!r}",
-                remedy=f"it has {', '.join(str(number) for number in numbers)}",
-            )
-        return [(topic, number) for number in numbers if partition is None or number == partition]
-
-    def _config(self, topic: str) -> TopicConfig:
-        return self._directories[0].topic_config(topic)
-
-    def _view(self, topic: str, partition: int) -> PartitionView:
-        self._check_open()
-        return self._home(topic, partition).view(topic, partition)
-
-    def _views(self, topic: str) -> Mapping[int, PartitionView]:
-        return _Views(topic, self._partitions(topic))
-
-    def _log(self, topic: str, partition: int) -> PartitionLog:
-        self._check_open()
-        return self._home(topic, partition).log(topic, partition)
-
-    def _first_dirty(self, topic: str, partition: int) -> int | None:
-        return self._home(topic, partition).first_dirty(topic, partition)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError(f"{self.paths[0]} is closed", remedy="open it again: lastword.open(...)")
-
-    def _check_writable(self) -> None:
-        self._check_open()
-        if self.mode == "r":
-            raise ReadOnlyError.opened(self.paths[0])
-
-
-class _Views(Mapping[int, "PartitionView"]):
-    """Views of a topic's partitions, each made when it is asked for: one that lies in a directory that is
-    offline does not stop who reads another."""
-
-    def __init__(self, topic: str, homes: Mapping[int, LogDirectory]) -> None:
-        self._topic = topic
-        self._homes = homes
-        self._made: dict[int, PartitionView] = {}
-
-    def __getitem__(self, partition: int) -> PartitionView:
-        if partition not in self._made:
-            self._made[partition] = self._homes[partition].view(self._topic, partition)
-        return self._made[partition]
-
-    def __contains__(self, partition: object) -> bool:
-        return partition in self._homes
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._homes)
-
-    def __len__(self) -> int:
-        return len(self._homes)
-
-
-def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
-    """A `Deletion` as one of the things that could be done."""
-    from lastword.cleaner.choose import Plan, Reason
-
-    return Plan(
-        topic=deletion.topic,
-        partition=deletion.partition,
-        action="delete",
-        due=True,
-        strategy="retention",
-        segments=deletion.segments,
-        read_bytes=0,
-        write_bytes=0,
-        free_bytes=deletion.freed_bytes,
-        exact=True,
-        reasons=tuple(Reason(code, deletion.reason) for code in deletion.codes[:1]),
-        log_start=deletion.log_start,
-        total_segments=len(view.segments),
-        total_bytes=sum(segment.size for segment in view.segments),
-    )

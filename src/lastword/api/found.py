@@ -1,0 +1,153 @@
+"""`Found`: the open directories of a `LogDir`, and where each partition lies in them.
+
+What every verb asks before it works: is it open, may it change things, which partitions were named, where
+is each, and which settings hold for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from lastword.clock import Clock
+from lastword.config import Settings, TopicConfig
+from lastword.errors import LastwordError, ReadOnlyError, UnknownTopicError, UsageError
+from lastword.files import Files
+from lastword.logdir import DirRecovery, LogDirectory, Spread
+from lastword.segment import names
+
+if TYPE_CHECKING:
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.view import PartitionView
+
+PathLike = str | os.PathLike[str]
+
+
+class Found:
+    """Directories, open in one mode, with their settings, files and clock."""
+
+    def __init__(
+        self,
+        spread: Spread,
+        mode: str,
+        files: Files,
+        clock: Clock,
+        config: PathLike | None = None,
+    ) -> None:
+        self._spread = spread
+        self._directories = spread.directories
+        self.paths = [directory.path for directory in self._directories] + list(spread.offline)
+        self.mode = mode
+        self._files = files
+        self._clock = clock
+        self._config_file = config
+        self._closed = False
+
+    @property
+    def recovery(self) -> tuple[DirRecovery, ...]:
+        return tuple(directory.recovery for directory in self._directories)
+
+    @property
+    def offline(self) -> dict[str, LastwordError]:
+        return self._spread.offline
+
+    @property
+    def settings(self) -> Settings:
+        """Every setting with its source."""
+        return self._directories[0].settings
+
+    # -------------------------------------------------------------- partitions
+
+    def _homes(self) -> dict[str, dict[int, LogDirectory]]:
+        """Topic names, sorted, with their partitions and where each lies."""
+        self._check_open()
+        return self._spread.homes()
+
+    def _partitions(self, topic: str) -> dict[int, LogDirectory]:
+        names.check_topic(topic)
+        homes = self._homes()
+        if topic not in homes:
+            raise UnknownTopicError.named(topic, ", ".join(self.paths), homes)
+        return homes[topic]
+
+    def _home(self, topic: str, partition: int) -> LogDirectory:
+        found = self._spread.home(topic, partition)
+        if found is None:
+            raise UsageError(f"{topic} has no partition {partition}", remedy="see lastword ls")
+        return found
+
+    def _chosen(self, topic: str | None, partition: int | None) -> list[tuple[str, int]]:
+        if topic is None:
+            if partition is not None:
+                raise UsageError("partition= needs a topic", remedy="give both")
+            return [(name, number) for name, numbers in self._homes().items() for number in numbers]
+        numbers = self._partitions(topic)
+        if partition is not None and partition not in numbers:
+            raise UsageError(
+                f"{topic} has no partition {partition!r}",
+                remedy=f"it has {', '.join(str(number) for number in numbers)}",
+            )
+        return [(topic, number) for number in numbers if partition is None or number == partition]
+
+    def _config(self, topic: str) -> TopicConfig:
+        return self._directories[0].topic_config(topic)
+
+    def _view(self, topic: str, partition: int) -> PartitionView:
+        self._check_open()
+        return self._home(topic, partition).view(topic, partition)
+
+    def _views(self, topic: str) -> Mapping[int, PartitionView]:
+        return _Views(topic, self._partitions(topic))
+
+    def _log(self, topic: str, partition: int) -> PartitionLog:
+        self._check_open()
+        return self._home(topic, partition).log(topic, partition)
+
+    def _first_dirty(self, topic: str, partition: int) -> int | None:
+        return self._home(topic, partition).first_dirty(topic, partition)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"{self.paths[0]} is closed", remedy="open it again: lastword.open(...)")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.mode == "r":
+            raise ReadOnlyError.opened(self.paths[0])
+
+    # -------------------------------------------------------------- settings
+
+    @property
+    def _settings_file(self) -> str:
+        """The one lastword.toml of all directories: where it is, or in the first."""
+        candidates = [os.path.join(one.path, names.SETTINGS) for one in self._directories]
+        return next((path for path in candidates if self._files.exists(path)), candidates[0])
+
+    def _reload(self) -> None:
+        for directory in self._directories:
+            directory.reload_settings()
+
+
+class _Views(Mapping[int, "PartitionView"]):
+    """Views of a topic's partitions, each made when it is asked for: one that lies in a directory that is
+    offline does not stop who reads another."""
+
+    def __init__(self, topic: str, homes: Mapping[int, LogDirectory]) -> None:
+        self._topic = topic
+        self._homes = homes
+        self._made: dict[int, PartitionView] = {}
+
+    def __getitem__(self, partition: int) -> PartitionView:
+        if partition not in self._made:
+            self._made[partition] = self._homes[partition].view(self._topic, partition)
+        return self._made[partition]
+
+    def __contains__(self, partition: object) -> bool:
+        return partition in self._homes
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)

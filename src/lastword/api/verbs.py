@@ -1,0 +1,280 @@
+"""`Verbs`: what cleans, expires, trims and checks the partitions of a `LogDir`.
+
+Each takes a topic and a partition, or None for all, and gives values back. One partition that fails does not
+stop the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from lastword.api.found import Found
+from lastword.api.progress import Meter, listener
+from lastword.errors import (
+    CapacityError,
+    DataError,
+    LastwordError,
+    NoPolicyError,
+    QuarantinedError,
+    StorageError,
+)
+from lastword.values import ProgressLike
+
+if TYPE_CHECKING:
+    from lastword.cleaner import CleanRound, Plan
+    from lastword.partition.view import PartitionView
+    from lastword.retention import Deletion
+    from lastword.tools.verify import Verification
+
+
+class Verbs(Found):
+    """The verbs of `LogDir`."""
+
+    def plan(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        due: bool = False,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Plan]:
+        """What `clean` with these arguments and `expire` would do now, or leave, and why: a `Plan` for each
+        partition, and one more with the action `delete` where retention would remove something."""
+        from lastword.cleaner.cleaner import plan
+        from lastword.retention.expire import outlook
+
+        chosen = self._chosen(topic, partition)
+        views = [(name, number, self._view(name, number)) for name, number in chosen]
+        meter = Meter("plan", progress, sum(segment.size for *_, view in views for segment in view.segments))
+        found = []
+        for name, number, view in views:
+            config = self._config(name)
+            retention = outlook(view, config, self._clock.now_ms())
+            if retention.removes:
+                found.append(_plan_of(retention, view))
+            with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
+                found.append(
+                    plan(
+                        view,
+                        config,
+                        files=self._files,
+                        clock=self._clock,
+                        first_dirty=self._first_dirty(name, number),
+                        due=due,
+                        strategy=strategy or config.lastword_strategy,
+                        map_bytes=self.settings.instance.map_bytes,
+                        progress=part,
+                    )
+                )
+        return found
+
+    def clean(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        due: bool = False,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[CleanRound]:
+        """Remove superseded records now; returns one `CleanRound` for each partition that had a round.
+
+        due       only what its settings make due; without it the active segment is rolled and the dirty
+                  ratio ignored
+        strategy  which segments a round takes; None: the setting lastword.strategy
+        stop      asked while it runs; True ends it at the next safe point
+
+        A partition that is damaged, or for which there is no room, does not stop the others: its error is
+        raised at the end, with `error.rounds`. NoPolicyError for a topic given by name that may not be
+        compacted.
+        """
+        from lastword.cleaner.cleaner import clean
+
+        self._check_writable()
+        chosen = self._chosen(topic, partition)
+        if topic is not None:
+            self._check_policy(topic)
+        compacted = [(name, number) for name, number in chosen if self._config(name).compacts]
+        rounds: list[CleanRound] = []
+        failed: LastwordError | None = None
+        sizes = {tp: self._size(*tp) for tp in compacted}
+        meter = Meter("clean", progress, sum(sizes.values()))
+        for name, number in compacted:
+            if stop is not None and stop():
+                break
+            try:
+                with meter.progress_part(sizes[name, number]) as part:
+                    done = self._clean_one(clean, name, number, due, strategy, part, stop)
+                if done is not None:
+                    rounds.append(done)
+                elif topic is not None:
+                    self._check_quarantine(name, number)
+            except (DataError, CapacityError, StorageError) as error:
+                failed = failed or error
+        if failed is not None:
+            if len(compacted) > 1:
+                failed.message += f"; {len(rounds)} others cleaned"
+                failed.args = (failed.message,)
+            failed.rounds = rounds  # type: ignore[attr-defined]  # what was done, for who catches it
+            raise failed
+        return rounds
+
+    def _clean_one(
+        self,
+        clean: Callable[..., CleanRound | None],
+        name: str,
+        number: int,
+        due: bool,
+        strategy: str | None,
+        progress: ProgressLike | None,
+        stop: Callable[[], bool] | None,
+    ) -> CleanRound | None:
+        config = self._config(name)
+        home = self._home(name, number)
+        with home.claim(name, number):
+            return clean(
+                home.log(name, number),
+                config,
+                first_dirty=home.first_dirty(name, number),
+                record_first_dirty=lambda offset: home.set_first_dirty(name, number, offset),
+                due=due,
+                strategy=strategy or config.lastword_strategy,
+                map_bytes=self.settings.instance.map_bytes,
+                progress=progress,
+                stop=stop,
+            )
+
+    def _size(self, name: str, number: int) -> int:
+        """Bytes of a partition; 0 for one that cannot be opened, which is told when it is its turn."""
+        try:
+            return sum(segment.size for segment in self._home(name, number).log(name, number).segments)
+        except (DataError, StorageError):
+            return 0
+
+    def expire(self, topic: str | None = None, partition: int | None = None) -> list[Deletion]:
+        """Apply retention by time, size and log start now; returns a `Deletion` for each partition that lost
+        segments. Only what `cleanup.policy` allows; a quarantine of the cleaner does not stop it.
+
+        A partition whose files cannot be changed does not stop the others: its error is raised at the end,
+        with `error.deletions`. NoPolicyError for a topic given by name whose policy is not known.
+        """
+        from lastword.retention.expire import expire
+
+        self._check_writable()
+        chosen = self._chosen(topic, partition)
+        if topic is not None and self._config(topic).cleanup_policy is None:
+            raise NoPolicyError.of(topic, self.paths[0])
+        done: list[Deletion] = []
+        failed: LastwordError | None = None
+        for name, number in chosen:
+            if self._config(name).cleanup_policy is None:
+                continue
+            try:
+                found = expire(self._home(name, number), name, number)
+            except (DataError, CapacityError, StorageError) as error:
+                failed = failed or error
+                continue
+            if found.removes:
+                done.append(found)
+        for home in self._directories:
+            home.remove_waste()
+        if failed is not None:
+            failed.deletions = done  # type: ignore[attr-defined]  # likewise
+            raise failed
+        return done
+
+    def _expire_outlook(self, topic: str | None, partition: int | None) -> list[Deletion]:
+        """What `expire` would do with every partition, also with those that lose nothing."""
+        from lastword.retention.expire import outlook
+
+        now_ms = self._clock.now_ms()
+        return [
+            outlook(self._view(name, number), self._config(name), now_ms)
+            for name, number in self._chosen(topic, partition)
+        ]
+
+    def _trim(
+        self, topic: str, partition: int | None, before: int | datetime, *, dry_run: bool = False
+    ) -> dict[int, int]:
+        """See `Topic.trim`. All partitions are looked at before the first one is changed."""
+        from lastword.retention.trim import trim_offset
+
+        numbers = [number for _, number in self._chosen(topic, partition)]
+        wanted = {number: trim_offset(self._view(topic, number), before) for number in numbers}
+        if dry_run:
+            return wanted
+        self._check_writable()
+        for number, offset in wanted.items():
+            home = self._home(topic, number)
+            with home.claim(topic, number):
+                home.raise_log_start(topic, number, offset, "trim")
+                home.log(topic, number).remove_front()
+        return {number: self._home(topic, number).log(topic, number).log_start for number in numbers}
+
+    def _check_policy(self, topic: str) -> None:
+        policy = self._config(topic).cleanup_policy
+        if policy is None:
+            raise NoPolicyError.of(topic, self.paths[0])
+        if "compact" not in policy:
+            raise NoPolicyError(
+                f"{topic} has cleanup.policy={','.join(sorted(policy))}: superseded records stay",
+                remedy=f"lastword config {self.paths[0]} {topic} --set cleanup.policy=compact,delete",
+            )
+
+    def _check_quarantine(self, name: str, number: int) -> None:
+        from lastword.cleaner import quarantine
+
+        directory = self._home(name, number).directory(name, number)
+        found = quarantine.load(self._files, directory)
+        if found is not None:
+            raise QuarantinedError(
+                f"{name}-{number} is quarantined: {found.reason}",
+                remedy=f"restore the file from a copy, then remove {directory}/lastword/quarantine",
+                file=found.file,
+                position=found.position,
+                offset=found.offset,
+            )
+
+    def verify(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        quick: bool = False,
+        progress: ProgressLike | bool | None = None,
+    ) -> Verification:
+        """Check every checksum, index, checkpoint and invariant; changes nothing. `quick` skips the
+        records."""
+        from lastword.tools.verify import verify
+
+        chosen = self._chosen(topic, partition)
+        places = [(name, number, self._home(name, number).directory(name, number)) for name, number in chosen]
+        return verify(
+            self._files, self.paths, places, quick=quick, progress=listener(progress), clock=self._clock
+        )
+
+
+def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
+    """A `Deletion` as one of the things that could be done."""
+    from lastword.cleaner.choose import Plan, Reason
+
+    return Plan(
+        topic=deletion.topic,
+        partition=deletion.partition,
+        action="delete",
+        due=True,
+        strategy="retention",
+        segments=deletion.segments,
+        read_bytes=0,
+        write_bytes=0,
+        free_bytes=deletion.freed_bytes,
+        exact=True,
+        reasons=tuple(Reason(code, deletion.reason) for code in deletion.codes[:1]),
+        log_start=deletion.log_start,
+        total_segments=len(view.segments),
+        total_bytes=sum(segment.size for segment in view.segments),
+    )
