@@ -1,0 +1,110 @@
+"""What is known of the garbage of a drive, as plain values: what is chosen by, shown and simulated.
+
+The clock `t` is bytes appended to the drive: it stands still while nothing is written. Garbage pays rent: one
+byte of it owes one unit for each unit of `t` that it lies there.
+
+How they are used, from the ledger up:
+
+    Ledger.account(...)                 -> PartitionAccount       accounts.ledger, one partition
+    cleaner.drive.look(home, ...)       -> DriveAccount           all partitions of a log directory, each
+                                                                  scanned up to its limit first
+    cleaner.generational.choose_drive(account, now_ms) -> Choice  the best run, with reasons
+    cleaner.drive.next_round(home, ...) -> DriveRound | None      both of these; `DriveRound.run(...)` does it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lastword.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentAccount(Value):
+    """One closed segment below the limit.
+
+    base_offset, next_offset  its range of offsets
+    size_bytes                of its .log file
+    records, dead_records     control records left out
+    dead_bytes                what a rewrite could drop now, as its share of the file: superseded, aborted and
+                              keyless records, and tombstones that are due
+    tombstones                live ones
+    blocked_tombstone_bytes   of live tombstones that have an older copy of their key in a closed segment
+    rent, rent_at             integral of dead_bytes over `t` up to the time `rent_at`
+    written_at                `t` when the segment was closed or last rewritten
+    rate                      recent growth of dead_bytes per unit of `t`
+    oldest_dead_ms            when the garbage here that is oldest became garbage, in milliseconds since 1970;
+                              -1: there is none
+    exact                     False: dead_bytes is an estimate, and error_ratio the standard deviation of its
+                              share of the file
+    """
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    records: int
+    dead_records: int
+    dead_bytes: int
+    tombstones: int = 0
+    blocked_tombstone_bytes: int = 0
+    rent: float = 0.0
+    rent_at: int = 0
+    written_at: int = 0
+    rate: float = 0.0
+    oldest_dead_ms: int = -1
+    exact: bool = True
+    error_ratio: float = 0.0
+
+    @property
+    def live_bytes(self) -> int:
+        return self.size_bytes - self.dead_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAccount(Value):
+    """One partition. `segments` ascend; they are closed and lie below `limit`, up to which keys were looked
+    at. `total_bytes` counts the active segment and all that lies above the limit too.
+
+    quarantined: the partition counts towards the space of its drive, but no run of it may be chosen.
+    strategy: `generational`, or `kafka` where runs are not chosen by accounts.
+    """
+
+    topic: str
+    partition: int
+    drive: str
+    segments: tuple[SegmentAccount, ...]
+    total_bytes: int
+    limit: int
+    log_start: int = 0
+    segment_bytes: int = 1 << 30
+    min_cleanable_dirty_ratio: float = 0.5
+    max_compaction_lag_ms: int = (1 << 63) - 1
+    quarantined: bool = False
+    strategy: str = "generational"
+
+    @property
+    def dead_bytes(self) -> int:
+        return sum(one.dead_bytes for one in self.segments)
+
+    @property
+    def blocked_tombstone_bytes(self) -> int:
+        return sum(one.blocked_tombstone_bytes for one in self.segments)
+
+    @property
+    def exact(self) -> bool:
+        return all(one.exact for one in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class DriveAccount(Value):
+    """All partitions of one drive, at its time `t`.
+
+    space_target     what the drive may hold, as a multiple of its live bytes
+    file_cost_bytes  what one file more costs, in bytes moved: seconds of a swap times bytes a second
+    """
+
+    drive: str
+    t: int
+    space_target: float
+    file_cost_bytes: float
+    partitions: tuple[PartitionAccount, ...]
