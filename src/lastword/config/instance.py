@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lastword.config.setting import choice, count, duration, flag, size, sizes_by_path, table, words
+from lastword.config.setting import choice, count, duration, flag, ratio, size, sizes_by_path, table, words
 from lastword.config.topic import ACKS, STRATEGIES
 
 
@@ -37,6 +37,16 @@ class LogConfig:
     )
     lastword_strategy: str = choice(
         "kafka", "cost", "As the topic setting, for all topics that do not say.", STRATEGIES
+    )
+    lastword_space_target: float = ratio(
+        1.5,
+        "cost",
+        "What a drive may hold, as a multiple of its live data. Higher: less rewriting, longer restores.",
+        low=1.1,
+        high=10,
+    )
+    lastword_survivorship_alpha: float = ratio(
+        0.3, "cost", "Weight of the newest observation where garbage can only be estimated.", low=0.01
     )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 

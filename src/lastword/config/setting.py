@@ -123,8 +123,9 @@ def count(default: int, group: Group, text: str, low: int = 0, high: int = MAX_L
     return _field("count", group, text, _ranged(_whole, low, high), str, allowed, default)
 
 
-def ratio(default: float, group: Group, text: str) -> Any:
-    return _field("ratio", group, text, _ranged(_fraction, 0, 1), str, "a number from 0 to 1", default)
+def ratio(default: float, group: Group, text: str, low: float = 0, high: float = 1) -> Any:
+    allowed = f"a number from {low:g} to {high:g}"
+    return _field("ratio", group, text, _ranged(_fraction, low, high), str, allowed, default)
 
 
 def flag(default: bool, group: Group, text: str) -> Any:

@@ -19,7 +19,7 @@ from lastword.config.setting import (
     word,
 )
 
-STRATEGIES = ("kafka",)
+STRATEGIES = ("kafka", "generational")
 ACKS = ("os", "disk")
 
 
@@ -137,7 +137,7 @@ class TopicConfig:
     lastword_strategy: str = choice(
         "kafka",
         "cost",
-        "Which segments a round takes. kafka: the whole log from its start, by dirty ratio.",
+        "Which segments a round takes. generational: those whose garbage pays; kafka: all, by dirty ratio.",
         STRATEGIES,
     )
     lastword_key_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")
