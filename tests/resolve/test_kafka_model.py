@@ -1,0 +1,188 @@
+"""The model of Kafka's rule leaves what Kafka left, record for record, also where that is a loss."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from lastword.files import DEFAULT
+from lastword.partition.view import PartitionView
+from lastword.records.record import CREATE_TIME, RawRecord
+from lastword.resolve.digest_map import DigestMap
+from lastword.resolve.kafka_model import (
+    KafkaCleaner,
+    KafkaRound,
+    ModelBatch,
+    ModelSegment,
+    lost,
+    plain_bytes,
+    read_model,
+)
+from tests.golden import loader, test_compact
+
+T = 1_700_000_000_000
+ROUNDS = sorted({(name, number) for name, number, _ in test_compact.ROUNDS})
+
+
+def record(offset: int, key: bytes | None, value: bytes | None = b"v") -> RawRecord:
+    return RawRecord(offset, T, CREATE_TIME, key, value)
+
+
+def segment(*records: RawRecord, mtime_ms: int = T) -> ModelSegment:
+    """Each record a batch of its own."""
+    return ModelSegment(records[0].offset, tuple(ModelBatch((one,), one.offset) for one in records), mtime_ms)
+
+
+def offsets(segments: tuple[ModelSegment, ...]) -> list[int]:
+    return [one.offset for part in segments for one in part.records]
+
+
+def model_of(name: str, stage: str, target: Path) -> tuple[tuple[ModelSegment, ...], int, int | None]:
+    """The partition of a golden case, where a round that takes closed segments ends, its checkpoint."""
+    root = loader.case(name).unpack(target, stage) / stage
+    view = PartitionView.load(DEFAULT, str(root / f"{name}-0"))
+    bases = [one.base_offset for one in view.segments]
+    limit = max(base for base in bases if base <= view.stable_offset)
+    return read_model(view), limit, test_compact.first_dirty(root, name)
+
+
+@cache
+def kept_by_kafka(name: str, number: int) -> frozenset[int]:
+    lines = test_compact.data_of(loader.case(name).expected(f"round{number}-after"))
+    return frozenset(line["offset"] for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number"), ROUNDS)
+def test_the_model_keeps_what_kafka_kept(name: str, number: int, tmp_path: Path) -> None:
+    case = loader.case(name)
+    segments, limit, first_dirty = model_of(name, f"round{number}-before", tmp_path)
+    after, rounds = KafkaCleaner().clean(
+        segments,
+        limit,
+        first_dirty=first_dirty or 0,
+        now_ms=test_compact.moment(case, number),
+        delete_retention_ms=int(case.config["delete.retention.ms"]),
+    )
+    assert set(offsets(after)) == kept_by_kafka(name, number)
+    assert len(rounds) == ((first_dirty or 0) < limit)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_model_loses_the_value_that_kafka_lost(number: int, tmp_path: Path) -> None:
+    """Two keys of one MD5: Kafka lost a live value in its first round and another in its third."""
+    case = loader.case("md5-collision")
+    segments, limit, first_dirty = model_of("md5-collision", f"round{number}-before", tmp_path)
+    after, _ = KafkaCleaner().clean(
+        segments,
+        limit,
+        first_dirty=first_dirty or 0,
+        now_ms=test_compact.moment(case, number),
+        delete_retention_ms=int(case.config["delete.retention.ms"]),
+    )
+    gone = lost(segments, after)
+    expected = {1: [0], 2: [], 3: [2]}[number]
+    assert [one.offset for one in gone] == expected
+    assert not set(expected) & kept_by_kafka("md5-collision", number)
+    for one in gone:
+        assert one.key is not None
+        digest = hashlib.md5(one.key).digest()
+        twins = {r.key for part in segments for r in part.records if r.key is not None} - {one.key}
+        assert [hashlib.md5(key).digest() for key in twins].count(digest) == 1
+
+
+def test_a_full_map_takes_more_rounds_each_from_offset_0() -> None:
+    """Keys 0, 1, 0, 1, 0 and a map for one key: a record more goes with each round."""
+    log = (segment(*(record(n, b"%d" % (n % 2)) for n in range(5))),)
+    cleaner = KafkaCleaner(map_bytes=2 * 24, load_factor=0.75)
+    left, dirty = log, 2
+    seen = []
+    while dirty < 5:
+        left, done = cleaner.round(left, 5, first_dirty=dirty, now_ms=T, delete_retention_ms=0)
+        seen.append((dirty, offsets(left)))
+        dirty = done.next_dirty
+    assert seen == [(2, [1, 2, 3, 4]), (3, [2, 3, 4]), (4, [3, 4])]
+    after, rounds = cleaner.clean(log, 5, now_ms=T, delete_retention_ms=0)
+    assert offsets(after) == [3, 4] and len(rounds) == 5
+
+
+def test_a_known_key_stops_a_full_map_too() -> None:
+    log = (segment(*(record(n, b"same") for n in range(3))),)
+    _, done = KafkaCleaner(2 * 24, 0.75).round(log, 3, first_dirty=0, now_ms=T, delete_retention_ms=0)
+    assert (done.next_dirty, done.mapped) == (1, 1)
+
+
+def test_a_tombstone_goes_when_its_time_has_passed() -> None:
+    log = (segment(record(0, b"a"), record(1, b"a", None), record(2, b"b")),)
+    cleaner = KafkaCleaner(1 << 10)
+    first, _ = cleaner.round(log, 3, first_dirty=0, now_ms=T, delete_retention_ms=100)
+    assert offsets(first) == [1, 2]
+    assert [batch.horizon_ms for batch in first[0].batches] == [T + 100, None]
+    early, _ = cleaner.round(first, 3, first_dirty=0, now_ms=T + 99, delete_retention_ms=100)
+    late, _ = cleaner.round(first, 3, first_dirty=0, now_ms=T + 100, delete_retention_ms=100)
+    assert offsets(early) == [1, 2] and offsets(late) == [2]
+
+
+def test_the_clock_of_a_tombstone_behind_the_map_starts_too() -> None:
+    """Kafka's fault: the older value is still there, and when the map comes to it both go at once."""
+    log = (segment(record(0, b"a"), record(1, b"b"), record(2, b"c"), record(3, b"a", None)),)
+    cleaner = KafkaCleaner(2 * 24, 0.75)
+    after, done = cleaner.round(log, 4, first_dirty=0, now_ms=T, delete_retention_ms=100)
+    assert done.next_dirty == 1 and offsets(after) == [0, 1, 2, 3]
+    assert after[0].batches[3].horizon_ms == T + 100
+
+
+def test_segments_at_or_above_the_limit_are_left_alone() -> None:
+    log = (segment(record(0, b"a")), segment(record(1, b"a")), segment(record(2, b"a")))
+    after, rounds = KafkaCleaner(1 << 10).clean(log, 2, now_ms=T, delete_retention_ms=0)
+    assert offsets(after) == [1, 2] and [one.next_dirty for one in rounds] == [2]
+
+
+def test_an_empty_dirty_range_is_no_round() -> None:
+    log = (segment(record(0, b"a")),)
+    after, rounds = KafkaCleaner(1 << 10).clean(log, 1, first_dirty=1, now_ms=T, delete_retention_ms=0)
+    assert after == log and rounds == []
+
+
+def test_records_without_a_key_go_and_aborted_ones_say_nothing() -> None:
+    log = (
+        ModelSegment(
+            0,
+            (
+                ModelBatch((record(0, b"a"), record(1, None)), 1),
+                ModelBatch((record(2, b"a"),), 2, aborted=True),
+                ModelBatch((), 3, control=True),
+            ),
+        ),
+    )
+    after, (done,) = KafkaCleaner(1 << 10).clean(log, 4, now_ms=T, delete_retention_ms=0)
+    assert offsets(after) == [0]
+    assert (done.keyless, done.map_messages, done.kept) == (1, 4, 1)
+
+
+def test_sizes_are_those_of_the_bytes() -> None:
+    from lastword.records.builder import BatchBuilder
+
+    rows = [
+        RawRecord(7, T, CREATE_TIME, b"k" * 70, b"v" * 300, (("h", None), ("i", b"x"))),
+        RawRecord(9, T - 80, CREATE_TIME, None, None),
+    ]
+    builder = BatchBuilder()
+    for row in rows:
+        builder.append(row.timestamp, row.key, row.value, row.headers, offset_delta=row.offset - 7)
+    assert plain_bytes(rows) == len(builder.build(7))
+
+
+def test_a_map_without_room_for_a_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="take no key"):
+        KafkaCleaner(24)
+    with pytest.raises(ValueError, match="no slot"):
+        DigestMap(23)
+
+
+def test_a_round_is_a_value() -> None:
+    _, (done,) = KafkaCleaner(1 << 10).clean((segment(record(0, b"a")),), 1, now_ms=T, delete_retention_ms=0)
+    assert isinstance(done, KafkaRound) and done.to_dict()["mapped"] == 1
