@@ -1,0 +1,322 @@
+"""The choice of the next rewrite: its obligations in order, its score, and what it never picks."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lastword.accounts import DriveAccount, PartitionAccount, SegmentAccount
+from lastword.cleaner.generational import all_garbage, choose_drive, crowded
+
+MIB = 1 << 20
+T = 100 * MIB
+NOW_MS = 1_000_000
+
+
+def segment(number, dead_bytes=0, size_bytes=MIB, **facts):
+    given = {"rent_at": T, "written_at": T - 10 * MIB, "records": 1000, "dead_records": 0} | facts
+    given.setdefault("oldest_dead_ms", NOW_MS - 1000 if dead_bytes else -1)
+    return SegmentAccount(1000 * number, 1000 * (number + 1), size_bytes, dead_bytes=dead_bytes, **given)
+
+
+def partition(*segments, number=0, topic="t", active_bytes=0, **facts):
+    total = sum(one.size_bytes for one in segments) + active_bytes
+    limit = segments[-1].next_offset if segments else 0
+    return PartitionAccount(
+        topic, number, "/d", tuple(segments), total, limit, **({"segment_bytes": MIB} | facts)
+    )
+
+
+def drive(*partitions, space_target=1.5, file_cost_bytes=0.05 * MIB):
+    return DriveAccount("/d", T, space_target, file_cost_bytes, tuple(partitions))
+
+
+def chosen(*partitions, **facts):
+    return choose_drive(drive(*partitions, **facts), NOW_MS)
+
+
+def half(number, share=0.5, **facts):
+    return segment(number, int(share * MIB), **facts)
+
+
+# ---------------------------------------------------------------- obligations
+
+
+def test_within_its_target_nothing_is_cleaned():
+    found = chosen(partition(half(0), segment(1), segment(2)))
+    assert (found.obligation, found.run, found.best) == ("none", None, ())
+    assert "1.20 times its live bytes, within its target of 1.5" in found.text
+
+
+def test_above_its_target_the_run_with_the_most_rent_for_a_byte_moved_goes_first():
+    slow, dirty = half(0, 0.2, rent=2.0 * MIB * MIB), half(2, 0.9, rent=9.0 * MIB * MIB)
+    found = chosen(partition(slow, half(1, 0.4), dirty, half(3, 0.4)))
+    assert (found.obligation, found.run.first, found.run.last) == ("target", 2, 2)
+    assert found.run.free_bytes == dirty.dead_bytes and found.run.write_bytes == dirty.live_bytes
+    assert found.best[0] == found.run and len(found.best) == 9  # of ten, the longest moves too much
+    assert "1.90 times" in found.text
+
+
+def test_the_target_counts_all_partitions_of_the_drive():
+    dirty = partition(*(half(i, 0.6) for i in range(4)), min_cleanable_dirty_ratio=0.9)
+    assert chosen(dirty).obligation == "target"
+    cold = partition(*(segment(i) for i in range(4)), number=1)
+    assert chosen(dirty, cold).obligation == "none"  # it lends its room
+
+
+def test_the_ceiling_of_one_partition_holds_although_the_drive_has_room():
+    cold = partition(*(segment(i) for i in range(40)), number=1)
+    large = [half(i, 0.6) for i in range(5)]
+    found = chosen(partition(*large), cold)
+    assert (found.obligation, found.run.partition) == ("ceiling", 0)
+    assert "2.50 times its live bytes, 2.00 at most" in found.text
+    assert chosen(partition(*large, min_cleanable_dirty_ratio=0.7), cold).obligation == "none"
+    assert chosen(partition(*large[:4]), cold).obligation == "none"  # too small for a ceiling
+
+
+def test_the_partition_furthest_above_its_ceiling_goes_first():
+    one = partition(*(half(i, 0.6) for i in range(5)))
+    two = partition(*(half(i, 0.7) for i in range(5)), number=1)
+    assert chosen(one, two).run.partition == chosen(two, one).run.partition == 1
+
+
+def test_overdue_garbage_beats_everything():
+    cold = partition(half(0, 0.01, oldest_dead_ms=NOW_MS - 61_000), segment(1), max_compaction_lag_ms=60_000)
+    hot = partition(*(half(i, 0.9) for i in range(6)), number=1)
+    found = chosen(cold, hot)
+    assert (found.obligation, found.run.partition, found.run.first) == ("overdue", 0, 0)
+    assert all(run.first == 0 for run in found.best)  # only runs that hold the overdue garbage
+    assert "1 s past its max.compaction.lag.ms" in found.text
+    assert chosen(replace(cold, max_compaction_lag_ms=61_000), hot).run.partition == 1
+
+
+def test_too_many_files_merge_without_garbage():
+    small = [segment(i, size_bytes=MIB // 16) for i in range(100)]
+    log = partition(*small)
+    assert crowded(log)
+    found = chosen(log)
+    assert (found.obligation, found.run.free_bytes, found.run.files_out) == ("files", 0, 1)
+    assert found.run.files_in == 16 and found.run.write_bytes == MIB
+    assert "100 segments, 16 of them fit in one" in found.text
+
+
+def test_merging_ends():
+    sizes = [MIB // 16] * 200
+    rounds = 0
+    while True:
+        log = partition(*(segment(i, size_bytes=size) for i, size in enumerate(sizes)))
+        run = chosen(log).run
+        if run is None:
+            break
+        sizes[run.first : run.last + 1] = [run.write_bytes]
+        rounds += 1
+    assert not crowded(log) and sum(sizes) == 200 * MIB // 16
+    assert rounds <= 10
+
+
+def test_files_too_far_apart_in_offsets_do_not_merge():
+    wide = [
+        SegmentAccount(i << 31, (i + 1) << 31, MIB // 16, 1, 0, 0, rent_at=T, written_at=T)
+        for i in range(100)
+    ]
+    assert chosen(partition(*wide)).run is None
+
+
+# ---------------------------------------------------------------- score
+
+
+def test_a_segment_that_still_dies_is_left_to_ripen():
+    quick = half(0, rate=0.2, rent=1e12)
+    quiet = half(2, rate=0.001, rent=1e12)
+    log = partition(quick, segment(1), quiet, min_cleanable_dirty_ratio=0.9)
+    assert chosen(log, space_target=1.1).run.first == 2
+
+
+def test_rent_grows_with_time_and_not_with_looking():
+    old, new = half(0, rent_at=T - 20 * MIB), half(2, rent_at=T - MIB)
+    assert chosen(partition(old, segment(1), new), space_target=1.1).run.first == 0
+
+
+def test_what_is_moved_at_once_is_bounded():
+    log = partition(*(half(i, 0.3) for i in range(20)))
+    found = chosen(log, space_target=1.1)
+    assert max(run.write_bytes for run in found.best) <= 2 * MIB
+
+
+def test_a_segment_larger_than_the_bound_is_a_run_by_itself():
+    log = partition(segment(0, 2 * MIB, size_bytes=10 * MIB), segment(1))
+    found = chosen(log, space_target=1.1)
+    assert (found.run.files_in, found.run.files_out) == (1, 8)
+
+
+def test_neighbours_share_files_of_the_survivors():
+    log = partition(*(half(i, 0.75, rent=1e12) for i in range(8)), min_cleanable_dirty_ratio=0.9)
+    run = chosen(log).run
+    assert (run.files_in, run.files_out, run.write_bytes) == (8, 2, 2 * MIB)
+
+
+def test_a_wholly_dead_run_leaves_no_file():
+    log = partition(half(0, 1.0, rent=1e12), half(1, 1.0, rent=1e12), segment(2))
+    run = chosen(log).run
+    assert (run.first, run.last, run.write_bytes, run.files_out) == (0, 1, 0, 0)
+
+
+# ---------------------------------------------------------------- never
+
+
+def test_a_quarantined_partition_is_left_alone_and_obliges_nobody():
+    bad = partition(*(half(i, 0.9) for i in range(6)), quarantined=True)
+    good = partition(half(0, 0.1), segment(1), number=1)
+    assert chosen(bad, good).run is None
+    assert all_garbage(bad) == ()
+
+
+def test_a_partition_of_another_strategy_is_left_alone():
+    assert chosen(partition(*(half(i, 0.9) for i in range(6)), strategy="kafka")).run is None
+
+
+def test_blocked_tombstones_oblige_but_are_not_chosen():
+    blocked = [segment(i, blocked_tombstone_bytes=MIB // 2) for i in range(6)]
+    found = chosen(partition(*blocked))
+    assert found.run is None and "of tombstones wait for older copies" in found.text
+    found = chosen(partition(*blocked, half(6, 0.1)))
+    assert found.obligation == "target" and found.run.last == 6
+
+
+def test_all_garbage_takes_every_run_of_neighbours():
+    log = partition(half(0), half(1), segment(2), half(3), *(half(i) for i in range(5, 20)))
+    assert [(run.first, run.last) for run in all_garbage(log)] == [(0, 1), (3, 18)]
+    assert [run.base_offset for run in all_garbage(log)] == [0, 3000]
+
+
+def test_nothing_at_all():
+    assert chosen().run is None and chosen(partition()).run is None
+    assert all_garbage(partition()) == ()
+
+
+# ---------------------------------------------------------------- properties
+
+segments_drawn = st.lists(
+    st.tuples(
+        st.integers(0, MIB),
+        st.floats(0, 1),
+        st.floats(0, 1e14),
+        st.integers(0, T),
+        st.floats(0, 2),
+        st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+@st.composite
+def drives(draw):
+    partitions = []
+    for number in range(draw(st.integers(0, 4))):
+        drawn = draw(segments_drawn)
+        segments = [
+            segment(
+                i,
+                int(size * share) if dirty else 0,
+                size,
+                rent=rent,
+                written_at=age,
+                rate=rate,
+                blocked_tombstone_bytes=int((1 - share) * size * (not dirty)),
+            )
+            for i, (size, share, rent, age, rate, dirty) in enumerate(drawn)
+        ]
+        partitions.append(
+            partition(
+                *segments,
+                number=number,
+                active_bytes=draw(st.integers(0, MIB)),
+                quarantined=draw(st.integers(0, 4)) == 0,
+                segment_bytes=draw(st.sampled_from([MIB // 8, MIB, 64 * MIB])),
+                max_compaction_lag_ms=draw(st.sampled_from([500, 1 << 62])),
+            )
+        )
+    target = draw(st.sampled_from([1.1, 1.5, 3.0]))
+    return drive(*partitions, space_target=target, file_cost_bytes=draw(st.floats(0, MIB)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(drives(), st.randoms(use_true_random=False))
+def test_properties_of_every_choice(account, random):
+    found = choose_drive(account, NOW_MS)
+    shuffled = list(account.partitions)
+    random.shuffle(shuffled)
+    assert choose_drive(replace(account, partitions=tuple(shuffled)), NOW_MS) == found
+    assert (found.run is None) == (found.obligation == "none") and found.text
+    assert found.run is None or found.best[0] == found.run
+    by_number = {one.partition: one for one in account.partitions}
+    for run in found.best:
+        one = by_number[run.partition]
+        taken = one.segments[run.first : run.last + 1]
+        assert not one.quarantined and len(taken) == run.files_in >= 1
+        assert run.free_bytes == sum(s.dead_bytes for s in taken)
+        assert run.write_bytes == run.read_bytes - run.free_bytes
+        if found.obligation == "files":
+            assert run.files_in >= 2 and run.write_bytes <= one.segment_bytes
+        else:
+            assert run.free_bytes > 0 and run.files_in <= 8
+            assert run.write_bytes <= 2 * one.segment_bytes or run.files_in == 1
+        if found.obligation == "overdue":
+            assert run.partition == found.run.partition
+    for one in account.partitions:
+        covered = [i for run in all_garbage(one) for i in range(run.first, run.last + 1)]
+        assert covered == [i for i, s in enumerate(one.segments) if s.dead_bytes and not one.quarantined]
+
+
+@settings(max_examples=100, deadline=None)
+@given(drives())
+def test_while_nothing_is_dead_only_merging_moves_a_byte(account):
+    clean = [
+        replace(
+            one, segments=tuple(replace(s, dead_bytes=0, blocked_tombstone_bytes=0) for s in one.segments)
+        )
+        for one in account.partitions
+    ]
+    assert choose_drive(replace(account, partitions=tuple(clean)), NOW_MS).obligation in ("none", "files")
+
+
+@settings(max_examples=60, deadline=None)
+@given(drives())
+def test_cleaning_as_chosen_comes_to_an_end(account):
+    """Every rewrite that is not a merge frees garbage; afterwards its segments hold none."""
+    for _ in range(1000):
+        run = choose_drive(account, NOW_MS).run
+        if run is None:
+            return
+        parts = list(account.partitions)
+        at = next(i for i, one in enumerate(parts) if one.partition == run.partition)
+        one = parts[at]
+        taken = one.segments[run.first : run.last + 1]
+        new = replace(
+            taken[0],
+            next_offset=taken[-1].next_offset,
+            size_bytes=run.write_bytes,
+            dead_bytes=0,
+            oldest_dead_ms=-1,
+            blocked_tombstone_bytes=sum(s.blocked_tombstone_bytes for s in taken),
+        )
+        rest = (*one.segments[: run.first], new, *one.segments[run.last + 1 :])
+        parts[at] = replace(one, segments=rest, total_bytes=one.total_bytes - run.free_bytes)
+        account = replace(account, partitions=tuple(parts))
+    pytest.fail("a thousand rewrites, and still obliged")
+
+
+def test_choosing_is_fast():
+    parts = []
+    for number in range(16):
+        drawn = (half(i, (i * 7919 % 100) / 250, rent=float(i * 7717 % 10**6)) for i in range(2000))
+        parts.append(partition(*drawn, number=number))
+    account = drive(*parts, space_target=1.1)
+    taken = []
+    for _ in range(3):
+        began = time.process_time()
+        assert choose_drive(account, NOW_MS).obligation == "target"
+        taken.append(time.process_time() - began)
+    assert min(taken) < 0.05
