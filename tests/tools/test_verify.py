@@ -116,7 +116,7 @@ def test_records_that_do_not_decode(data, monkeypatch, kernel_bytes):
     content[HEADER_BYTES] = 0x7F  # the first record's length
     struct.pack_into(">I", content, 17, crc32c(bytes(content[21:size])))
     path.write_bytes(content)
-    monkeypatch.setattr("lastword.tools.verify.KERNEL_BYTES", kernel_bytes)
+    monkeypatch.setattr("lastword.tools.verify_log.KERNEL_BYTES", kernel_bytes)
     assert problems(data) == [(path.name, "bad-record", False)]
 
 
