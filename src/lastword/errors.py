@@ -14,6 +14,7 @@
     │   ├── KeyRequiredError         a compacted topic needs keys
     │   ├── SerializerError          a key or value that its serializer refuses
     │   ├── RecordTooLargeError      larger than max.message.bytes
+    │   ├── LeaseRefusedError        a reader so far behind that tombstones above it are gone
     │   ├── SequenceGapError         a producer's sequences must rise without a hole
     │   ├── ProducerFencedError      a newer epoch of this producer id has written already
     │   │   └── CoordinatorFencedError  a marker from a transaction coordinator that was replaced
@@ -211,6 +212,10 @@ class SerializerError(UsageError):
 
 class RecordTooLargeError(UsageError):
     kafka_code = 10  # MESSAGE_TOO_LARGE
+
+
+class LeaseRefusedError(UsageError):
+    kafka_code = 1  # OFFSET_OUT_OF_RANGE
 
 
 class SequenceGapError(UsageError):

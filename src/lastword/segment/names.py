@@ -11,7 +11,7 @@
     <20 digits>.snapshot                         producer state of everything below that offset
     <file of a segment>.cleaned .swap .deleted   a rewrite on its way (partition.swap)
     leader-epoch-checkpoint  partition.metadata  Kafka's
-    lastword/                                    ours: staging, quarantine, notes, how far it was synced
+    lastword/                                    ours: staging, quarantine, leases, notes, how far synced
 ```
 
 Kafka's suffixes are used for nothing else: a non-numeric `x.cleaned` or a directory of ours in the root
@@ -66,6 +66,8 @@ PRIVATE = "lastword"
 SYNCED = "synced"
 PRODUCERS = "producers"
 QUARANTINE = "quarantine"
+LEASE = "lease-"
+DROPPED_TOMBSTONES = "dropped-tombstones"
 LOG_START_NOTE = "log-start"
 MOVED_FROM = "moved-from"
 
@@ -147,6 +149,11 @@ def parse_partition_dir(name: str) -> PartitionDir | None:
     if partition > _MAX_PARTITION or (not marker and match[2] != str(partition)):
         return None  # "t-01" would be a second directory of t-1
     return PartitionDir(match[1], partition, marker)
+
+
+def is_lease(name: str) -> bool:
+    """May a reader's lease have this name? What topics may, but shorter: a file's name is made of it."""
+    return isinstance(name, str) and _is_topic(name) and len(name) <= 200
 
 
 def _is_topic(name: str) -> bool:

@@ -1,0 +1,367 @@
+"""Leases: how far a reader has come, so that no tombstone goes before the reader has met it.
+
+```
+<partition>/lastword/lease-<name>          one JSON object: {"position": 120, "advanced_ms": ..., ...}
+<partition>/lastword/dropped-tombstones    one JSON object: {"up_to": 101, "drops": 3}
+```
+
+A replica, a restoring state or a query holds the newest values below its *position*, the next offset that it
+will read. If a tombstone at or above the position went, the reader would never learn of the delete and keep
+the old value for ever. So the cleaner drops a tombstone at offset o only if o < `Leases.floor`, the lowest
+live position. A lease that was not advanced for `max_age_ms` has lapsed: it holds nothing back any more, and
+stays listed as lapsed until it is advanced, registered again or released.
+
+Readers take no lock, and neither does this: each file is replaced as a whole. Two sides could miss each
+other, so each writes first and looks afterwards:
+
+    reader      writes its lease, then reads what was dropped    refused: takes the lease back
+    cleaner     notes what it will drop, then reads the leases   one is below: drops nothing
+
+Whichever comes second sees the other; at worst both stand back. What was noted is never lowered: a note that
+is too high refuses a lease that could have been taken, one that is too low would bring a deleted key back.
+
+A lease whose file cannot be understood holds back every tombstone from the log start on, until it lapses by
+the file's time: it may have stood anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from lastword.errors import (
+    FileTakenError,
+    FileVanishedError,
+    LeaseRefusedError,
+    OffsetOutOfRangeError,
+    UsageError,
+)
+from lastword.files import Files
+from lastword.segment import names
+from lastword.units import format_duration
+from lastword.values import Value
+
+NO_FLOOR = (1 << 63) - 1
+"""The floor while no lease is live: every tombstone lies below it."""
+
+DEFAULT_MAX_AGE_MS = 7 * 86_400_000
+_SCRATCH = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFacts(Value):
+    """One lease on one partition.
+
+    position      offset that its reader will read next: it has met every tombstone below
+    advanced_ms   when it was registered or last advanced; it lapses `max_age_ms` later
+    drops         how many times tombstones had been dropped from the partition then
+    damaged       its file cannot be understood
+    """
+
+    name: str
+    position: int
+    advanced_ms: int
+    max_age_ms: int
+    drops: int
+    damaged: bool = False
+
+    @property
+    def lapses_ms(self) -> int:
+        return self.advanced_ms + self.max_age_ms
+
+    def lapsed(self, now_ms: int) -> bool:
+        return now_ms > self.lapses_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Leases(Value):
+    """All leases on one partition at one moment, by name."""
+
+    live: tuple[LeaseFacts, ...] = ()
+    lapsed: tuple[LeaseFacts, ...] = ()
+
+    @property
+    def floor(self) -> int:
+        """A tombstone at offset o may go only if o < floor: the lowest live position, `NO_FLOOR` without."""
+        return min((one.position for one in self.live), default=NO_FLOOR)
+
+    @property
+    def lowest(self) -> LeaseFacts | None:
+        """The live lease that stands at the floor."""
+        return min(self.live, key=lambda one: one.position, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(Value):
+    """What cleanings have dropped: every tombstone that went lay below `up_to`; `drops` counts the notes."""
+
+    up_to: int = 0
+    drops: int = 0
+
+
+def check_name(name: str) -> str:
+    """The name itself, if a file can have it and Kafka would take it for a topic; else UsageError."""
+    if not names.is_lease(name) or name.endswith(_SCRATCH):
+        raise UsageError(
+            f"{name!r} is no name for a lease",
+            remedy="use 1 to 200 of the characters a-z A-Z 0-9 . _ - (not . or .. alone, no .tmp at the end)",
+        )
+    return name
+
+
+# ---------------------------------------------------------------- what is there
+
+
+def load(files: Files, directory: str, now_ms: int) -> Leases:
+    """The leases on the partition in `directory`, live and lapsed by `now_ms`."""
+    private = os.path.join(directory, names.PRIVATE)
+    found = []
+    try:
+        listing = files.listdir(private)
+    except FileVanishedError:
+        return Leases()
+    for name in listing:
+        if name.startswith(names.LEASE) and not name.endswith(_SCRATCH):
+            one = read(files, directory, name.removeprefix(names.LEASE))
+            if one is not None:
+                found.append(one)
+    return Leases(
+        live=tuple(one for one in found if not one.lapsed(now_ms)),
+        lapsed=tuple(one for one in found if one.lapsed(now_ms)),
+    )
+
+
+def read(files: Files, directory: str, name: str) -> LeaseFacts | None:
+    """One lease, or None if there is none of that name."""
+    path = _path(directory, name)
+    try:
+        facts = files.stat(path)
+        if facts is None:
+            return None
+        fields = json.loads(files.read_bytes(path))
+        return LeaseFacts(
+            name=name,
+            position=_number(fields["position"]),
+            advanced_ms=_number(fields["advanced_ms"]),
+            max_age_ms=_number(fields["max_age_ms"]),
+            drops=_number(fields["drops"]),
+        )
+    except FileVanishedError:
+        return None  # released between the two calls
+    except (ValueError, KeyError, TypeError):
+        return LeaseFacts(name, 0, facts.mtime_ms, DEFAULT_MAX_AGE_MS, 0, damaged=True)
+
+
+def dropped(files: Files, directory: str) -> Dropped:
+    """What was noted. A note that cannot be understood counts as "everything": then only new readers are
+    taken."""
+    path = os.path.join(directory, names.PRIVATE, names.DROPPED_TOMBSTONES)
+    try:
+        if not files.exists(path):
+            return Dropped()
+        fields = json.loads(files.read_bytes(path))
+        return Dropped(_number(fields["up_to"]), _number(fields["drops"]))
+    except (ValueError, KeyError, TypeError):
+        return Dropped(NO_FLOOR, NO_FLOOR)
+
+
+def dropped_up_to(files: Files, directory: str) -> int:
+    """One past the highest offset of a tombstone that a cleaning dropped; 0 if none was."""
+    return dropped(files, directory).up_to
+
+
+# ---------------------------------------------------------------- the reader's side
+
+
+def register(
+    files: Files,
+    directory: str,
+    name: str,
+    position: int | None,
+    *,
+    log_start: int,
+    log_end: int,
+    max_age_ms: int = DEFAULT_MAX_AGE_MS,
+    now_ms: int,
+) -> LeaseFacts:
+    """Take a lease, or take it up again; durable when it returns.
+
+    position    offset that the reader will read next. None: where the lease of that name stands, and for a
+                new one `log_start`, for a reader that holds nothing yet
+
+    LeaseRefusedError if tombstones above the position may be gone already; OffsetOutOfRangeError outside the
+    log. Nothing was changed then.
+    """
+    check_name(name)
+    if max_age_ms <= 0:
+        raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration above 0: max_age="7d"')
+    before = read(files, directory, name)
+    if before is not None and before.damaged:
+        before = None
+    known = dropped(files, directory)
+    fresh = position is None and before is None  # knows no old value that a tombstone could have ended
+    if position is None:
+        position = log_start if before is None else before.position
+    where = os.path.basename(os.path.normpath(directory))
+    if not fresh:
+        _check_range(where, position, log_start, log_end)
+        _check(name, where, position, before, known, now_ms)
+    taken = LeaseFacts(name, position, now_ms, max_age_ms, known.drops)
+    _write(files, directory, taken)
+    if not fresh:
+        now_known = dropped(files, directory)
+        if (
+            now_known.drops != known.drops
+            and position < now_known.up_to
+            and (before is None or before.lapsed(now_ms) or position < before.position)
+        ):
+            if before is None:
+                release(files, directory, name)
+            else:
+                _write(files, directory, before)
+            raise _refused(name, where, position, now_known)
+    return taken
+
+
+def advance(
+    files: Files, directory: str, name: str, position: int, *, log_start: int, log_end: int, now_ms: int
+) -> LeaseFacts:
+    """Its reader has read up to `position` (exclusive); durable when it returns. Also says that it lives.
+
+    LeaseRefusedError for a lease that is gone, or that lapsed while tombstones above it went.
+    """
+    check_name(name)
+    before = read(files, directory, name)
+    where = os.path.basename(os.path.normpath(directory))
+    if before is None:
+        raise LeaseRefusedError(
+            f"{where} has no lease {name!r}: it was released, or its topic was made anew",
+            remedy='take it again; what was read before it went may hold deleted keys: read from "earliest"',
+        )
+    return register(
+        files,
+        directory,
+        name,
+        position,
+        log_start=log_start,
+        log_end=log_end,
+        max_age_ms=before.max_age_ms,
+        now_ms=now_ms,
+    )
+
+
+def release(files: Files, directory: str, name: str) -> bool:
+    """Give the lease back: its reader will not come again, or will begin anew. True if there was one."""
+    path = _path(directory, check_name(name))
+    there = files.exists(path)
+    files.unlink(path, missing_ok=True)
+    if there:
+        files.fsync_dir(os.path.dirname(path))
+    return there
+
+
+def _check_range(where: str, position: int, log_start: int, log_end: int) -> None:
+    if isinstance(position, bool) or not isinstance(position, int) or position < 0:
+        raise UsageError(f"{position!r} is no offset", remedy="give the next offset that will be read")
+    if position < log_start:
+        raise OffsetOutOfRangeError.below(where, position, log_start)
+    if position > log_end:
+        raise OffsetOutOfRangeError.above(where, position, log_end)
+
+
+def _check(
+    name: str, where: str, position: int, before: LeaseFacts | None, known: Dropped, now_ms: int
+) -> None:
+    """May a reader that has come to `position` go on from there?
+
+    A live lease may always go forward: what went while it lived lay below it. Any other position must have
+    nothing dropped above it; a lapsed lease also goes on if nothing was dropped since it was last advanced.
+    """
+    if position >= known.up_to:
+        return
+    if before is not None and position >= before.position:
+        if not before.lapsed(now_ms) or before.drops == known.drops:
+            return
+        ago = format_duration(now_ms - before.lapses_ms)
+        raise _refused(name, where, position, known, f"it lapsed {ago} ago, and ")
+    raise _refused(name, where, position, known)
+
+
+def _refused(name: str, where: str, position: int, known: Dropped, because: str = "") -> LeaseRefusedError:
+    return LeaseRefusedError(
+        f"{where}: lease {name!r} at {position} is refused: {because}tombstones up to {known.up_to - 1} "
+        "are gone, so a reader there would keep deleted keys",
+        remedy='begin with nothing, from "earliest" (release the lease and take it without a position), or '
+        f"restore a copy of offset {known.up_to} or later and take it from there",
+        offset=position,
+    )
+
+
+# ---------------------------------------------------------------- the cleaner's side
+
+
+def note_dropped(files: Files, directory: str, offset: int) -> Dropped:
+    """Before a swap that drops the tombstone at `offset` and maybe others below it: durable when it returns.
+
+    Only the holder of the log directory's lock calls it, and reads the leases afterwards.
+    """
+    known = dropped(files, directory)
+    if known.up_to == NO_FLOOR:
+        return known
+    noted = replace(known, up_to=max(known.up_to, offset + 1), drops=known.drops + 1)
+    _make_private(files, directory)
+    path = os.path.join(directory, names.PRIVATE, names.DROPPED_TOMBSTONES)
+    files.write_atomic(path, json.dumps({"up_to": noted.up_to, "drops": noted.drops}).encode() + b"\n")
+    return noted
+
+
+# ---------------------------------------------------------------- files
+
+
+def _token() -> str:
+    return os.urandom(8).hex()
+
+
+def _write(files: Files, directory: str, one: LeaseFacts, token: Callable[[], str] = _token) -> None:
+    """Replace the lease's file as a whole. Two writers of one lease do not meet: each has a scratch file of
+    its own, and the later rename stands."""
+    _make_private(files, directory)
+    path = _path(directory, one.name)
+    scratch = f"{path}.{token()}{_SCRATCH}"
+    fields = {
+        "position": one.position,
+        "advanced_ms": one.advanced_ms,
+        "max_age_ms": one.max_age_ms,
+        "drops": one.drops,
+    }
+    try:
+        with files.open_append(scratch, create=True, exclusive=True) as handle:
+            handle.append(json.dumps(fields).encode() + b"\n")
+            handle.fsync()
+        files.rename(scratch, path)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to tell
+            files.unlink(scratch, missing_ok=True)
+        raise
+    files.fsync_dir(os.path.dirname(path))
+
+
+def _make_private(files: Files, directory: str) -> None:
+    private = os.path.join(directory, names.PRIVATE)
+    if not files.exists(private):
+        with suppress(FileTakenError):  # made by another reader in between
+            files.mkdir(private)
+        files.fsync_dir(directory)
+
+
+def _path(directory: str, name: str) -> str:
+    return os.path.join(directory, names.PRIVATE, names.LEASE + name)
+
+
+def _number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= NO_FLOOR:
+        raise ValueError(f"{value!r} is no number")
+    return value
