@@ -1,0 +1,85 @@
+"""Clocks of tombstones: they start when nothing older is left, and never run early."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lastword.accounts.clocks import TombstoneClocks
+
+
+@dataclass
+class Live:
+    offset: np.ndarray
+    copies: np.ndarray
+    horizon_ms: np.ndarray
+    size_bytes: np.ndarray
+
+
+def live(*rows):
+    """(offset, copies, horizon)"""
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    return Live(table[:, 0], table[:, 1].astype(np.uint8), table[:, 2], np.full(len(rows), 40, np.int64))
+
+
+def test_a_blocked_one_has_no_clock():
+    clocks = TombstoneClocks()
+    found = live((5, 2, -1), (9, 255, -1))
+    clocks.update(found, 1000)
+    assert len(clocks) == 0
+    assert clocks.due(found, 10**12, 0).size == 0
+    assert clocks.first_due(found, 10) == (-1, -1)
+
+
+def test_it_starts_when_the_last_older_copy_went_and_then_runs_on():
+    clocks = TombstoneClocks()
+    clocks.update(live((5, 2, -1)), 1000)
+    clocks.update(live((5, 1, -1)), 2000)
+    found = live((5, 1, -1), (9, 1, -1))
+    clocks.update(found, 3000)
+    assert clocks.first_due(found, 100) == (5, 2100)
+    assert clocks.due(found, 2099, 100).tolist() == []
+    assert clocks.due(found, 2100, 100).tolist() == [5]
+    assert clocks.due(found, 3100, 100).tolist() == [5, 9]
+
+
+def test_a_horizon_in_the_batch_is_a_lower_bound_only():
+    clocks = TombstoneClocks()
+    found = live((5, 1, 5000), (6, 1, 1))
+    clocks.update(found, 1000)
+    assert clocks.due(found, 1100, 100).tolist() == [6]
+    assert clocks.due(found, 1099, 100).tolist() == []
+    assert clocks.due(found, 4999, 100).tolist() == [6]
+    assert clocks.due(found, 5000, 100).tolist() == [5, 6]
+
+
+def test_one_that_was_superseded_is_forgotten():
+    clocks = TombstoneClocks()
+    clocks.update(live((5, 1, -1), (7, 1, -1)), 1000)
+    clocks.update(live((7, 1, -1)), 2000)
+    assert clocks.offset.tolist() == [7]
+    assert clocks.since_ms.tolist() == [1000]
+
+
+def test_not_while_a_reader_has_to_pass_it():
+    clocks = TombstoneClocks()
+    found = live((5, 1, -1), (7, 1, -1))
+    clocks.update(found, 0)
+    assert clocks.due(found, 10, 0, floor=7).tolist() == [5]
+    assert clocks.due(found, 10, 0, floor=5).tolist() == []
+    assert clocks.due(found, 10, 0, keep=7).tolist() == [5]
+
+
+def test_without_room_a_clock_starts_later_never_earlier():
+    clocks = TombstoneClocks(most=1)
+    found = live((5, 1, -1), (7, 1, -1))
+    clocks.update(found, 1000)
+    assert clocks.due(found, 10**9, 100).tolist() == [5]
+    clocks.update(live((7, 1, -1)), 2000)
+    assert clocks.due(live((7, 1, -1)), 2099, 100).tolist() == []
+
+
+def test_a_retention_without_end_is_never_due():
+    clocks = TombstoneClocks()
+    found = live((5, 1, -1))
+    clocks.update(found, 1_700_000_000_000)
+    assert clocks.due(found, 1 << 62, (1 << 63) - 1).size == 0
