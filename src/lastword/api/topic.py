@@ -24,6 +24,7 @@ from lastword.errors import LastwordError, UsageError
 from lastword.values import ProgressLike, table_html
 
 if TYPE_CHECKING:
+    from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.logs import LogDir
     from lastword.api.producers import Call, Producers
     from lastword.api.values import PartitionInfo, SegmentInfo
@@ -353,6 +354,26 @@ class Topic(Generic[K, V]):
             self._packer.checked_partition(partition)
         return segments(self._logs, self.name, partition, progress)
 
+    def lease(self, name: str, *, position: Position | None = None, max_age: str | int = "7d") -> Lease:
+        """Take a lease: no tombstone goes before the reader of that name has met it. Needs no lock.
+
+        name       letters, digits and . _ - ; the same name takes the lease up again
+        position   next offset that the reader will read: of every partition, or a dict. None: where the lease
+                   stands, and for a new one the log start, for a reader that holds nothing yet
+        max_age    a duration ("7d", ms): not advanced for so long, it lapses and holds nothing back
+
+        LeaseRefusedError if tombstones from the position on may be gone: restore, or start from "earliest".
+        """
+        from lastword.api.lease import take
+
+        return take(self._logs, self.name, name, position, max_age)
+
+    def leases(self, partition: int | None = None) -> list[LeaseInfo]:
+        """Every lease on this topic, live and lapsed."""
+        from lastword.api.lease import listed
+
+        return listed(self._logs, self.name, partition)
+
     def set_config(self, **config: Any) -> None:
         """Change settings of this topic in lastword.toml; None resets one to its default. Holds from now
         on."""
@@ -401,10 +422,11 @@ class Topic(Generic[K, V]):
         partition: int | None = None,
         *,
         quick: bool = False,
+        md5: bool = False,
         progress: ProgressLike | bool | None = None,
     ) -> Verification:
         """Check everything; see `LogDir.verify`."""
-        return self._logs.verify(self.name, partition, quick=quick, progress=progress)
+        return self._logs.verify(self.name, partition, quick=quick, md5=md5, progress=progress)
 
 
 def _serializer(given: SerializerLike | None, saved: str | None) -> Serializer:

@@ -245,16 +245,28 @@ class Verbs(Found):
         partition: int | None = None,
         *,
         quick: bool = False,
+        md5: bool = False,
         progress: ProgressLike | bool | None = None,
     ) -> Verification:
-        """Check every checksum, index, checkpoint and invariant; changes nothing. `quick` skips the
-        records."""
+        """Check every checksum, index, checkpoint and invariant; changes nothing.
+
+        quick  skips the records
+        md5    also find the keys of one partition that Kafka's cleaner would take for one, as it knows a key
+               by its MD5 alone: `collisions` of the result. Exact, in the memory of a key map.
+        """
         from lastword.tools.verify import verify
 
         chosen = self._chosen(topic, partition)
         places = [(name, number, self._home(name, number).directory(name, number)) for name, number in chosen]
         return verify(
-            self._files, self.paths, places, quick=quick, progress=listener(progress), clock=self._clock
+            self._files,
+            self.paths,
+            places,
+            quick=quick,
+            md5=md5,
+            md5_memory_bytes=self.settings.instance.map_bytes,
+            progress=listener(progress),
+            clock=self._clock,
         )
 
 

@@ -13,6 +13,7 @@ from lastword.units import format_bytes
 EXAMPLES = """
 lastword verify data
 lastword verify data users --quick
+lastword verify data users --md5
 lastword verify data/users-0 --json
 """
 
@@ -29,15 +30,23 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="headers, indexes and checkpoints; not the records")
     ] = False,
+    md5: Annotated[
+        bool, typer.Option("--md5", help="also find keys that Kafka's cleaner would take for one")
+    ] = False,
     more: MoreDirs = None,
 ) -> int:
     """Check everything that can be checked; changes nothing. Exit code 1 if something is wrong."""
     target = Target.of(directory, topic, partition, more)
     with out.open(target) as logs, out.progress("verify") as progress:
-        found = logs.verify(target.topic, target.partition, quick=quick, progress=progress)
+        found = logs.verify(target.topic, target.partition, quick=quick, md5=md5, progress=progress)
     for problem in found.problems:
         out.row("problem", problem.to_dict())
         out.line(out.paint(str(problem), "yellow" if problem.repairable else "red"))
+    for collision in found.collisions:
+        out.row("md5-collision", collision.to_dict())
+        out.line(
+            out.paint(f"{collision}: Kafka's cleaner would remove records of the one for the other", "red")
+        )
     repairable = sum(problem.repairable for problem in found.problems)
     counts = f"{plural(found.batches, 'batch')}, {plural(found.records, 'record')}"
     counts += f", {format_bytes(found.read_bytes)} read"
@@ -46,12 +55,18 @@ def verify(
     else:
         wrong = plural(len(found.problems), "problem")
         text = f"{wrong}, {repairable} repaired by opening it to write: {counts}"
+    if md5:
+        pairs = plural(len(found.collisions), "MD5") if found.collisions else "no MD5"
+        text += f"; {plural(found.keys, 'key')} compared, {pairs} shared"
+    more_totals = {"keys": found.keys, "md5_collisions": len(found.collisions)} if md5 else {}
+    sound = found.ok and not found.collisions
     out.summary(
         text,
-        ok=found.ok,
+        ok=sound,
         batches=found.batches,
         records=found.records,
         read_bytes=found.read_bytes,
         problems=len(found.problems),
+        **more_totals,
     )
-    return 0 if found.ok else 1
+    return 0 if sound else 1

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lastword.clock import Clock, SystemClock
 from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError
@@ -28,18 +29,29 @@ from lastword.segment import names
 from lastword.tools.findings import Account
 from lastword.tools.problem import Problem
 from lastword.tools.verify_log import verify_log
-from lastword.values import ProgressLike, Value
+from lastword.values import Progress, ProgressLike, Value
+
+if TYPE_CHECKING:
+    from lastword.tools.md5 import Md5Check, Md5Collision
+
+_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Verification(Value):
-    """What was checked, and all that is wrong. `ok` is True only if nothing is."""
+    """What was checked, and all that is wrong. `ok` is True only if nothing is.
+
+    `collisions`, if they were asked for: keys that are sound here and that Kafka's cleaner would take for
+    one; `keys` were compared. They are no problem of the log, and `ok` does not speak of them.
+    """
 
     ok: bool
     batches: int
     records: int
     read_bytes: int
     problems: tuple[Problem, ...]
+    collisions: tuple[Md5Collision, ...] = ()
+    keys: int = 0
 
     def __str__(self) -> str:
         text = f"{self.batches} batches, {self.records} records"
@@ -52,10 +64,15 @@ def verify(
     partitions: Sequence[tuple[str, int, str]],
     *,
     quick: bool = False,
+    md5: bool = False,
+    md5_memory_bytes: int | None = None,
     progress: ProgressLike | None = None,
     clock: Clock | None = None,
 ) -> Verification:
-    """Check the checkpoints of `roots` and the logs `partitions` (topic, partition, directory)."""
+    """Check the checkpoints of `roots` and the logs `partitions` (topic, partition, directory).
+
+    `md5`: look for keys of one MD5, too, within `md5_memory_bytes` (and a bit for each record).
+    """
     clock = clock or SystemClock()
     began = clock.monotonic()
     account = Account()
@@ -93,9 +110,53 @@ def verify(
                 f"{topic}-{partition}: offset {offset} is above log end {end}",
                 True,
             )
+    collisions: list[Md5Collision] = []
+    keys = 0
+    for view in views if md5 else ():
+        check = _md5_check(view, account, md5_memory_bytes, began, clock, progress)
+        if check is not None:
+            collisions += check.collisions
+            keys += check.keys
+            account.read_bytes += check.read_bytes
     return Verification(
-        not account.problems, account.batches, account.records, account.read_bytes, tuple(account.problems)
+        not account.problems,
+        account.batches,
+        account.records,
+        account.read_bytes,
+        tuple(account.problems),
+        tuple(collisions),
+        keys,
     )
+
+
+def _md5_check(
+    view: PartitionView,
+    account: Account,
+    memory_bytes: int | None,
+    began: float,
+    clock: Clock,
+    progress: ProgressLike | None,
+) -> Md5Check | None:
+    """None, and a problem more, for a log whose keys cannot all be read."""
+    from lastword.tools.md5 import DEFAULT_MEMORY_BYTES, md5_collisions
+
+    size = sum(segment.size for segment in view.segments)
+
+    def heard(done: int) -> None:
+        if progress is not None:
+            progress(Progress.at("compare keys", done, size, clock.monotonic() - began))
+
+    for _ in range(_TRIES):
+        try:
+            return md5_collisions(view, memory_bytes=memory_bytes or DEFAULT_MEMORY_BYTES, progress=heard)
+        except FileVanishedError:
+            view.refresh()  # a rewrite was published meanwhile
+        except DataError as error:
+            text = f"its keys were not compared: {error.message}"
+            account.add(error.file or view.directory, error.position, error.offset, error.code, text, False)
+            return None
+    account.add(view.directory, None, None, "unreadable", "it was rewritten again and again", False)
+    return None
 
 
 def _checkpoints(root: str) -> list[str]:

@@ -1,0 +1,160 @@
+"""Keys of a log that Kafka's cleaner would take for one: different bytes with the same MD5.
+
+Kafka's map knows a key by its MD5 alone, so a record of the one removes all older ones of the other. Whether
+that would happen here is answered exactly and in bounded memory:
+
+1. The log is resolved: of every key one record, its newest, stays alive. Our map compares the keys' bytes.
+2. The digests of the keys of live records are sorted, their first 8 bytes only, in as many passes over ranges
+   of digests as the memory asks for. A key comes up once, so two that are equal are of two keys.
+3. Only for those that met, one more pass compares whole digests and the keys themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword.partition.outcomes import Outcomes
+from lastword.partition.view import PartitionView
+from lastword.records.columns import decode_columns
+from lastword.resolve import Resolution, resolve
+from lastword.values import Value
+
+DEFAULT_MEMORY_BYTES = 128 << 20
+_ENTRY_BYTES = 24  # a collected prefix, its share of the sorted copy, and what Python needs meanwhile
+_ALL = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Md5Collision(Value):
+    """Keys of one partition with one MD5 (hex digits), by offset; `offsets` are those of their newest
+    records."""
+
+    topic: str
+    partition: int
+    md5: str
+    keys: tuple[bytes, ...]
+    offsets: tuple[int, ...]
+
+    def __str__(self) -> str:
+        who = " and ".join(str(offset) for offset in self.offsets)
+        return f"{self.topic}-{self.partition}: the keys at offsets {who} have one MD5, {self.md5}"
+
+
+@dataclass(frozen=True, slots=True)
+class Md5Check(Value):
+    """`keys` were compared with each other; `passes` read the log, the first to resolve it."""
+
+    keys: int
+    passes: int
+    read_bytes: int
+    collisions: tuple[Md5Collision, ...]
+
+
+def md5_collisions(
+    view: PartitionView,
+    *,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    progress: Callable[[int], None] | None = None,
+) -> Md5Check:
+    """All collisions of a log. `progress` hears the bytes of each pass as they are read.
+
+    Raises DataError for damage, FileVanishedError if the log is rewritten meanwhile.
+    """
+    size = sum(segment.size for segment in view.segments)
+    resolution = resolve(
+        view.segments,
+        map_bytes=memory_bytes,
+        salt=os.urandom(16),
+        now_ms=None,
+        fates=Outcomes(view, view.log_end),
+        progress=None if progress is None else lambda done, _: progress(min(done, size)),
+    )
+    walk = _Live(view, resolution, progress)
+    parts = max(1, -(-resolution.distinct_keys * _ENTRY_BYTES // memory_bytes))
+    met: set[int] = set()
+    for part in range(parts):
+        met |= _met(walk, part * _ALL // parts, (part + 1) * _ALL // parts)
+    found = _compared(walk, met) if met else {}
+    collisions = [
+        Md5Collision(view.topic, view.partition, digest.hex(), *_by_offset(keys))
+        for digest, keys in found.items()
+        if len(keys) > 1
+    ]
+    collisions.sort(key=lambda one: one.offsets)
+    return Md5Check(
+        resolution.distinct_keys,
+        resolution.passes + walk.passes,
+        size * (resolution.passes + walk.passes),
+        tuple(collisions),
+    )
+
+
+def _by_offset(keys: dict[bytes, int]) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
+    rows = sorted(keys.items(), key=lambda item: item[1])
+    return tuple(key for key, _ in rows), tuple(offset for _, offset in rows)
+
+
+@dataclass(slots=True)
+class _Live:
+    """Passes over the keys of live records."""
+
+    view: PartitionView
+    resolution: Resolution
+    progress: Callable[[int], None] | None
+    passes: int = 0
+
+    def chunks(self) -> Iterator[list[tuple[int, bytes]]]:
+        """(offset, key), a list for each chunk."""
+        self.passes += 1
+        done = 0
+        for segment in self.view.segments:
+            for chunk in segment.chunk_reader():
+                columns = decode_columns(chunk)
+                live = (columns.key_length >= 0) & ~self.resolution.dead.mask(columns.offset)
+                columns = columns.select(live)
+                plain = chunk.plain
+                ends = columns.key_position + columns.key_length
+                yield [
+                    (offset, plain[start:end].tobytes())
+                    for offset, start, end in zip(
+                        columns.offset.tolist(), columns.key_position.tolist(), ends.tolist(), strict=True
+                    )
+                ]
+                done += chunk.size_bytes
+                if self.progress is not None:
+                    self.progress(done)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.md5(key, usedforsecurity=False).digest()
+
+
+def _met(walk: _Live, first: int, end: int) -> set[int]:
+    """Prefixes of digests in [first, end) that two live records have."""
+    parts: list[NDArray[np.uint64]] = []
+    for keys in walk.chunks():
+        prefixes = np.frombuffer(b"".join([_digest(key)[:8] for _, key in keys]), ">u8").astype(np.uint64)
+        parts.append(prefixes[(prefixes >= np.uint64(first)) & (prefixes <= np.uint64(end - 1))])
+    if not parts:
+        return set()
+    every = np.concatenate(parts)
+    parts.clear()
+    every.sort()
+    return set(every[1:][every[1:] == every[:-1]].tolist())
+
+
+def _compared(walk: _Live, met: set[int]) -> dict[bytes, dict[bytes, int]]:
+    """Digest to its keys, each with the offset of its newest record, of digests whose prefix met."""
+    found: dict[bytes, dict[bytes, int]] = {}
+    for keys in walk.chunks():
+        for offset, key in keys:
+            digest = _digest(key)
+            if int.from_bytes(digest[:8], "big") in met:
+                found.setdefault(digest, {})[key] = offset
+    return found

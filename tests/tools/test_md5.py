@@ -1,0 +1,119 @@
+"""Keys of one MD5 are found, whatever the memory; keys of different MD5 never are."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.files import DEFAULT
+from lastword.partition.view import PartitionView
+from lastword.tools import md5
+from tests.build import LogBuilder
+from tests.cleaner.transactional import Producer
+from tests.golden import loader
+
+KEYS = sorted(
+    {
+        line["key"]
+        for line in loader.case("md5-collision").expected("round1-before")
+        if len(line["key"]) == 72 and line["key"].startswith(b"TEXTCOLL")
+    }
+)
+DIGEST = hashlib.md5(KEYS[0]).hexdigest()
+
+
+def view_of(log: LogBuilder) -> PartitionView:
+    return PartitionView.load(log.files, log.directory)
+
+
+def test_the_two_keys_are_what_they_should_be() -> None:
+    assert len(KEYS) == 2 and KEYS[0] != KEYS[1]
+    assert hashlib.md5(KEYS[1]).hexdigest() == DIGEST
+
+
+@pytest.mark.parametrize("memory_bytes", [md5.DEFAULT_MEMORY_BYTES, 40_000, 12_000])
+def test_both_keys_are_found_among_many_in_any_memory(tmp_path: Path, memory_bytes: int) -> None:
+    log = LogBuilder(tmp_path, segment_bytes=20_000)
+    for number in range(30):
+        log.batch([(b"key %d" % (number * 50 + n), b"v") for n in range(100)])
+        if number in (3, 7, 20):
+            log.put(KEYS[0], b"%d" % number)
+        if number == 11:
+            log.delete(KEYS[1])
+    found = md5.md5_collisions(view_of(log), memory_bytes=memory_bytes)
+    (one,) = found.collisions
+    assert (one.md5, one.topic, one.partition) == (DIGEST, "users", 0)
+    assert one.keys == (KEYS[1], KEYS[0]) and one.offsets == (1202, 2103)
+    assert found.keys == 1552
+    assert (found.passes > 3) == (memory_bytes < 50_000)
+    log.close()
+
+
+def test_the_same_key_again_and_again_is_no_collision(tmp_path: Path) -> None:
+    log = LogBuilder(tmp_path)
+    for number in range(5):
+        log.put(KEYS[0], b"%d" % number).put(None, b"no key").roll()
+    found = md5.md5_collisions(view_of(log))
+    assert (found.collisions, found.keys, found.passes) == ((), 1, 2)
+    log.close()
+
+
+def test_an_empty_log_has_none(tmp_path: Path) -> None:
+    log = LogBuilder(tmp_path)
+    assert log.log.log_end == 0
+    assert md5.md5_collisions(view_of(log)).collisions == ()
+    log.close()
+
+
+def test_a_prefix_shared_by_chance_is_no_collision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digests that agree in their first 8 bytes only."""
+    log = LogBuilder(tmp_path).put("a", 1).put("b", 2).put("c", 3)
+    monkeypatch.setattr(md5, "_digest", lambda key: b"12345678" + hashlib.md5(key).digest()[:8])
+    found = md5.md5_collisions(view_of(log))
+    assert found.collisions == () and found.passes == 3
+    log.close()
+
+
+def test_a_key_of_an_open_transaction_met_outside_it_is_one_key(tmp_path: Path) -> None:
+    """Both of its records are alive, for the transaction is undecided."""
+    log = LogBuilder(tmp_path).put("a", 1)
+    Producer(log).put(("a", 2), (KEYS[0], 1))
+    Producer(log, 8).put((KEYS[1], 1)).abort()
+    assert md5.md5_collisions(view_of(log)).collisions == ()
+    log.put(KEYS[1], 2)
+    assert [one.keys for one in md5.md5_collisions(view_of(log)).collisions] == [(KEYS[0], KEYS[1])]
+    log.close()
+
+
+def test_the_golden_case_and_a_log_of_kafka_without(tmp_path: Path) -> None:
+    for name, count in (("md5-collision", 1), ("compact-none-dr0", 0)):
+        stage = "round1-before"
+        directory = loader.case(name).unpack(tmp_path, stage) / stage / f"{name}-0"
+        found = md5.md5_collisions(PartitionView.load(DEFAULT, str(directory)))
+        assert len(found.collisions) == count
+
+
+def test_verify_tells_and_damage_does_not_stop_it(tmp_path: Path) -> None:
+    heard = []
+    with lastword.open(tmp_path / "d", "a") as logs:
+        for name in ("t", "u"):
+            topic = logs.create_topic(name, cleanup_policy="compact")
+            for key in KEYS:
+                topic.append(key, b"v")
+        assert logs.verify().collisions == ()
+        found = logs.verify(md5=True, progress=heard.append)
+        assert found.ok and found.keys == 4 and [one.topic for one in found.collisions] == ["t", "u"]
+        assert found.to_dict()["collisions"][0]["md5"] == DIGEST
+        assert logs.topic("u").verify(md5=True).keys == 2
+    assert {one.verb for one in heard} >= {"verify", "compare keys"}
+    path = tmp_path / "d" / "t-0" / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 255
+    path.write_bytes(data)
+    with lastword.open(tmp_path / "d") as logs:
+        found = logs.verify(md5=True)
+        assert not found.ok and [one.topic for one in found.collisions] == ["u"]
+        assert any("keys were not compared" in problem.text for problem in found.problems)
