@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lastword import errors, metrics, spark, testing
+    from lastword.api.lease import Lease, LeaseInfo
     from lastword.api.logs import LogDir, open
     from lastword.api.reader import Reader
     from lastword.api.record import Appended, Record
@@ -36,6 +37,8 @@ __all__ = [
     "Appended",
     "CleanRound",
     "Deletion",
+    "Lease",
+    "LeaseInfo",
     "LogDir",
     "PartitionInfo",
     "Plan",
@@ -59,6 +62,8 @@ _HOMES = {
     "Appended": "api.record",
     "CleanRound": "cleaner.report",
     "Deletion": "retention.rules",
+    "Lease": "api.lease",
+    "LeaseInfo": "api.lease",
     "LogDir": "api.logs",
     "PartitionInfo": "api.values",
     "Plan": "cleaner.choose",

@@ -13,7 +13,21 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli import append, bench, clean, config, create, drop, dump, expire, ls, read, trim, verify
+from lastword.cli import (
+    append,
+    bench,
+    clean,
+    config,
+    create,
+    drop,
+    dump,
+    expire,
+    lease,
+    ls,
+    read,
+    trim,
+    verify,
+)
 from lastword.cli.options import ClosedPipe
 from lastword.cli.output import Output
 from lastword.errors import LastwordError, UsageError, nearest
@@ -29,7 +43,7 @@ app = typer.Typer(
 )
 
 LOOKS = (ls, read, verify, dump)
-CHANGES = (create, config, append, clean, expire, trim, drop)
+CHANGES = (create, config, append, clean, expire, trim, drop, lease)
 for module in (*LOOKS, *CHANGES, bench):
     module.register(app)
 

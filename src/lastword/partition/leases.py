@@ -137,10 +137,10 @@ def load(files: Files, directory: str, now_ms: int) -> Leases:
 def read(files: Files, directory: str, name: str) -> LeaseFacts | None:
     """One lease, or None if there is none of that name."""
     path = _path(directory, name)
+    facts = files.stat(path)
+    if facts is None:
+        return None
     try:
-        facts = files.stat(path)
-        if facts is None:
-            return None
         fields = json.loads(files.read_bytes(path))
         return LeaseFacts(
             name=name,

@@ -1,0 +1,195 @@
+"""`Lease`: a reader's claim on a topic, so that no tombstone goes before the reader has met it.
+
+Needs no lock and no mode "a": a replica or a stream beside the writer takes one. What a lease is, and why no
+delete is missed in between, `lastword.partition.leases` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lastword.errors import LastwordError, LeaseRefusedError, UsageError
+from lastword.partition import leases
+from lastword.units import format_duration, format_time, parse_duration_ms
+from lastword.values import Value
+
+if TYPE_CHECKING:
+    from lastword.api.found import Found
+
+Position = int | Mapping[int, int]
+"""Next offset to read: of every partition, or by partition (as `Reader.position`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo(Value):
+    """One lease on one partition, as `lastword lease DIR TOPIC` shows it.
+
+    position      next offset that its reader will read; lag_offsets: from there to the log end
+    advanced_ms   when it was taken or last advanced; lapses_ms: when it stops to hold tombstones back
+    lapsed        it has; a reader that comes back may find tombstones gone
+    """
+
+    topic: str
+    partition: int
+    name: str
+    position: int
+    lag_offsets: int
+    advanced_ms: int
+    lapses_ms: int
+    lapsed: bool
+
+    def __str__(self) -> str:
+        state = "lapsed" if self.lapsed else "lapses"
+        return (
+            f"{self.topic}-{self.partition}: {self.name} at {self.position}, {self.lag_offsets} behind, "
+            f"{state} {format_time(self.lapses_ms)}"
+        )
+
+
+class Lease:
+    """A named lease on all partitions of a topic. Get it from `Topic.lease`; safe from any thread.
+
+    topic, name   whose it is
+    """
+
+    def __init__(self, logs: Found, topic: str, name: str) -> None:
+        self._logs = logs
+        self.topic = topic
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Lease({self.topic!r}, {self.name!r})"
+
+    @property
+    def position(self) -> int | dict[int, int]:
+        """Where it stands: an offset, or of a topic with several partitions a dict of them.
+
+        LeaseRefusedError if it was released.
+        """
+        found = {}
+        for number, home in self._logs._partitions(self.topic).items():
+            one = leases.read(home.files, home.directory(self.topic, number), self.name)
+            if one is None:
+                raise LeaseRefusedError(
+                    f"{self.topic}-{number} has no lease {self.name!r}: it was released, or never taken",
+                    remedy="take it with Topic.lease",
+                )
+            found[number] = one.position
+        return _one_or_all(found)
+
+    def advance(self, position: Position) -> None:
+        """The reader has kept all that lies below `position`, and lives. Durable when it returns.
+
+        position   an offset for every partition, or a dict per partition; partitions that it leaves out stay
+                   where they are, and live on
+
+        LeaseRefusedError if the lease was released, or lapsed while tombstones went that it had not passed:
+        restore, or start from "earliest".
+        """
+        wanted = _by_partition(self._logs, self.topic, position)
+        now_ms = self._logs._clock.now_ms()
+        for number, home in self._logs._partitions(self.topic).items():
+            directory = home.directory(self.topic, number)
+            known = leases.read(home.files, directory, self.name)
+            target = wanted.get(number, known.position if known is not None else 0)
+            view = self._logs._view(self.topic, number)
+            leases.advance(
+                home.files,
+                directory,
+                self.name,
+                target,
+                log_start=view.log_start,
+                log_end=view.log_end,
+                now_ms=now_ms,
+            )
+
+    def release(self) -> None:
+        """Give it back: its reader will not come again, or will begin anew. A second release does nothing."""
+        for number, home in self._logs._partitions(self.topic).items():
+            leases.release(home.files, home.directory(self.topic, number), self.name)
+
+
+def take(logs: Found, topic: str, name: str, position: Position | None, max_age: str | int) -> Lease:
+    """See `Topic.lease`. Refused in one partition, it is taken in none."""
+    leases.check_name(name)
+    max_age_ms = parse_duration_ms(max_age)
+    wanted = {} if position is None else _by_partition(logs, topic, position)
+    now_ms = logs._clock.now_ms()
+    before = {}
+    try:
+        for number, home in logs._partitions(topic).items():
+            directory = home.directory(topic, number)
+            known = leases.read(home.files, directory, name)
+            view = logs._view(topic, number)
+            leases.register(
+                home.files,
+                directory,
+                name,
+                wanted.get(number),
+                log_start=view.log_start,
+                log_end=view.log_end,
+                max_age_ms=max_age_ms,
+                now_ms=now_ms,
+            )
+            before[number] = known
+    except LastwordError:
+        for number, known in before.items():
+            if known is None:
+                home = logs._home(topic, number)
+                with suppress(LastwordError):  # the first error is the one to tell
+                    leases.release(home.files, home.directory(topic, number), name)
+        raise
+    return Lease(logs, topic, name)
+
+
+def listed(logs: Found, topic: str, partition: int | None = None) -> list[LeaseInfo]:
+    """All leases on a topic, live and lapsed, by partition and name."""
+    now_ms = logs._clock.now_ms()
+    found = []
+    for _, number in logs._chosen(topic, partition):
+        home = logs._home(topic, number)
+        known = leases.load(home.files, home.directory(topic, number), now_ms)
+        if not known.live and not known.lapsed:
+            continue
+        log_end = logs._view(topic, number).log_end
+        for one in sorted((*known.live, *known.lapsed), key=lambda lease: lease.name):
+            found.append(
+                LeaseInfo(
+                    topic=topic,
+                    partition=number,
+                    name=one.name,
+                    position=one.position,
+                    lag_offsets=max(0, log_end - one.position),
+                    advanced_ms=one.advanced_ms,
+                    lapses_ms=one.lapses_ms,
+                    lapsed=one.lapsed(now_ms),
+                )
+            )
+    return found
+
+
+def age_text(info: LeaseInfo, now_ms: int) -> str:
+    """`lapses in 6 d`, `lapsed 3 h ago`."""
+    if info.lapsed:
+        return f"lapsed {format_duration(now_ms - info.lapses_ms)} ago"
+    return f"lapses in {format_duration(info.lapses_ms - now_ms)}"
+
+
+def _by_partition(logs: Found, topic: str, position: Position) -> dict[int, int]:
+    numbers = logs._partitions(topic)
+    if not isinstance(position, Mapping):
+        return dict.fromkeys(numbers, position)
+    unknown = set(position) - set(numbers)
+    if unknown:
+        raise UsageError(
+            f"{topic} has no partition {min(unknown, key=str)!r}",
+            remedy=f"it has {', '.join(str(number) for number in numbers)}",
+        )
+    return dict(position)
+
+
+def _one_or_all(found: dict[int, int]) -> int | dict[int, int]:
+    return next(iter(found.values())) if len(found) == 1 else found

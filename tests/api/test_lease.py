@@ -1,0 +1,116 @@
+"""Leases as users hold them: in both modes, over all partitions, lapsing by the clock."""
+
+import pytest
+
+import lastword
+from lastword.errors import LeaseRefusedError, OffsetOutOfRangeError, UsageError
+from lastword.files import DEFAULT
+from lastword.partition import leases
+
+DAY = 86_400_000
+
+
+def test_a_lease_is_taken_advanced_and_released(logs):
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    for n in range(5):
+        topic.append(b"k%d" % n, b"v")
+    lease = topic.lease("replica-2")
+    assert (lease.name, lease.topic, lease.position) == ("replica-2", "users", 0)
+    lease.advance(3)
+    assert lease.position == 3
+    (info,) = topic.leases()
+    assert (info.position, info.lag_offsets, info.lapsed) == (3, 2, False)
+    assert str(info).startswith("users-0: replica-2 at 3, 2 behind, lapses 2026-11-27 10:00:00Z")
+    lease.release()
+    lease.release()
+    assert topic.leases() == []
+    with pytest.raises(LeaseRefusedError):
+        lease.position  # noqa: B018
+    with pytest.raises(LeaseRefusedError):
+        lease.advance(4)
+
+
+def test_it_covers_all_partitions_and_takes_a_readers_position(logs):
+    topic = logs.create_topic("many", partitions=3, cleanup_policy="compact")
+    for n in range(30):
+        topic.append(b"k%d" % n, b"v")
+    lease = topic.lease("r")
+    assert lease.position == {0: 0, 1: 0, 2: 0}
+    reader = topic.read()
+    for _ in reader:
+        pass
+    lease.advance(reader.position)
+    assert lease.position == reader.position
+    lease.advance({1: 2})
+    assert lease.position == reader.position | {1: 2}
+    assert [one.partition for one in topic.leases()] == [0, 1, 2]
+    with pytest.raises(UsageError):
+        lease.advance({7: 1})
+
+
+def test_refused_in_one_partition_it_is_taken_in_none(logs):
+    topic = logs.create_topic("many", partitions=2, cleanup_policy="compact")
+    topic.append(b"a", b"1", partition=0)
+    with pytest.raises(OffsetOutOfRangeError):
+        topic.lease("r", position=1)
+    assert topic.leases() == []
+
+
+def test_it_needs_no_lock(tmp_path, clock):
+    with lastword.open(tmp_path / "data", "a", clock=clock) as logs:
+        logs.create_topic("users", cleanup_policy="compact").append(b"a", b"1")
+        with lastword.open(tmp_path / "data", clock=clock) as looking:
+            looking.topic("users").lease("r", position=1)
+        assert [one.position for one in logs.topic("users").leases()] == [1]
+
+
+def test_it_lapses_visibly_after_max_age_and_comes_back_while_nothing_went(logs, clock):
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    topic.append(b"a", b"1")
+    lease = topic.lease("r", max_age="2d")
+    clock.advance(2 * DAY)
+    assert not topic.leases()[0].lapsed
+    clock.advance(1)
+    assert topic.leases()[0].lapsed
+    lease.advance(1)
+    assert not topic.leases()[0].lapsed
+    assert topic.leases()[0].lapses_ms == clock.now_ms() + 2 * DAY
+
+
+def test_one_that_comes_too_late_is_told_how_to_go_on(logs, clock):
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    for n in range(9):
+        topic.append(b"a", b"%d" % n)
+    lease = topic.lease("r", position=2, max_age="1d")
+    clock.advance(2 * DAY)
+    directory = logs._home("users", 0).directory("users", 0)
+    leases.note_dropped(DEFAULT, directory, 5)
+    with pytest.raises(LeaseRefusedError, match="tombstones up to 5 are gone") as caught:
+        lease.advance(3)
+    assert '"earliest"' in caught.value.remedy
+    lease.release()
+    with pytest.raises(LeaseRefusedError):
+        topic.lease("r", position=5)
+    assert topic.lease("r").position == 0
+    assert topic.lease("q", position=6).position == 6
+
+
+def test_bad_names_and_ages_are_refused(logs):
+    topic = logs.create_topic("users", cleanup_policy="compact")
+    for name in ("../up", "", "a/b"):
+        with pytest.raises(UsageError):
+            topic.lease(name)
+    with pytest.raises(UsageError):
+        topic.lease("r", max_age="soon")
+
+
+def test_a_lease_moves_with_its_partition(tmp_path, clock):
+    paths = [tmp_path / "d1", tmp_path / "d2"]
+    with lastword.open(paths, "a", clock=clock) as logs:
+        topic = logs.create_topic("users", cleanup_policy="compact")
+        topic.append(b"a", b"1")
+        lease = topic.lease("r", position=1)
+        home = logs._home("users", 0).path
+        logs.move("users", 0, next(path for path in paths if str(path) != home))
+        assert lease.position == 1
+        lease.advance(1)
