@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Protocol
 
@@ -17,6 +18,14 @@ class Clock(Protocol):
         """Seconds from an arbitrary start. Never goes back."""
         ...
 
+    def sleep(self, seconds: float) -> None:
+        """Let so many seconds of `monotonic` pass in this thread."""
+        ...
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait until the event is set, at most so many seconds of `monotonic`. Is it set?"""
+        ...
+
 
 class SystemClock:
     def now_ms(self) -> int:
@@ -25,19 +34,44 @@ class SystemClock:
     def monotonic(self) -> float:
         return time.monotonic()
 
+    def sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            time.sleep(seconds)
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        return event.wait(max(0.0, seconds))
+
+
+POLL_SECONDS = 0.005
+
 
 class ManualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that stands still until it is moved.
+
+    Who sleeps moves it; who waits for an event waits until somebody else has moved it far enough.
+    """
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
         self._elapsed_ms = 0
+        self._slept = 0.0  # seconds below one millisecond, not yet in the two counters
 
     def now_ms(self) -> int:
         return self._now_ms
 
     def monotonic(self) -> float:
-        return self._elapsed_ms / 1000
+        return self._elapsed_ms / 1000 + self._slept
+
+    def sleep(self, seconds: float) -> None:
+        whole_ms, rest_ms = divmod(self._slept * 1000 + max(0.0, seconds) * 1000, 1)
+        self._slept = rest_ms / 1000
+        self.advance(int(whole_ms))
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        end = self.monotonic() + seconds
+        while not event.is_set() and self.monotonic() < end:
+            event.wait(POLL_SECONDS)
+        return event.is_set()
 
     def advance(self, ms: int) -> None:
         """Let `ms` milliseconds pass on both counters."""

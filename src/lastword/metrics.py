@@ -127,7 +127,17 @@ CLEANER_FREED_BYTES = Counter("cleaner_freed_bytes_total", "Bytes freed by clean
 CLEANER_ROUNDS = Counter("cleaner_rounds_total", "Rounds by result", ("dir", "result"))
 CLEANER_ROUND_SECONDS = Histogram("cleaner_round_duration_seconds", "One round", ("dir",))
 CLEANER_MAP_USED_RATIO = Gauge("cleaner_map_used_ratio", "Key map in use after the last round", ("dir",))
+CLEANER_LAST_PICK = Gauge(
+    "cleaner_last_pick_timestamp_seconds", "When the cleaner last took a partition, since 1970", ("dir",)
+)
+CLEANER_THROTTLED_SECONDS = Counter(
+    "cleaner_throttled_seconds_total", "Slept to stay within the drive's budget", ("drive",)
+)
+CLEANER_THREADS = Gauge("cleaner_threads", "Cleaner threads that were asked for")
+CLEANER_THREADS_ALIVE = Gauge("cleaner_threads_alive", "Cleaner threads that run")
+CLEANER_THREAD_DEATHS = Counter("cleaner_thread_deaths_total", "Cleaner threads that died, and were replaced")
 QUARANTINED_PARTITIONS = Gauge("cleaner_quarantined_partitions", "Partitions set aside", ("dir",))
+QUARANTINED_BYTES = Gauge("cleaner_quarantined_bytes", "Bytes of partitions set aside", ("dir",))
 DIR_OFFLINE = Gauge("dir_offline", "1 after a failed sync, until opened again", ("dir",))
 CERTIFICATE_FAILURES = Counter(
     "certificate_failures_total", "Rewrites refused by their certificate", ("dir",)

@@ -70,6 +70,9 @@ class Handle(ABC):
     def fsync(self) -> None:
         """Returns when bytes and size are on the drive. `SyncFailedError` takes the root offline."""
 
+    def start_sync(self, position: int, size: int) -> None:
+        """The drive may begin to write these bytes, for an `fsync` follows. Promises nothing, never fails."""
+
     @abstractmethod
     def stat(self) -> FileFacts: ...
 
@@ -150,6 +153,11 @@ class Files(ABC):
     @abstractmethod
     def offline(self, path: Path) -> LastwordError | None:
         """The failed sync that took `path` offline, if any."""
+
+    def device(self, path: Path) -> int:
+        """A number for the drive that holds `path`: the same for two paths on one drive. Storage that knows
+        no drives is one."""
+        return 0
 
     # Composed of the above, so that doubles see each step.
 

@@ -239,6 +239,17 @@ class OsHandle(Handle):
             self._descriptors.give(self)
         self._torn = False
 
+    def start_sync(self, position: int, size: int) -> None:
+        start = writing_ahead()
+        if start is None or self._root.failure is not None:
+            return
+        with contextlib.suppress(OSError):  # the sync that follows tells
+            fd = self._take("sync")
+            try:
+                start(fd, position, size, _SYNC_FILE_RANGE_WRITE)
+            finally:
+                self._descriptors.give(self)
+
     def fsync(self) -> None:
         self._root.check()
         fd = self._take("sync")
@@ -457,3 +468,9 @@ class OsFiles(Files):
         except OSError as error:
             raise translate(error, os.fspath(path), "look at", changing=False) from error
         return room.f_bavail * room.f_frsize
+
+    def device(self, path: Path) -> int:
+        try:
+            return os.stat(path).st_dev
+        except OSError as error:
+            raise translate(error, os.fspath(path), "look at", changing=False) from error

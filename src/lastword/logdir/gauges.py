@@ -36,15 +36,19 @@ class LogGauges:
 
     def measure(self) -> None:
         logs = dict(self._logs())
-        quarantined = 0
+        quarantined = quarantined_bytes = 0
         for tp, log in logs.items():
             labels = tp.topic, str(tp.partition)
             segments = log.segments
-            metrics.LOG_SIZE_BYTES.set(sum(segment.size for segment in segments), *labels)
+            size_bytes = sum(segment.size for segment in segments)
+            metrics.LOG_SIZE_BYTES.set(size_bytes, *labels)
             metrics.LOG_START_OFFSET.set(log.log_start, *labels)
             metrics.LOG_END_OFFSET.set(log.log_end, *labels)
             metrics.LOG_SEGMENTS.set(len(segments), *labels)
-            quarantined += self._files.exists(os.path.join(log.directory, names.PRIVATE, names.QUARANTINE))
+            if self._files.exists(os.path.join(log.directory, names.PRIVATE, names.QUARANTINE)):
+                quarantined += 1
+                quarantined_bytes += size_bytes
+        metrics.QUARANTINED_BYTES.set(quarantined_bytes, os.path.realpath(self._root))
         metrics.QUARANTINED_PARTITIONS.set(quarantined, os.path.realpath(self._root))
         self._forget(self._shown - logs.keys())
         self._shown = set(logs)
@@ -53,6 +57,7 @@ class LogGauges:
         metrics.unwatch(self)
         self._forget(self._shown)
         metrics.QUARANTINED_PARTITIONS.remove(os.path.realpath(self._root))
+        metrics.QUARANTINED_BYTES.remove(os.path.realpath(self._root))
 
     def _forget(self, gone: set[TopicPartition]) -> None:
         for tp in gone:
