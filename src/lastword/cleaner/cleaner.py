@@ -20,6 +20,7 @@ from lastword.cleaner import account, quarantine, staging
 from lastword.cleaner.built import BuiltGroup, BuiltRound
 from lastword.cleaner.choose import NEWEST, TOMBSTONE_HORIZON, Plan, choose
 from lastword.cleaner.groups import Group, Limits, group
+from lastword.cleaner.paced import PacedFiles
 from lastword.cleaner.report import CleanRound
 from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import Found, Transactions, index_entries
@@ -37,6 +38,7 @@ from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    from lastword.cleaner.budget import DriveBudget
     from lastword.resolve import Resolution
 
 DEFAULT_MAP_BYTES = 128 << 20
@@ -54,6 +56,7 @@ def clean(
     salt: bytes | None = None,
     progress: ProgressLike | None = None,
     stop: Callable[[], bool] | None = None,
+    budget: DriveBudget | None = None,
 ) -> CleanRound | None:
     """One round over `log`; None when the plan is to keep it (`plan` tells why).
 
@@ -61,13 +64,18 @@ def clean(
     record_first_dirty  called with the new one, after the last swap is durable
     salt                of the key map, secret; None: a fresh one
     stop                asked after each chunk; once true, the round ends early and its unpublished files go
+    budget              of the drive: everything that the round reads and writes comes out of it
     """
     with alone(log.directory):
         plan = prepare(log, config, first_dirty=first_dirty, due=due, strategy=strategy, map_bytes=map_bytes)
         if plan.action != "clean":
             return None
         try:
-            built = _build(log.files, log.directory, log.segments, plan, log.clock, salt, progress, stop)
+            files, segments = log.files, log.segments
+            if budget is not None:
+                files = paced = PacedFiles(log.files, budget, stop)
+                segments = tuple(paced.segments(log.segments))
+            built = _build(files, log.directory, segments, plan, log.clock, salt, progress, stop)
         except Stopped:
             built = BuiltRound(plan, account.nothing_mapped(), ())
             return account.close(log.directory, built, [], complete=False, swap_seconds=0.0)
