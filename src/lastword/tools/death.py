@@ -1,0 +1,189 @@
+"""Which record of a log replaces which: all that the cost of cleaning depends on, without a key or a value.
+
+`Deaths` has one row a record, in the order of their offsets. `deaths_of` reads it off a log in one pass, with
+bounded memory: a large log is sampled by the hash of its keys, all records of a key or none, and the sizes
+of what was taken stand for the rest. Keys are told apart by 64 bits of a salted hash: enough for an estimate,
+and nothing is ever deleted by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from lastword.records.chunk import Chunk
+    from lastword.resolve import SegmentSource
+    from lastword.resolve.resolver import Fates
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MOST_ROWS = 1_000_000  # kept at once: 33 bytes each, and about 100 more while they are put in order
+NEVER = int(np.iinfo(np.int64).max)
+_RECORD_BYTES = 8  # a record's own fields, about
+
+
+@dataclass(frozen=True, slots=True)
+class Deaths:
+    """One row a record, all arrays of one length.
+
+    size_bytes  int64, its share of the log; of a sample: of those it stands for too
+    previous    int64, the row of the record of the same key before it, -1: there is none
+    key         int64, a number for each key, from 0 on
+    time_ms     int64, never falling
+    tombstone   bool
+    loaded      so many first rows lie there already when the replay begins; they cost nothing to append
+    share       of the keys that are in here
+    """
+
+    size_bytes: Ints
+    previous: Ints
+    key: Ints
+    time_ms: Ints
+    tombstone: Bools
+    loaded: int = 0
+    share: float = 1.0
+
+    def __len__(self) -> int:
+        return int(self.size_bytes.size)
+
+    @property
+    def killer(self) -> Ints:
+        """int64: the row of the record that replaces it; `NEVER` for the newest of its key."""
+        killer = np.full(len(self), NEVER)
+        rows = np.flatnonzero(self.previous >= 0)
+        killer[self.previous[rows]] = rows
+        return killer
+
+    def live_bytes(self, delete_retention_ms: int) -> Ints:
+        """int64[rows + 1]: what the smallest log would hold after so many rows: the newest record of each
+        key, a tombstone until it is `delete_retention_ms` old."""
+        change = np.concatenate((self.size_bytes, [0])).astype(np.int64)
+        end = np.minimum(self.killer, len(self))
+        rows = np.flatnonzero(self.tombstone)
+        gone_ms = self.time_ms[rows] + min(delete_retention_ms, NEVER - int(self.time_ms.max(initial=0)))
+        end[rows] = np.minimum(end[rows], np.searchsorted(self.time_ms, gone_ms))
+        change -= np.bincount(end, weights=self.size_bytes, minlength=len(self) + 1).astype(np.int64)
+        return np.concatenate(([0], np.cumsum(change)[:-1]))
+
+
+def deaths_between(keys: NDArray[Any], **columns: Any) -> Deaths:
+    """Rows from the key of each, in order; `columns` are the other fields of `Deaths`."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    again = np.zeros(keys.size, bool)
+    again[1:] = ordered[1:] == ordered[:-1]
+    previous = np.full(keys.size, -1, np.int64)
+    previous[order[again]] = order[np.flatnonzero(again) - 1]
+    numbers = np.empty(keys.size, np.int64)
+    numbers[order] = np.cumsum(~again) - 1
+    return Deaths(previous=previous, key=numbers, **columns)
+
+
+def deaths_of(
+    segments: Sequence[SegmentSource],
+    *,
+    salt: bytes,
+    loaded_below: int = 0,
+    most_rows: int = MOST_ROWS,
+    fates: Fates | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Deaths:
+    """The pattern of a log, in one pass over it.
+
+    salt          secret random bytes: which keys a sample takes
+    loaded_below  records below this offset were there before the time that is replayed
+    most_rows     beyond that many records only a share of the keys is kept: 1/2, 1/4, ...
+    fates         what became of its transactions; aborted records are left out, as are those without a key
+    progress      hears (bytes done, bytes in all) after every chunk
+    """
+    kept = _Kept(most_rows)
+    total, done = sum(one.size for one in segments), 0
+    for segment in segments:
+        for chunk in segment.chunk_reader():
+            kept.take(*_rows(chunk, salt, fates))
+            done += chunk.size_bytes
+            if progress is not None:
+                progress(done, total)
+    return kept.deaths(loaded_below)
+
+
+class _Kept:
+    """Records whose hash lies in the first `share` of all hashes, a share that is halved when they are too
+    many."""
+
+    def __init__(self, most_rows: int) -> None:
+        self.most_rows = most_rows
+        self.share = 1.0
+        self.rows = 0
+        self.parts: list[tuple[NDArray[Any], ...]] = []
+
+    def take(self, *columns: NDArray[Any]) -> None:
+        chosen = self._chosen(columns)
+        self.parts.append(chosen)
+        self.rows += chosen[0].size
+        while self.rows > self.most_rows and self.share > 2**-40:
+            self.share /= 2
+            self.parts = [self._chosen(part) for part in self.parts]
+            self.rows = sum(part[0].size for part in self.parts)
+
+    def _chosen(self, columns: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
+        if self.share == 1.0:
+            return columns
+        mask = columns[0] < np.uint64(2**64 * self.share)
+        return tuple(column[mask] for column in columns)
+
+    def deaths(self, loaded_below: int) -> Deaths:
+        if not self.parts:
+            none = np.zeros(0, np.int64)
+            return Deaths(none, none, none, none, np.zeros(0, bool))
+        hashes, offsets, times, sizes, tombstones = (
+            np.concatenate(one) for one in zip(*self.parts, strict=True)
+        )
+        self.parts = []
+        return deaths_between(
+            hashes,
+            size_bytes=np.rint(sizes / self.share).astype(np.int64),
+            time_ms=np.maximum.accumulate(np.maximum(times, 0)),
+            tombstone=tombstones,
+            loaded=int(np.searchsorted(offsets, loaded_below)),
+            share=self.share,
+        )
+
+
+def _rows(chunk: Chunk, salt: bytes, fates: Fates | None) -> tuple[NDArray[Any], ...]:
+    """Of the records that a compacted log tells apart: hash, offset, time, size on disk, tombstone.
+
+    A batch's bytes, header and all, are shared out by the lengths of keys and values.
+    """
+    from lastword.kernels import table as fields
+    from lastword.kernels.keyhash import seeds
+    from lastword.kernels.span_hashes import hash_spans
+    from lastword.partition.transactions import Fate
+    from lastword.records.columns import decode_columns
+    from lastword.resolve import fates_of
+
+    columns = decode_columns(chunk)
+    hashes = np.empty(len(columns), np.uint64)
+    status = hash_spans(
+        chunk.plain, columns.key_position, columns.key_length, *seeds(salt, b"lastword deaths"), hashes
+    )
+    if status:
+        chunk.raise_status(0, status)
+    lengths = np.maximum(columns.key_length, 0).astype(np.float64) + np.maximum(columns.value_length, 0)
+    lengths += _RECORD_BYTES
+    whole = np.bincount(columns.row, weights=lengths, minlength=chunk.rows)
+    sizes = lengths * (chunk.table[:, fields.SIZE] / np.maximum(whole, 1))[columns.row]
+    known = (columns.key_length >= 0) & (fates_of(chunk, fates)[columns.row] != Fate.ABORTED)
+    return (
+        hashes[known],
+        columns.offset[known],
+        columns.timestamp[known],
+        sizes[known],
+        columns.value_length[known] < 0,
+    )
