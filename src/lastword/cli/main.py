@@ -19,6 +19,7 @@ from lastword.cli import (
     clean,
     config,
     create,
+    demo,
     drop,
     dump,
     expire,
@@ -44,7 +45,7 @@ app = typer.Typer(
 
 LOOKS = (ls, read, verify, dump)
 CHANGES = (create, config, append, clean, expire, trim, drop, lease)
-for module in (*LOOKS, *CHANGES, bench):
+for module in (*LOOKS, *CHANGES, demo, bench):
     module.register(app)
 
 

@@ -1,0 +1,242 @@
+"""`lastword demo`: one history of updates, cleaned by Kafka's rule and by ours, side by side.
+
+The history has two keys with one MD5 (a pair of texts that Marc Stevens published). Kafka's rule is the model
+of `resolve.kafka_model`, which keeps record for record what Kafka's own cleaner keeps; ours is a real log
+directory for each strategy. Each cleans after every quarter of the updates.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastword.cli.options import Session, command
+from lastword.units import format_bytes
+from lastword.values import Value
+
+if TYPE_CHECKING:
+    from lastword.resolve.kafka_model import ModelSegment
+
+EXAMPLES = """
+lastword demo
+lastword demo --keep /tmp/demo
+"""
+
+TOPIC = "accounts"
+UPDATES = 200_000
+QUARTERS = 4
+TWINS = tuple(f"TEXTCOLLBYfGiJUETHQ4h{one}cKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak" for one in "AE")
+KAFKA = "kafka's rule"
+
+Row = tuple[str, str | None]
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "demo", examples=EXAMPLES)(demo)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Value):
+    """A key whose newest value is gone; `twin` has the same MD5."""
+
+    key: str
+    value: str
+    offset: int
+    md5: str
+    twin: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned(Value):
+    """What one rule did over all rounds: bytes read and written, records that are left, values lost."""
+
+    rule: str
+    rounds: int
+    read_bytes: int
+    written_bytes: int
+    kept: int
+    lost: int
+
+
+@dataclass(slots=True)
+class History:
+    """The updates, in quarters, and the newest value of each key after them.
+
+    First comes each of a fifth of `updates` keys once; then the changes go to a tenth of these, and one in a
+    hundred is a delete. One twin is written in the first quarter, the other in the second.
+    """
+
+    updates: int
+    quarters: list[list[Row]] = field(default_factory=list)
+    newest: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows = list(self._rows())
+        size = -(-len(rows) // QUARTERS)
+        self.quarters = [rows[start : start + size] for start in range(0, len(rows), size)]
+        for key, value in rows:
+            if value is None:
+                self.newest.pop(key, None)
+            else:
+                self.newest[key] = value
+
+    def _rows(self) -> Iterator[Row]:
+        keys = max(self.updates // 5, 20)
+        for number in range(self.updates):
+            if number in (self.updates // 10, 3 * self.updates // 10):
+                twin = TWINS[number > self.updates // 5]
+                yield twin, f"the only value of this key, update {number}"
+                continue
+            key = number if number < keys else number * 7919 % (keys // 10) * 10
+            delete = number >= keys and number % 100 == 99
+            yield f"account-{key:08d}", None if delete else f"update {number:08d} " + "." * 60
+
+
+def demo(
+    out: Session,
+    keep: Annotated[
+        str | None, typer.Option("--keep", metavar="DIR", help="leave the logs there to look at")
+    ] = None,
+) -> None:
+    """Clean 200 000 updates by Kafka's rule and by ours: read, written, kept, lost. Ten seconds."""
+    from lastword.errors import UsageError
+    from lastword.files import DEFAULT
+
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="lastword-demo-") as path:
+            run(out, path)
+        return
+    if DEFAULT.exists(keep) and not (DEFAULT.is_dir(keep) and not DEFAULT.listdir(keep)):
+        raise UsageError(f"{keep} is there and is not an empty directory", remedy="name a new one")
+    if not DEFAULT.exists(keep):
+        DEFAULT.mkdir(keep)
+    run(out, keep)
+    out.say(f"to look at them: lastword ls {keep}/original; lastword verify {keep}/original --md5")
+
+
+def run(out: Session, path: str, updates: int = UPDATES) -> None:
+    """The whole demonstration below `path`: a log directory `original` and one for each strategy."""
+    from lastword.config.topic import STRATEGIES
+
+    history = History(updates)
+    out.say(f"{updates:,} updates, {len(history.newest):,} keys are left of them, two have one MD5")
+    ends = _write(f"{path}/original", history)
+    out.say("cleaning by Kafka's rule (a model of it)")
+    kafka, gone = _kafka(f"{path}/original", ends)
+    rules, lost = [kafka], {KAFKA: gone}
+    for strategy in STRATEGIES:
+        out.say(f"cleaning with strategy {strategy}")
+        ours, missing = _ours(f"{path}/{strategy}", history, strategy)
+        rules.append(ours)
+        lost[ours.rule] = missing
+    for one in rules:
+        out.row("rule", one.to_dict())
+    out.table(
+        ("RULE", "ROUNDS", "READ", "WRITTEN", "KEPT", "LOST"),
+        [
+            (
+                one.rule,
+                str(one.rounds),
+                format_bytes(one.read_bytes),
+                format_bytes(one.written_bytes),
+                f"{one.kept:,}",
+                f"{one.lost:,}",
+            )
+            for one in rules
+        ],
+        "lrrrrr",
+    )
+    for rule, values in lost.items():
+        for value in values:
+            out.row("lost", {"rule": rule, **value.to_dict()})
+            out.line(f"lost by {rule}: {value.value!r} at offset {value.offset}")
+            if value.twin is not None:
+                out.line(f"  its key      {value.key}")
+                out.line(f"  taken for    {value.twin}")
+                out.line(f"  MD5 of both  {value.md5}")
+    out.summary(rules=len(rules), updates=updates, keys=len(history.newest))
+
+
+def _write(path: str, history: History) -> list[int]:
+    """The history as it is, never cleaned; log ends after each quarter."""
+    import lastword
+
+    ends = []
+    with lastword.open(path, "a") as logs:
+        topic = logs.create_topic(
+            TOPIC,
+            key_serializer="str",
+            value_serializer="str",
+            segment_bytes=1 << 20,
+            cleanup_policy="compact",
+        )
+        for quarter in history.quarters:
+            topic.extend(quarter)
+            logs._log(TOPIC, 0).roll()
+            ends.append(topic.bounds()[0][1])
+    return ends
+
+
+def _kafka(path: str, ends: Sequence[int]) -> tuple[Cleaned, list[Lost]]:
+    import lastword
+    from lastword.clock import SystemClock
+    from lastword.resolve.kafka_model import KafkaCleaner, lost, read_model
+
+    with lastword.open(path) as logs:
+        original = read_model(logs._view(TOPIC, 0))
+        retention_ms = logs.topic(TOPIC).config.delete_retention_ms
+    cleaner = KafkaCleaner()
+    log: tuple[ModelSegment, ...] = ()
+    rounds = []
+    begin = 0
+    for end in ends:
+        log += tuple(one for one in original if begin <= one.base_offset < end)
+        log, done = cleaner.clean(
+            log,
+            end,
+            first_dirty=begin,
+            now_ms=SystemClock().now_ms(),
+            delete_retention_ms=retention_ms,
+        )
+        rounds += done
+        begin = end
+    gone = [
+        _lost((record.key or b"").decode(), (record.value or b"").decode(), record.offset)
+        for record in lost(original, log)
+    ]
+    read, written = sum(one.read_bytes for one in rounds), sum(one.written_bytes for one in rounds)
+    return Cleaned(KAFKA, len(rounds), read, written, rounds[-1].kept, len(gone)), gone
+
+
+def _ours(path: str, history: History, strategy: str) -> tuple[Cleaned, list[Lost]]:
+    import lastword
+
+    with lastword.open(path, "a") as logs:
+        topic = logs.create_topic(
+            TOPIC,
+            key_serializer="str",
+            value_serializer="str",
+            segment_bytes=1 << 20,
+            cleanup_policy="compact",
+            lastword_strategy=strategy,
+        )
+        rounds = []
+        for quarter in history.quarters:
+            topic.extend(quarter)
+            rounds += logs.clean(TOPIC, strategy=strategy)
+        kept = sum(1 for _ in topic.read())
+        state = dict(logs.state(TOPIC))
+    gone = [_lost(key, value, -1) for key, value in history.newest.items() if state.get(key) != value]
+    read, written = sum(one.read_bytes for one in rounds), sum(one.written_bytes for one in rounds)
+    return Cleaned(f"lastword, {strategy}", len(rounds), read, written, kept, len(gone)), gone
+
+
+def _lost(key: str, value: str, offset: int) -> Lost:
+    from lastword.resolve.digest_map import md5
+
+    twin = next((one for one in TWINS if key in TWINS and one != key), None)
+    return Lost(key, value, offset, md5(key.encode()).hex(), twin)
