@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class LogDirectory:
         self._checkpointed = clock.monotonic()
         self._checkpoint_lock = threading.RLock()
         self._claims: dict[TopicPartition, threading.RLock] = {}
+        self._wanted: Counter[TopicPartition] = Counter()  # threads that wait for a claim
         self._known: set[str] = set()
         self._waste = front.Waste(files, clock)
         self._topic_ids: dict[str, str | None] = {}
@@ -426,11 +428,40 @@ class LogDirectory:
 
     @contextmanager
     def claim(self, topic: str, partition: int) -> Iterator[None]:
-        """For who removes or rewrites segments, or moves them: one at a time in each partition. Waits."""
+        """For who removes or rewrites segments, or moves them: one at a time in each partition. Waits; a
+        background round that is under way ends at its next safe point (it asks `wanted`).
+        """
+        tp = TopicPartition(topic, partition)
+        with self.lock:
+            mine = self._claims.setdefault(tp, threading.RLock())
+        if not mine.acquire(blocking=False):
+            with self.lock:
+                self._wanted[tp] += 1
+            try:
+                mine.acquire()
+            finally:
+                with self.lock:
+                    self._wanted[tp] -= 1
+        try:
+            yield
+        finally:
+            mine.release()
+
+    @contextmanager
+    def try_claim(self, topic: str, partition: int) -> Iterator[bool]:
+        """The same without waiting, for work that can be done another time: False if somebody has it."""
         with self.lock:
             mine = self._claims.setdefault(TopicPartition(topic, partition), threading.RLock())
-        with mine:
-            yield
+        got = mine.acquire(blocking=False)
+        try:
+            yield got
+        finally:
+            if got:
+                mine.release()
+
+    def wanted(self, topic: str, partition: int) -> bool:
+        """Does somebody wait for the claim?"""
+        return self._wanted[TopicPartition(topic, partition)] > 0
 
     def view(self, topic: str, partition: int) -> PartitionView:
         """A snapshot to read from, in either mode."""

@@ -1,0 +1,181 @@
+"""Who may clean a partition now: the legal states of a partition, and the only ways between them.
+
+    state         means
+    idle          may be cleaned
+    cleaning      a background round runs
+    aborted       a round runs, and was asked to end at its next safe point
+    paused        nobody cleans it; counted: it is idle again after as many resumes as pauses
+    quarantined   damage was met: nobody cleans it before somebody looked (`retry`)
+
+    event         from                        to
+    begin         idle                        cleaning
+    end           cleaning, aborted           paused if there are pauses, else idle
+    damage        cleaning, aborted           quarantined
+    find          idle, paused                quarantined        (a note of an earlier process)
+    pause         each                        itself, one pause more; idle: paused
+    abort         cleaning, aborted           aborted
+    resume        each with a pause           itself, one pause less; paused without one: idle
+    retry         quarantined                 paused if there are pauses, else idle
+
+Anything else raises `IllegalState`, which names the state and the event: a caller that lost count is a bug,
+and a bug here is a partition that two threads rewrite, or that nobody ever cleans again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from lastword.clock import Clock
+from lastword.errors import BusyError, UsageError
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.values import Value
+
+Kind = Literal["idle", "cleaning", "aborted", "paused", "quarantined"]
+Event = Literal["begin", "end", "damage", "find", "pause", "abort", "resume", "retry"]
+
+
+class IllegalState(UsageError):
+    """This cannot happen to a partition in this state."""
+
+
+@dataclass(frozen=True, slots=True)
+class State(Value):
+    """What a partition is in, and how many pauses hold it."""
+
+    kind: Kind = "idle"
+    pauses: int = 0
+
+    def after(self, event: Event) -> State:
+        """The state that follows; IllegalState if none does."""
+        found = _TABLE.get((self.kind, event))
+        if found is None or (event == "resume" and self.pauses == 0):
+            held = f" with {self.pauses} pauses" if self.pauses else ""
+            raise IllegalState(f"a partition that is {self.kind}{held} cannot {event}")
+        return found(self)
+
+
+IDLE = State()
+
+
+def _settled(state: State) -> State:
+    return State("paused", state.pauses) if state.pauses else IDLE
+
+
+def _paused(state: State) -> State:
+    return State("paused" if state.kind == "idle" else state.kind, state.pauses + 1)
+
+
+def _resumed(state: State) -> State:
+    fewer = State(state.kind, state.pauses - 1)
+    return _settled(fewer) if state.kind == "paused" else fewer
+
+
+def _to(kind: Kind) -> Callable[[State], State]:
+    return lambda state: State(kind, state.pauses)
+
+
+_TABLE: dict[tuple[Kind, Event], Callable[[State], State]] = {
+    ("idle", "begin"): _to("cleaning"),
+    ("cleaning", "end"): _settled,
+    ("aborted", "end"): _settled,
+    ("cleaning", "damage"): _to("quarantined"),
+    ("aborted", "damage"): _to("quarantined"),
+    ("idle", "find"): _to("quarantined"),
+    ("paused", "find"): _to("quarantined"),
+    ("idle", "pause"): _paused,
+    ("cleaning", "pause"): _paused,
+    ("aborted", "pause"): _paused,
+    ("paused", "pause"): _paused,
+    ("quarantined", "pause"): _paused,
+    ("cleaning", "abort"): _to("aborted"),
+    ("aborted", "abort"): _to("aborted"),
+    ("cleaning", "resume"): _resumed,
+    ("aborted", "resume"): _resumed,
+    ("paused", "resume"): _resumed,
+    ("quarantined", "resume"): _resumed,
+    ("quarantined", "retry"): _settled,
+}
+RUNNING: frozenset[Kind] = frozenset({"cleaning", "aborted"})
+
+
+class States:
+    """The states of all partitions; idle ones are not kept. Safe from any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._states: dict[TopicPartition, State] = {}
+        self._ended: dict[TopicPartition, threading.Event] = {}  # of rounds that run
+
+    def __getitem__(self, tp: TopicPartition) -> State:
+        return self._states.get(tp, IDLE)
+
+    def all(self) -> dict[TopicPartition, State]:
+        """Every partition that is not idle."""
+        with self._lock:
+            return dict(self._states)
+
+    def apply(self, tp: TopicPartition, event: Event) -> State:
+        """Let it happen; IllegalState leaves everything as it was."""
+        with self._lock:
+            after = self[tp].after(event)
+            if after == IDLE:
+                self._states.pop(tp, None)
+            else:
+                self._states[tp] = after
+            if event == "begin":
+                self._ended[tp] = threading.Event()
+            elif event in ("end", "damage"):
+                self._ended.pop(tp).set()
+            return after
+
+    def begin(self, tp: TopicPartition) -> bool:
+        """Start a round, if that is legal now."""
+        with self._lock:
+            if self[tp] != IDLE:
+                return False
+            self.apply(tp, "begin")
+            return True
+
+    def abort(self, tp: TopicPartition) -> bool:
+        """Ask the round that runs to end; False if there is none."""
+        with self._lock:
+            if self[tp].kind not in RUNNING:
+                return False
+            self.apply(tp, "abort")
+            return True
+
+    def pause(self, tp: TopicPartition, *, abort: bool = True, seconds: float = 60.0) -> State:
+        """One pause more; returns when no background round runs.
+
+        abort    the round that runs ends at its next safe point; else it is waited for to its end
+        seconds  for which to wait; then BusyError, and the pause is taken back
+        """
+        with self._lock:
+            self.apply(tp, "pause")
+            if abort:
+                self.abort(tp)
+            ended = self._ended.get(tp)
+        if ended is not None and not self._clock.wait(ended, seconds):
+            self.apply(tp, "resume")
+            raise BusyError(f"{tp} is still being cleaned after {seconds:.0f} s", remedy="try again later")
+        return self[tp]
+
+    def forget(self, tp: TopicPartition) -> None:
+        """The partition is gone: another one of that name begins without its pauses."""
+        with self._lock:
+            if self[tp].kind not in RUNNING:
+                self._states.pop(tp, None)
+
+    @contextmanager
+    def aside(self, tp: TopicPartition) -> Iterator[None]:
+        """Keep the background off a partition for a while."""
+        self.pause(tp)
+        try:
+            yield
+        finally:
+            self.apply(tp, "resume")
