@@ -198,32 +198,18 @@ def register(
     check_name(name)
     if max_age_ms <= 0:
         raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration above 0: max_age="7d"')
-    before = read(files, directory, name)
-    if before is not None and before.damaged:
-        before = None
-    known = dropped(files, directory)
-    fresh = position is None and before is None  # knows no old value that a tombstone could have ended
-    if position is None:
-        position = log_start if before is None else before.position
-    where = os.path.basename(os.path.normpath(directory))
-    if not fresh:
-        _check_range(where, position, log_start, log_end)
-        _check(name, where, position, before, known, now_ms)
-    taken = LeaseFacts(name, position, now_ms, max_age_ms, known.drops)
-    _write(files, directory, taken)
-    if not fresh:
-        now_known = dropped(files, directory)
-        if (
-            now_known.drops != known.drops
-            and position < now_known.up_to
-            and (before is None or before.lapsed(now_ms) or position < before.position)
-        ):
-            if before is None:
-                release(files, directory, name)
-            else:
-                _write(files, directory, before)
-            raise _refused(name, where, position, now_known)
-    return taken
+    before = _sound(read(files, directory, name))
+    if position is None and before is None:  # knows no old value that a tombstone could have ended
+        return _write(
+            files,
+            directory,
+            LeaseFacts(name, log_start, now_ms, max_age_ms, dropped(files, directory).drops),
+        )
+    if position is None and before is not None:
+        position = before.position
+    assert position is not None
+    _check_range(directory, position, log_start, log_end)
+    return _go_on(files, directory, name, position, position, before, max_age_ms, now_ms)
 
 
 def advance(
@@ -233,24 +219,44 @@ def advance(
 
     LeaseRefusedError for a lease that is gone, or that lapsed while tombstones above it went.
     """
-    check_name(name)
-    before = read(files, directory, name)
-    where = os.path.basename(os.path.normpath(directory))
+    before = read(files, directory, check_name(name))
     if before is None:
         raise LeaseRefusedError(
-            f"{where} has no lease {name!r}: it was released, or its topic was made anew",
+            f"{_name_of(directory)} has no lease {name!r}: it was released, or its topic was made anew",
             remedy='take it again; what was read before it went may hold deleted keys: read from "earliest"',
         )
-    return register(
-        files,
-        directory,
-        name,
-        position,
-        log_start=log_start,
-        log_end=log_end,
-        max_age_ms=before.max_age_ms,
-        now_ms=now_ms,
-    )
+    _check_range(directory, position, log_start, log_end)
+    sound = _sound(before)
+    # It read on from where the lease stood, so nothing may have gone from there on: while a lease lives
+    # nothing does, and one that lapsed is judged by the place that it left.
+    stood = position if sound is None else min(position, sound.position)
+    return _go_on(files, directory, name, position, stood, sound, before.max_age_ms, now_ms)
+
+
+def _go_on(
+    files: Files,
+    directory: str,
+    name: str,
+    position: int,
+    stood: int,
+    before: LeaseFacts | None,
+    max_age_ms: int,
+    now_ms: int,
+) -> LeaseFacts:
+    """Write the lease, looked at before and after. `stood`: from where on its reader must not have missed
+    anything."""
+    known = dropped(files, directory)
+    _check(directory, name, stood, before, known, now_ms)
+    taken = _write(files, directory, LeaseFacts(name, position, now_ms, max_age_ms, known.drops))
+    try:
+        _check(directory, name, stood, before, dropped(files, directory), now_ms)
+    except LeaseRefusedError:
+        if before is None:
+            release(files, directory, name)
+        else:
+            _write(files, directory, before)
+        raise
+    return taken
 
 
 def release(files: Files, directory: str, name: str) -> bool:
@@ -263,7 +269,8 @@ def release(files: Files, directory: str, name: str) -> bool:
     return there
 
 
-def _check_range(where: str, position: int, log_start: int, log_end: int) -> None:
+def _check_range(directory: str, position: int, log_start: int, log_end: int) -> None:
+    where = _name_of(directory)
     if isinstance(position, bool) or not isinstance(position, int) or position < 0:
         raise UsageError(f"{position!r} is no offset", remedy="give the next offset that will be read")
     if position < log_start:
@@ -273,31 +280,35 @@ def _check_range(where: str, position: int, log_start: int, log_end: int) -> Non
 
 
 def _check(
-    name: str, where: str, position: int, before: LeaseFacts | None, known: Dropped, now_ms: int
+    directory: str, name: str, stood: int, before: LeaseFacts | None, known: Dropped, now_ms: int
 ) -> None:
-    """May a reader that has come to `position` go on from there?
+    """May a reader that stood at `stood` go on from there?
 
-    A live lease may always go forward: what went while it lived lay below it. Any other position must have
+    A live lease may always go forward: what went while it lived lay below it. Any other reader must have
     nothing dropped above it; a lapsed lease also goes on if nothing was dropped since it was last advanced.
     """
-    if position >= known.up_to:
+    if stood >= known.up_to:
         return
-    if before is not None and position >= before.position:
+    because = ""
+    if before is not None and stood >= before.position:
         if not before.lapsed(now_ms) or before.drops == known.drops:
             return
-        ago = format_duration(now_ms - before.lapses_ms)
-        raise _refused(name, where, position, known, f"it lapsed {ago} ago, and ")
-    raise _refused(name, where, position, known)
-
-
-def _refused(name: str, where: str, position: int, known: Dropped, because: str = "") -> LeaseRefusedError:
-    return LeaseRefusedError(
-        f"{where}: lease {name!r} at {position} is refused: {because}tombstones up to {known.up_to - 1} "
-        "are gone, so a reader there would keep deleted keys",
+        because = f"it lapsed {format_duration(now_ms - before.lapses_ms)} ago, and "
+    raise LeaseRefusedError(
+        f"{_name_of(directory)}: lease {name!r} at {stood} is refused: {because}tombstones up to "
+        f"{known.up_to - 1} are gone, so its reader would keep deleted keys",
         remedy='begin with nothing, from "earliest" (release the lease and take it without a position), or '
         f"restore a copy of offset {known.up_to} or later and take it from there",
-        offset=position,
+        offset=stood,
     )
+
+
+def _sound(one: LeaseFacts | None) -> LeaseFacts | None:
+    return None if one is None or one.damaged else one
+
+
+def _name_of(directory: str) -> str:
+    return os.path.basename(os.path.normpath(directory))
 
 
 # ---------------------------------------------------------------- the cleaner's side
@@ -325,7 +336,7 @@ def _token() -> str:
     return os.urandom(8).hex()
 
 
-def _write(files: Files, directory: str, one: LeaseFacts, token: Callable[[], str] = _token) -> None:
+def _write(files: Files, directory: str, one: LeaseFacts, token: Callable[[], str] = _token) -> LeaseFacts:
     """Replace the lease's file as a whole. Two writers of one lease do not meet: each has a scratch file of
     its own, and the later rename stands."""
     _make_private(files, directory)
@@ -347,6 +358,7 @@ def _write(files: Files, directory: str, one: LeaseFacts, token: Callable[[], st
             files.unlink(scratch, missing_ok=True)
         raise
     files.fsync_dir(os.path.dirname(path))
+    return one
 
 
 def _make_private(files: Files, directory: str) -> None:
