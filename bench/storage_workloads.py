@@ -56,7 +56,7 @@ def batches(run: Run) -> Iterator[Measured]:
         log, _ = open_log(DEFAULT, str(directory / "a-0"), "a", 0, CONFIG, SystemClock(), clean=True)
         began = time.perf_counter()
         for call in calls:
-            log.append_batches(call)
+            log.append_batches(call, sync_follows=True)
         log.sync()
         took = time.perf_counter() - began
         log.close()

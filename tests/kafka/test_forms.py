@@ -22,7 +22,7 @@ import pytest
 
 import lastword
 from lastword.errors import SequenceGapError
-from lastword.partition.log import AppendedBatch
+from lastword.partition.appending import AppendedBatch
 from lastword.tools.dump import Batch as Dumped
 from tests.golden.loader import partition_files
 from tests.kafka import forms, traffic, wire

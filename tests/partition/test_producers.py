@@ -387,7 +387,7 @@ def test_6R_210_a_transaction_index_that_cannot_be_right_is_built_again_after_a_
 def test_6T_259_coordinator_epochs_may_go_back_in_the_data(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     log.end_transaction(1, 0, commit=True, coordinator_epoch=10)
-    log._producers.reset(1)  # as a broker that had lost its state would go on
+    log._tail.producers.reset(1)  # as a broker that had lost its state would go on
     log.end_transaction(1, 0, commit=True, coordinator_epoch=4)
     log = open_again(log)
     assert log.log_end == 2

@@ -25,7 +25,8 @@ import google_crc32c
 
 from lastword.api.record import Appended
 from lastword.errors import UsageError
-from lastword.partition.log import AppendedBatch, PartitionLog
+from lastword.partition.appending import AppendedBatch
+from lastword.partition.log import PartitionLog
 from lastword.partition.named import (
     COMPACT_BYTES,
     MAX_CALL_SEQUENCE,

@@ -228,7 +228,8 @@ class Topic(Generic[K, V]):
             for group in groups:
                 for number, batches in sorted(group.batches.items()):
                     if call is None:
-                        self._logs._log(self.name, number).append_batches(batches)
+                        log = self._logs._log(self.name, number)
+                        log.append_batches(batches, sync_follows=level == "disk")
                     else:
                         call.share(number).append(batches)
                     touched.add(number)

@@ -70,7 +70,7 @@ class Handle(ABC):
     def fsync(self) -> None:
         """Returns when bytes and size are on the drive. `SyncFailedError` takes the root offline."""
 
-    def start_sync(self, position: int, size: int) -> None:
+    def start_sync(self, position: int, size: int) -> None:  # noqa: B027 - storage may do nothing here
         """The drive may begin to write these bytes, for an `fsync` follows. Promises nothing, never fails."""
 
     @abstractmethod

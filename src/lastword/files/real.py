@@ -20,6 +20,7 @@ from lastword.errors import (
     StorageError,
     SyncFailedError,
 )
+from lastword.files.ahead import start_writing
 from lastword.files.descriptors import Descriptors
 from lastword.files.interface import Buffer, FileFacts, Files, Handle, Path
 from lastword.files.lock import FileLock
@@ -240,15 +241,13 @@ class OsHandle(Handle):
         self._torn = False
 
     def start_sync(self, position: int, size: int) -> None:
-        start = writing_ahead()
-        if start is None or self._root.failure is not None:
-            return
-        with contextlib.suppress(OSError):  # the sync that follows tells
-            fd = self._take("sync")
-            try:
-                start(fd, position, size, _SYNC_FILE_RANGE_WRITE)
-            finally:
-                self._descriptors.give(self)
+        if self._root.failure is None:
+            with contextlib.suppress(LastwordError):  # whoever syncs hears of it
+                fd = self._take("sync")
+                try:
+                    start_writing(fd, position, size)
+                finally:
+                    self._descriptors.give(self)
 
     def fsync(self) -> None:
         self._root.check()

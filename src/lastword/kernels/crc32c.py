@@ -106,9 +106,7 @@ else:
 
 
 @inline
-def crc_of(data, position, size):
-    """CRC-32C of data[position:position + size], as int64 in [0, 2^32)."""
-    state = np.uint64(0xFFFFFFFF)
+def _go_on(data, state, position, size):
     end = position + size
     while end - position >= 8:
         state = _step8(state, load64(data, position))
@@ -117,6 +115,34 @@ def crc_of(data, position, size):
         state = _step1(state, np.uint64(load8(data, position)))
         position += 1
     return np.int64(state ^ np.uint64(0xFFFFFFFF))
+
+
+@inline
+def crc_of(data, position, size):
+    """CRC-32C of data[position:position + size], as int64 in [0, 2^32)."""
+    return _go_on(data, np.uint64(0xFFFFFFFF), position, size)
+
+
+@inline
+def crc_of_four(data, position0, size0, position1, size1, position2, size2, position3, size3):
+    """`crc_of` four slices, as four int64. The instruction takes three cycles and one can begin in each: side
+    by side they are three times as fast while all four last.
+    """
+    state0 = state1 = state2 = state3 = np.uint64(0xFFFFFFFF)
+    done = 0
+    together = min(min(size0, size1), min(size2, size3)) - 7
+    while done < together:
+        state0 = _step8(state0, load64(data, position0 + done))
+        state1 = _step8(state1, load64(data, position1 + done))
+        state2 = _step8(state2, load64(data, position2 + done))
+        state3 = _step8(state3, load64(data, position3 + done))
+        done += 8
+    return (
+        _go_on(data, state0, position0 + done, size0 - done),
+        _go_on(data, state1, position1 + done, size1 - done),
+        _go_on(data, state2, position2 + done, size2 - done),
+        _go_on(data, state3, position3 + done, size3 - done),
+    )
 
 
 @kernel

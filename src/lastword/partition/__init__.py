@@ -7,7 +7,8 @@ remembers of its producers, `replay.py` how that is found again, `named.py` the 
 names. Start reading at log.py.
 """
 
-from lastword.partition.log import AppendedBatch, PartitionLog
+from lastword.partition.appending import AppendedBatch
+from lastword.partition.log import PartitionLog
 from lastword.partition.open import Recovery, Repaired, open_log
 from lastword.partition.view import PartitionView
 

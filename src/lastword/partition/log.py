@@ -29,45 +29,34 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError, RecordTooLargeError
+from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
 from lastword.partition import front, reads, swap, truncate
+from lastword.partition.appending import AppendedBatch, Appending
+from lastword.partition.durability import Durability
 from lastword.partition.epochs import LeaderEpochs
-from lastword.partition.pending import Pending, marker_batch, repeated
+from lastword.partition.health import Health
+from lastword.partition.pending import Batch, marker_batch
 from lastword.partition.producer_state import Producer, ProducerState
+from lastword.partition.replacing import after_failed_swap, own_segments
 from lastword.partition.replay import replay
+from lastword.partition.rolling import RollRule
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
-from lastword.partition.synced import SyncedMark
-from lastword.partition.transactions import control_of
-from lastword.partition.turns import Turns
+from lastword.partition.tail import Tail
 from lastword.records.batch import BatchHeader
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
-from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
-from lastword.segment.txn_index import AbortedTransaction, TransactionIndex
 
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
     from lastword.records.chunk import Chunk
 
-_MAX_FILE_BYTES = 2**31 - 1
 PRODUCER_EXPIRATION_MS = 86_400_000
 """Kafka's default of `producer.id.expiration.ms`."""
 PRODUCER_EXPIRATION_CHECK_MS = 600_000
 """And how often it looks for such producers."""
-
-
-class AppendedBatch(NamedTuple):
-    """Where a batch lies now. `timestamp` (ms): its largest, or that of the append if the topic says so.
-
-    Of a producer's batch that came again: where it has been since it came first.
-    """
-
-    base_offset: int
-    last_offset: int
-    timestamp: int
 
 
 class OpenState(NamedTuple):
@@ -106,33 +95,40 @@ class PartitionLog:
         self.clock = clock
         self.lock = threading.RLock()
         self._segments = state.segments
-        self._appender = state.appender
         self._log_start = state.log_start
-        self._recovery_point = state.recovery_point
-        self._synced_to = state.synced_to
-        self._synced_ms = clock.now_ms()
         self._epochs = state.epochs
         self._epoch = 0  # of a log that has none
-        self._producers = state.producers
         self._snapshots = state.snapshots
         self._producer_expiration_ms = state.producer_expiration_ms
         self._expired_ms = clock.now_ms()  # opening left out those that were silent for too long
-        self._aborted = TransactionIndex(
-            files, self._appender.segment.path(names.TXN_INDEX), self._appender.segment.base_offset
+        self._health = Health(files, directory)
+        self._durability = Durability(
+            files,
+            directory,
+            clock,
+            self._health,
+            unsynced=state.segments.starting_at(state.synced_to),
+            synced_to=state.synced_to,
+            recovery_point=state.recovery_point,
         )
-        self._stable_offset = self._producers.last_stable_offset(self.log_end, self._log_start)
-        self._rng = rng or random.Random()
-        self._turns = Turns()
-        self._mark = SyncedMark(files, directory)
-        self._unsynced = list(state.segments.starting_at(state.synced_to))
-        self._directory_unsynced = True  # recovery may have made names: the first sync makes them durable
+        self._tail = Tail(files, state.appender, state.producers, self._health, self._durability)
+        self._tail.find_stable_offset(self._log_start)
+        self._roll_rule = RollRule(config, clock, rng or random.Random())
+        self._appending = Appending(
+            self.name,
+            self._tail,
+            self._roll_rule,
+            config,
+            clock,
+            roll=self.roll,
+            epoch=lambda: (self._epoch if self._epochs.latest is None else self._epochs.latest) or 0,
+            assign_epoch=self._assign_epoch,
+        )
         self.on_roll: Callable[[], None] | None = None
         """Called after each roll, with the lock held."""
         self._waste = front.Waste(files, clock)
-        self._failure: LastwordError | None = None
         self.grows = True
         self._closed = False
-        self._rolled()
 
     def __repr__(self) -> str:
         return f"PartitionLog({self.name}, {self.log_start}..{self.log_end})"
@@ -155,7 +151,7 @@ class PartitionLog:
     @property
     def active(self) -> Segment:
         """The segment that appends go to."""
-        return self._appender.segment
+        return self._tail.segment
 
     @property
     def log_start(self) -> int:
@@ -164,17 +160,17 @@ class PartitionLog:
     @property
     def log_end(self) -> int:
         """The offset that the next record gets."""
-        return self._appender.segment.next_offset
+        return self._tail.log_end
 
     @property
     def synced_to(self) -> int:
         """Everything below this offset survives a power cut."""
-        return self._synced_to
+        return self._durability.synced_to
 
     @property
     def recovery_point(self) -> int:
         """Everything below this offset is on the drive with its indexes; recovery begins here."""
-        return self._recovery_point
+        return self._durability.recovery_point
 
     @property
     def epochs(self) -> LeaderEpochs:
@@ -189,114 +185,48 @@ class PartitionLog:
     def stable_offset(self) -> int:
         """Last stable offset: every transaction that begins below it is decided. `read_committed` ends here,
         and nothing at or above it may be cleaned."""
-        return self._stable_offset
+        return self._tail.stable_offset
 
     def producer(self, producer_id: int) -> Producer | None:
         """What is remembered of a producer id: its epoch, its last sequence, its open transaction."""
         with self.lock:
-            return self._producers.get(producer_id)
+            return self._tail.producers.get(producer_id)
 
     @property
     def producers(self) -> list[Producer]:
         """All producers that are remembered, by producer id."""
         with self.lock:
-            return self._producers.producers
+            return self._tail.producers.producers
 
     # -------------------------------------------------------------- append
 
-    def append_batch(self, data: bytes | bytearray | memoryview) -> AppendedBatch:
+    def append_batch(self, data: Batch) -> AppendedBatch:
         """Append one ready batch, whose offsets count from 0; the log assigns the real ones.
 
         RecordTooLargeError above `max.message.bytes`. Survives a killed process when it returns.
         """
         return self.append_batches((data,))[0]
 
-    def append_batches(self, batches: Sequence[bytes | bytearray | memoryview]) -> list[AppendedBatch]:
+    def append_batches(self, batches: Sequence[Batch], *, sync_follows: bool = False) -> list[AppendedBatch]:
         """Append ready batches in order, with one write for each segment they go to.
 
-        Sizes and producers are checked before the first byte is written: SequenceGapError,
-        ProducerFencedError, TransactionStateError leave the log as it was. A duplicate is answered, not
-        appended. A drive that fills up leaves whole batches only: those of the segments that were filled
-        before.
+        Sizes, checksums and producers are checked before the first byte is written: RecordTooLargeError,
+        CorruptBatchError, SequenceGapError, ProducerFencedError, TransactionStateError leave the log as it
+        was. A duplicate is answered, not appended. A drive that fills up leaves whole batches only: those of
+        the segments that were filled before.
+
+        `sync_follows`: the caller will `sync` soon, so the drive may begin while more comes.
         """
         with self.lock:
             self._check_open()
-            self._check_sizes(batches)
-            earlier = repeated(self._producers, batches, self.log_end)
-            if self._epochs.latest is None and batches:
-                self._epochs.assign(self._epoch, self.log_end)
-            appended: list[AppendedBatch] = []
-            pending = Pending(self.log_end)
-            epoch = self._epochs.latest or 0
-            for number, data in enumerate(batches):
-                if earlier is not None and (known := earlier[number]) is not None:
-                    appended.append(AppendedBatch(known.first_offset, known.last_offset, known.timestamp))
-                    continue
-                if pending.headers and self._appender.is_full(
-                    self.config.segment_index_bytes, len(pending.headers)
-                ):
-                    self._write(pending)  # to know exactly how full the indexes are
-                    pending = Pending(self.log_end)
-                header = pending.add(data, epoch, self._log_append_time())
-                if self._must_roll(header, pending):
-                    begun = pending.take_last()
-                    self._write(pending)
-                    self.roll()
-                    pending = Pending(self.log_end)
-                    header = pending.add(begun, epoch, self._log_append_time())
-                if pending.first_timestamp is None:
-                    pending.first_timestamp = header.max_timestamp
-                appended.append(AppendedBatch(header.base_offset, header.last_offset, header.max_timestamp))
-            self._write(pending)
-            if self._sync_is_due():
+            appended = self._appending.append(batches, sync_follows=sync_follows)
+            if self._durability.is_due(self.log_end, self.config.flush_messages, self.config.flush_ms):
                 self.sync()
             return appended
 
-    def _sync_is_due(self) -> bool:
-        """Is more unsynced than `flush.messages`, or something for longer than `flush.ms`? Asked at each
-        append: nothing here wakes up by itself."""
-        waiting = self.log_end - self._synced_to
-        if waiting >= self.config.flush_messages:
-            return True
-        return waiting > 0 and self.clock.now_ms() - self._synced_ms >= self.config.flush_ms
-
-    def _log_append_time(self) -> int | None:
-        return self.clock.now_ms() if self.config.message_timestamp_type == "LogAppendTime" else None
-
-    def _check_sizes(self, batches: Sequence[bytes | bytearray | memoryview]) -> None:
-        for data in batches:
-            limit = min(self.config.max_message_bytes, self.config.segment_bytes)
-            if len(data) > limit:
-                which = "max.message.bytes" if limit == self.config.max_message_bytes else "segment.bytes"
-                raise RecordTooLargeError(
-                    f"{self.name}: a batch of {len(data)} bytes is larger than {which} = {limit}",
-                    remedy=f"smaller records, or raise {which}",
-                )
-
-    def _write(self, pending: Pending) -> None:
-        if not pending.headers:
-            return
-        self._guarded(lambda: self._appender.append(pending.data, pending.headers))
-        state = self._producers
-        for header in pending.headers:
-            if header.producer_id >= 0:
-                marker = control_of(pending.data, header, self.active.file)
-                entry = state.update(header, marker)
-                if entry is not None:
-                    self._index_aborted(entry)
-        state.end_offset = self.log_end
-        self._stable_offset = state.last_stable_offset(self.log_end, self._log_start)
-
-    def _index_aborted(self, entry: AbortedTransaction) -> None:
-        """Note an aborted transaction beside its marker, which is in the log already. If that fails, the last
-        stable offset stays where it was and the log takes no more: opening it again repairs the index.
-        """
-        try:
-            self._directory_unsynced = self._directory_unsynced or not self._aborted.entries
-            self._aborted.append(entry)
-        except LastwordError as error:
-            self._failure = self._failure or error
-            raise
+    def _assign_epoch(self) -> None:
+        if self._epochs.latest is None:
+            self._epochs.assign(self._epoch, self.log_end)
 
     def end_transaction(
         self, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int = 0
@@ -313,25 +243,6 @@ class PartitionLog:
 
     # -------------------------------------------------------------- roll
 
-    def _must_roll(self, header: BatchHeader, pending: Pending) -> bool:
-        """Kafka's rule. What is pending counts as written."""
-        active, config = self.active, self.config
-        before = active.size + header.position  # bytes of the segment in front of this batch
-        if before + header.size > min(config.segment_bytes, _MAX_FILE_BYTES):
-            return before > 0
-        if header.last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
-            return True
-        if before == 0:
-            return False
-        began = pending.first_timestamp if active.size == 0 else self._appender.rolling_timestamp
-        if began is not None and began >= 0:
-            waited = header.max_timestamp - began
-        else:
-            waited = self.clock.now_ms() - self._created_ms
-        if waited > self._roll_ms:
-            return True
-        return self._appender.is_full(config.segment_index_bytes)
-
     def roll(self) -> None:
         """Close the active segment and begin the next at the log end. Does nothing if it is empty.
 
@@ -341,63 +252,55 @@ class PartitionLog:
         with self.lock:
             self._check_open()
             if self.active.size:
-                self._guarded(self._roll)
+                self._health.guarded(self._roll)
                 self._waste.remove()
                 if self.on_roll is not None:
                     self.on_roll()
 
     def _roll(self) -> None:
-        old, base = self._appender, self.log_end
+        old, base = self._tail.appender, self.log_end
         old.finish()
         self._forget_idle_producers()
         self._take_snapshot()  # before the recovery point moves: replay after a crash begins with it
-        with self._turns.turn():
-            self._sync_files(base, indexes=True)
-        interval = self.config.index_interval_bytes
+        with self._durability.turns.turn():
+            self._tail.sync(base, indexes=True)
         try:
-            new = SegmentAppender.create(self.files, self.directory, base, index_interval_bytes=interval)
+            new = self._new_segment(base)
         except (
             FileTakenError
         ):  # left by a roll that did not come to its end: no segment of the log has this base
             for extension in names.SEGMENT_EXTENSIONS:
                 self.files.unlink(f"{self.directory}/{names.segment_file(base, extension)}", missing_ok=True)
-            new = SegmentAppender.create(self.files, self.directory, base, index_interval_bytes=interval)
-        with self._turns.turn():  # nobody syncs while the files change hands
-            self._directory_unsynced = True
+            new = self._new_segment(base)
+        with self._durability.turns.turn():  # nobody syncs while the files change hands
+            self._durability.directory_unsynced = True
             self._segments = self._segments.with_added(new.segment)
-            self._appender = new
-            self._unsynced = [new.segment]
-            old.close()
-            self._aborted.close()
-            self._aborted = TransactionIndex(self.files, new.segment.path(names.TXN_INDEX), base)
-        self._rolled()
+            self._durability.begun(new.segment)
+            self._tail.close()
+            self._tail.begin(new, self._tail.producers)
+        self._roll_rule.begun()
+
+    def _new_segment(self, base_offset: int) -> SegmentAppender:
+        interval = self.config.index_interval_bytes
+        return SegmentAppender.create(self.files, self.directory, base_offset, index_interval_bytes=interval)
 
     def _take_snapshot(self) -> None:
         """The producer state at the log end, durably. Below offset 0 there is nothing to remember."""
         if self.log_end > 0:
-            self._snapshots.take(self._producers)
+            self._snapshots.take(self._tail.producers)
 
     def _forget_idle_producers(self) -> None:
         now_ms = self.clock.now_ms()
         if now_ms - self._expired_ms >= PRODUCER_EXPIRATION_CHECK_MS:
             self._expired_ms = now_ms
-            self._producers.expire(now_ms, self._producer_expiration_ms)
-
-    def _rolled(self) -> None:
-        config = self.config
-        self._created_ms = self.clock.now_ms()
-        limit = min(config.segment_ms, config.max_compaction_lag_ms) if config.compacts else config.segment_ms
-        jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
-        self._roll_ms = limit - (self._rng.randrange(jitter_ms) if jitter_ms else 0)
+            self._tail.producers.expire(now_ms, self._producer_expiration_ms)
 
     def roll_if_due(self) -> bool:
         """Roll if the first record of the active segment is older than `segment.ms`, by the clock: the
         setting then holds without new appends.
         """
         with self.lock:
-            began = self._appender.rolling_timestamp
-            began = began if began >= 0 else self._created_ms
-            if not self.active.size or self.clock.now_ms() - began <= self._roll_ms:
+            if not self._roll_rule.is_due(self._tail.appender):
                 return False
             self.roll()
             return True
@@ -410,62 +313,23 @@ class PartitionLog:
         Callers at the same time share one fsync. SyncFailedError is final: the directory is offline until it
         is opened again.
         """
-        target = self.log_end
+        target, durability = self.log_end, self._durability
 
         def done() -> bool:
-            return self._synced_to >= target and not self._directory_unsynced
+            return durability.synced_to >= target and not durability.directory_unsynced
 
-        with self._turns.turn(done) as mine:
+        with durability.turns.turn(done) as mine:
             if mine:
                 self._check_open()
-                self._sync_files(self.log_end, indexes=False)
+                self._tail.sync(self.log_end, indexes=False)
 
     def flush(self) -> None:
         """`sync`, with the indexes too: moves the recovery point to the log end."""
         with self.lock:
             self._check_open()
-            if self._recovery_point < self.log_end or self._directory_unsynced:
-                with self._turns.turn():
-                    self._sync_files(self.log_end, indexes=True)
-
-    def _sync_files(self, end: int, *, indexes: bool) -> None:
-        """Sync all that holds offsets below `end` and may not be durable; the turn is taken."""
-        appender, unsynced = self._appender, list(self._unsynced)
-        try:
-            for segment in unsynced:
-                if segment is not appender.segment:
-                    self._sync_closed(segment)
-            appender.sync_log()
-            if indexes:
-                appender.sync_indexes()
-                if self._aborted.entries:
-                    self._aborted.sync()
-            if self._directory_unsynced:
-                self._directory_unsynced = False
-                try:
-                    self.files.fsync_dir(self.directory)
-                except LastwordError:
-                    self._directory_unsynced = True
-                    raise
-        except LastwordError as error:
-            self._failure = self._failure or error
-            raise
-        self._unsynced = [s for s in self._unsynced if s not in unsynced or s is appender.segment]
-        if end > self._synced_to:
-            self._synced_to = end
-            self._synced_ms = self.clock.now_ms()
-            with contextlib.suppress(LastwordError):  # it only protects; the sync itself has succeeded
-                self._mark.write(end)
-        if indexes:
-            self._recovery_point = max(self._recovery_point, end)
-
-    def _sync_closed(self, segment: Segment) -> None:
-        """A closed segment from before this process, or from before a recovery: all its files."""
-        for extension in names.SEGMENT_EXTENSIONS:
-            path = segment.path(extension)
-            if self.files.exists(path):
-                with self.files.open_append(path) as handle:
-                    handle.fsync()
+            if self.recovery_point < self.log_end or self._durability.directory_unsynced:
+                with self._durability.turns.turn():
+                    self._tail.sync(self.log_end, indexes=True)
 
     # -------------------------------------------------------------- the front
 
@@ -482,7 +346,8 @@ class PartitionLog:
             if offset <= self._log_start:
                 return False
             self._log_start = offset
-            self._stable_offset = max(self._stable_offset, offset)
+            self._tail.log_start = offset
+            self._tail.stable_offset = max(self._tail.stable_offset, offset)
             self._epochs.truncate_from_start(offset)
             return True
 
@@ -496,19 +361,21 @@ class PartitionLog:
             if not gone:
                 return []
             listing = self.files.listdir(self.directory)
-            with self._turns.turn():  # nobody syncs a file that loses its name
+            with self._durability.turns.turn():  # nobody syncs a file that loses its name
                 left = gone
                 try:
-                    self._guarded(lambda: self._set_aside(gone, listing))
+                    self._health.guarded(lambda: self._set_aside(gone, listing))
                     left = ()
                 except LastwordError:
-                    self._directory_unsynced = True  # what was renamed is made durable by the next sync
+                    self._durability.directory_unsynced = (
+                        True  # what was renamed is made durable by the next sync
+                    )
                     with contextlib.suppress(LastwordError):
                         left = tuple(s for s in gone if self.files.exists(s.file))
                     raise
                 finally:
                     self._segments = SegmentSet([*left, *self._segments.segments[len(gone) :]])
-                    self._unsynced = [s for s in self._unsynced if s not in gone or s in left]
+                    self._durability.forget(gone, left)
             return list(gone)
 
     def _set_aside(self, gone: Sequence[Segment], listing: list[str]) -> None:
@@ -551,16 +418,12 @@ class PartitionLog:
             self._cut(lambda: self._start_at(offset))
 
     def _cut(self, change: Callable[[], None]) -> None:
-        with self._turns.turn():  # nobody syncs while files go
-            try:
-                change()
-            except LastwordError as error:
-                self._failure = self._failure or error
-                raise
+        with self._durability.turns.turn():  # nobody syncs while files go
+            self._health.fatal(change)
 
     def _truncate_to(self, offset: int) -> None:
-        self._mark.lower(offset)
-        self._close_segment()
+        self._durability.mark.lower(offset)
+        self._tail.close()
         interval = self.config.index_interval_bytes
         segments = truncate.cut_segments(
             self.files, self.directory, self._segments, offset, index_interval_bytes=interval
@@ -572,37 +435,29 @@ class PartitionLog:
         self._begin(segments, appender, replay(self._snapshots, segments, offset).state, offset)
 
     def _start_at(self, offset: int) -> None:
-        self._mark.lower(0)
-        self._close_segment()
+        self._durability.mark.lower(0)
+        self._tail.close()
         self._epoch = self._epochs.latest or self._epoch
         truncate.remove_segments(self.files, self.directory, list(self._segments))
         self._snapshots.remove_outside(-1, -1)
         self._epochs.truncate_from_end(0)
-        interval = self.config.index_interval_bytes
-        appender = SegmentAppender.create(self.files, self.directory, offset, index_interval_bytes=interval)
+        appender = self._new_segment(offset)
         self.files.fsync_dir(self.directory)
         self._log_start = offset
         self._begin(SegmentSet([appender.segment]), appender, ProducerState(offset), offset)
-
-    def _close_segment(self) -> None:
-        self._appender.close()
-        self._aborted.close()
 
     def _begin(
         self, segments: SegmentSet, appender: SegmentAppender, producers: ProducerState, offset: int
     ) -> None:
         """Go on with other files, all synced, at `offset`."""
         appender.segment.next_offset = offset
-        self._segments, self._appender, self._producers = segments, appender, producers
-        self._aborted = TransactionIndex(
-            self.files, appender.segment.path(names.TXN_INDEX), appender.segment.base_offset
-        )
-        self._unsynced = [appender.segment]
-        self._synced_to = min(self._synced_to, offset)
-        self._recovery_point = min(self._recovery_point, offset)
+        self._segments = segments
+        self._durability.begun(appender.segment)
+        self._durability.lower(offset)
         self._log_start = min(self._log_start, offset)
-        self._stable_offset = producers.last_stable_offset(offset, self._log_start)
-        self._rolled()
+        self._tail.begin(appender, producers)
+        self._tail.find_stable_offset(self._log_start)
+        self._roll_rule.begun()
 
     # -------------------------------------------------------------- replace
 
@@ -617,7 +472,7 @@ class PartitionLog:
             raise ValueError("a group is replaced by one segment")
         with self.lock:
             self._check_open()
-            sources = self._own(old)
+            sources = own_segments(self._segments, old)
             try:
                 published = swap.publish(self.files, self.directory, sources, new[0])
             except LastwordError:
@@ -627,37 +482,14 @@ class PartitionLog:
             self._segments = self._segments.with_replaced(sources, [published])
             return published
 
-    def _own(self, wanted: Sequence[Segment]) -> list[Segment]:
-        """This log's segments for the given ones, which must be the same files and neighbours."""
-        own = list(self._segments)
-        bases = [s.base_offset for s in own]
-        if not wanted or wanted[0].base_offset not in bases:
-            raise ValueError("these segments are not in the log any more")
-        first = bases.index(wanted[0].base_offset)
-        found = own[first : first + len(wanted)]
-        same = [(s.base_offset, s.inode) for s in found] == [(s.base_offset, s.inode) for s in wanted]
-        if not same:
-            raise ValueError("these segments are not neighbours in the log any more")
-        return found
-
     def _after_failed_swap(self) -> None:
         """Bring directory and memory to one of the two states that a swap has; if that fails, this log is
         done for.
         """
         try:
-            swap.recover(self.files, self.directory)
-            listing = self.files.listdir(self.directory)
-            logs = [base for base, _ in swap.decide(self.files, self.directory, listing).logs]
-            active = self.active
-            here = {s.base_offset: s for s in self._segments}
-            kept: list[Segment] = []
-            for base in logs:
-                fresh = Segment.load(self.files, self.directory, base)
-                known = here.get(base)
-                kept.append(known if known is not None and known.inode == fresh.inode else fresh)
-            self._segments = SegmentSet([*(s for s in kept if s.base_offset != active.base_offset), active])
+            self._segments = after_failed_swap(self.files, self.directory, self._segments, self.active)
         except LastwordError as error:
-            self._failure = self._failure or error
+            self._health.failed(error)
 
     # -------------------------------------------------------------- read
 
@@ -673,7 +505,7 @@ class PartitionLog:
                 SegmentSet(segments),
                 self.log_start,
                 self.log_end,
-                stable_offset=self._stable_offset,
+                stable_offset=self._tail.stable_offset,
                 trusted=True,
             )
 
@@ -724,16 +556,16 @@ class PartitionLog:
                 self._close_files()
 
     def _close_files(self) -> None:
-        self._close_segment()
-        self._mark.close()
+        self._tail.close()
+        self._durability.mark.close()
 
     def _close_cleanly(self) -> bool:
-        if self._failure is not None:
+        if self._health.failure is not None:
             return False
-        self._appender.finish()
+        self._tail.appender.finish()
         self._take_snapshot()
-        with self._turns.turn():
-            self._sync_files(self.log_end, indexes=True)
+        with self._durability.turns.turn():
+            self._tail.sync(self.log_end, indexes=True)
         return True
 
     def abandon(self) -> None:
@@ -745,19 +577,11 @@ class PartitionLog:
     def retire(self, why: LastwordError) -> None:
         """From now on whoever asks this object gets `why`: the partition is somewhere else."""
         with self.lock:
-            self._failure = why
-
-    def _guarded(self, change: Callable[[], None]) -> None:
-        try:
-            change()
-        except LastwordError as error:
-            if self.files.offline(self.directory) is not None:
-                self._failure = self._failure or error
-            raise
+            self._health.failure = why
 
     def _check_open(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._health.failure is not None:
+            raise self._health.failure
         if self._closed:
             raise ValueError(f"{self.name} is closed")
 

@@ -8,7 +8,8 @@ all the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from lastword.errors import LastwordError
 from lastword.files import FileFacts, Files, Handle
@@ -18,6 +19,11 @@ from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.offset_index import OffsetIndex
 from lastword.segment.segment import Segment
 from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Buffer = bytes | bytearray | memoryview
 
 
 class SegmentAppender:
@@ -37,6 +43,7 @@ class SegmentAppender:
         self._time_bytes = len(segment.time_index) * time_index.ENTRY_BYTES
         self.rolling_timestamp = segment.first_timestamp
         """Largest timestamp of the first batch: rolling by time counts from it. -1 without one."""
+        self._ahead = segment.size  # up to here the drive was asked to begin
         self._finished: tuple[int, int, int, int] | None = None  # the builder's state before `finish`
 
     @classmethod
@@ -104,14 +111,42 @@ class SegmentAppender:
 
         All or nothing: when the indexes find no room, the log is cut back too.
         """
+        if not batches:
+            return
+
+        def index(start: int) -> None:
+            for header in batches:
+                self._builder.batch(start + header.position, header.last_offset, header.max_timestamp)
+
+        self._append(data, index, batches[0].max_timestamp, batches[-1].next_offset)
+
+    def append_table(self, data: memoryview, table: np.ndarray) -> None:
+        """The same for the rows of a batch table; file positions count from the first row's, and become those
+        in this segment.
+        """
+        from lastword.kernels import table as fields
+        from lastword.segment.bulk_walk import BulkIndexer
+
+        def index(start: int) -> None:
+            table[:, fields.FILE_POSITION] += start - table[0, fields.FILE_POSITION]
+            indexer = BulkIndexer(self._builder)
+            indexer.take(table)
+            indexer.finish()
+
+        first, last = int(table[0, fields.MAX_TIMESTAMP]), int(table[-1, fields.LAST_OFFSET])
+        self._append(data, index, first, last + 1)
+
+    def _append(
+        self, data: Buffer, index: Callable[[int], None], first_timestamp: int, next_offset: int
+    ) -> None:
+        """`index` feeds the builder; it is told where in the file the data begins."""
         if self._finished is not None:
             self._go_on()
         segment, builder = self.segment, self._builder
         start = segment.size
         before = len(builder.offset_entries), len(builder.time_entries)
         self._log.append(data)
-        for header in batches:
-            builder.batch(start + header.position, header.last_offset, header.max_timestamp)
+        index(start)
         new_offsets = bytes(builder.offset_entries[before[0] :])
         new_times = bytes(builder.time_entries[before[1] :])
         try:
@@ -126,12 +161,12 @@ class SegmentAppender:
         self._time_bytes += len(new_times)
         segment.offset_index.extend(new_offsets)
         segment.time_index.extend(new_times)
-        if start == 0 and batches:
-            self.rolling_timestamp = batches[0].max_timestamp
+        if start == 0:
+            self.rolling_timestamp = first_timestamp
         segment.largest_timestamp = builder.largest_timestamp
         # Readers in other threads bound themselves by these two: the bytes are there before the numbers grow.
         segment.size = start + len(data)
-        segment.next_offset = batches[-1].next_offset
+        segment.next_offset = next_offset
 
     def _take_back(self, size: int) -> None:
         self._log.truncate(size)
@@ -157,6 +192,13 @@ class SegmentAppender:
 
     def sync_log(self) -> None:
         self._log.fsync()
+
+    def sync_ahead(self, least_bytes: int) -> None:
+        """A sync will follow: once so much is written since the last time, the drive may begin with it."""
+        size = self.segment.size
+        if size - self._ahead >= least_bytes:
+            self._log.start_sync(self._ahead, size - self._ahead)
+            self._ahead = size
 
     def sync_indexes(self) -> None:
         self._index.fsync()

@@ -77,17 +77,18 @@ class BulkIndexer:
     def __init__(self, builder: IndexBuilder) -> None:
         self._builder = builder
         self._state = np.array(builder.state, np.int64)
-        self._entries = np.empty((_ROWS, 2), np.int64), np.empty((_ROWS, 2), np.int64)
+        self._entries = np.empty((0, 2), np.int64), np.empty((0, 2), np.int64)
 
     def take(self, table: np.ndarray) -> None:
         for first in range(0, table.shape[0], _ROWS):
             self._take(table[first : first + _ROWS])
 
     def _take(self, table: np.ndarray) -> None:
+        rows = table.shape[0]
+        if rows > self._entries[0].shape[0]:
+            self._entries = np.empty((rows, 2), np.int64), np.empty((rows, 2), np.int64)
         builder, entries = self._builder, self._entries
-        offsets, times = indexes.index_rows(
-            table, table.shape[0], builder.interval_bytes, self._state, *entries
-        )
+        offsets, times = indexes.index_rows(table, rows, builder.interval_bytes, self._state, *entries)
         offset_cells = np.empty((offsets, 2), ">i4")
         offset_cells[:, 0] = entries[0][:offsets, 0] - builder.base_offset
         offset_cells[:, 1] = entries[0][:offsets, 1]

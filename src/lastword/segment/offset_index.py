@@ -92,9 +92,11 @@ class OffsetIndex:
     def extend(self, entries: bytes) -> None:
         """Take in entries that were just appended to the file. Safe beside readers: offsets are searched, and
         grow last."""
-        for relative, position in _ENTRY.iter_unpack(entries):
-            self._positions.append(position)
-            self._offsets.append(relative)
+        cells = array("i", entries)
+        if sys.byteorder == "little":
+            cells.byteswap()
+        self._positions.extend(cells[1::2])
+        self._offsets.extend(cells[0::2])
 
     def entries(self) -> Iterator[OffsetEntry]:
         for relative, position in zip(self._offsets, self._positions, strict=False):

@@ -175,7 +175,7 @@ def take_in(log: PartitionLog, job: str, staged: Iterable[StagedFile], *, sync: 
                     already.clear()
                     fresh.append(batch)
             if fresh:
-                log.append_batches(fresh)
+                log.append_batches(fresh, sync_follows=sync)
                 added += sum(read_header(batch, 0, len(batch), one.name).count for batch in fresh)
     if sync:
         log.sync()

@@ -1,0 +1,93 @@
+"""When a segment is closed and the next one begun: Kafka's rule, for one batch and for a table of them."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.partition.pending import Pending
+from lastword.records.batch import MAX_LONG, BatchHeader
+from lastword.segment.append import SegmentAppender
+from lastword.segment.names import MAX_RELATIVE_OFFSET
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MAX_FILE_BYTES = 2**31 - 1
+
+
+class RollRule:
+    """`begun` is told of each new active segment: its jitter is drawn, and its time by the clock begins.
+
+    A batch begins a new segment if it would make the active one larger than `segment.bytes`, its offsets do
+    not fit into four bytes from the base, the segment is older than `segment.ms` (by the first batch's
+    timestamp; without one by the clock), or an index is full.
+    """
+
+    def __init__(self, config: TopicConfig, clock: Clock, rng: random.Random) -> None:
+        self._config = config
+        self._clock = clock
+        self._rng = rng
+        self._created_ms = 0
+        self._roll_ms = 0
+        self._most_bytes = min(config.segment_bytes, MAX_FILE_BYTES)
+        self.begun()
+
+    def begun(self) -> None:
+        config = self._config
+        self._created_ms = self._clock.now_ms()
+        limit = min(config.segment_ms, config.max_compaction_lag_ms) if config.compacts else config.segment_ms
+        jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
+        self._roll_ms = limit - (self._rng.randrange(jitter_ms) if jitter_ms else 0)
+
+    def must_roll(self, appender: SegmentAppender, header: BatchHeader, pending: Pending) -> bool:
+        """For the last batch of what is pending; the others before it count as written."""
+        active = appender.segment
+        before = active.size + header.position  # bytes of the segment in front of this batch
+        if before + header.size > self._most_bytes:
+            return before > 0
+        if header.last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if before == 0:
+            return False
+        began = pending.first_timestamp if active.size == 0 else appender.rolling_timestamp
+        if began is not None and began >= 0:
+            waited = header.max_timestamp - began
+        else:
+            waited = self._clock.now_ms() - self._created_ms
+        if waited > self._roll_ms:
+            return True
+        return appender.is_full(self._config.segment_index_bytes)
+
+    def rows_before(self, appender: SegmentAppender, table: np.ndarray, first: int, unasked: int) -> int:
+        """Up to which row (exclusive) a batch table's rows from `first` on go into the active segment, the
+        first `unasked` of them in any case. Its indexes have room for all of them.
+        """
+        from lastword.kernels import ready
+        from lastword.kernels import table as fields
+
+        active = appender.segment
+        began = int(table[first, fields.MAX_TIMESTAMP]) if not active.size else appender.rolling_timestamp
+        by_clock = began < 0
+        return int(
+            ready.rows_before_roll(
+                table,
+                first,
+                unasked,
+                table.shape[0],
+                active.size,
+                self._most_bytes,
+                min(active.base_offset + MAX_RELATIVE_OFFSET, MAX_LONG),
+                0 if by_clock else min(began + self._roll_ms, MAX_LONG),
+                by_clock and self._clock.now_ms() - self._created_ms > self._roll_ms,
+                by_clock,
+            )
+        )
+
+    def is_due(self, appender: SegmentAppender) -> bool:
+        """Is the active segment older than `segment.ms`, by the clock?"""
+        began = appender.rolling_timestamp
+        began = began if began >= 0 else self._created_ms
+        return appender.segment.size > 0 and self._clock.now_ms() - began > self._roll_ms
