@@ -73,7 +73,7 @@ class Appending:
         self._name = name
         self._tail = tail
         self._rule = rule
-        self._config = config
+        self.config = config
         self._clock = clock
         self._roll = roll
         self._epoch = epoch
@@ -93,11 +93,11 @@ class Appending:
     # -------------------------------------------------------------- checks
 
     def _check_sizes(self, batches: Sequence[Batch]) -> None:
-        limit = min(self._config.max_message_bytes, self._config.segment_bytes)
+        limit = min(self.config.max_message_bytes, self.config.segment_bytes)
         largest = max(map(len, batches), default=0)
         if largest > limit:
             first = next(len(data) for data in batches if len(data) > limit)
-            which = "max.message.bytes" if limit == self._config.max_message_bytes else "segment.bytes"
+            which = "max.message.bytes" if limit == self.config.max_message_bytes else "segment.bytes"
             raise RecordTooLargeError(
                 f"{self._name}: a batch of {first} bytes is larger than {which} = {limit}",
                 remedy=f"smaller records, or raise {which}",
@@ -122,14 +122,14 @@ class Appending:
         return self._plain_bytes > LOADING_BYTES
 
     def _stamp(self) -> int | None:
-        return self._clock.now_ms() if self._config.message_timestamp_type == "LogAppendTime" else None
+        return self._clock.now_ms() if self.config.message_timestamp_type == "LogAppendTime" else None
 
     # -------------------------------------------------------------- one by one
 
     def _append_each(
         self, batches: Sequence[Batch], earlier: Sequence[SequencedBatch | None] | None
     ) -> list[AppendedBatch]:
-        tail, most = self._tail, self._config.segment_index_bytes
+        tail, most = self._tail, self.config.segment_index_bytes
         epoch = self._epoch()
         if batches:
             self._assign_epoch()
@@ -173,7 +173,7 @@ class Appending:
         self._assign_epoch()
         first, unasked = 0, 0
         while first < sizes.size:
-            if tail.appender.is_full(self._config.segment_index_bytes, sizes.size - first):
+            if tail.appender.is_full(self.config.segment_index_bytes, sizes.size - first):
                 break
             end = self._rule.rows_before(tail.appender, table, first, unasked)
             if end > first:

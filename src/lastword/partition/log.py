@@ -91,7 +91,7 @@ class PartitionLog:
         self.directory = directory
         self.topic = topic
         self.partition = partition
-        self.config = config
+        self._config = config
         self.clock = clock
         self.lock = threading.RLock()
         self._segments = state.segments
@@ -138,6 +138,16 @@ class PartitionLog:
     @property
     def name(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+    @property
+    def config(self) -> TopicConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: TopicConfig) -> None:
+        """Other settings, from the next append on."""
+        with self.lock:
+            self._config = self._appending.config = self._roll_rule.config = config
 
     @property
     def segment_set(self) -> SegmentSet:

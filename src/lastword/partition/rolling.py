@@ -27,20 +27,23 @@ class RollRule:
     """
 
     def __init__(self, config: TopicConfig, clock: Clock, rng: random.Random) -> None:
-        self._config = config
+        self.config = config
         self._clock = clock
         self._rng = rng
         self._created_ms = 0
         self._roll_ms = 0
-        self._most_bytes = min(config.segment_bytes, MAX_FILE_BYTES)
         self.begun()
 
     def begun(self) -> None:
-        config = self._config
+        config = self.config
         self._created_ms = self._clock.now_ms()
         limit = min(config.segment_ms, config.max_compaction_lag_ms) if config.compacts else config.segment_ms
         jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
         self._roll_ms = limit - (self._rng.randrange(jitter_ms) if jitter_ms else 0)
+
+    @property
+    def _most_bytes(self) -> int:
+        return min(self.config.segment_bytes, MAX_FILE_BYTES)
 
     def must_roll(self, appender: SegmentAppender, header: BatchHeader, pending: Pending) -> bool:
         """For the last batch of what is pending; the others before it count as written."""
@@ -59,7 +62,7 @@ class RollRule:
             waited = self._clock.now_ms() - self._created_ms
         if waited > self._roll_ms:
             return True
-        return appender.is_full(self._config.segment_index_bytes)
+        return appender.is_full(self.config.segment_index_bytes)
 
     def rows_before(self, appender: SegmentAppender, table: np.ndarray, first: int, unasked: int) -> int:
         """Up to which row (exclusive) a batch table's rows from `first` on go into the active segment, the
