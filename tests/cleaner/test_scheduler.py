@@ -1,0 +1,599 @@
+"""Who is cleaned next and by whom, with work that only counts and a clock that stands still."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lastword import metrics
+from lastword.cleaner.report import CleanRound, Removed
+from lastword.cleaner.scheduler import Done, Scheduler, Stop, Urgency
+from lastword.cleaner.states import IDLE, IllegalState, State, States
+from lastword.clock import ManualClock, SystemClock
+from lastword.errors import BusyError
+from lastword.logdir import TopicPartition
+from tests.doubles.simulated import SimulatedClock
+
+BACKOFF_MS = 15_000
+Body = Callable[["FakeTask", Stop], Done | None]
+
+
+def tp(number: int, topic: str = "t") -> TopicPartition:
+    return TopicPartition(topic, number)
+
+
+def round_of(partition: TopicPartition, *, freed_bytes: int = 10, complete: bool = True) -> CleanRound:
+    from lastword.cleaner.report import Phases
+
+    return CleanRound(
+        *(*partition, "kafka", 0, 5, complete, 5, 4, Removed(1), 100, 90, freed_bytes),
+        *(0.1, Phases(), 0.1, 0.9, None),
+    )
+
+
+def cleaned(task: FakeTask, stop: Stop) -> Done:
+    return Done(*task.partition, task.drive, "ok", round=round_of(task.partition))
+
+
+@dataclass
+class FakeTask:
+    work: FakeWork
+    partition: TopicPartition
+    drive: str
+    urgency: Urgency
+
+    def run(self, stop: Stop) -> Done | None:
+        self.work.ran.append(self.partition)
+        body = self.work.bodies.get(self.partition, cleaned)
+        done = body(self, stop)
+        if done is not None and done.result == "ok":
+            self.work.due.pop(self.partition, None)
+        return done
+
+
+@dataclass
+class FakeWork:
+    """Partitions that are due, each on a drive with an urgency; a round that is `ok` ends that."""
+
+    due: dict[TopicPartition, tuple[str, Urgency]] = field(default_factory=dict)
+    bodies: dict[TopicPartition, Body] = field(default_factory=dict)
+    ran: list[TopicPartition] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    expired: list[set[TopicPartition]] = field(default_factory=list)
+    names: list[str] = field(default_factory=lambda: ["a", "b"])
+
+    def drives(self) -> list[str]:
+        return self.names
+
+    def next(self, drive: str, held: Collection[TopicPartition]) -> FakeTask | None:
+        self.asked.append(drive)
+        found = [
+            FakeTask(self, one, drive, urgency)
+            for one, (on, urgency) in self.due.items()
+            if on == drive and one not in held
+        ]
+        return min(found, key=lambda task: task.urgency, default=None)
+
+    def chores(self, held: Collection[TopicPartition]) -> Iterable[Done]:
+        self.expired.append(set(held))
+        return [Done("old", 0, "a", "expired")]
+
+    def add(
+        self, number: int, drive: str = "a", rank: int = 2, less: float = 0.0, body: Body = cleaned
+    ) -> None:
+        self.due[tp(number)] = (drive, Urgency(rank, less))
+        self.bodies[tp(number)] = body
+
+
+def scheduler_of(work: Any, clock: Any = None, **options: Any) -> Scheduler:
+    clock = clock or ManualClock()
+    options.setdefault("backoff_ms", BACKOFF_MS)
+    return Scheduler(work, clock=clock, states=States(clock), **options)
+
+
+def drain(scheduler: Scheduler) -> list[TopicPartition]:
+    while scheduler.turn():
+        pass
+    ran: list[TopicPartition] = scheduler.work.ran  # type: ignore[attr-defined]
+    return ran
+
+
+# ---------------------------------------------------------------- choosing
+
+
+def test_the_most_urgent_first_and_the_overdue_before_all() -> None:
+    work = FakeWork()
+    for number, (drive, rank, less) in enumerate(
+        [("a", 2, -0.6), ("b", 2, -0.9), ("a", 1, -0.1), ("b", 3, -9.0), ("a", 0, -5.0), ("b", 0, -7.0)]
+    ):
+        work.add(number, drive, rank, less)
+    assert drain(scheduler_of(work)) == [tp(5), tp(4), tp(2), tp(1), tp(0), tp(3)]
+
+
+def test_never_two_rounds_on_a_drive_while_another_one_has_work() -> None:
+    """Four threads, seen from inside a round: the second one goes to the other drive, though its partition is
+    far less urgent; only the third shares a drive."""
+    work, seen = FakeWork(), []
+    scheduler = scheduler_of(work, threads=4)
+    for number in range(3):
+        work.add(number, "a", 0)
+    work.add(9, "b", 3)
+
+    def nested(task: FakeTask, stop: Stop) -> Done:
+        seen.append(sorted(one.drive for one in scheduler.running().values()))
+        scheduler.turn()
+        return cleaned(task, stop)
+
+    for number in (0, 1, 2, 9):
+        work.bodies[tp(number)] = nested
+    assert scheduler.turn()
+    assert seen == [["a"], ["a", "b"], ["a", "a", "b"], ["a", "a", "a", "b"]]
+    assert not scheduler.running() and not scheduler.states.all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.integers(0, 9)), max_size=14),
+    st.integers(1, 5),
+    st.randoms(use_true_random=False),
+)
+def test_no_drive_waits_while_another_has_two(
+    parts: list[tuple[str, int, int]], threads: int, random: Any
+) -> None:
+    """Rounds begin and end in any order: when one begins on a drive that is busy, no idle drive has work."""
+    work = FakeWork(names=["a", "b", "c"])
+    for number, (drive, rank, less) in enumerate(parts):
+        work.add(number, drive, rank, less)
+    scheduler = scheduler_of(work, threads=threads)
+    running: list[Any] = []
+    began = []
+    while work.due or running:
+        if len(running) < threads and (task := scheduler.pick()) is not None:
+            busy = {one.drive for one in running}
+            taken = {one.partition for one in running}
+            waiting = {drive for one, (drive, _) in work.due.items() if one not in taken}
+            assert task.drive not in busy or waiting <= busy
+            same = [
+                urgency
+                for one, (drive, urgency) in work.due.items()
+                if drive == task.drive and one not in taken
+            ]
+            assert task.urgency == min(same)
+            running.append(task)
+            began.append(task.partition)
+        else:
+            scheduler.run(running.pop(random.randrange(len(running))))
+    assert Counter(began) == Counter(tp(number) for number in range(len(parts)))
+
+
+def test_what_is_paused_quarantined_or_running_is_not_taken() -> None:
+    work = FakeWork()
+    scheduler = scheduler_of(work)
+    for number in range(4):
+        work.add(number)
+    scheduler.states.pause(tp(0))
+    scheduler.states.apply(tp(1), "find")
+    assert scheduler.states.begin(tp(2))
+    assert drain(scheduler) == [tp(3)]
+    scheduler.states.apply(tp(0), "resume")
+    scheduler.states.apply(tp(1), "retry")
+    scheduler.states.apply(tp(2), "end")
+    assert drain(scheduler) == [tp(3), tp(0), tp(1), tp(2)]
+
+
+# ---------------------------------------------------------------- back-off
+
+
+def failing(task: FakeTask, stop: Stop) -> Done:
+    return Done(*task.partition, task.drive, "failed", error="no room")
+
+
+def test_what_fails_is_left_alone_for_longer_and_longer() -> None:
+    work, clock = FakeWork(), ManualClock()
+    work.add(0, body=failing)
+    scheduler = scheduler_of(work, clock)
+    waits = []
+    for _ in range(9):
+        waited = 0
+        while not scheduler.turn():
+            clock.advance(BACKOFF_MS)
+            waited += 1
+        waits.append(waited)
+    assert waits == [0, 1, 2, 4, 8, 16, 32, 64, 64]
+    work.bodies[tp(0)] = cleaned
+    clock.advance(64 * BACKOFF_MS)
+    assert scheduler.turn() and not scheduler.turn()
+    work.add(0, body=failing)  # a round that went well ends the counting
+    assert scheduler.turn()
+    clock.advance(BACKOFF_MS)
+    assert scheduler.turn()
+
+
+def test_one_that_fails_stops_no_other() -> None:
+    work = FakeWork()
+    work.add(0, rank=0, body=failing)
+    for number in (1, 2):
+        work.add(number)
+    scheduler = scheduler_of(work)
+    assert drain(scheduler) == [tp(0), tp(1), tp(2)]
+    assert [done.result for done in scheduler.history] == ["failed", "ok", "ok"]
+
+
+@pytest.mark.parametrize("nothing", ["none", "idle round"])
+def test_a_round_that_does_nothing_does_not_spin(nothing: str) -> None:
+    def body(task: FakeTask, stop: Stop) -> Done | None:
+        if nothing == "none":
+            return None
+        round_ = round_of(task.partition, freed_bytes=0, complete=False)
+        return Done(*task.partition, task.drive, "partial", round=round_)
+
+    work, clock = FakeWork(), ManualClock()
+    work.add(0, body=body)
+    scheduler = scheduler_of(work, clock)
+    assert drain(scheduler) == [tp(0)]
+    clock.advance(BACKOFF_MS)
+    assert drain(scheduler) == [tp(0), tp(0)]
+    scheduler.forgive(tp(0))
+    assert drain(scheduler) == [tp(0)] * 3
+
+
+def test_damage_quarantines_and_retry_lets_it_in_again() -> None:
+    def damaged(task: FakeTask, stop: Stop) -> Done:
+        return Done(*task.partition, task.drive, "failed", error="bad CRC", damaged=True)
+
+    work, clock = FakeWork(), ManualClock()
+    work.add(0, body=damaged)
+    scheduler = scheduler_of(work, clock)
+    assert drain(scheduler) == [tp(0)]
+    assert scheduler.states[tp(0)] == State("quarantined")
+    clock.advance(1000 * BACKOFF_MS)
+    assert drain(scheduler) == [tp(0)]
+    scheduler.states.apply(tp(0), "retry")
+    scheduler.forgive(tp(0))
+    assert drain(scheduler) == [tp(0), tp(0)]
+
+
+# ---------------------------------------------------------------- pause, stop
+
+
+def test_a_pause_aborts_the_round_at_its_next_safe_point() -> None:
+    """In simulated time: a round of a minute is stopped within a tenth of a second, and the pause returns
+    then, not before."""
+    clock, work, times = SimulatedClock(), FakeWork(), {}
+    scheduler = scheduler_of(work, clock)
+
+    def long(task: FakeTask, stop: Stop) -> Done:
+        while not stop():
+            assert clock.monotonic() < 60
+            clock.sleep(0.1)
+        times["stopped"] = clock.monotonic()
+        return Done(*task.partition, task.drive, "aborted")
+
+    work.add(0, body=long)
+
+    def pause() -> None:
+        clock.sleep(5.05)
+        assert scheduler.states.pause(tp(0)) == State("paused", 1)
+        times["paused"] = clock.monotonic()
+        assert not scheduler.turn()
+
+    clock.run(scheduler.turn, pause)
+    assert 5.05 <= times["stopped"] <= 5.16 and times["stopped"] <= times["paused"] <= 5.2
+    assert [done.result for done in scheduler.history] == ["aborted"]
+
+
+def test_a_pause_may_wait_for_the_end_and_gives_up_in_time() -> None:
+    clock, work = SimulatedClock(), FakeWork()
+    scheduler = scheduler_of(work, clock)
+
+    def patient(task: FakeTask, stop: Stop) -> Done:
+        clock.sleep(30)
+        assert not stop()
+        return cleaned(task, stop)
+
+    work.add(0, body=patient)
+
+    def pause() -> None:
+        clock.sleep(1)
+        with pytest.raises(BusyError):
+            scheduler.states.pause(tp(0), abort=False, seconds=5)
+        assert scheduler.states[tp(0)] == State("cleaning")  # the pause was taken back
+        scheduler.states.pause(tp(0), abort=False, seconds=60)
+        assert clock.monotonic() == pytest.approx(30, abs=0.05)
+
+    clock.run(scheduler.turn, pause)
+    assert scheduler.states[tp(0)] == State("paused", 1)
+
+
+def test_threads_clean_what_is_due_after_the_first_back_off() -> None:
+    clock, work, done = ManualClock(), FakeWork(), threading.Event()
+    scheduler = scheduler_of(work, clock, threads=2, on_done=lambda _: done.set())
+    before = metrics.CLEANER_THREADS.value(), metrics.CLEANER_THREADS_ALIVE.value()
+    work.add(0)
+    scheduler.start()
+    scheduler.start()  # once is enough
+    try:
+        assert scheduler.started and scheduler.alive == 2
+        assert metrics.CLEANER_THREADS.value() == before[0] + 2
+        assert metrics.CLEANER_THREADS_ALIVE.value() == before[1] + 2
+        assert not work.ran
+        clock.advance(BACKOFF_MS)
+        assert done.wait(10) and work.ran == [tp(0)]
+    finally:
+        assert scheduler.stop()
+    assert not scheduler.started and scheduler.alive == 0
+    assert (metrics.CLEANER_THREADS.value(), metrics.CLEANER_THREADS_ALIVE.value()) == before
+    work.add(1)
+    assert not scheduler.turn()  # stopped is stopped
+    done.clear()
+    scheduler.start(at_once=True)
+    assert done.wait(10)
+    assert scheduler.stop()
+
+
+def test_a_thread_that_dies_is_counted_and_replaced() -> None:
+    clock, work, told, go = ManualClock(), FakeWork(), threading.Event(), threading.Event()
+
+    def fatal(task: FakeTask, stop: Stop) -> Done:
+        assert go.wait(10)
+        raise MemoryError("no room for the map")
+
+    work.add(0, body=fatal)
+    work.add(1, rank=3)
+    seen: list[Done] = []
+    scheduler = scheduler_of(work, clock, on_done=lambda done: (seen.append(done), told.set()))  # type: ignore[func-returns-value]
+    deaths = metrics.CLEANER_THREAD_DEATHS.value()
+    scheduler.start(at_once=True)
+    try:
+        (first,) = scheduler._workers
+        go.set()
+        first._thread.join(10)
+        assert scheduler.deaths == 1 and metrics.CLEANER_THREAD_DEATHS.value() == deaths + 1
+        assert scheduler.alive == 0 and scheduler.started  # it waits before it takes its place
+        assert scheduler.states.all() == {}
+        assert seen[0].result == "failed" and "no room for the map" in (seen[0].error or "")
+        told.clear()
+        work.due.pop(tp(0))
+        while not told.wait(0.01):
+            clock.advance(BACKOFF_MS)
+        assert work.ran == [tp(0), tp(1)]
+        assert scheduler.alive == 1
+    finally:
+        assert scheduler.stop()
+
+
+def test_stopping_ends_a_round_and_waits_for_it() -> None:
+    work, began = FakeWork(), threading.Event()
+
+    def endless(task: FakeTask, stop: Stop) -> Done:
+        began.set()
+        while not stop():
+            threading.Event().wait(0.001)
+        return Done(*task.partition, task.drive, "aborted")
+
+    work.add(0, body=endless)
+    scheduler = scheduler_of(work, SystemClock())
+    scheduler.start(at_once=True)
+    assert began.wait(10)
+    assert scheduler.stop()
+    assert [done.result for done in scheduler.history] == ["aborted"] and not scheduler.states.all()
+
+
+def test_stopping_gently_lets_the_round_end() -> None:
+    work, began, go = FakeWork(), threading.Event(), threading.Event()
+
+    def slow(task: FakeTask, stop: Stop) -> Done:
+        began.set()
+        assert go.wait(10) and not stop()
+        return cleaned(task, stop)
+
+    work.add(0, body=slow)
+    scheduler = scheduler_of(work, SystemClock())
+    scheduler.start(at_once=True)
+    assert began.wait(10)
+    threading.Timer(0.02, go.set).start()
+    assert scheduler.stop(abort=False)
+    assert [done.result for done in scheduler.history] == ["ok"]
+
+
+def test_a_round_that_never_ends_does_not_hold_up_the_stop() -> None:
+    work, began, go = FakeWork(), threading.Event(), threading.Event()
+
+    def deaf(task: FakeTask, stop: Stop) -> Done:
+        began.set()
+        go.wait(10)
+        return cleaned(task, stop)
+
+    work.add(0, body=deaf)
+    scheduler = scheduler_of(work, SystemClock())
+    scheduler.start(at_once=True)
+    assert began.wait(10)
+    (worker,) = scheduler._workers
+    assert scheduler.stop(seconds=0.0) is False
+    go.set()
+    worker._thread.join(10)
+    assert not worker._thread.is_alive()
+
+
+def test_a_scheduler_that_nobody_holds_ends_its_threads() -> None:
+    before = metrics.CLEANER_THREADS.value(), metrics.CLEANER_THREADS_ALIVE.value()
+    scheduler = scheduler_of(FakeWork(), ManualClock())
+    scheduler.start()
+    (worker,) = scheduler._workers
+    thread = worker._thread
+    del scheduler, worker
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (metrics.CLEANER_THREADS.value(), metrics.CLEANER_THREADS_ALIVE.value()) == before
+
+
+def test_a_forked_child_has_no_threads_and_needs_none() -> None:
+    scheduler = scheduler_of(FakeWork(), ManualClock())
+    scheduler.start()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not scheduler.started and scheduler.alive == 0 and scheduler.stop() else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert scheduler.started and scheduler.stop()
+
+
+# ---------------------------------------------------------------- chores
+
+
+def test_chores_have_their_own_interval_and_run_within_long_rounds() -> None:
+    clock, work = ManualClock(), FakeWork()
+
+    def long(task: FakeTask, stop: Stop) -> Done:
+        for _ in range(6):
+            clock.advance(100_000)
+            assert not stop()
+        return cleaned(task, stop)
+
+    work.add(0, body=long)
+    scheduler = scheduler_of(work, clock, chores_ms=300_000)
+    scheduler.work_on()  # at the first look, then twice within the round of 600 s
+    assert work.expired == [set(), {tp(0)}, {tp(0)}]
+    scheduler.work_on()
+    assert len(work.expired) == 3
+    clock.advance(300_000)
+    scheduler.work_on()
+    assert len(work.expired) == 4
+    assert Counter(done.result for done in scheduler.history) == {"expired": 4, "ok": 1}
+
+
+# ---------------------------------------------------------------- states
+
+
+class Transitions(RuleBasedStateMachine):
+    """Any calls in any order, against two numbers and two facts kept beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = States(ManualClock())
+        self.pauses = 0
+        self.round: str | None = None
+        self.quarantined = False
+
+    def refused(self, event: str) -> bool:
+        before = self.states[tp(0)]
+        with pytest.raises(IllegalState):
+            self.states.apply(tp(0), event)  # type: ignore[arg-type]
+        return self.states[tp(0)] == before
+
+    @rule()
+    def begin(self) -> None:
+        free = self.round is None and not self.pauses and not self.quarantined
+        if not free:
+            assert self.refused("begin")
+        assert self.states.begin(tp(0)) is free
+        if free:
+            self.round = "cleaning"
+
+    @rule(damaged=st.booleans())
+    def end(self, damaged: bool) -> None:
+        event = "damage" if damaged else "end"
+        if self.round is None:
+            assert self.refused(event)
+            return
+        self.states.apply(tp(0), event)  # type: ignore[arg-type]
+        self.round, self.quarantined = None, damaged
+
+    @rule()
+    def abort(self) -> None:
+        assert self.states.abort(tp(0)) is (self.round is not None)
+        if self.round is None:
+            assert self.refused("abort")
+        else:
+            self.round = "aborted"
+
+    @rule()
+    def pause(self) -> None:
+        self.states.apply(tp(0), "pause")
+        self.pauses += 1
+
+    @rule()
+    def resume(self) -> None:
+        if not self.pauses:
+            assert self.refused("resume")
+            return
+        self.states.apply(tp(0), "resume")
+        self.pauses -= 1
+
+    @rule()
+    def find(self) -> None:
+        if self.round is not None or self.quarantined:
+            assert self.refused("find")
+            return
+        self.states.apply(tp(0), "find")
+        self.quarantined = True
+
+    @rule()
+    @precondition(lambda self: True)
+    def retry(self) -> None:
+        if not self.quarantined:
+            assert self.refused("retry")
+            return
+        self.states.apply(tp(0), "retry")
+        self.quarantined = False
+
+    @invariant()
+    def agrees(self) -> None:
+        kind = "quarantined" if self.quarantined else self.round or ("paused" if self.pauses else "idle")
+        assert self.states[tp(0)] == State(kind, self.pauses)  # type: ignore[arg-type]
+        assert (tp(0) in self.states.all()) is (self.states[tp(0)] != IDLE)
+
+
+TestTransitions = Transitions.TestCase
+TestTransitions.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+def test_6K_110_111_112_113_states_as_the_manager_has_them() -> None:
+    """Pauses are counted, ending what does not run is illegal, and a round that was aborted by a pause leaves
+    the partition paused."""
+    states = States(ManualClock())
+    for event in ("end", "damage", "resume", "retry", "abort"):
+        with pytest.raises(IllegalState):
+            states.apply(tp(0), event)  # type: ignore[arg-type]
+    states.apply(tp(0), "pause")
+    states.apply(tp(0), "pause")
+    with pytest.raises(IllegalState):
+        states.apply(tp(0), "end")
+    states.apply(tp(0), "resume")
+    assert states[tp(0)] == State("paused", 1)
+    states.apply(tp(0), "resume")
+    assert states[tp(0)] == IDLE and states.all() == {}
+    assert states.begin(tp(0)) and not states.begin(tp(0))
+    states.apply(tp(0), "pause")
+    states.abort(tp(0))
+    assert states[tp(0)] == State("aborted", 1)
+    assert states.apply(tp(0), "end") == State("paused", 1)
+
+
+def test_a_partition_that_is_gone_is_forgotten_but_not_under_a_round() -> None:
+    states = States(ManualClock())
+    states.pause(tp(0))
+    states.forget(tp(0))
+    assert states[tp(0)] == IDLE
+    states.begin(tp(0))
+    states.forget(tp(0))
+    assert states[tp(0)] == State("cleaning")
+
+
+def test_aside_pauses_for_as_long_as_it_lasts() -> None:
+    states = States(ManualClock())
+    with pytest.raises(ZeroDivisionError), states.aside(tp(0)):
+        assert states[tp(0)] == State("paused", 1)
+        _ = 1 // 0
+    assert states[tp(0)] == IDLE
