@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lastword import kernels
 from lastword.cleaner import quarantine, rewrite
 from lastword.cleaner.cleaner import build, prepare, publish
 from lastword.errors import (
@@ -73,26 +74,26 @@ def named(kernel: Any, args: tuple[Any, ...]) -> dict[str, Any]:
 
 def test_two_keys_taken_for_one(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a map that trusts a hash would: the map is told that d is e."""
-    from lastword.resolve import resolver
+    from lastword.kernels import offset_map as loops
 
-    real = resolver.loops.resolve_rows
+    real = loops.settle_piece
 
     # The kernel compares key bytes, so the confusion is planted in what it stored: after the first segment
     # the arena's copy of `d` is turned into `e`, and the slot's tag with it.
     def plant(*args: Any) -> Any:
         status = real(*args)
         given = named(real, args)
-        block, state = given["block"], given["state"]
-        if int(given["table"][0, fields.BASE_OFFSET]) == 0:
-            arena = block[: int(state[resolver.loops.ARENA_END])]
-            for place in np.flatnonzero(arena == ord("d")).tolist():
-                if arena[place - 1] == 1:
-                    arena[place] = ord("e")
-            block[int(state[resolver.loops.SLOTS_START]) :] = 0
-            resolver.loops.rebuild(block, state, given["words"])
+        arena, slots, state = given["arena"], given["slots"], given["state"]
+        if given["segment"] == 0:
+            used = arena[: int(state[loops.ARENA_END])]
+            for place in np.flatnonzero(used == ord("d")).tolist():
+                if used[place - 1] == 1:
+                    used[place] = ord("e")
+            slots[:] = 0
+            assert loops.rebuild(arena, slots, state, given["words"]) == kernels.OK
         return status
 
-    monkeypatch.setattr(resolver.loops, "resolve_rows", plant)
+    monkeypatch.setattr(loops, "settle_piece", plant)
     error = refused(users)
     assert "other keys or offsets" in error.message
 

@@ -65,12 +65,24 @@ def test_an_unusable_choice_falls_back(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_warm_leaves_nothing_to_compile() -> None:
     """`warm` uses the types of the real callers: a whole round afterwards compiles nothing new."""
-    from lastword.kernels import batches, columns, digest, gather, legacy, offset_map, pack, pages, repack
+    from lastword.kernels import (
+        batches,
+        columns,
+        copies,
+        digest,
+        gather,
+        legacy,
+        offset_map,
+        pack,
+        pages,
+        piece,
+        repack,
+    )
 
     kernels.warm()
     dispatchers = {
         f"{module.__name__}.{name}": found
-        for module in (batches, columns, digest, gather, legacy, offset_map, pack, pages, repack)
+        for module in (batches, columns, copies, digest, gather, legacy, offset_map, pack, pages, piece, repack)
         for name, found in vars(module).items()
         if hasattr(found, "signatures")
     }

@@ -6,15 +6,16 @@ from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.resolve.offset_map import OffsetMap
 from lastword.resolve.resolver import _Resolver
+from lastword.resolve.walk import Rules
 from tests.naive.pack import Record, encode_batch
 from tests.resolve.support import segments
 
 
 def filled(records: list[Record], map_bytes: int = 1 << 16) -> OffsetMap:
-    resolver = _Resolver(segments([encode_batch(records)], []), map_bytes, b"s", None, None, 1 << 20)
+    resolver = _Resolver(segments([encode_batch(records)], []), map_bytes, b"s", Rules())
     resolver.run()
-    assert resolver.map is not None
-    return resolver.map
+    assert resolver.walk.map is not None
+    return resolver.walk.map
 
 
 def test_newest_of_each_key() -> None:
@@ -31,16 +32,17 @@ def test_known_keys_update_a_full_map() -> None:
     """What no room is needed for goes on in one pass."""
     keys = [b"%03d" % i for i in range(60)]
     records = [Record(i, 0, keys[i % 60], b"") for i in range(600)]
-    exact = 8 + 60 * (13 + 3) + 8 * 76
+    exact = 8 + 60 * (15 + 3) + 8 * 76
     found = filled(records, exact)
     assert found.passes == 1
     assert found.newest(keys[59]) == 599
 
 
-def test_the_budget_is_one_block() -> None:
+def test_the_budget_bounds_arena_and_slots() -> None:
     found = filled([Record(0, 0, b"k", b"")], 5003)
-    assert found.block.nbytes == found.map_bytes == 5000
-    assert found.bytes_used <= 5000
+    assert found.map_bytes == 5000
+    assert found.bytes_used <= found.peak_bytes <= 5000
+    assert found.state[loops.ARENA_LIMIT] + found.slots.nbytes <= 5000
     assert 0 < found.used_ratio < 1
 
 
@@ -80,6 +82,6 @@ def test_keys_with_one_tag_and_one_slot_stay_two() -> None:
     assert pair is not None
     first, second = pair
     found = filled([Record(0, 0, first, b""), Record(1, 0, second, b""), Record(2, 0, first, b"")])
-    assert int(found.state[loops.SLOTS]) == 8  # the slots that the pair was searched for
+    assert found.slots.size == 8  # the slots that the pair was searched for
     assert found.distinct_keys == 2
     assert (found.newest(first), found.newest(second)) == (2, 1)

@@ -93,7 +93,7 @@ def test_a_tiny_map_finds_what_a_big_one_finds(now_ms: int | None) -> None:
 
 def test_passes_stay_near_what_the_keys_need() -> None:
     sources = synthetic(2, 6000, 2000, 1000)
-    needed = 2000 * (13 + 8 + 10)
+    needed = 2000 * (15 + 8 + 10)
     found = check(sources, needed // 3, None)
     assert found.passes <= 7
 
@@ -207,7 +207,7 @@ def test_keys_longer_and_shorter_than_the_first_ones() -> None:
         for i in range(400):
             key = b"%04d" % i * (sizes[i // 200] // 4)
             log.append(encode_batch([Record(i, T, key, b"")]))
-        room = 200 * (sum(sizes) + 2 * (13 + 10))
+        room = 200 * (sum(sizes) + 2 * (15 + 10))
         found = check(segments(log, [200], chunk_bytes=1000), int(room * 1.15), None)
         assert found.passes == 1
 
@@ -261,7 +261,7 @@ def test_keys_chosen_without_the_salt_cost_no_more_probes() -> None:
         "second word": np.stack([numbers * 0, numbers << np.uint64(48)], axis=1),
         "both": np.stack([numbers, ~numbers], axis=1),
     }
-    map_bytes = 45 * count
+    map_bytes = 47 * count
 
     def probes(keys: np.ndarray) -> float:
         found = resolve(dense(keys), map_bytes=map_bytes, salt=b"secret", now_ms=None)

@@ -8,18 +8,24 @@ import numpy as np
 
 from lastword.kernels import (
     SLACK,
+    arena,
     batches,
     cache,
     columns,
+    copies,
     crc32c,
     digest,
     gather,
     indexes,
+    join,
     legacy,
     offset_map,
     pack,
     pages,
+    piece,
+    ready,
     repack,
+    span_hashes,
 )
 from lastword.kernels.keyhash import digest_seeds
 from lastword.kernels.table import FIELDS
@@ -42,6 +48,8 @@ def _run_all() -> None:
     table = np.empty((4, FIELDS), np.int64)
     batches.walk_batches(out, 0, end, 0, 0, True, table, 0)
     crc32c.crc32c(out, 0, end)
+    ready.place_ready(out, np.full(1, end, np.int64), 0, 0, table)
+    ready.rows_before_roll(table, 0, 0, 1, 0, 1, 1, 0, False, False)
     entries = np.empty((1, 2), np.int64), np.empty((1, 2), np.int64)
     indexes.index_rows(table, 1, 4096, np.zeros(indexes.STATE_FIELDS, np.int64), *entries)
     _columns(out, table)
@@ -54,10 +62,10 @@ def _run_all() -> None:
     target = np.empty(4096, np.uint8)
     classes = np.empty(4, np.int64)
     retain = np.zeros(1, np.uint8)
-    repack.repack_rows(
-        out, out, table, 1, 0, retain, *bits, -1, 0, target, 0, np.empty_like(table), 0, classes
-    )
-    repack.room_needed(table, 0)
+    joining, side = np.full(join.JOINING_FIELDS, -1, np.int64), np.empty(SLACK, np.uint8)
+    rest = (target, 0, np.empty_like(table), 0, classes, joining, side)
+    repack.repack_rows(out, out, table, 1, 0, retain, *bits, -1, 0, *rest)
+    repack.room_needed(table, 0, side)
     _resolve(out, table)
     _legacy()
 
@@ -97,45 +105,45 @@ def _columns(plain: np.ndarray, table: np.ndarray) -> None:
     spans = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32))
     columns.decode_headers(plain, header_position, header_count, *spans)
     gather.span_bytes(key_length)
+    span_hashes.hash_spans(plain, key_position, key_length, *digest_seeds(0), np.zeros(1, np.uint64))
     target = np.empty(1024, np.uint8)
     gather.gather_spans(plain, key_position, key_length, np.empty(2, np.int32), target, np.zeros(1, np.uint8))
 
 
 def _resolve(plain: np.ndarray, table: np.ndarray) -> None:
-    block = np.zeros(1024, np.uint8)
+    arena_block = np.zeros(1024, np.uint8)
+    slots = np.zeros(8, np.uint64)
     state = np.zeros(offset_map.STATE_FIELDS, np.int64)
-    state[offset_map.ARENA_END] = offset_map.ARENA_START
-    state[offset_map.SLOTS] = 8
-    state[offset_map.SLOTS_START] = 1024 - 64
+    state[offset_map.ARENA_END] = arena.ARENA_START
+    state[offset_map.ARENA_LIMIT] = 512
     state[offset_map.MOST_USED] = 6
-    words = np.zeros(offset_map.WORD_FIELDS, np.uint64)
-    words[offset_map.RANGE_LAST] = np.uint64((1 << 64) - 1)
-    ids, slots, segments = np.empty(4, np.int64), np.empty(4, np.int32), np.empty(4, np.int32)
+    words = np.zeros(piece.WORD_FIELDS, np.uint64)
+    words[piece.RANGE_LAST] = np.uint64((1 << 64) - 1)
+    cursor = np.zeros(piece.CURSOR_FIELDS, np.int64)
+    cursor[piece.FIRST_PASS] = 1
+    hashes = np.empty((2, 8), np.uint64)
+    spans = np.empty((piece.SPAN_FIELDS, 8), np.int64)
+    met = np.empty(8, np.int64)
+    ids, rows, segments = np.zeros(4, np.int64), np.full(4, -1, np.int32), np.zeros(4, np.int32)
     bits = np.zeros((4, pages.PAGE_WORDS), np.uint64)
+    store = ids, rows, segments, bits
     bases = np.zeros(1, np.int64)
     stats = np.zeros((1, offset_map.STAT_FIELDS), np.int64)
     sums = np.zeros(1, np.uint64)
-    hashes = np.empty((3, 8), np.uint64)
-    spans = np.empty((6, 8), np.int64)
-    offset_map.resolve_rows(
-        plain,
-        table,
-        np.zeros(4, np.uint8),
-        1,
-        block,
-        state,
-        words,
-        ids,
-        slots,
-        segments,
-        bits,
-        bases,
-        stats,
-        sums,
-        hashes,
-        spans,
+    tally = bases, stats, sums
+    piece.fill_piece(plain, table, np.zeros(4, np.uint8), 1, cursor, words, hashes, spans, met)
+    state[offset_map.PAGES] = cursor[piece.PAGES_MET]
+    homes = np.empty(offset_map.STEP, np.int64)
+    filled = int(cursor[piece.FILLED])
+    offset_map.settle_piece(
+        plain, hashes, spans, filled, homes, 0, arena_block, slots, state, words, *store, *tally
     )
-    offset_map.find_key(block, state, words, plain, 1)
-    offset_map.drop_outside(block, state, words, ids, segments, bases, stats, sums)
-    block[1024 - 64 :] = 0
-    offset_map.rebuild(block, state, words)
+    offset_map.find_key(arena_block, slots, words, plain, 1)
+    lists = np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64)
+    copies.list_tombstones(arena_block, state, *lists)
+    copies.mark_due(arena_block, state, words, np.empty(0, np.int64), *store, *tally)
+    copies.note_going(plain, table, 1, arena_block, slots, words, ids, rows, bits)
+    copies.settle_going(arena_block, state, True)
+    offset_map.drop_entries(arena_block, state, words, ids, segments, *tally)
+    slots[:] = 0
+    offset_map.rebuild(arena_block, slots, state, words)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lastword.kernels.offset_map import PAGES, PAGES_STORED
 from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, count_between, test_bits
 
 _FIRST_PAGES = 1024
@@ -85,32 +86,109 @@ class PageStore:
     """The growing arrays behind bitmaps while they are being made.
 
     `page_bits` has a row for every page that could be stored; the system gives memory only to those that
-    are touched.
+    are touched. The numbers of pages known and of rows used are fields of `state`, which the kernels share.
     """
 
-    def __init__(self) -> None:
-        self.page_ids = np.empty(_FIRST_PAGES, np.int64)
-        self.page_slots = np.empty(_FIRST_PAGES, np.int32)
-        self.page_segments = np.empty(_FIRST_PAGES, np.int32)
-        self.page_bits = np.zeros((_FIRST_PAGES, PAGE_WORDS), np.uint64)
+    def __init__(self, state: NDArray[np.int64], bitmaps: DeadBitmaps | None = None) -> None:
+        """Empty, or with the pages of `bitmaps`; then `page_segments` is the caller's to fill."""
+        known = 0 if bitmaps is None else bitmaps.page_ids.size
+        stored = 0 if bitmaps is None else int((bitmaps.page_slots >= 0).sum())
+        size = max(known, _FIRST_PAGES)
+        self._state = state
+        self.page_ids = np.empty(size, np.int64)
+        self.page_slots = np.empty(size, np.int32)
+        self.page_segments = np.zeros(size, np.int32)
+        self.page_bits = np.zeros((size, PAGE_WORDS), np.uint64)
+        if bitmaps is not None:
+            self.page_ids[:known] = bitmaps.page_ids
+            self.page_slots[:known] = bitmaps.page_slots
+            self.page_bits[:stored] = bitmaps.page_bits[:stored]
+        state[PAGES] = known
+        state[PAGES_STORED] = stored
+
+    @property
+    def pages(self) -> int:
+        return int(self._state[PAGES])
+
+    @property
+    def stored(self) -> int:
+        return int(self._state[PAGES_STORED])
 
     @property
     def arrays(self) -> tuple[Any, ...]:
         return self.page_ids, self.page_slots, self.page_segments, self.page_bits
 
-    def grow(self, pages: int, stored: int) -> None:
-        """Room for twice as many pages; the first `pages` and the first `stored` rows of bits are kept."""
-        size = 2 * self.page_ids.size
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the system has given for them."""
+        return 16 * self.pages + 8 * PAGE_WORDS * self.stored
+
+    def register(self, page_ids: NDArray[np.int64], segment: int) -> None:
+        """Make pages known, ascending, which hold records of `segment`."""
+        pages = self.pages
+        if pages and page_ids.size and page_ids[0] <= self.page_ids[pages - 1]:
+            page_ids = page_ids[page_ids > self.page_ids[pages - 1]]
+        if not page_ids.size:
+            return
+        end = pages + page_ids.size
+        if end > self.page_ids.size:
+            self._grow(end)
+        self.page_ids[pages:end] = page_ids
+        self.page_slots[pages:end] = -1
+        self.page_segments[pages:end] = segment
+        self._state[PAGES] = end
+
+    def clear(self, first_offset: int, next_offset: int) -> None:
+        """Unset the bits of a range. Pages without a bit give their rows back once half of all would be
+        free.
+        """
+        ids = self.page_ids[: self.pages]
+        low = int(np.searchsorted(ids, first_offset >> PAGE_BITS))
+        high = int(np.searchsorted(ids, (next_offset - 1) >> PAGE_BITS, side="right"))
+        for page in range(low, high) if next_offset > first_offset else ():
+            row = int(self.page_slots[page])
+            if row < 0:
+                continue
+            start = int(ids[page]) << PAGE_BITS
+            self.page_bits[row] &= ~_range_mask(first_offset - start, next_offset - start)
+            if not self.page_bits[row].any():
+                self.page_slots[page] = -1
+        if 2 * int((self.page_slots[: self.pages] >= 0).sum()) <= self.stored:
+            self.compact()
+
+    def compact(self) -> None:
+        """No rows of bits but those that pages point to."""
+        used = np.flatnonzero(self.page_slots[: self.pages] >= 0)
+        if used.size < self.stored:
+            bits = np.zeros_like(self.page_bits)
+            bits[: used.size] = self.page_bits[self.page_slots[used]]
+            self.page_slots[used] = np.arange(used.size, dtype=np.int32)
+            self.page_bits = bits
+            self._state[PAGES_STORED] = used.size
+
+    def finish(self) -> DeadBitmaps:
+        """A copy of the bits as they are now."""
+        return DeadBitmaps(
+            self.page_ids[: self.pages].copy(),
+            self.page_slots[: self.pages].copy(),
+            self.page_bits[: max(self.stored, 1)].copy(),
+        )
+
+    def _grow(self, pages: int) -> None:
+        known, stored = self.pages, self.stored
+        size = max(2 * self.page_ids.size, pages)
         for name in ("page_ids", "page_slots", "page_segments"):
             old = getattr(self, name)
             new = np.empty(size, old.dtype)
-            new[:pages] = old[:pages]
+            new[:known] = old[:known]
             setattr(self, name, new)
         bits = np.zeros((size, PAGE_WORDS), np.uint64)
         bits[:stored] = self.page_bits[:stored]
         self.page_bits = bits
 
-    def finish(self, pages: int, stored: int) -> DeadBitmaps:
-        return DeadBitmaps(
-            self.page_ids[:pages].copy(), self.page_slots[:pages].copy(), self.page_bits[: max(stored, 1)]
-        )
+
+def _range_mask(first: int, end: int) -> NDArray[np.uint64]:
+    """The words of a page with the bits [first, end) set; either may lie outside the page."""
+    bits = np.zeros(1 << PAGE_BITS, np.uint8)
+    bits[max(first, 0) : max(end, 0)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint64)

@@ -1,15 +1,24 @@
-"""The exact map from keys to their newest offset, in one block of memory of a fixed size."""
+"""The exact map from keys to their newest offset, in memory of a fixed size."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from lastword import kernels
+from lastword.errors import CapacityError
+from lastword.kernels import arena as entries
 from lastword.kernels import offset_map as loops
+from lastword.kernels import piece
 from lastword.kernels.keyhash import digest_seeds, seeds
 
 MOST_LOAD = 0.8
 """Share of the slots that may be taken; above it, searches grow long."""
+
+LEAST_LOAD = 0.62
+"""Share below which a map that is kept gives slots back."""
 
 SLOT_BYTES = 8
 _FEWEST_SLOTS = 8
@@ -18,51 +27,71 @@ SMALLEST_MAP_BYTES = 1024
 
 
 class OffsetMap:
-    """Bounded and exact. A key takes its bytes plus 13 (17 from 255 bytes on), and 10 for its slot: 47 for
+    """Bounded and exact. A key takes its bytes plus 15 (19 from 255 bytes on), and 10 for its slot: 49 for
     a key of 24 bytes.
 
     The salt makes the hash unpredictable, so nobody can choose keys that collide; which keys are the same
-    is decided by their bytes. `resolver` drives it; the arrays `block`, `state` and `words` are described
-    in `kernels.offset_map`.
+    is decided by their bytes. `walk` drives it; the arrays `arena`, `slots`, `state` and `words` are
+    described in `kernels.arena`, `kernels.offset_map` and `kernels.piece`.
+
+    `spill` gives the arena another place than memory: asked for a number of bytes, it returns an array of at
+    least as many that begins as the one before. Then `map_bytes` bounds the slots alone.
     """
 
     def __init__(
-        self, map_bytes: int, salt: bytes, digest_seed: int, *, most_records: int, key_bytes: float
+        self,
+        map_bytes: int,
+        salt: bytes,
+        digest_seed: int,
+        *,
+        most_records: int,
+        key_bytes: float,
+        state: NDArray[np.int64] | None = None,
+        last_hash: int = _LAST_HASH,
+        spill: Callable[[int], NDArray[np.uint8]] | None = None,
     ) -> None:
         if map_bytes < SMALLEST_MAP_BYTES:
             raise ValueError(f"a map needs at least {SMALLEST_MAP_BYTES} bytes, not {map_bytes}")
-        self.block = np.empty(map_bytes & ~7, np.uint8)
-        self.state = np.zeros(loops.STATE_FIELDS, np.int64)
-        self.words = np.zeros(loops.WORD_FIELDS, np.uint64)
-        self.words[loops.SEED0], self.words[loops.SEED1] = seeds(salt, b"lastword map")
-        self.words[loops.DIGEST0], self.words[loops.DIGEST1] = digest_seeds(digest_seed)
+        self.map_bytes = map_bytes & ~7
+        self.spill = spill
+        self.arena = np.empty(self.map_bytes, np.uint8) if spill is None else spill(1 << 20)
+        self.slots = np.empty(0, np.uint64)
+        self.state = np.zeros(loops.STATE_FIELDS, np.int64) if state is None else state
+        self.words = np.zeros(piece.WORD_FIELDS, np.uint64)
+        self.words[piece.SEED0], self.words[piece.SEED1] = seeds(salt, b"lastword map")
+        self.words[piece.DIGEST0], self.words[piece.DIGEST1] = digest_seeds(digest_seed)
         self.passes = 0
         self.peak_used = 0
         self.peak_bytes = 0
-        slots = int(self._room(loops.FIXED_BYTES + key_bytes) / MOST_LOAD)
+        slots = int(self._room(entries.FIXED_BYTES + key_bytes) / MOST_LOAD)
         self._first_slots = max(min(slots, int(most_records / MOST_LOAD) + 1), _FEWEST_SLOTS)
-        self.start_pass(0, _LAST_HASH)
+        self.start_pass(0, last_hash)
 
     # ---------------------------------------------------------------- what it holds
 
     @property
-    def map_bytes(self) -> int:
-        """The whole budget."""
-        return int(self.block.size)
+    def distinct_keys(self) -> int:
+        """Keys that have a record."""
+        return int(self.state[loops.USED] - self.state[loops.VACANCIES])
 
     @property
-    def distinct_keys(self) -> int:
-        return int(self.state[loops.USED])
+    def arena_bytes(self) -> int:
+        return int(self.state[loops.ARENA_END])
 
     @property
     def bytes_used(self) -> int:
-        """Arena and slots; everything between has never been touched."""
-        return int(self.state[loops.ARENA_END]) + SLOT_BYTES * int(self.state[loops.SLOTS])
+        """Arena and slots; what lies behind the arena's end has never been touched."""
+        return self.arena_bytes + self.slots.nbytes
+
+    @property
+    def anonymous_bytes(self) -> int:
+        """Memory that no file stands behind."""
+        return self.slots.nbytes + (self.arena_bytes if self.spill is None else 0)
 
     @property
     def used_ratio(self) -> float:
         """Share of the keys that would fit, were all like those that are in."""
-        return self.distinct_keys / max(self._room(self._entry_bytes()), 1.0)
+        return self._used / max(self._room(self._entry_bytes()), 1.0)
 
     @property
     def probes(self) -> int:
@@ -72,13 +101,27 @@ class OffsetMap:
     @property
     def hash_range(self) -> tuple[int, int]:
         """First and last hash that this pass takes."""
-        return int(self.words[loops.RANGE_FIRST]), int(self.words[loops.RANGE_LAST])
+        return int(self.words[piece.RANGE_FIRST]), int(self.words[piece.RANGE_LAST])
 
     def newest(self, key: bytes) -> int:
         """Offset of the key's newest record, or -1."""
+        entry = self._find(key)
+        if (
+            entry < 0
+            or int(self.arena[entry + 8 : entry + 12].view(np.uint32)[0]) & entries.KIND == entries.VACANT
+        ):
+            return -1
+        return int(self.arena[entry : entry + 8].view(np.int64)[0])
+
+    def copies(self, key: bytes) -> int:
+        """Records of the key on disk, dead ones too; 255 stands for any number from there on."""
+        entry = self._find(key)
+        return 0 if entry < 0 else int(self.arena[entry + entries.COPIES_AT])
+
+    def _find(self, key: bytes) -> int:
         data = np.zeros(len(key) + kernels.SLACK, np.uint8)
         data[: len(key)] = np.frombuffer(key, np.uint8)
-        return int(loops.find_key(self.block, self.state, self.words, data, len(key)))
+        return int(loops.find_key(self.arena, self.slots, self.words, data, len(key)))
 
     # ---------------------------------------------------------------- making room
 
@@ -87,27 +130,35 @@ class OffsetMap:
         self.note_peak()
         self.passes += 1
         self._set_range(first_hash, last_hash)
-        self.state[loops.ARENA_END] = loops.ARENA_START
+        self.state[loops.ARENA_END] = entries.ARENA_START
         self.state[loops.USED] = 0
-        self._place_slots(max(self._first_slots, int(self.state[loops.SLOTS])))
+        self.state[loops.VACANCIES] = 0
+        self._place_slots(max(self._first_slots, self.slots.size))
 
-    def make_room(self) -> bool:
+    def make_room(self, growth: float = 1e9) -> bool:
         """After FULL: balance slots against arena, for keys of the length that was met. False when that
-        gains too little.
+        gains too little. The slots become at most `growth` times as many.
         """
         self.note_peak()
+        if self.spill is not None and self._spill_more():
+            return True
         wanted = int(self._room(self._entry_bytes()) / MOST_LOAD)
-        most = (self.block.size - int(self.state[loops.ARENA_END])) // SLOT_BYTES
-        slots = max(min(wanted, most), _FEWEST_SLOTS)
-        if slots * MOST_LOAD < self.distinct_keys * 1.05:
+        most = (self.map_bytes - self._arena_share()) // SLOT_BYTES
+        before = self.slots.size
+        slots = max(min(wanted, most, int(before * growth) + 64), _FEWEST_SLOTS)
+        if slots * MOST_LOAD < self._used * 1.02:
             return False
-        before = int(self.state[loops.SLOTS])
-        arena_left = self.block.size - slots * SLOT_BYTES - int(self.state[loops.ARENA_END])
-        if arena_left < 0.04 * self.state[loops.ARENA_END] or abs(slots - before) < 0.02 * before:
+        arena_left = self.map_bytes - slots * SLOT_BYTES - self._arena_share()
+        if arena_left < 0.02 * self._arena_share() or abs(slots - before) < 0.02 * before:
             return False
-        self._place_slots(slots)
-        loops.rebuild(self.block, self.state, self.words)
+        self._rebuild(slots)
         return True
+
+    def trim(self) -> None:
+        """Give back slots that a map of this many keys does not need."""
+        self.note_peak()
+        if self._used < LEAST_LOAD * self.slots.size and self.slots.size > 64:
+            self._rebuild(max(int(self._used / MOST_LOAD * 1.06) + 8, _FEWEST_SLOTS))
 
     def narrow(self, share: float, store: tuple[np.ndarray, ...]) -> None:
         """Keep only the keys in the first `share` of the hash range; what the others have added is taken
@@ -115,38 +166,88 @@ class OffsetMap:
 
         `store` is (page_ids, page_segments, bases, stats, digests).
         """
-        self.note_peak()
         first, last = self.hash_range
         width = last - first
         self._set_range(first, first + max(min(int(width * share), width - 1), 0))
-        loops.drop_outside(self.block, self.state, self.words, *store)
-        self._place_slots(int(self.state[loops.SLOTS]))
-        loops.rebuild(self.block, self.state, self.words)
+        self.drop(store)
+
+    def drop(self, store: tuple[np.ndarray, ...]) -> None:
+        """Leave out keys outside the range, and those of which nothing is left; `store` as for `narrow`."""
+        self.note_peak()
+        loops.drop_entries(self.arena, self.state, self.words, *store)
+        self._rebuild(self.slots.size)
+
+    def load(self, arena: NDArray[np.uint8], used: int, vacancies: int) -> bool:
+        """Take the entries of another map of this salt. False when they do not fit.
+
+        ValueError if the bytes are not entries end to end, as many as `used`.
+        """
+        slots = max(int(used / MOST_LOAD * 1.06) + 8, _FEWEST_SLOTS)
+        self.state[loops.ARENA_END] = arena.size
+        while self.spill is not None and self.arena.size < arena.size + kernels.SLACK:
+            self.arena = self.spill(2 * self.arena.size)
+        if self._arena_share() + slots * SLOT_BYTES > self.map_bytes:
+            return False
+        self.arena[: arena.size] = arena
+        self.state[loops.USED] = used
+        self.state[loops.VACANCIES] = vacancies
+        self._rebuild(slots)
+        return True
 
     def capacity(self) -> int:
         """Keys that fit, were all like those that are in."""
         return int(self._room(self._entry_bytes()))
 
+    @property
+    def _used(self) -> int:
+        return int(self.state[loops.USED])
+
+    def _arena_share(self) -> int:
+        """What the arena takes of the budget."""
+        return self.arena_bytes if self.spill is None else 0
+
     def _room(self, entry_bytes: float) -> float:
-        return (self.block.size - loops.ARENA_START) / (entry_bytes + SLOT_BYTES / MOST_LOAD)
+        if self.spill is not None:
+            entry_bytes = 0.0
+        return (self.map_bytes - entries.ARENA_START) / (entry_bytes + SLOT_BYTES / MOST_LOAD)
 
     def _entry_bytes(self) -> float:
-        used = self.distinct_keys
-        if used == 0:
-            return loops.FIXED_BYTES + 24.0
-        return (int(self.state[loops.ARENA_END]) - loops.ARENA_START) / used
+        if self._used == 0:
+            return entries.FIXED_BYTES + 24.0
+        return (self.arena_bytes - entries.ARENA_START) / self._used
 
     def _set_range(self, first_hash: int, last_hash: int) -> None:
-        self.words[loops.RANGE_FIRST] = np.uint64(first_hash)
-        self.words[loops.RANGE_LAST] = np.uint64(last_hash)
+        self.words[piece.RANGE_FIRST] = np.uint64(first_hash)
+        self.words[piece.RANGE_LAST] = np.uint64(last_hash)
+
+    def _spill_more(self) -> bool:
+        """A longer arena, if it was the arena that was full."""
+        if self._used >= self.state[loops.MOST_USED] or self.spill is None:
+            return False
+        self.arena = self.spill(self.arena.size + max(self.arena.size // 2, 1 << 20))
+        self.state[loops.ARENA_LIMIT] = self.arena.size - kernels.SLACK
+        return True
 
     def _place_slots(self, slots: int) -> None:
-        start = self.block.size - SLOT_BYTES * slots
-        self.state[loops.SLOTS] = slots
-        self.state[loops.SLOTS_START] = start
+        self.slots = np.empty(0, np.uint64)  # the old ones are free before the new ones are made
+        self.slots = np.zeros(slots, np.uint64)
+        limit = self.map_bytes - self.slots.nbytes if self.spill is None else self.arena.size - kernels.SLACK
+        self.state[loops.ARENA_LIMIT] = min(limit, self.arena.size - kernels.SLACK)
         self.state[loops.MOST_USED] = max(int(slots * MOST_LOAD), 1)
-        self.block[start:] = 0
+
+    def _rebuild(self, slots: int) -> None:
+        self._place_slots(slots)
+        if loops.rebuild(self.arena, self.slots, self.state, self.words) != kernels.OK:
+            raise ValueError("the arena of an offset map does not hold what it says")
 
     def note_peak(self) -> None:
-        self.peak_used = max(self.peak_used, self.distinct_keys)
+        self.peak_used = max(self.peak_used, self._used)
         self.peak_bytes = max(self.peak_bytes, self.bytes_used)
+
+
+def too_large_key(map_bytes: int, file: str) -> CapacityError:
+    return CapacityError(
+        f"a key does not fit the map of {map_bytes} bytes",
+        remedy="raise log.cleaner.dedupe.buffer.size",
+        file=file,
+    )

@@ -1,0 +1,150 @@
+"""Copies of keys on disk, and tombstones: what the arena says of them, and how it changes with a rewrite.
+
+A rewrite that leaves dead records out is counted twice: `note_going` while it reads its sources, which only
+remembers, and `settle_going` once its output has taken their place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lastword.kernels import BAD_COUNT, BAD_RECORD, NO_SLACK, OK, SLACK, kernel
+from lastword.kernels.arena import (
+    ARENA_START,
+    COPIES_AT,
+    DUE,
+    GOING_AT,
+    KIND,
+    MOST_COPIES,
+    NO_OFFSET,
+    SIZE_MASK,
+    TOMBSTONE,
+    VACANT,
+    entry_key,
+)
+from lastword.kernels.columns import read_bounds, read_key
+from lastword.kernels.keyhash import key_hash
+from lastword.kernels.memory import load8, load32, load64, store8, store32, store64
+from lastword.kernels.offset_map import (
+    ARENA_END,
+    DUE_TOMBSTONES,
+    PAGES,
+    VACANCIES,
+    mark,
+    no_longer_counts,
+    owner_of,
+    search,
+)
+from lastword.kernels.pages import find_page, test_bit
+from lastword.kernels.piece import DIGEST0, DIGEST1, RANGE_FIRST, RANGE_LAST, SEED0, SEED1
+from lastword.kernels.table import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    CONTROL,
+    COUNT,
+    PLAIN_END,
+    PLAIN_POSITION,
+    SMALLEST_RECORD_BYTES,
+)
+
+
+@kernel
+def list_tombstones(arena, state, entries, offsets, copies, size_bytes):
+    """One element for each live tombstone, in the order of the arena, as many as there is room for; gives
+    how many there are.
+    """
+    done = 0
+    entry = np.int64(ARENA_START)
+    while entry < state[ARENA_END]:
+        flags = load32(arena, entry + 8)
+        if flags & KIND == TOMBSTONE:
+            if done < entries.size:
+                entries[done] = entry
+                offsets[done] = np.int64(load64(arena, entry))
+                copies[done] = load8(arena, entry + COPIES_AT)
+                size_bytes[done] = flags & SIZE_MASK
+            done += 1
+        key_at, key_length = entry_key(arena, entry)
+        entry = key_at + key_length
+    return done
+
+
+@kernel
+def mark_due(
+    arena, state, words, entries, page_ids, page_slots, page_segments, page_bits, bases, stats, digests
+):
+    """The tombstones in these entries are live no more."""
+    digest0 = words[DIGEST0]
+    digest1 = words[DIGEST1]
+    for i in range(entries.size):
+        entry = entries[i]
+        offset = np.int64(load64(arena, entry))
+        flags = load32(arena, entry + 8)
+        page = find_page(page_ids, state[PAGES], offset)
+        owner = owner_of(page_segments, page, bases, offset)
+        key_at, key_length = entry_key(arena, entry)
+        key_digest = key_hash(arena, key_at, key_length, digest0, digest1)
+        no_longer_counts(stats, digests, owner, flags, offset, key_digest, digest0, digest1)
+        mark(page_slots, page_bits, state, stats, page, owner, offset, flags)
+        stats[owner, DUE_TOMBSTONES] += 1
+        store32(arena, entry + 8, TOMBSTONE | DUE | (flags & SIZE_MASK))
+
+
+@kernel
+def note_going(plain, table, rows, arena, slots, words, page_ids, page_slots, page_bits):
+    """For each dead record of the chunk's first `rows` rows: one copy of its key is about to go.
+
+    The bits are those that the rewrite goes by. Gives (row, status).
+    """
+    range_first = words[RANGE_FIRST]
+    range_width = words[RANGE_LAST] - range_first
+    for row in range(rows):
+        if table[row, ATTRIBUTES] & CONTROL:
+            continue
+        position = table[row, PLAIN_POSITION]
+        end = table[row, PLAIN_END]
+        count = table[row, COUNT]
+        if position < 0 or position > end or end > plain.size - SLACK:
+            return row, NO_SLACK
+        if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
+            return row, BAD_COUNT
+        for _ in range(count):
+            body, body_end, sound = read_bounds(plain, position, end)
+            if not sound:
+                return row, BAD_RECORD
+            _delta, offset_delta, key_at, key_length, _value_at, sound = read_key(plain, body, body_end)
+            if not sound:
+                return row, BAD_RECORD
+            offset = table[row, BASE_OFFSET] + offset_delta
+            if key_length >= 0 and test_bit(page_ids, page_ids.size, page_slots, page_bits, offset):
+                hashed = key_hash(plain, key_at, key_length, words[SEED0], words[SEED1])
+                if hashed - range_first <= range_width:
+                    entry = search(arena, slots, words, plain, key_at, key_length)
+                    if entry >= 0:
+                        going = load8(arena, entry + GOING_AT)
+                        store8(arena, entry + GOING_AT, min(going + 1, MOST_COPIES))
+            position = body_end
+    return rows, OK
+
+
+@kernel
+def settle_going(arena, state, gone):
+    """What was about to go is `gone`, or else stays after all. A key of which nothing is left is vacant."""
+    entry = np.int64(ARENA_START)
+    while entry < state[ARENA_END]:
+        going = load8(arena, entry + GOING_AT)
+        if going > 0:
+            store8(arena, entry + GOING_AT, 0)
+            copies = load8(arena, entry + COPIES_AT)
+            if gone and copies < MOST_COPIES:
+                copies = max(copies - going, 0)
+                kind = load32(arena, entry + 8) & KIND
+                if copies == 0 and kind == TOMBSTONE | DUE:
+                    store64(arena, entry, np.uint64(NO_OFFSET))
+                    store32(arena, entry + 8, VACANT)
+                    state[VACANCIES] += 1
+                elif copies == 0 and kind != VACANT:
+                    copies = 1  # the live record itself
+                store8(arena, entry + COPIES_AT, copies)
+        key_at, key_length = entry_key(arena, entry)
+        entry = key_at + key_length

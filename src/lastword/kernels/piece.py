@@ -1,0 +1,201 @@
+"""Records of a chunk made ready for the offset map: parsed, hashed, and told what they are.
+
+A piece is all that the map wants to know of some records in a row: `hashes` (uint64[2, n]: of the map, of the
+digest) and `spans` (int64[4, n]: KEY_POSITION in `plain`, KEY_LENGTH or -1, OFFSET, SIZE with flags). It
+depends on nothing that the map holds, so one thread may make pieces while another one settles them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lastword.kernels import BAD_COUNT, BAD_RECORD, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels.arena import DUE, SIZE_MASK, TOMBSTONE, UNCLOCKED
+from lastword.kernels.columns import read_bounds, read_key, read_value
+from lastword.kernels.keyhash import key_hash
+from lastword.kernels.memory import multiply_fold
+from lastword.kernels.pages import PAGE_BITS
+from lastword.kernels.table import (
+    ATTRIBUTES,
+    BASE_OFFSET,
+    BASE_TIMESTAMP,
+    CONTROL,
+    COUNT,
+    HORIZON,
+    LAST_OFFSET,
+    MAGIC,
+    PLAIN_END,
+    PLAIN_POSITION,
+    SMALLEST_RECORD_BYTES,
+)
+from lastword.kernels.table import SIZE as BATCH_BYTES
+
+# Fields of `cursor`, int64: where the next piece starts, what the last one holds, and the rules.
+ROW = 0
+ORDINAL = 1  # of the record in its row
+FILLED = 2
+PAGES_MET = 3
+KEYLESS_GO = 4  # 1: records without a key are dead
+NOW = 5  # tombstones whose batch has a horizon at or before it are dead
+OLD_DUE = 6  # 1: tombstones of magic 0 and 1 are
+DUE_BELOW = 7  # but none from this offset on
+FIRST_PASS = 8
+KEEP_COPIES = 9  # 1: keys of aborted records are wanted too
+SAMPLED = 10  # 1: of records without a key too, only a share is wanted
+CURSOR_FIELDS = 11
+
+# Fields of `words`, uint64: seeds of the map's hash, seeds of the digest, first and last hash of this pass.
+SEED0 = 0
+SEED1 = 1
+DIGEST0 = 2
+DIGEST1 = 3
+RANGE_FIRST = 4
+RANGE_LAST = 5
+WORD_FIELDS = 6
+
+# Rows of `spans`.
+KEY_POSITION = 0
+KEY_LENGTH = 1
+OFFSET = 2
+SIZE = 3  # bytes on disk and flags, as in an entry of the arena, and two more:
+ABORTED = 1 << 40  # dead at once: of an aborted transaction
+GONE = 1 << 41  # dead at once: without a key
+SPAN_FIELDS = 4
+
+# In `fates` (`partition.transactions.Fate`): 0 is committed; what is not stays out of the map.
+FATE_ABORTED = 1
+
+
+@inline
+def number_hash(offset, seed0, seed1):
+    """Stands for the hash of a record without a key, so that a sample takes its share of them."""
+    return multiply_fold(np.uint64(offset) ^ seed0, seed1)
+
+
+@kernel
+def fill_piece(plain, table, fates, rows, cursor, words, hashes, spans, pages):
+    """The next records of the chunk's first `rows` rows, from cursor[ROW] and cursor[ORDINAL] on.
+
+    Stops when all is read, when `spans` is full, or `pages`: the numbers of the bitmap pages that the
+    records lie in, ascending (in a first pass only). `fates` (uint8 a row): what became of the batch's
+    transaction. Returns a status; with a BAD_ one cursor[ROW] is the batch that is malformed.
+    """
+    first_pass = cursor[FIRST_PASS] != 0
+    keyless_go = cursor[KEYLESS_GO] != 0
+    old_due = cursor[OLD_DUE] != 0
+    keep_copies = cursor[KEEP_COPIES] != 0
+    sampled = cursor[SAMPLED] != 0
+    now = cursor[NOW]
+    due_below = cursor[DUE_BELOW]
+    seed0 = words[SEED0]
+    seed1 = words[SEED1]
+    digest0 = words[DIGEST0]
+    digest1 = words[DIGEST1]
+    range_first = words[RANGE_FIRST]
+    range_width = words[RANGE_LAST] - range_first
+    capacity = spans.shape[1]
+    room = pages.size
+    row = cursor[ROW]
+    ordinal = cursor[ORDINAL]
+    filled = 0
+    met = 0
+    last_page = np.int64(-1)
+    cursor[FILLED] = 0
+    cursor[PAGES_MET] = 0
+    while row < rows and filled < capacity and met < room:
+        attributes = table[row, ATTRIBUTES]
+        count = table[row, COUNT]
+        fate = fates[row]
+        aborted = fate == FATE_ABORTED
+        # What an undecided transaction will have replaced is not known yet. The bits of an aborted one's
+        # records were set in the first pass.
+        if attributes & CONTROL or (fate != 0 and not (aborted and first_pass)):
+            row += 1
+            continue
+        position = table[row, PLAIN_POSITION]
+        end = table[row, PLAIN_END]
+        base_offset = table[row, BASE_OFFSET]
+        span = table[row, LAST_OFFSET] - base_offset
+        if position < 0 or position > end or end > plain.size - SLACK:
+            cursor[ROW] = row
+            return NO_SLACK
+        if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
+            cursor[ROW] = row
+            return BAD_COUNT
+        share = table[row, BATCH_BYTES] / max(end - position, 1)
+        previous = np.int64(-1)
+        for _ in range(ordinal):
+            body, body_end, sound = read_bounds(plain, position, end)
+            if not sound:
+                cursor[ROW] = row
+                return BAD_RECORD
+            _delta, previous, _key_position, _key_length, _value_at, _sound = read_key(plain, body, body_end)
+            position = body_end
+        clocked = attributes & HORIZON != 0
+        due_batch = clocked and table[row, BASE_TIMESTAMP] <= now
+        if table[row, MAGIC] < 2:  # no place for a horizon: the segment's time decides
+            clocked = True
+            due_batch = old_due
+        while ordinal < count and filled < capacity and met < room:
+            body, body_end, sound = read_bounds(plain, position, end)
+            if not sound:
+                cursor[ROW] = row
+                return BAD_RECORD
+            _delta, offset_delta, key_position, key_length, value_at, sound = read_key(plain, body, body_end)
+            if not sound or offset_delta <= previous or offset_delta > span:
+                cursor[ROW] = row
+                return BAD_RECORD
+            previous = offset_delta
+            _value_position, value_length, _after, sound = read_value(plain, value_at, body_end)
+            if not sound:
+                cursor[ROW] = row
+                return BAD_RECORD
+            offset = base_offset + offset_delta
+            if first_pass:
+                page = offset >> PAGE_BITS
+                if page != last_page:
+                    pages[met] = page
+                    met += 1
+                    last_page = page
+            if key_length >= 0 and (keep_copies or not aborted):
+                hashed = key_hash(plain, key_position, key_length, seed0, seed1)
+                wanted = hashed - range_first <= range_width
+                if wanted:
+                    hashes[0, filled] = hashed
+                    hashes[1, filled] = key_hash(plain, key_position, key_length, digest0, digest1)
+            else:
+                wanted = first_pass
+                if sampled:
+                    wanted = number_hash(offset, seed0, seed1) - range_first <= range_width
+            if wanted:
+                size = min(np.int64((body_end - position) * share), SIZE_MASK)
+                if aborted:
+                    size |= ABORTED
+                    if not keep_copies:
+                        key_length = -1
+                elif keyless_go and key_length < 0:
+                    size |= GONE
+                elif value_length < 0:
+                    size |= TOMBSTONE
+                    if due_batch and offset < due_below:
+                        size |= DUE
+                    elif not clocked:
+                        size |= UNCLOCKED
+                spans[KEY_POSITION, filled] = key_position
+                spans[KEY_LENGTH, filled] = key_length
+                spans[OFFSET, filled] = offset
+                spans[SIZE, filled] = size
+                filled += 1
+            position = body_end
+            ordinal += 1
+        if ordinal == count:
+            if position != end:
+                cursor[ROW] = row
+                return BAD_RECORD
+            row += 1
+            ordinal = 0
+    cursor[ROW] = row
+    cursor[ORDINAL] = ordinal
+    cursor[FILLED] = filled
+    cursor[PAGES_MET] = met
+    return OK

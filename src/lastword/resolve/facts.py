@@ -1,0 +1,151 @@
+"""What resolving takes, and what it finds: segments in, facts about each of them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword.errors import UnsupportedBatchError
+from lastword.kernels import table as fields
+from lastword.partition.transactions import Fate
+from lastword.records.chunk import Chunk
+from lastword.resolve.bitmaps import DeadBitmaps
+
+
+class SegmentSource(Protocol):
+    """One segment to resolve. `next_offset` is one past its last record, or the next segment's base."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def file(self) -> str: ...
+    def chunk_reader(self, *, chunk_bytes: int = ..., verify: bool = ...) -> Iterator[Chunk]: ...
+
+
+class Fates(Protocol):
+    """What became of transactions; `partition.transactions.Decisions` is one. int64 columns of a chunk's
+    table, gives uint8 of `Fate`."""
+
+    def fates(
+        self,
+        attributes: NDArray[np.int64],
+        producer_ids: NDArray[np.int64],
+        base_offsets: NDArray[np.int64],
+        last_offsets: NDArray[np.int64],
+    ) -> NDArray[np.uint8]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What resolving found out about one segment.
+
+    Bytes are shares of the file: a record counts with its batch's header in proportion, so dead and live
+    bytes add up to `size_bytes`. `records` leaves control records out. `tombstones` are the live ones,
+    `tombstones_without_horizon` those of them whose batch has no delete horizon yet, `due_tombstones` those
+    that are dead because their horizon has passed, `keyless` the records without a key, `aborted_records`
+    those that are dead because their transaction was aborted. `live_digest`: sum modulo 2^64 of the pair
+    digests of all live records that are not of an undecided transaction. `last_of_producers`: (producer id,
+    last offset of its last data batch here), for batches that have one.
+    """
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    records: int
+    dead_records: int
+    live_bytes: int
+    dead_bytes: int
+    live_digest: int
+    tombstones: int
+    tombstones_without_horizon: int
+    due_tombstones: int
+    keyless: int
+    control_batches: int
+    last_of_producers: tuple[tuple[int, int], ...] = ()
+    aborted_records: int = 0
+
+    @property
+    def live_records(self) -> int:
+        return self.records - self.dead_records
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The result: facts for each segment, and the bits.
+
+    `distinct_keys` counts every key once, over all passes. `map_used_ratio` and `map_bytes_used` are peaks.
+    """
+
+    segments: tuple[SegmentFacts, ...]
+    dead: DeadBitmaps
+    passes: int
+    distinct_keys: int
+    map_bytes: int
+    map_bytes_used: int
+    map_used_ratio: float
+    probes: int
+    records: int
+    keyless: int
+    digest_seed: int
+    seconds: float
+
+
+def fates_of(chunk: Chunk, fates: Fates | None, *, decided: bool = False) -> NDArray[np.uint8]:
+    """The `Fate` of each batch of a chunk, uint8[rows]; also the cleaner's way to ask.
+
+    UnsupportedBatchError for a transaction without `fates`, and with `decided` for an undecided one.
+    """
+    attributes = chunk.table[:, fields.ATTRIBUTES]
+    special = (attributes & (fields.TRANSACTIONAL | fields.CONTROL)) != 0
+    if not special.any():
+        return np.zeros(chunk.rows, np.uint8)
+    if fates is None:
+        data = (attributes & (fields.TRANSACTIONAL | fields.CONTROL)) == fields.TRANSACTIONAL
+        if data.any():
+            _refuse(chunk, int(data.argmax()), "a transactional batch, and its outcome was not looked up")
+        return np.where(special, np.uint8(Fate.CONTROL), np.uint8(0))
+    found = fates.fates(
+        *(
+            chunk.table[:, column]
+            for column in (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
+        )
+    )
+    if decided and (found == Fate.UNDECIDED).any():
+        _refuse(chunk, int((found == Fate.UNDECIDED).argmax()), "a transactional batch, still undecided")
+    return found
+
+
+def _refuse(chunk: Chunk, row: int, text: str) -> NoReturn:
+    offset = int(chunk.table[row, fields.BASE_OFFSET])
+    raise UnsupportedBatchError(
+        f"offset {offset} is in {text}",
+        code="transactional",
+        remedy="end below the last stable offset, with the decisions of the transaction indexes",
+        file=chunk.file,
+        position=int(chunk.table[row, fields.FILE_POSITION]),
+        offset=offset,
+    )
+
+
+def digest_seed_of(salt: bytes) -> int:
+    """The seed of the digests that go with a map of this salt."""
+    import hashlib
+
+    return int.from_bytes(hashlib.blake2b(salt, digest_size=8, person=b"lastword seed").digest(), "little")
+
+
+def check_order(sources: Sequence[SegmentSource], first_offset: int = 0) -> None:
+    """ValueError unless the base offsets ascend, from at least `first_offset` on."""
+    before = first_offset - 1
+    for source in sources:
+        if source.base_offset <= before:
+            raise ValueError("segments must have ascending base offsets")
+        before = source.base_offset

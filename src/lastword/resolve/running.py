@@ -1,0 +1,339 @@
+"""A resolution that is kept: later segments are added to it, and rewritten ones change places in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword import kernels
+from lastword.kernels import copies as loops
+from lastword.kernels import offset_map as fields
+from lastword.kernels.arena import NO_OFFSET
+from lastword.kernels.table import BASE_OFFSET
+from lastword.records.chunk import CHUNK_BYTES, Chunk
+from lastword.resolve.bitmaps import DeadBitmaps, PageStore
+from lastword.resolve.facts import (
+    Fates,
+    Resolution,
+    SegmentFacts,
+    SegmentSource,
+    check_order,
+    digest_seed_of,
+)
+from lastword.resolve.horizons import Horizons
+from lastword.resolve.tally import Tally
+from lastword.resolve.walk import LAST_HASH, Rules, Walk, records_at_most
+
+_GROWTH = 1.6  # of the slots, when a map that is kept is full
+_MOST_VACANCIES = 0.2  # share of the entries that may wait to be used again
+
+
+class MapFull(Exception):
+    """The keys do not fit the budget: the running resolution is of no use any more."""
+
+    def __init__(self, keys: int, map_bytes: int) -> None:
+        super().__init__(f"a map of {map_bytes} bytes is full with {keys} keys")
+        self.keys = keys
+        self.map_bytes = map_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstones:
+    """Live tombstones, ascending by offset.
+
+    `copies`: records of the key on disk, the tombstone among them; 255 stands for any number from there on.
+    `horizon_ms`: the delete horizon of the batch when it was read, -1 if it had none.
+    """
+
+    offset: NDArray[np.int64]
+    copies: NDArray[np.uint8]
+    size_bytes: NDArray[np.int64]
+    horizon_ms: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return int(self.offset.size)
+
+
+class RunningResolution:
+    """Map, bits and facts of a log up to `limit`, to which later segments can be added. Not thread-safe.
+
+    Records without a key and those of aborted transactions are dead at once. A tombstone is dead when
+    `mark_due` says so, whatever the horizon of its batch.
+
+    Args:
+        map_bytes: budget of the map; memory is taken as keys come.
+        salt: secret random bytes, new for each map.
+        share: below 1, only keys whose salted hash lies in the first `share` of the range are looked at, and
+            as large a share of the records without a key. Dead and live counts, bytes and tombstones are
+            then those of the sample: divide them by `share`. `records` counts all. A sample never decides
+            about a record.
+
+    `limit` is one past the last offset taken. `exact`: every key is in the map, bits and copies are the
+    truth. After an error of `absorb` the object must not be used again.
+    """
+
+    def __init__(self, *, map_bytes: int, salt: bytes, share: float = 1.0) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"a share lies in (0, 1], unlike {share}")
+        self.limit = 0
+        self.exact = share == 1
+        self.seconds = 0.0
+        self._share = share
+        last_hash = LAST_HASH if share == 1 else int(LAST_HASH * share)
+        rules = Rules(decided=True, keyless_go=True, keep_copies=True, last_hash=last_hash)
+        self._walk = Walk(map_bytes, salt, digest_seed_of(salt), rules, self._make_room)
+        self._horizons = Horizons()
+        self._going: tuple[int, int] | None = None  # offsets from and to that `dropping` has heard of
+
+    # ---------------------------------------------------------------- growing
+
+    def absorb(
+        self,
+        sources: Sequence[SegmentSource],
+        *,
+        fates: Fates | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """Take in whole segments at or above `limit`, by ascending base offset, all of them decided.
+
+        `progress` hears (bytes done, bytes in all) after every chunk, and may raise to stop. Raises MapFull,
+        and what `resolve` raises.
+        """
+        self._idle()
+        if not sources:
+            return
+        check_order(sources, self.limit)
+        started = time.perf_counter()
+        self._walk.most_records = lambda chunk: int(records_at_most(sources, chunk) * self._share) + 1
+        first = len(self._walk.tally)
+        self._walk.tally.add(sources)
+        total, done = sum(source.size for source in sources), 0
+        for segment, source in enumerate(sources, first):
+            for chunk in self._walk.source(source, segment, fates, chunk_bytes=chunk_bytes):
+                self._horizons.add(chunk)
+                done += chunk.size_bytes
+                if progress is not None:
+                    progress(done, total)
+            self.limit = max(source.next_offset, int(self._walk.tally.ends[segment]))
+        if self._walk.map is not None:
+            self._walk.map.trim()
+        if self._horizons.crowded:
+            self._horizons.keep(self._live_tombstones()[1])
+        self.seconds += time.perf_counter() - started
+
+    def _make_room(self, chunk: Chunk) -> None:
+        offset_map = self._walk.map_for(chunk)
+        if offset_map.make_room(_GROWTH):
+            return
+        vacancies = int(self._walk.state[fields.VACANCIES])
+        offset_map.drop(self._walk.marks)
+        if int(self._walk.state[fields.VACANCIES]) == vacancies:
+            raise MapFull(offset_map.distinct_keys, offset_map.map_bytes)
+
+    # ---------------------------------------------------------------- what it knows
+
+    def resolution(self) -> Resolution:
+        """What `resolve` would have found in all segments at once; later changes do not touch it."""
+        keys = 0 if self._walk.map is None else self._walk.map.distinct_keys
+        return self._walk.resolution(1, keys, self.seconds)
+
+    def facts(self) -> tuple[SegmentFacts, ...]:
+        """About each segment, ascending; the bytes of one that was rewritten are shares of its new file."""
+        return self._walk.tally.facts()
+
+    def lowest_killer(self, segment_index: int) -> int | None:
+        """The lowest offset of a record that replaced one which is still in that segment's file."""
+        found = int(self._walk.tally.stats[segment_index, fields.LOWEST_KILLER])
+        return None if found == NO_OFFSET else found
+
+    def tombstones(self) -> Tombstones:
+        """All live ones: one pass over the keys."""
+        _, offsets, copies, size_bytes = self._live_tombstones()
+        tally = self._walk.tally
+        segments = np.searchsorted(tally.bases, offsets, side="right") - 1
+        return Tombstones(offsets, copies, tally.scaled(segments, size_bytes), self._horizons.of(offsets))
+
+    @property
+    def distinct_keys(self) -> int:
+        """Keys in the map that have a record."""
+        return 0 if self._walk.map is None else self._walk.map.distinct_keys
+
+    @property
+    def memory_bytes(self) -> int:
+        """Anonymous memory of all that is kept."""
+        kept = self._walk.store.size_bytes + self._walk.tally.size_bytes + self._horizons.size_bytes
+        return kept + (0 if self._walk.map is None else self._walk.map.anonymous_bytes)
+
+    def _live_tombstones(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
+        """(entry, offset, copies, size as the map knows it), by ascending offset."""
+        count = int(self._walk.tally.stats[:, fields.TOMBSTONES].sum())
+        entries, offsets, sizes = (np.empty(count, np.int64) for _ in range(3))
+        copies = np.empty(count, np.uint8)
+        if self._walk.map is not None and count:
+            found = loops.list_tombstones(
+                self._walk.map.arena, self._walk.state, entries, offsets, copies, sizes
+            )
+            if found != count:
+                raise ValueError(f"{found} live tombstones in the map, {count} in its segments")
+        order = np.argsort(offsets)
+        return entries[order], offsets[order], copies[order], sizes[order]
+
+    # ---------------------------------------------------------------- tombstones and rewrites
+
+    def mark_due(self, offsets: Sequence[int] | NDArray[np.int64]) -> None:
+        """These live tombstones, of whose keys nothing else is left, are dead now.
+
+        ValueError, and nothing changed, if one of them is no such tombstone.
+        """
+        self._idle()
+        wanted = np.unique(np.asarray(offsets, np.int64))
+        if not wanted.size:
+            return
+        entries, live, copies, _ = self._live_tombstones()
+        at = np.minimum(np.searchsorted(live, wanted), max(live.size - 1, 0))
+        good = np.zeros(wanted.size, np.bool_) if not live.size else (live[at] == wanted) & (copies[at] == 1)
+        if not good.all():
+            offset = int(wanted[~good][0])
+            raise ValueError(f"offset {offset} is not a live tombstone that is its key's only record")
+        offset_map = self._walk.map
+        assert offset_map is not None
+        loops.mark_due(
+            offset_map.arena,
+            self._walk.state,
+            offset_map.words,
+            entries[at],
+            *self._walk.store.arrays,
+            self._walk.tally.bases,
+            self._walk.tally.stats,
+            self._walk.tally.digests,
+        )
+
+    def dropping(self, chunk: Chunk, dead: DeadBitmaps) -> None:
+        """A rewrite leaves the dead records of this chunk out. Counts once `swapped` is called; until then
+        nothing may be absorbed or marked. `dead`: the bits that the rewrite goes by.
+        """
+        first, after = int(chunk.table[0, BASE_OFFSET]), chunk.next_offset
+        low, high = self._going or (first, after)
+        self._going = min(low, first), max(high, after)
+        offset_map = self._walk.map
+        if offset_map is None:
+            return
+        row, status = loops.note_going(
+            chunk.plain,
+            chunk.table,
+            chunk.rows,
+            offset_map.arena,
+            offset_map.slots,
+            offset_map.words,
+            *dead.arrays,
+        )
+        if status != kernels.OK:
+            chunk.raise_status(row, status)
+
+    def abandon(self) -> None:
+        """The rewrite under way was given up: its sources stay."""
+        self._settle_going(gone=False)
+
+    def swapped(self, first: int, last: int, size_bytes: int, next_offset: int) -> None:
+        """Segments `first` to `last` (indexes) are one file now, without their dead records.
+
+        The map keeps the sizes that their records had; facts scale them to the new file. A key of which
+        nothing is left leaves the map.
+        """
+        tally, store = self._walk.tally, self._walk.store
+        if not 0 <= first <= last < len(tally):
+            raise ValueError(f"segments {first} to {last} of {len(tally)}")
+        start = int(tally.bases[first])
+        end = int(tally.bases[last + 1]) if last + 1 < len(tally) else self.limit
+        if self._going is not None and (self._going[0] < start or self._going[1] > end):
+            raise ValueError("records of other segments are about to go as well: one rewrite at a time")
+        self._settle_going(gone=True)
+        tally.merge(first, last, size_bytes, next_offset)
+        store.clear(start, end)
+        segments = store.page_segments[: store.pages]
+        segments[(segments > first) & (segments <= last)] = first
+        segments[segments > last] -= last - first
+        self._tidy()
+
+    def _settle_going(self, *, gone: bool) -> None:
+        self._going = None
+        if self._walk.map is not None:
+            loops.settle_going(self._walk.map.arena, self._walk.state, gone)
+
+    def _tidy(self) -> None:
+        vacancies, used = (int(self._walk.state[field]) for field in (fields.VACANCIES, fields.USED))
+        if self._walk.map is not None and vacancies > _MOST_VACANCIES * used:
+            self._walk.map.drop(self._walk.marks)
+
+    def _idle(self) -> None:
+        if self._going is not None:
+            raise ValueError("a rewrite is under way: `swapped` or `abandon` comes first")
+
+    # ---------------------------------------------------------------- kept in a file
+
+    def to_parts(self) -> dict[str, Any]:
+        """All of it as arrays and numbers, without slack. Not while a rewrite is under way."""
+        self._idle()
+        walk = self._walk
+        walk.store.compact()
+        bits = walk.store.finish()
+        parts: dict[str, Any] = {f"tally_{name}": part for name, part in walk.tally.to_parts().items()}
+        parts |= {
+            "salt": np.frombuffer(walk.salt, np.uint8).copy(),
+            "share": self._share,
+            "limit": self.limit,
+            "page_ids": bits.page_ids,
+            "page_slots": bits.page_slots,
+            "page_bits": bits.page_bits,
+            "page_segments": walk.store.page_segments[: walk.store.pages].copy(),
+            "horizons": self._horizons.table(),
+        }
+        if walk.map is not None:
+            used, vacancies = (int(walk.state[field]) for field in (fields.USED, fields.VACANCIES))
+            arena = walk.map.arena[: walk.map.arena_bytes].copy()
+            parts |= {"arena": arena, "keys": used, "vacancies": vacancies}
+        return parts
+
+    @classmethod
+    def from_parts(cls, parts: Mapping[str, Any], *, map_bytes: int) -> RunningResolution:
+        """What `to_parts` gave, with a budget of its own. Raises MapFull; ValueError for parts that do not
+        fit together.
+        """
+        made = cls(
+            map_bytes=map_bytes,
+            salt=np.asarray(parts["salt"], np.uint8).tobytes(),
+            share=float(parts["share"]),
+        )
+        walk = made._walk
+        walk.tally = Tally.from_parts({k[6:]: v for k, v in parts.items() if k.startswith("tally_")})
+        made.limit = int(parts["limit"])
+        bits = DeadBitmaps(*(np.asarray(parts[f"page_{name}"]) for name in ("ids", "slots", "bits")))
+        _check_pages(bits, np.asarray(parts["page_segments"]), len(walk.tally))
+        walk.store = PageStore(walk.state, bits)
+        walk.store.page_segments[: bits.page_ids.size] = parts["page_segments"]
+        made._horizons = Horizons(np.asarray(parts["horizons"], np.int64))
+        if "arena" in parts:
+            keys = int(parts["keys"])
+            offset_map = walk.make_map(1, 24.0)
+            if not offset_map.load(np.asarray(parts["arena"], np.uint8), keys, int(parts["vacancies"])):
+                raise MapFull(keys, map_bytes)
+        return made
+
+
+def _check_pages(bits: DeadBitmaps, segments: NDArray[np.int32], rows: int) -> None:
+    """What kernels trust: ValueError for pages out of order, or that point nowhere."""
+    ids, slots = bits.page_ids, bits.page_slots
+    sound = ids.shape == slots.shape == segments.shape and bits.page_bits.ndim == 2
+    sound = sound and not (ids[1:] <= ids[:-1]).any() and bits.page_bits.shape[1:] == (64,)
+    if sound and ids.size:
+        sound = segments.min() >= 0 and segments.max() < rows and slots.max() < bits.page_bits.shape[0]
+    if not sound:
+        raise ValueError("the pages of a resolution do not fit together")
