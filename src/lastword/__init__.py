@@ -29,14 +29,18 @@ if TYPE_CHECKING:
     from lastword.cleaner.report import CleanRound
     from lastword.retention.rules import Deletion
     from lastword.state.state import Restored, State
+    from lastword.tools.audit import Audit
     from lastword.tools.dump import dump
+    from lastword.tools.explain import Explanation, Version
     from lastword.tools.verify import Verification
     from lastword.values import Progress
 
 __all__ = [
     "Appended",
+    "Audit",
     "CleanRound",
     "Deletion",
+    "Explanation",
     "Lease",
     "LeaseInfo",
     "LogDir",
@@ -50,6 +54,7 @@ __all__ = [
     "State",
     "Topic",
     "Verification",
+    "Version",
     "dump",
     "errors",
     "metrics",
@@ -60,8 +65,10 @@ __all__ = [
 
 _HOMES = {
     "Appended": "api.record",
+    "Audit": "tools.audit",
     "CleanRound": "cleaner.report",
     "Deletion": "retention.rules",
+    "Explanation": "tools.explain",
     "Lease": "api.lease",
     "LeaseInfo": "api.lease",
     "LogDir": "api.logs",
@@ -75,6 +82,7 @@ _HOMES = {
     "State": "state.state",
     "Topic": "api.topic",
     "Verification": "tools.verify",
+    "Version": "tools.explain",
     "dump": "tools.dump",
     "open": "api.logs",
 }

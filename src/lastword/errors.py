@@ -15,6 +15,7 @@
     │   ├── SerializerError          a key or value that its serializer refuses
     │   ├── RecordTooLargeError      larger than max.message.bytes
     │   ├── LeaseRefusedError        a reader so far behind that tombstones above it are gone
+    │   ├── SnapshotRefusedError     a restored file from which a state would come out wrong
     │   ├── SequenceGapError         a producer's sequences must rise without a hole
     │   ├── ProducerFencedError      a newer epoch of this producer id has written already
     │   │   └── CoordinatorFencedError  a marker from a transaction coordinator that was replaced
@@ -194,6 +195,15 @@ class OffsetOutOfRangeError(UsageError):
             offset=offset,
         )
 
+    @classmethod
+    def cleaned(cls, partition: str, offset: int, cleaned: int) -> OffsetOutOfRangeError:
+        return cls(
+            f"{partition}: what was newest below offset {offset} is not known any more: "
+            f"the log was cleaned up to {cleaned}",
+            remedy=f"end at {cleaned} or later",
+            offset=offset,
+        )
+
 
 class KeyRequiredError(UsageError):
     kafka_code = 87  # INVALID_RECORD
@@ -216,6 +226,10 @@ class RecordTooLargeError(UsageError):
 
 class LeaseRefusedError(UsageError):
     kafka_code = 1  # OFFSET_OUT_OF_RANGE
+
+
+class SnapshotRefusedError(UsageError):
+    """A restored file that a state may not start from."""
 
 
 class SequenceGapError(UsageError):

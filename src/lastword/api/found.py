@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from lastword.clock import Clock
 from lastword.config import Settings, TopicConfig
-from lastword.errors import LastwordError, ReadOnlyError, UnknownTopicError, UsageError
+from lastword.errors import (
+    LastwordError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    UnknownTopicError,
+    UsageError,
+)
 from lastword.files import Files
 from lastword.logdir import DirRecovery, LogDirectory, Spread
 from lastword.segment import names
@@ -106,6 +112,13 @@ class Found:
 
     def _first_dirty(self, topic: str, partition: int) -> int | None:
         return self._home(topic, partition).first_dirty(topic, partition)
+
+    def _check_history(self, topic: str, partition: int, view: PartitionView, end: int) -> None:
+        """OffsetOutOfRangeError if what was newest below `end` is not known any more: the log was cleaned
+        with the knowledge of what came after."""
+        cleaned = self._first_dirty(topic, partition)
+        if cleaned is not None and end < min(cleaned, view.log_end):
+            raise OffsetOutOfRangeError.cleaned(f"{topic}-{partition}", end, cleaned)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -282,6 +282,7 @@ class LogDir(Verbs):
         partitions: int = 1,
         default: Callable[[], Any] | None = None,
         end: Bounds = "latest",
+        snapshot: PathLike | None = None,
         max_bytes: int | None = None,
         progress: ProgressLike | bool | None = None,
     ) -> State[Any, Any]:
@@ -291,6 +292,8 @@ class LogDir(Verbs):
         serializers  None: as saved with the topic, else "str" for keys and "json" for values
         default      makes the value of a key that is not there: `default=int` allows `totals[k] += 1`
         end          as of then, read only; like `Topic.read`'s
+        snapshot     a file that `restore` wrote: it is loaded, and only what came after is read from the log.
+                     SnapshotRefusedError where that would not give what a full restore gives
         max_bytes    StateTooLargeError when keys and values need more
         progress     True, or a function of `Progress`
         """
@@ -315,6 +318,12 @@ class LogDir(Verbs):
             )
         views = self._views(name)
         ends = None if end == "latest" else {r.partition: r.end for r in ranges(views, "earliest", end)}
+        start = None
+        if snapshot is not None:
+            from lastword.api.restore import SnapshotFile
+
+            start = SnapshotFile(self, os.fspath(snapshot), topic)
+            start.check(self, name, views, ends)
         return State(
             topic,
             self.topic(name, key_serializer="bytes", value_serializer="bytes"),
@@ -325,6 +334,7 @@ class LogDir(Verbs):
             default=default,
             max_bytes=max_bytes,
             map_bytes=self.settings.instance.map_bytes,
+            snapshot=start,
             progress=listener(progress),
         )
 

@@ -6,6 +6,7 @@ Every call that changes is acknowledged when it returns: at "os" the records sur
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from lastword.cleaner import CleanRound, Plan
     from lastword.partition import PartitionLog
     from lastword.retention import Deletion
+    from lastword.state.state import Restored
+    from lastword.tools.audit import Audit
+    from lastword.tools.explain import Explanation
     from lastword.tools.verify import Verification
 
 ACKS = ("os", "disk")
@@ -417,6 +421,40 @@ class Topic(Generic[K, V]):
         OffsetOutOfRangeError above a log end: nothing was changed.
         """
         return self._logs._trim(self.name, partition, before)
+
+    def audit(
+        self,
+        partition: int | None = None,
+        *,
+        delivered: Any,
+        most_rows: int = 100_000,
+        progress: ProgressLike | bool | None = None,
+    ) -> Audit:
+        """What was delivered against what is logged, per key; see `LogDir.audit`."""
+        return self._logs.audit(
+            self.name, partition, delivered=delivered, most_rows=most_rows, progress=progress
+        )
+
+    def restore(
+        self,
+        partition: int | None = None,
+        *,
+        to: str | os.PathLike[str],
+        end: Bounds = "latest",
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Restored]:
+        """The newest values as a file; see `LogDir.restore`."""
+        return self._logs.restore(self.name, partition, to=to, end=end, progress=progress)
+
+    def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
+        """Why a partition is or is not due, and which rule keeps each record of `key`; see
+        `LogDir.explain`."""
+        return self._explain(partition, None if key is None else self.key_serializer.encode(key, "key"))
+
+    def _explain(self, partition: int | None, key: bytes | None) -> Explanation:
+        from lastword.api.explaining import explained
+
+        return explained(self._logs, self.name, partition, key, self._partitioner)
 
     def verify(
         self,

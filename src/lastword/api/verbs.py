@@ -6,11 +6,12 @@ stop the others.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from lastword.api.found import Found
+from lastword.api.found import Found, PathLike
 from lastword.api.progress import Meter, listener
 from lastword.errors import (
     CapacityError,
@@ -23,9 +24,14 @@ from lastword.errors import (
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.api.ranges import Bounds
     from lastword.cleaner import CleanRound, Plan
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
+    from lastword.state.state import Restored
+    from lastword.tools.audit import Audit
+    from lastword.tools.explain import Explanation
     from lastword.tools.verify import Verification
 
 
@@ -238,6 +244,81 @@ class Verbs(Found):
                 position=found.position,
                 offset=found.offset,
             )
+
+    def audit(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        delivered: Any,
+        most_rows: int = 100_000,
+        progress: ProgressLike | bool | None = None,
+    ) -> Audit:
+        """Per key, the newest offset that was delivered against the newest that is logged: what is missing,
+        stale or phantom. Changes nothing.
+
+        delivered   a mapping of keys to offsets; a table with columns `key` and `offset` (Arrow, Polars,
+                    DuckDB), or the path of such a file (.parquet .arrow .jsonl); another `LogDir` or `Topic`
+        most_rows   so many keys are named at most; the counts are of all
+        """
+        from lastword.api.audited import delivered_of
+        from lastword.partition import leases
+        from lastword.tools.audit import Logged, audit
+
+        chosen = [(number, self._view(topic, number)) for _, number in self._chosen(topic, partition)]
+        logged = []
+        for number, view in chosen:
+            cleaned = max(
+                self._first_dirty(topic, number) or 0, leases.dropped_up_to(self._files, view.directory)
+            )
+            logged.append(
+                Logged(
+                    view, view.log_start, view.stable_offset, max(view.log_start, min(cleaned, view.log_end))
+                )
+            )
+        map_bytes = self.settings.instance.map_bytes
+        logs = cast("LogDir", self)
+        other = delivered_of(delivered, logs.topic(topic), self._files, map_bytes)
+        meter = Meter("audit", progress, sum(segment.size for _, view in chosen for segment in view.segments))
+        with meter.part(sum(segment.size for _, view in chosen for segment in view.segments)) as tell:
+            return audit(topic, logged, other, memory_bytes=map_bytes, most_rows=most_rows, progress=tell)
+
+    def restore(
+        self,
+        topic: str,
+        partition: int | None = None,
+        *,
+        to: PathLike,
+        end: Bounds = "latest",
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Restored]:
+        """Write the newest value of every key to a file, `.parquet`, `.arrow` or `.jsonl`: a table for other
+        tools, and a snapshot from which `state(snapshot=)` starts. A file that is there is replaced.
+
+        end   as of then, like `Topic.read`'s; OffsetOutOfRangeError where the log was cleaned with what came
+              after, for then what was newest is not known any more
+        """
+        from lastword.api.restore import restore
+
+        self._chosen(topic, partition)
+        logs = cast("LogDir", self)
+        return restore(logs, logs.topic(topic), partition, os.fspath(to), end, progress)
+
+    def explain(self, topic: str, partition: int | None = None, *, key: Any = None) -> Explanation:
+        """Why a partition is or is not due, and with `key` where each of its records lies and which rule
+        keeps or frees it.
+
+        partition   None: the only one, or the one that holds the key
+        key         through the topic's saved serializer
+
+        Takes no lock and changes nothing. UsageError for a topic of several partitions without either.
+        """
+        from lastword.api.explaining import explained
+        from lastword.api.serializers import serializer_of
+
+        serializer = serializer_of(self._config(topic).lastword_key_serializer or "bytes")
+        data = None if key is None else serializer.encode(key, "key")
+        return explained(self, topic, partition, data, None)
 
     def verify(
         self,

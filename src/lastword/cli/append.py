@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lastword.api.json_form import field_bytes
 from lastword.cli.options import Directory, Partition, Session, Target, command
-from lastword.cli.output import argument_bytes, field_bytes
+from lastword.cli.output import argument_bytes
 from lastword.cli.text import plural
 
 if TYPE_CHECKING:

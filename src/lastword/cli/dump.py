@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from lastword.api.json_form import bytes_json
 from lastword.cli.options import Session, command
-from lastword.cli.output import bytes_json
 from lastword.cli.text import escape, key_text, plural, value_text
 from lastword.units import format_time
 

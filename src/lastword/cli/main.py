@@ -15,6 +15,7 @@ import typer
 
 from lastword.cli import (
     append,
+    audit,
     bench,
     clean,
     config,
@@ -23,9 +24,11 @@ from lastword.cli import (
     drop,
     dump,
     expire,
+    explain,
     lease,
     ls,
     read,
+    restore,
     trim,
     verify,
 )
@@ -43,7 +46,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LOOKS = (ls, read, verify, dump)
+LOOKS = (ls, read, explain, verify, dump, audit, restore)
 CHANGES = (create, config, append, clean, expire, trim, drop, lease)
 for module in (*LOOKS, *CHANGES, demo, bench):
     module.register(app)

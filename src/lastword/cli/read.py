@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lastword.api.json_form import bytes_json, field_json
 from lastword.cli.options import CONTEXT, Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.cli.output import argument_bytes, bytes_json, field_json
+from lastword.cli.output import argument_bytes
 from lastword.cli.text import escape, key_text, value_text
 from lastword.units import format_time
 

@@ -35,6 +35,15 @@ Pair = tuple[bytes, bytes | None]
 _ATTEMPTS = 100
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the newest records of a range: `records`, or else the `columns` of `chunk`."""
+
+    records: list[RawRecord]
+    columns: RecordColumns | None = None
+    chunk: Chunk | None = None
+
+
 def newest(
     view: PartitionView,
     start: int,
@@ -83,6 +92,25 @@ def newest_pairs(
     yield from _resolved(view, start, end, tombstones, map_bytes, progress, _pairs)
 
 
+def newest_parts(
+    view: PartitionView,
+    start: int,
+    end: int,
+    *,
+    tombstones: bool,
+    map_bytes: int,
+    committed: bool = True,
+    progress: BytesDone | None = None,
+) -> Iterator[Part]:
+    """The same as parts, with no object per record where the range is long: either the columns of a chunk,
+    which are valid until the next part, or a list of records."""
+    if scan.is_short(view, start, end):
+        yield Part(list(_replayed(view, start, end, tombstones, None, committed)))
+        return
+    for parts in _resolved(view, start, end, tombstones, map_bytes, progress, _as_parts, committed):
+        yield from parts
+
+
 def _replayed(
     view: PartitionView,
     start: int,
@@ -104,7 +132,7 @@ def _replayed(
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Whole:
     """The whole batches of a segment in a range, as `resolve` wants them."""
 
     segment: Segment
@@ -201,7 +229,7 @@ def _from_bitmaps(
     yield form(None, None, [record for record in late.values() if tombstones or record.value is not None])
 
 
-def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Part], int]:
+def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Whole], int]:
     """What can be resolved, and the offset from which on the range must be replayed (`end` if no batch is
     cut)."""
     parts = []
@@ -219,7 +247,7 @@ def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Part], int]
                     break
         following = max(cut, segment.base_offset) if final else segments[number + 1].base_offset
         if first < last:
-            parts.append(_Part(segment, segment.base_offset, following, first, last))
+            parts.append(_Whole(segment, segment.base_offset, following, first, last))
     return parts, cut
 
 
@@ -243,3 +271,7 @@ def _pairs(columns: RecordColumns | None, chunk: Chunk | None, records: list[Raw
             strict=True,
         )
     ]
+
+
+def _as_parts(columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]) -> list[Part]:
+    return [Part(records, columns, chunk)]

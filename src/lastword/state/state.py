@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from lastword.errors import ReadOnlyError, StateTooLargeError, UsageError
 from lastword.metrics import STATE_RESTORE_SECONDS
 from lastword.partition.view import PartitionView
-from lastword.state.newest import newest_pairs
+from lastword.state.newest import Pair, newest_pairs
 from lastword.units import format_bytes
 from lastword.values import Progress, ProgressLike, Value, table_html
 
@@ -49,6 +49,15 @@ class ByteTopic(Protocol):
     def extend(self, records: Iterable[tuple[bytes, bytes | None]], /) -> int: ...
 
 
+@dataclass(slots=True)
+class _Loaded:
+    """What one partition's part of a snapshot put into the mapping."""
+
+    keys: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Restored(Value):
     """What restoring one partition took: keys and bytes (of keys and values) that are in memory now."""
@@ -65,6 +74,15 @@ class Restored(Value):
             f"{self.topic}-{self.partition}: {self.keys} keys, {format_bytes(self.bytes)}, "
             f"up to offset {self.end_offset} in {self.seconds:.2f} s"
         )
+
+
+class Snapshot(Protocol):
+    """Newest values that were restored before: `ends` says below which offset of each partition, `pairs`
+    gives (partition, keys and values)."""
+
+    @property
+    def ends(self) -> Mapping[int, int]: ...
+    def pairs(self) -> Iterator[tuple[int, list[Pair]]]: ...
 
 
 class State(MutableMapping[K, V], Generic[K, V]):
@@ -91,6 +109,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
         default: Callable[[], V] | None = None,
         max_bytes: int | None = None,
         map_bytes: int = 128 << 20,
+        snapshot: Snapshot | None = None,
         progress: ProgressLike | None = None,
     ) -> None:
         self.topic = topic
@@ -108,17 +127,18 @@ class State(MutableMapping[K, V], Generic[K, V]):
         self._bytes = 0
         self._lock = threading.RLock()
         self._closed = False
-        self._restore(progress)
+        self._restore(progress, snapshot)
 
     # -------------------------------------------------------------- restoring
 
-    def _restore(self, progress: ProgressLike | None) -> None:
+    def _restore(self, progress: ProgressLike | None, snapshot: Snapshot | None = None) -> None:
         views = self._views()
         ends = {n: view.stable_offset for n, view in views.items()} if self._ends is None else self._ends
         total = sum(segment.size for view in views.values() for segment in view.segments)
         began = time.monotonic()
         done = 0
         restored = []
+        loaded = {} if snapshot is None else self._load(snapshot)
         for number, view in sorted(views.items()):
             size = sum(segment.size for segment in view.segments)
 
@@ -129,7 +149,13 @@ class State(MutableMapping[K, V], Generic[K, V]):
 
             started = time.monotonic()
             keys, held = len(self._data), self._bytes
-            self._take(view, view.log_start, ends[number], tombstones=False, progress=tell)
+            if number in loaded:
+                assert snapshot is not None
+                first = snapshot.ends[number]
+                self._take(view, first, ends[number], tombstones=True, progress=tell)
+                keys, held = keys - loaded[number].keys, held - loaded[number].bytes
+            else:
+                self._take(view, view.log_start, ends[number], tombstones=False, progress=tell)
             tell(1, 1)
             done += size
             restored.append(
@@ -139,12 +165,37 @@ class State(MutableMapping[K, V], Generic[K, V]):
                     ends[number],
                     len(self._data) - keys,
                     self._bytes - held,
-                    time.monotonic() - started,
+                    time.monotonic() - started + (loaded[number].seconds if number in loaded else 0.0),
                 )
             )
             self.position[number] = ends[number]
         self.restored = tuple(restored)
         STATE_RESTORE_SECONDS.set(time.monotonic() - began, self._log.name)
+
+    def _load(self, snapshot: Snapshot) -> dict[int, _Loaded]:
+        """Put a snapshot's values into the mapping; what each partition had of them."""
+        loaded = {number: _Loaded() for number in snapshot.ends}
+        began = time.monotonic()
+        for number, pairs in snapshot.pairs():
+            part = loaded[number]
+            keys, held = len(self._data), self._bytes
+            for key, value in pairs:
+                self._put(self._data, key, value)
+            self._check_size()
+            now = time.monotonic()
+            part.keys += len(self._data) - keys
+            part.bytes += self._bytes - held
+            part.seconds += now - began
+            began = now
+        return loaded
+
+    def _check_size(self) -> None:
+        limit = self._max_bytes
+        if limit is not None and self._bytes > limit:
+            raise StateTooLargeError(
+                f"{self._log.name}: the live data is larger than max_bytes = {limit}",
+                remedy="more max_bytes, or read what you need: topic.read(view='latest', keys=[...])",
+            )
 
     def _take(
         self,
@@ -157,7 +208,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
     ) -> int:
         """Put the newest records of a range into the mapping; how many there were."""
         taken = 0
-        data, limit = self._data, self._max_bytes
+        data = self._data
         parts = newest_pairs(
             view, start, end, tombstones=tombstones, map_bytes=self._map_bytes, progress=progress
         )
@@ -165,11 +216,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
             taken += len(pairs)
             for key, value in pairs:
                 self._put(data, key, value)
-            if limit is not None and self._bytes > limit:
-                raise StateTooLargeError(
-                    f"{self._log.name}: the live data is larger than max_bytes = {limit}",
-                    remedy="more max_bytes, or read what you need: topic.read(view='latest', keys=[...])",
-                )
+            self._check_size()
         return taken
 
     def _put(self, data: dict[bytes, bytes], key: bytes, value: bytes | None) -> None:

@@ -1,0 +1,242 @@
+"""`restore`: the newest value of every key as a file, and a state that starts from such a file.
+
+The file holds what a read with `view="latest"` shows, and how far it reaches (`state.snapshot_file`). A
+state that starts from it reads only what came after. That is right as long as no tombstone above its end has
+gone from the log meanwhile, or a deleted key would stay for ever; so a file is refused where one may have
+gone: `check`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lastword.api.json_form import bytes_json, field_bytes, field_json
+from lastword.api.progress import Meter
+from lastword.api.ranges import Bounds, Range, ranges
+from lastword.errors import CorruptFileError, SnapshotRefusedError
+from lastword.partition import leases
+from lastword.partition.view import PartitionView
+from lastword.state.newest import Pair, newest_parts
+from lastword.state.snapshot_file import (
+    Reach,
+    SnapshotWriter,
+    format_of,
+    read_batches,
+    read_lines,
+    read_reach,
+)
+from lastword.state.state import Restored
+from lastword.units import format_duration
+from lastword.values import ProgressLike
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lastword.api.logs import LogDir
+    from lastword.api.serializers import Serializer
+    from lastword.api.topic import Topic
+
+BATCH_BYTES = 2 << 20
+
+
+def restore(
+    logs: LogDir,
+    topic: Topic[Any, Any],
+    partition: int | None,
+    to: str,
+    end: Bounds,
+    progress: ProgressLike | bool | None,
+) -> list[Restored]:
+    """Write the newest values below `end` to the file `to`; see `LogDir.restore`."""
+    from lastword.api.arrow import ArrowForm
+
+    format_of(to)
+    views = {n: v for n, v in logs._views(topic.name).items() if partition is None or n == partition}
+    chosen = ranges(views, "earliest", end)
+    complete = end == "latest"
+    reach = Reach(
+        topic.name,
+        logs._partitions(topic.name)[chosen[0].partition].topic_id(topic.name) if chosen else None,
+        {one.partition: one.end for one in chosen},
+        logs._clock.now_ms() if complete else -1,
+    )
+    for one in chosen:
+        logs._check_history(topic.name, one.partition, one.view, one.end)
+    form = ArrowForm(topic.name, *topic.serializer_names)
+    meter = Meter("restore", progress, sum(segment.size for one in chosen for segment in one.view.segments))
+    names = topic.serializer_names
+    restored = []
+    with SnapshotWriter(logs._files, to, form.schema, reach, lambda batch: _json_lines(batch, names)) as out:
+        for one in chosen:
+            started = time.monotonic()
+            keys = size = 0
+            with meter.part(sum(segment.size for segment in one.view.segments)) as tell:
+                for batch, held in _batches(one, form, logs.settings.instance.map_bytes, tell):
+                    out.write(batch)
+                    keys += batch.num_rows
+                    size += held
+            restored.append(
+                Restored(topic.name, one.partition, one.end, keys, size, time.monotonic() - started)
+            )
+    return restored
+
+
+def _batches(one: Range, form: Any, map_bytes: int, tell: Any) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Batches of the newest values, each with the bytes of its keys and values."""
+    import numpy as np
+
+    parts = newest_parts(one.view, one.start, one.end, tombstones=False, map_bytes=map_bytes, progress=tell)
+    for part in parts:
+        if part.columns is not None and len(part.columns):
+            for batch in form.of_columns(part.columns, part.chunk, one.partition, BATCH_BYTES):
+                yield batch, 0
+            yield (
+                batch.slice(0, 0),
+                int(
+                    np.maximum(part.columns.key_length, 0).sum()
+                    + np.maximum(part.columns.value_length, 0).sum()
+                ),
+            )
+        elif part.records:
+            size = sum(len(r.key or b"") + len(r.value or b"") for r in part.records)
+            yield form.of_records(part.records, one.partition), size
+
+
+def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> Iterator[str]:
+    """The rows as `lastword read --json` prints them."""
+    import pyarrow as pa
+
+    columns = [
+        column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
+        for column in batch.columns
+    ]
+    for topic, partition, offset, timestamp, kind, key, value, headers in zip(*columns, strict=True):
+        row = {
+            "type": "record",
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "timestamp": -1 if timestamp is None else timestamp,
+            "timestamp_type": kind,
+            "key": field_json(key, names[0]) if isinstance(key, bytes) else key,
+            "value": field_json(value, names[1]) if isinstance(value, bytes) else value,
+            "headers": [[one["key"], bytes_json(one["value"])] for one in headers or ()],
+        }
+        yield json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+
+
+# ---------------------------------------------------------------- a state that starts from the file
+
+
+class SnapshotFile:
+    """A restored file as `State` loads it: keys and values as the bytes of their records."""
+
+    def __init__(self, logs: LogDir, path: str, topic: Topic[Any, Any]) -> None:
+        self._files = logs._files
+        self._path = path
+        self._names = topic.serializer_names
+        self._serializers: tuple[Serializer, Serializer] = topic.key_serializer, topic.value_serializer
+        self._reach = read_reach(self._files, path)
+        self.ends: Mapping[int, int] = self._reach.end_offsets
+
+    def check(
+        self,
+        logs: LogDir,
+        topic: str,
+        views: Mapping[int, PartitionView],
+        ends: Mapping[int, int] | None,
+    ) -> None:
+        """SnapshotRefusedError if the state would not be what a full restore gives."""
+        reach = self._reach
+        if reach.topic != topic:
+            self._refuse(f"it holds {reach.topic}, not {topic}")
+        homes = logs._partitions(topic)
+        now_ms = logs._clock.now_ms()
+        for number, offset in reach.end_offsets.items():
+            if number not in views:
+                self._refuse(f"{topic} has no partition {number}")
+            view = views[number]
+            topic_id = homes[number].topic_id(topic)
+            if reach.topic_id != topic_id:
+                self._refuse(f"{topic} was deleted and made anew since")
+            if offset > view.log_end:
+                self._refuse(
+                    f"it reaches to offset {offset} of {topic}-{number}, above log end {view.log_end}"
+                )
+            if offset < view.log_start:
+                self._refuse(f"{topic}-{number} begins at {view.log_start} now, and it reaches to {offset}")
+            if ends is not None and offset > ends[number]:
+                self._refuse(
+                    f"it reaches to offset {offset} of {topic}-{number}, and the state ends at {ends[number]}"
+                )
+            gone = leases.dropped_up_to(logs._files, view.directory)
+            if gone > offset:
+                self._refuse(f"a tombstone of {topic}-{number} between {offset} and {gone} is gone")
+            self._check_age(logs, topic, number, offset, now_ms)
+
+    def _check_age(self, logs: LogDir, topic: str, number: int, offset: int, now_ms: int) -> None:
+        """A broker's cleaner leaves no note of what it drops, but nothing that was appended after the file
+        was made goes before `delete.retention.ms` is over."""
+        cleaned = logs._first_dirty(topic, number)
+        if cleaned is None or cleaned <= offset:
+            return
+        keeps_ms = logs._config(topic).delete_retention_ms
+        age_ms = now_ms - self._reach.complete_ms
+        if self._reach.complete_ms < 0 or age_ms >= keeps_ms:
+            age = "of unknown age" if self._reach.complete_ms < 0 else f"{format_duration(age_ms)} old"
+            self._refuse(
+                f"it is {age}, {topic}-{number} was cleaned up to {cleaned} since, and tombstones stay for "
+                f"{format_duration(keeps_ms)} only (delete.retention.ms)"
+            )
+
+    def _refuse(self, why: str) -> None:
+        raise SnapshotRefusedError(
+            f"{self._path} cannot start a state: {why}",
+            remedy="open the state without snapshot=, and restore a new file",
+            file=self._path,
+        )
+
+    def pairs(self) -> Iterator[tuple[int, list[Pair]]]:
+        """(partition, keys and values), as they lie in the file; CorruptFileError for rows that are none."""
+        if format_of(self._path) == ".jsonl":
+            for fields in read_lines(self._files, self._path):
+                key = field_bytes(fields.get("key"), self._names[0], "key")
+                value = field_bytes(fields.get("value"), self._names[1], "value")
+                yield self._partition(fields.get("partition")), [(self._key(key), value)]
+            return
+        from lastword.api.arrow import binary_column
+
+        for batch in read_batches(self._files, self._path):
+            numbers = batch.column("partition").to_pylist()
+            keys = binary_column(batch.column("key"), self._serializers[0], "key").to_pylist()
+            values = binary_column(batch.column("value"), self._serializers[1], "value").to_pylist()
+            first = 0
+            for at in range(1, len(numbers) + 1):
+                if at == len(numbers) or numbers[at] != numbers[first]:
+                    pairs = list(zip(keys[first:at], values[first:at], strict=True))
+                    if None in keys[first:at]:
+                        self._key(None)
+                    yield self._partition(numbers[first]), pairs
+                    first = at
+
+    def _partition(self, number: Any) -> int:
+        if number not in self.ends:
+            raise CorruptFileError(
+                f"{os.path.basename(self._path)} has a row of partition {number}, and no end offset for it",
+                remedy="restore to a new file",
+                file=self._path,
+            )
+        return int(number)
+
+    def _key(self, key: bytes | None) -> bytes:
+        if key is None:
+            raise CorruptFileError(
+                f"{os.path.basename(self._path)} has a row without a key",
+                remedy="restore to a new file",
+                file=self._path,
+            )
+        return key

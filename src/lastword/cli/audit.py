@@ -1,0 +1,67 @@
+"""`lastword audit`: per key, what was delivered against what is logged."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+import typer
+
+from lastword.api.json_form import bytes_json
+from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, command
+from lastword.cli.text import key_text, plural
+
+EXAMPLES = """
+lastword audit data users consumer.parquet
+lastword audit data users delivered.jsonl --json
+lastword audit data users /backup/data
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "audit", examples=EXAMPLES)(audit)
+
+
+def audit(
+    out: Session,
+    directory: Directory,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    other: Annotated[
+        str,
+        typer.Argument(
+            metavar="OTHER",
+            help="another log directory, or a .parquet, .arrow or .jsonl file with columns key and offset",
+            show_default=False,
+        ),
+    ],
+    most_rows: Annotated[
+        int, typer.Option("--rows", metavar="N", help="name at most N keys; all are counted", min=0)
+    ] = 1000,
+    partition: Partition = None,
+    more: MoreDirs = None,
+) -> int:
+    """Compare, key by key, the newest offset delivered with the newest logged. Exit code 1 if keys are
+    missing, stale or phantom."""
+    from lastword.files import DEFAULT
+
+    target = Target.of(directory, topic, partition, more)
+    with ExitStack() as stack:
+        logs = stack.enter_context(out.open(target))
+        delivered: Any = other
+        if DEFAULT.is_dir(other):
+            delivered = stack.enter_context(out.open(Target([other], topic, None)))
+        progress = stack.enter_context(out.progress("audit"))
+        found = logs.audit(topic, partition, delivered=delivered, most_rows=most_rows, progress=progress)
+    for row in found.rows:
+        out.row("audit", row.to_dict() | {"key": bytes_json(row.key)})
+        where = row.topic if row.partition is None else f"{row.topic}-{row.partition}"
+        logged, given = (
+            "nothing" if offset is None else str(offset)
+            for offset in (row.logged_offset, row.delivered_offset)
+        )
+        line = f"{row.kind:<8} {where}  {key_text(row.key)}  logged {logged}, delivered {given}"
+        out.line(out.paint(line, "dim" if row.kind == "gone" else "red"))
+    if found.left_off:
+        out.say(f"{plural(found.left_off, 'more key')} not named; --rows N names more")
+    out.summary(str(found), ok=found.ok, counts=dict(found.counts), left_off=found.left_off)
+    return 0 if found.ok else 1

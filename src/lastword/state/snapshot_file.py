@@ -1,0 +1,291 @@
+"""The file that `restore` writes: the newest values of one topic as a table, and how far they reach.
+
+`.parquet`, `.arrow` (the IPC file format) or `.jsonl`. Columns: topic, partition, offset, timestamp (ms,
+UTC), timestamp_type, key, value, headers. What makes a table a snapshot that a state can start from is one
+JSON object beside the rows, a `Reach`: in the schema's metadata under `lastword.snapshot`, in `.jsonl` as
+last line. A `.jsonl` file without it was not finished.
+
+A file appears under its name when it is complete and durable, or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import CorruptFileError, FileVanishedError, LastwordError, UsageError
+from lastword.files import Files, Handle
+from lastword.values import Value
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMATS = (".parquet", ".arrow", ".jsonl")
+_METADATA = b"lastword.snapshot"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reach(Value):
+    """What a snapshot stands for.
+
+    end_offsets   per partition: newest values of the records below it
+    complete_ms   when these offsets were the log's ends; -1: they were not, so tombstones above them may be
+                  older than the file
+    topic_id      of the topic, None if it had none
+    """
+
+    topic: str
+    topic_id: str | None
+    end_offsets: Mapping[int, int]
+    complete_ms: int
+
+    def to_json(self) -> str:
+        fields = self.to_dict() | {"format": _FORMAT, "type": "snapshot"}
+        return json.dumps(fields, separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def of_json(cls, text: str | bytes, file: str) -> Reach:
+        try:
+            fields = json.loads(text)
+            if fields["format"] != _FORMAT:
+                raise ValueError(f"format {fields['format']}")
+            ends = {int(number): int(offset) for number, offset in fields["end_offsets"].items()}
+            return cls(fields["topic"], fields["topic_id"], ends, int(fields["complete_ms"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptFileError(
+                f"{file}: what it says of its end offsets makes no sense ({error})",
+                remedy="restore to a new file",
+                file=file,
+            ) from None
+
+
+def format_of(path: str) -> str:
+    """The extension, checked; UsageError names the ones there are."""
+    extension = Path(path).suffix.lower()
+    if extension not in FORMATS:
+        raise UsageError(
+            f"{path} ends with {extension or 'no extension'}", remedy=f"one of {', '.join(FORMATS)}"
+        )
+    return extension
+
+
+class SnapshotWriter:
+    """Writes `path` by way of a file beside it. A context manager: a block that raises leaves nothing.
+
+    row_json   for `.jsonl`: one batch to its lines
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        schema: pa.Schema,
+        reach: Reach,
+        row_json: Callable[[pa.RecordBatch], Iterator[str]],
+    ) -> None:
+        self._files = files
+        self._path = path
+        self._aside = f"{path}.part-{os.getpid()}"
+        self._format = format_of(path)
+        self._schema = schema.with_metadata({_METADATA: reach.to_json().encode()})
+        self._reach = reach
+        self._row_json = row_json
+        self._writer: Any = None
+
+    def __enter__(self) -> SnapshotWriter:
+        import pyarrow as pa
+
+        self._files.unlink(self._aside, missing_ok=True)
+        self._handle = self._files.open_append(self._aside, create=True, exclusive=True)
+        self._sink = _Sink(self._handle.append)
+        if self._format == ".parquet":
+            import pyarrow.parquet as pq
+
+            self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd")
+        elif self._format == ".arrow":
+            self._writer = pa.ipc.new_file(self._sink, self._schema)
+        return self
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            for line in self._row_json(batch):
+                self._sink.write(line.encode() + b"\n")
+        else:
+            self._writer.write_batch(batch.replace_schema_metadata(self._schema.metadata))
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._handle.close()
+            with suppress(LastwordError):
+                self._files.unlink(self._aside, missing_ok=True)
+
+    def _finish(self) -> None:
+        if self._writer is None:
+            self._sink.write(self._reach.to_json().encode() + b"\n")
+        else:
+            self._writer.close()
+        self._sink.drain()
+        self._handle.fsync()
+        self._files.rename(self._aside, self._path)
+        self._files.fsync_dir(os.path.dirname(self._path) or ".")
+
+
+class _Sink(io.RawIOBase):
+    """A file that only grows, for Arrow's writers; gathers small pieces."""
+
+    _GATHERED = 1 << 20
+
+    def __init__(self, append: Callable[[bytes], int]) -> None:
+        super().__init__()
+        self._append = append
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data)
+        self._pieces.append(piece)
+        self._held += len(piece)
+        self._size += len(piece)
+        if self._held >= self._GATHERED:
+            self.drain()
+        return len(piece)
+
+    def tell(self) -> int:
+        return self._size
+
+    def drain(self) -> None:
+        if self._pieces:
+            self._append(b"".join(self._pieces))
+            self._pieces, self._held = [], 0
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_reach(files: Files, path: str) -> Reach:
+    """How far a snapshot reaches. UsageError for a table that is none, CorruptFileError for a damaged one."""
+    if format_of(path) == ".jsonl":
+        return Reach.of_json(_last_line(files, path), path)
+    metadata = _opened(files, path)[0].metadata or {}
+    if _METADATA not in metadata:
+        raise UsageError(
+            f"{path} was not written by `restore`: it does not say up to which offsets it holds",
+            remedy="lastword restore DIR TOPIC OUT",
+        )
+    return Reach.of_json(metadata[_METADATA], path)
+
+
+def read_batches(files: Files, path: str) -> Iterator[pa.RecordBatch]:
+    """The rows of a `.parquet` or `.arrow` file, batch by batch."""
+    return _opened(files, path)[1]
+
+
+def read_lines(files: Files, path: str) -> Iterator[dict[str, Any]]:
+    """The rows of a `.jsonl` file: its objects of type `record`."""
+    for number, line in enumerate(_lines(files, path), 1):
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            raise CorruptFileError(
+                f"{path} line {number} is not a JSON object: {error}",
+                remedy="restore to a new file",
+                file=path,
+            ) from None
+        if fields.get("type", "record") == "record":
+            yield fields
+
+
+def _opened(files: Files, path: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    import pyarrow as pa
+
+    try:
+        source = pa.PythonFile(_Source(files, path), mode="r")
+        if format_of(path) == ".parquet":
+            import pyarrow.parquet as pq
+
+            table = pq.ParquetFile(source)
+            return table.schema_arrow, table.iter_batches(batch_size=16_384)
+        stream = pa.ipc.open_file(source)
+        return stream.schema, (stream.get_batch(i) for i in range(stream.num_record_batches))
+    except pa.ArrowInvalid as error:
+        raise CorruptFileError(
+            f"{path} is no {format_of(path)[1:]} file: {error}", remedy="restore to a new file", file=path
+        ) from None
+
+
+class _Source(io.RawIOBase):
+    """A file read by position, for Arrow's readers."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        super().__init__()
+        self._handle = _open(files, path)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        base = (0, self._at, self._handle.size())[whence]
+        self._at = base + position
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._handle.size() - self._at
+        data = self._handle.pread(left if size < 0 else min(size, max(left, 0)), self._at)
+        self._at += len(data)
+        return data
+
+    def close(self) -> None:
+        self._handle.close()
+        super().close()
+
+
+def _open(files: Files, path: str) -> Handle:
+    try:
+        return files.open_read(path)
+    except FileVanishedError:
+        raise UsageError(f"there is no file {path}", remedy="lastword restore DIR TOPIC OUT") from None
+
+
+_PIECE = 1 << 20
+
+
+def _lines(files: Files, path: str) -> Iterator[bytes]:
+    with _open(files, path) as handle:
+        rest = b""
+        position = 0
+        while piece := handle.pread(_PIECE, position):
+            position += len(piece)
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from (line for line in whole if line.strip())
+        if rest.strip():
+            yield rest
+
+
+def _last_line(files: Files, path: str) -> bytes:
+    with _open(files, path) as handle:
+        size = handle.size()
+        tail = handle.pread(min(size, _PIECE), max(0, size - _PIECE))
+    return tail.rstrip(b"\n").rpartition(b"\n")[2]

@@ -1,0 +1,194 @@
+"""A restored file: what it holds, and a state that starts from it."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import lastword
+from lastword import errors
+from lastword.clock import ManualClock
+from lastword.state import snapshot_file
+
+FORMATS = ("parquet", "arrow", "jsonl")
+
+
+@pytest.fixture(params=FORMATS)
+def path(request, tmp_path):
+    return tmp_path / f"users.{request.param}"
+
+
+def test_a_state_from_a_file_and_the_tail_is_the_state_from_the_log(logs, path):
+    users = logs.state("users", partitions=3)
+    users.update({f"k{i}": {"n": i} for i in range(50)})
+    del users["k7"]
+    restored = logs.restore("users", to=path)
+    assert sum(one.keys for one in restored) == 49 and {one.partition for one in restored} == {0, 1, 2}
+    users["k8"] = {"n": "newer"}
+    del users["k9"]
+    users["new"] = None
+    started = logs.state("users", snapshot=path)
+    assert dict(started) == dict(users) and started.position == logs.state("users").position
+    assert sum(one.keys for one in started.restored) == 49
+    started["k1"] = {"n": "after"}
+    assert logs.state("users")["k1"] == {"n": "after"}
+
+
+def test_only_the_tail_is_read_from_the_log(logs, path, monkeypatch):
+    users = logs.state("users")
+    users.update({"ada": 1, "bob": 2})
+    logs.restore("users", to=path)
+    users["cyd"] = 3
+    asked = []
+    import lastword.state.state as module
+
+    inner = module.newest_pairs
+    monkeypatch.setattr(
+        module,
+        "newest_pairs",
+        lambda view, start, end, **more: asked.append(start) or inner(view, start, end, **more),
+    )
+    assert dict(logs.state("users", snapshot=path)) == {"ada": 1, "bob": 2, "cyd": 3}
+    assert asked == [2]
+
+
+def test_a_table_for_other_tools(logs, tmp_path):
+    users = logs.state("users")
+    users.update({"ada": {"city": "London"}, "bob": None})
+    users["ada"] = {"city": "Turin"}
+    logs.restore("users", to=tmp_path / "users.parquet")
+    rows = pq.read_table(tmp_path / "users.parquet").to_pylist()
+    assert [(r["key"], r["value"], r["offset"], r["partition"]) for r in rows] == [
+        ("bob", b"null", 1, 0),
+        ("ada", b'{"city":"Turin"}', 2, 0),
+    ]
+    logs.restore("users", to=tmp_path / "users.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "users.jsonl").read_text().splitlines()]
+    assert [line.get("value") for line in lines[:-1]] == [{"base64": "bnVsbA=="}, {"city": "Turin"}]
+    assert lines[-1]["end_offsets"] == {"0": 3}
+
+
+def test_as_of_an_earlier_end(logs, path):
+    users = logs.state("users")
+    users["ada"] = 1
+    users["ada"] = 2
+    logs.restore("users", to=path, end=1)
+    assert dict(logs.state("users", snapshot=path)) == {"ada": 2}
+    assert dict(logs.state("users", snapshot=path, end=1)) == {"ada": 1}
+    logs.restore("users", to=path)
+    with pytest.raises(errors.SnapshotRefusedError, match="reaches to offset 2"):
+        logs.state("users", snapshot=path, end=1)
+
+
+def test_what_a_cleaning_forgot_cannot_be_restored(logs, path):
+    users = logs.state("users")
+    for value in (1, 2, 3):
+        users["ada"] = value
+    logs.clean("users")
+    with pytest.raises(errors.OffsetOutOfRangeError, match="not known any more"):
+        logs.restore("users", to=path, end=1)
+    assert [one.name for one in path.parent.iterdir()] == ["data"]
+
+
+def test_a_deleted_key_does_not_come_back_from_a_file(logs, path, clock: ManualClock):
+    """The tombstone above the file's end is gone, so nothing in the log would tell of the delete."""
+    users = logs.state("users")
+    users["ada"] = 1
+    logs.restore("users", to=path)
+    del users["ada"]
+    users["bob"] = 2
+    logs.clean("users")
+    clock.advance(25 * 3_600_000)
+    logs.clean("users")
+    logs.clean("users")
+    assert dict(logs.state("users")) == {"bob": 2}
+    assert [r.key for r in logs.topic("users").read()] == ["bob"]
+    with pytest.raises(errors.SnapshotRefusedError, match="tombstone"):
+        logs.state("users", snapshot=path)
+
+
+def test_a_file_of_another_topic_or_an_earlier_life_is_refused(logs, path):
+    logs.state("users")["ada"] = 1
+    logs.state("others")["ada"] = 2
+    logs.restore("users", to=path)
+    with pytest.raises(errors.SnapshotRefusedError, match="holds users, not others"):
+        logs.state("others", snapshot=path)
+    logs.delete_topic("users")
+    logs.state("users").update({"x": 1, "y": 2})
+    with pytest.raises(errors.SnapshotRefusedError, match="made anew"):
+        logs.state("users", snapshot=path)
+
+
+def test_a_file_below_the_log_start_is_refused(logs, path):
+    users = logs.state("users")
+    users["ada"] = 1
+    logs.restore("users", to=path)
+    users["bob"] = 2
+    users["cyd"] = 3
+    users.topic.trim(2)
+    with pytest.raises(errors.SnapshotRefusedError, match="begins at 2"):
+        logs.state("users", snapshot=path)
+
+
+def test_a_damaged_or_unfinished_file_is_told(logs, tmp_path):
+    users = logs.state("users")
+    users["ada"] = 1
+    for name, damage in (
+        ("a.jsonl", lambda data: data[: data.rindex(b"{")]),
+        ("b.parquet", lambda data: data[:-20]),
+        ("c.arrow", lambda data: data[: len(data) // 2]),
+        ("d.jsonl", lambda data: data.replace(b'"record"', b'"record')),
+    ):
+        file = tmp_path / name
+        logs.restore("users", to=file)
+        file.write_bytes(damage(file.read_bytes()))
+        with pytest.raises(errors.CorruptFileError):
+            logs.state("users", snapshot=file)
+    pq.write_table(pa.table({"key": ["a"], "value": ["b"]}), tmp_path / "e.parquet")
+    with pytest.raises(errors.UsageError, match="was not written by"):
+        logs.state("users", snapshot=tmp_path / "e.parquet")
+    with pytest.raises(errors.UsageError, match="no file"):
+        logs.state("users", snapshot=tmp_path / "f.parquet")
+
+
+def test_a_restore_that_fails_leaves_the_old_file(logs, tmp_path, monkeypatch):
+    users = logs.state("users")
+    users["ada"] = 1
+    file = tmp_path / "users.parquet"
+    logs.restore("users", to=file)
+    before = file.read_bytes()
+    users["ada"] = 2
+    monkeypatch.setattr(snapshot_file.SnapshotWriter, "write", lambda self, batch: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        logs.restore("users", to=file)
+    assert file.read_bytes() == before and list(tmp_path.glob("*part*")) == []
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    before=st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers())),
+    after=st.lists(st.tuples(st.integers(0, 5), st.none() | st.integers())),
+    form=st.sampled_from(FORMATS),
+)
+def test_any_history(tmp_path_factory, before, after, form):
+    root = tmp_path_factory.mktemp("any")
+    model: dict[str, int] = {}
+    with lastword.open(root / "data", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            "t", 2, key_serializer="str", value_serializer="json", cleanup_policy="compact"
+        )
+
+        def write(changes):
+            for key, value in changes:
+                topic.append(str(key), value)
+                model.pop(str(key), None)
+                if value is not None:
+                    model[str(key)] = value
+
+        write(before)
+        logs.restore("t", to=root / f"t.{form}")
+        write(after)
+        assert dict(logs.state("t", snapshot=root / f"t.{form}")) == model

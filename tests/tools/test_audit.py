@@ -1,0 +1,123 @@
+"""Per key, delivered against logged."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import lastword
+from lastword import errors
+from tests.api.conftest import clock, logs  # noqa: F401
+
+
+@pytest.fixture
+def users(logs):  # noqa: F811
+    topic = logs.create_topic("users", 2, key_serializer="str", cleanup_policy="compact")
+    for key, value in (("ada", b"1"), ("bob", b"2"), ("ada", b"3"), ("cyd", b"4"), ("cyd", None)):
+        topic.append(key, value, partition=0 if key == "ada" else 1)
+    return topic  # ada: newest 1 of partition 0; bob: 0, cyd: 2 (a deletion) of partition 1
+
+
+def named(audit):
+    return [(row.kind, row.key, row.logged_offset, row.delivered_offset) for row in audit.rows]
+
+
+def test_every_kind(users):
+    right = users.audit(delivered={"ada": 1, "bob": 0})
+    assert right.ok and right.counts == {"right": 3, "missing": 0, "stale": 0, "phantom": 0, "gone": 0}
+    wrong = users.audit(delivered={"ada": 0, "cyd": 1, "eve": 9})
+    assert not wrong.ok and sorted(named(wrong)) == [
+        ("missing", b"bob", 0, None),
+        ("phantom", b"eve", None, 9),
+        ("stale", b"ada", 1, 0),
+        ("stale", b"cyd", 2, 1),
+    ]
+    assert named(users.audit(delivered={"ada": 2, "bob": 0})) == [("phantom", b"ada", 1, 2)]
+
+
+def test_a_key_whose_tombstone_expired_is_no_fault(logs, users, clock):  # noqa: F811
+    table = {"ada": 1, "bob": 0, "cyd": 2}
+    assert users.audit(delivered=table).ok
+    logs.clean("users")
+    clock.advance(25 * 3_600_000)
+    logs.clean("users")
+    logs.clean("users")
+    assert [r.key for r in users.read()] == ["ada", "bob"]
+    found = users.audit(delivered=table)
+    assert found.ok and named(found) == [("gone", b"cyd", None, 2)]
+    assert named(users.audit(delivered={**table, "eve": 9})) == [
+        ("gone", b"cyd", None, 2),
+        ("phantom", b"eve", None, 9),
+    ]
+
+
+def test_tables_files_and_logs(logs, users, tmp_path):  # noqa: F811
+    table = pa.table({"key": ["ada", "bob"], "offset": [1, 0], "partition": [0, 1]})
+    assert users.audit(delivered=table).ok
+    assert users.audit(delivered=table.drop_columns("partition")).ok
+    logs.restore("users", to=tmp_path / "users.arrow")
+    assert users.audit(delivered=tmp_path / "users.arrow").ok
+    assert users.audit(delivered=logs).ok and users.audit(delivered=users).ok
+    (tmp_path / "users.jsonl").write_text('{"key": "ada", "offset": 0}\n{"key": "ada", "offset": 1}\n')
+    assert named(users.audit(delivered=tmp_path / "users.jsonl")) == [("missing", b"bob", 0, None)]
+
+
+def test_one_partition(users):
+    assert users.audit(0, delivered={"ada": 1}).ok
+    assert not users.audit(1, delivered={}).ok
+
+
+def test_what_is_no_table_is_refused(users, tmp_path):
+    for given_, words in (
+        (3, "delivered is a int"),
+        (pa.table({"key": ["ada"]}), "no column 'offset'"),
+        (pa.table({"key": [None], "offset": [1]}), "without a key"),
+        ({"ada": "one"}, "for an offset"),
+        (tmp_path / "none.parquet", "no file"),
+        (tmp_path / "none.csv", "ends with"),
+    ):
+        with pytest.raises(errors.UsageError, match=words):
+            users.audit(delivered=given_)
+    (tmp_path / "a.jsonl").write_text('{"key": "ada"}\n')
+    with pytest.raises(errors.UsageError, match="without 'offset'"):
+        users.audit(delivered=tmp_path / "a.jsonl")
+
+
+def test_rows_are_bounded_and_counts_are_not(users):
+    found = users.audit(delivered={f"k{i}": 7 for i in range(10)}, most_rows=3)
+    assert len(found.rows) == 3 and found.counts["phantom"] == 10 and found.left_off == 9  # 2 are missing
+
+
+def test_shares_of_the_keys_find_the_same(logs, tmp_path, clock):  # noqa: F811
+    topic = logs.create_topic("many", key_serializer="str", cleanup_policy="compact")
+    topic.extend([(f"k{i % 700}", b"x") for i in range(2000)])
+    table = {f"k{i}": 1400 + i if i < 600 else i + 700 for i in range(690)}
+    whole = topic.audit(delivered=table)
+    with lastword.open(logs.paths[0], log_cleaner_dedupe_buffer_size=65536) as small:
+        shared = small.topic("many").audit(delivered=table)
+    assert shared.counts == whole.counts and sorted(named(shared)) == sorted(named(whole))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    logged=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=12),
+    delivered=st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 14)),
+)
+def test_against_the_table_in_words(tmp_path_factory, logged, delivered):
+    newest = {key: (offset, alive) for offset, (key, alive) in enumerate(logged)}
+    expected = {}
+    for key in newest.keys() | delivered.keys():
+        offset, alive = newest.get(key, (None, False))
+        other = delivered.get(key)
+        if other == offset or (other is None and not alive):
+            continue
+        if offset is None or (other is not None and other > offset):
+            expected[key.encode()] = "phantom"
+        else:
+            expected[key.encode()] = "missing" if other is None else "stale"
+    with lastword.open(tmp_path_factory.mktemp("a") / "data", "a", log_cleaner_enable=False) as opened:
+        topic = opened.create_topic("t", key_serializer="str", cleanup_policy="compact")
+        topic.extend([(key, b"v" if alive else None) for key, alive in logged])
+        found = topic.audit(delivered=delivered)
+    assert {row.key: row.kind for row in found.rows} == expected
+    assert found.ok == (not expected)
