@@ -1,0 +1,63 @@
+"""`explain` for whoever holds a `LogDir` or a `Topic`: which partition is meant, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lastword.api import partitioners
+from lastword.errors import UsageError
+
+if TYPE_CHECKING:
+    from lastword.api.verbs import Verbs
+    from lastword.tools.explain import Explanation
+
+Partitioner = Callable[[bytes, int], int]
+
+
+def explained(
+    logs: Verbs,
+    topic: str,
+    partition: int | None,
+    key: bytes | None,
+    partitioner: partitioners.PartitionerLike | None,
+) -> Explanation:
+    """One partition explained: the one that was named, the only one, or the one that the key lies in.
+
+    A key lies where the topic's partitioner says, and if it does not, then in the first partition that has
+    it: another producer may have partitioned in another way.
+    """
+    numbers = [number for _, number in logs._chosen(topic, partition)]
+    if len(numbers) == 1:
+        return _one(logs, topic, numbers[0], key)
+    if key is None:
+        raise UsageError(
+            f"{topic} has {len(numbers)} partitions",
+            remedy=f"explain one of them: partition={numbers[0]}",
+        )
+    _, choose = partitioners.partitioner_of(
+        partitioner or logs._config(topic).lastword_partitioner or "murmur2"
+    )
+    home = partitioners.choose(choose, key, max(numbers) + 1)
+    numbers.sort(key=lambda number: number != home)
+    first: Explanation | None = None
+    for number in numbers:
+        found = _one(logs, topic, number, key)
+        if found.versions:
+            return found
+        first = first or found
+    assert first is not None
+    return first
+
+
+def _one(logs: Verbs, topic: str, partition: int, key: bytes | None) -> Explanation:
+    from lastword.tools.explain import explain
+
+    plans = [plan for plan in logs.plan(topic, partition, due=True) if plan.action != "delete"]
+    return explain(
+        logs._view(topic, partition),
+        logs._config(topic),
+        plans[0],
+        key=key,
+        now_ms=logs._clock.now_ms(),
+    )

@@ -1,0 +1,121 @@
+"""`lastword explain`: why a log is not cleaned, or a record is still there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
+from lastword.cli.output import argument_bytes
+from lastword.cli.text import escape
+from lastword.errors import UsageError
+from lastword.units import format_duration, format_time
+
+if TYPE_CHECKING:
+    from lastword.partition.leases import LeaseFacts
+    from lastword.tools.explain import Explanation
+
+EXAMPLES = """
+lastword explain data users
+lastword explain data users --key bob
+lastword explain /srv/kafka users -p 3 --key bob --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "explain", examples=EXAMPLES)(explain)
+
+
+def explain(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="K", help="every record of this key, and its rule")
+    ] = None,
+    more: MoreDirs = None,
+) -> None:
+    """Tell why a log is or is not due for cleaning, and which rule keeps each record of a key.
+
+    Changes nothing and takes no lock: it may look at the directory of a running broker.
+    """
+    target = Target.of(directory, topic, partition, more)
+    if target.topic is None:
+        raise UsageError("explain needs a topic", remedy=f"lastword explain {directory} TOPIC")
+    with out.open(target) as logs:
+        known = logs.topic(target.topic)
+        if key is None:
+            numbers = [n for _, n in logs._chosen(target.topic, target.partition)]
+            found = [known.explain(number) for number in numbers]
+        else:
+            data = argument_bytes(key, known.config.lastword_key_serializer, "key")
+            found = [known._explain(target.partition, data)]
+    for one in found:
+        _show(out, one, target.paths[0], key)
+    out.summary(
+        topic=target.topic,
+        partitions=len(found),
+        due=sum(one.plan.action == "clean" for one in found),
+        versions=sum(len(one.versions) for one in found),
+    )
+
+
+def _show(out: Session, one: Explanation, directory: str, key: str | None) -> None:
+    name = f"{one.topic}-{one.partition}"
+    out.row("plan", one.plan.to_dict())
+    for lease in (*one.leases.live, *one.leases.lapsed):
+        out.row("lease", _lease_fields(one, lease))
+    states = {True: "kept", False: "removable"}
+    lines = []
+    for version in one.versions:
+        fields = version.to_dict()
+        out.row("version", {"topic": one.topic, "key": one.key, **fields})
+        lines.append((f"offset {version.offset}", format_time(version.timestamp), states[version.kept]))
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(3)]
+    for line, version in zip(lines, one.versions, strict=True):
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        out.line(f"{cells}  {out.paint(version.text, 'dim') if version.kept else version.text}")
+    if key is not None and not one.versions:
+        out.line(f"{name} holds no record of {escape(key)}: never written there, or deleted and long cleaned")
+    _verdict(out, one, directory)
+
+
+def _verdict(out: Session, one: Explanation, directory: str) -> None:
+    clean = f"lastword clean {directory} {one.topic}"
+    plan = one.plan
+    verdict = one.verdict
+    if one.quarantine is not None:
+        out.line(out.paint(verdict, "red"))
+        out.line("  restore the file from a copy, then let the cleaner try it again")
+    elif plan.reasons and plan.reasons[0].code == "no-policy":
+        fix = f"lastword config {directory} {one.topic} --set cleanup.policy=compact"
+        out.line(f"{verdict}. To have it cleaned: {fix}")
+    else:
+        out.line(f"{verdict}. To clean it now: {clean}")
+    if one.key is None:
+        for reason in plan.reasons[1:] if plan.action == "keep" else plan.reasons:
+            out.line(f"  {reason}")
+    now = now_ms()
+    name = f"{one.topic}-{one.partition}"
+    for lease in one.leases.live:
+        left = format_duration(lease.lapses_ms - now)
+        out.line(f"{name}: tombstones from {lease.position} on wait for {lease.name}, which lapses in {left}")
+    for lease in one.leases.lapsed:
+        ago = format_duration(now - lease.lapses_ms)
+        out.line(
+            out.paint(
+                f"{name}: {lease.name} lapsed {ago} ago at {lease.position}: it holds nothing", "yellow"
+            )
+        )
+
+
+def _lease_fields(one: Explanation, lease: LeaseFacts) -> dict[str, Any]:
+    return {
+        "topic": one.topic,
+        "partition": one.partition,
+        **lease.to_dict(),
+        "lapses_ms": lease.lapses_ms,
+        "lapsed": lease in one.leases.lapsed,
+    }

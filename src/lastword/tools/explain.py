@@ -1,0 +1,325 @@
+"""Why a log is or is not cleaned, and why a record is still in it: an `Explanation`.
+
+Stands on what decides: the plan is the cleaner's own, and each version of a key is judged by the rules that
+a round keeps to. One walk over the log finds the versions; their batches' headers, the transaction outcomes
+and the leases say the rest. Takes no lock and changes nothing, also beside a running broker.
+
+    garbage     a newer committed record of the key has replaced it, or its transaction was aborted
+                → goes with the round that covers it and its killer, unless something holds that back
+    newest      stays, unless it is a tombstone
+    tombstone   the key's newest: stays until its horizon, every lease and every older copy have let it go
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lastword.cleaner import quarantine
+from lastword.cleaner.choose import (
+    ACTIVE_SEGMENT,
+    COMPACTION_LAG,
+    NEWEST,
+    NO_POLICY,
+    QUARANTINED,
+    TOMBSTONE_HORIZON,
+    UNDECIDED_TRANSACTION,
+    Plan,
+)
+from lastword.cleaner.quarantine import Quarantine
+from lastword.config import TopicConfig
+from lastword.errors import FileVanishedError
+from lastword.partition import leases, scan
+from lastword.partition.leases import Leases
+from lastword.partition.outcomes import Outcomes
+from lastword.partition.reads import read_batches, read_chunks
+from lastword.partition.transactions import Fate
+from lastword.partition.view import PartitionView
+from lastword.records.batch import BatchHeader
+from lastword.records.formats import check_crc, read_records
+from lastword.segment.segment import Segment
+from lastword.units import format_duration, format_time, to_time
+from lastword.values import Value
+
+LEASE = "lease"
+OLDER_SEGMENT = "older-segment-not-clean"
+NEXT_ROUND = "next-round"
+ABORTED = "aborted-transaction"
+_ATTEMPTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Version(Value):
+    """One record of a key, and the rule that keeps or frees it.
+
+    segment         base offset of the segment that it lies in
+    kept            its key needs it; False: it is garbage, and goes once nothing holds it back
+    reason          code of that rule; text: the rule in words
+    until           when the rule lets go, in ms since 1970; None: not a matter of time, or not known yet
+    superseded_by   offset of the record that has replaced it, or None
+    """
+
+    offset: int
+    timestamp: int
+    segment: int
+    tombstone: bool
+    kept: bool
+    reason: str
+    until: int | None
+    text: str
+    partition: int
+    superseded_by: int | None = None
+
+    def __str__(self) -> str:
+        state = "kept" if self.kept else "removable"
+        return f"offset {self.offset}  {format_time(self.timestamp)}  {state}  {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation(Value):
+    """Why one partition is or is not due, and where the versions of a key stand.
+
+    plan         what the scheduler would do with the partition now, and its reasons
+    key          the one asked for, as bytes; None: only the partition was asked for
+    versions     every record of the key that is on disk, oldest first
+    leases       readers that hold tombstones back, and those that have lapsed
+    quarantine   why and since when the cleaner leaves it alone, or None
+    """
+
+    topic: str
+    partition: int
+    plan: Plan
+    versions: tuple[Version, ...] = ()
+    key: bytes | None = None
+    leases: Leases = field(default_factory=Leases)
+    quarantine: Quarantine | None = None
+
+    def __str__(self) -> str:
+        return "\n".join([*(str(version) for version in self.versions), self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """Whether the partition is due, in one sentence."""
+        name, plan = f"{self.topic}-{self.partition}", self.plan
+        if plan.action == "clean":
+            return f"{name} is due: {str(plan).partition(': clean: ')[2]}"
+        reason = plan.reasons[0] if plan.reasons else None
+        if reason is None:
+            return f"{name} is not due"
+        if reason.code == NO_POLICY:
+            return f"{name} is never cleaned: {reason.text}"
+        if self.quarantine is not None:
+            since = f" since {format_time(self.quarantine.time_ms)}" if self.quarantine.time_ms else ""
+            return f"{name} is quarantined{since}: {reason.text}"
+        closed = reason.code != ACTIVE_SEGMENT or plan.total_segments > 1
+        return f"{name} is not due: {reason.text if closed else 'no closed segments'}"
+
+
+def explain(
+    view: PartitionView, config: TopicConfig, plan: Plan, *, key: bytes | None = None, now_ms: int
+) -> Explanation:
+    """Judge every version of `key` in a partition, or with None only the partition.
+
+    plan   what the scheduler would do with it: `cleaner.plan(..., due=True)`
+
+    Raises CorruptBatchError and its like where the log is damaged before the key was found.
+    """
+    found: tuple[Version, ...] = ()
+    set_aside = quarantine.load(view.files, view.directory)
+    if key is not None:
+        attempt = 0
+        while True:
+            try:
+                found = _Judge(view, config, plan, set_aside, now_ms).versions(key)
+                break
+            except FileVanishedError:  # rewritten meanwhile: listed again, and judged anew
+                attempt += 1
+                if attempt == _ATTEMPTS:
+                    raise
+                view.refresh()
+    held = leases.load(view.files, view.directory, now_ms)
+    return Explanation(view.topic, view.partition, plan, found, key, held, set_aside)
+
+
+# ---------------------------------------------------------------- finding the versions
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    offset: int
+    timestamp: int
+    tombstone: bool
+    header: BatchHeader
+    segment: int  # number of the segment in the view
+
+
+def _find(view: PartitionView, key: bytes) -> Iterator[_Found]:
+    """Records with this key, oldest first, whatever became of their transactions."""
+    bases = [segment.base_offset for segment in view.segments]
+    walk = _plain if scan.is_short(view, view.log_start, view.log_end) else _bulk
+    for offset, timestamp, tombstone, header in walk(view, key):
+        yield _Found(offset, timestamp, tombstone, header, bisect_right(bases, offset) - 1)
+
+
+def _plain(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, BatchHeader]]:
+    for segment, header, data in read_batches(view, view.log_start):
+        if header.control:
+            continue
+        check_crc(data, header, segment.file, position=0)
+        for record in read_records(data, header, segment.file, position=0):
+            if record.key == key and record.offset >= view.log_start:
+                yield record.offset, record.timestamp, record.value is None, header
+
+
+def _bulk(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, BatchHeader]]:
+    import numpy as np
+
+    from lastword.records.columns import decode_columns
+
+    for chunk in read_chunks(view, view.log_start, view.log_end):
+        columns = decode_columns(chunk)
+        for i in np.flatnonzero(columns.key_length == len(key)).tolist():
+            start = int(columns.key_position[i])
+            offset = int(columns.offset[i])
+            if offset >= view.log_start and chunk.plain[start : start + len(key)].tobytes() == key:
+                tombstone = bool(columns.value_length[i] < 0)
+                yield offset, int(columns.timestamp[i]), tombstone, chunk.header(int(columns.row[i]))
+
+
+# ---------------------------------------------------------------- judging them
+
+
+class _Judge:
+    def __init__(
+        self,
+        view: PartitionView,
+        config: TopicConfig,
+        plan: Plan,
+        set_aside: Quarantine | None,
+        now_ms: int,
+    ) -> None:
+        self.view = view
+        self.config = config
+        self.plan = plan
+        self.quarantine = set_aside
+        self.now_ms = now_ms
+        self.leases = leases.load(view.files, view.directory, now_ms)
+
+    def versions(self, key: bytes) -> tuple[Version, ...]:
+        outcomes = Outcomes(self.view, self.view.log_end)
+        found = list(_find(self.view, key))
+        fates = [outcomes.fate(one.header) for one in found]
+        killers: list[_Found | None] = [None] * len(found)
+        newest: _Found | None = None
+        for i in range(len(found) - 1, -1, -1):
+            if fates[i] is Fate.COMMITTED:
+                killers[i], newest = newest, found[i]
+        return tuple(
+            self._judged(one, fate, killer, found[:i])
+            for i, (one, fate, killer) in enumerate(zip(found, fates, killers, strict=True))
+        )
+
+    def _judged(self, one: _Found, fate: Fate, killer: _Found | None, older: Sequence[_Found]) -> Version:
+        def rule(kept: bool, reason: str, text: str, until: int | None = None) -> Version:
+            return Version(
+                offset=one.offset,
+                timestamp=one.timestamp,
+                segment=self.view.segments[one.segment].base_offset,
+                tombstone=one.tombstone,
+                kept=kept,
+                reason=reason,
+                until=until,
+                text=text,
+                partition=self.view.partition,
+                superseded_by=None if killer is None else killer.offset,
+            )
+
+        if fate is Fate.UNDECIDED:
+            return rule(
+                True, UNDECIDED_TRANSACTION, f"{UNDECIDED_TRANSACTION}, neither committed nor aborted"
+            )
+        if fate is Fate.ABORTED:
+            return self._garbage(rule, ABORTED, one, one)
+        if killer is not None:
+            return self._garbage(rule, f"superseded by {killer.offset}", one, killer)
+        if one.tombstone:
+            return self._tombstone(rule, one, older)
+        return rule(True, NEWEST, NEWEST)
+
+    def _garbage(self, rule: Rule, what: str, one: _Found, killer: _Found) -> Version:
+        if not self.config.compacts:
+            return rule(True, NO_POLICY, f"{what}; {NO_POLICY}, nothing is compacted")
+        held = self._held(killer.segment) or self._held(one.segment)
+        if held is not None and one.tombstone and self._had_its_time(one):
+            held = self._held(one.segment)  # it goes for its age, whatever becomes of its killer
+        if held is not None:
+            code, text, until = held
+            return rule(False, code, f"{what}; {code}, {text}", until)
+        return rule(False, NEXT_ROUND, f"{what}; {NEXT_ROUND}")
+
+    def _tombstone(self, rule: Rule, one: _Found, older: Sequence[_Found]) -> Version:
+        if not self.config.compacts:
+            return rule(True, NEWEST, f"{NEWEST}; {NO_POLICY}, nothing is compacted")
+        wait = format_duration(self.config.delete_retention_ms)
+        held = self._held(one.segment)
+        horizon_ms = one.header.delete_horizon_ms
+        if horizon_ms is None or (held is not None and held[0] != QUARANTINED):
+            if older and self.plan.strategy == "generational":
+                copies = "1 older copy" if len(older) == 1 else f"{len(older)} older copies"
+                text = (
+                    f"{OLDER_SEGMENT}, {copies} on disk: may go {wait} after the round that removes the last"
+                )
+                return rule(True, OLDER_SEGMENT, f"{NEWEST}; {text}")
+            text = f"{TOMBSTONE_HORIZON}: may go {wait} after the round that cleans it"
+            return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}")
+        if horizon_ms > self.now_ms:
+            text = f"{TOMBSTONE_HORIZON}: may go at {format_time(horizon_ms)}"
+            return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}", horizon_ms)
+        lowest = self.leases.lowest
+        if lowest is not None and lowest.position <= one.offset:
+            text = f"{LEASE}: {lowest.name} is at {lowest.position}, lapses {_minute(lowest.lapses_ms)}"
+            return rule(True, LEASE, f"{NEWEST}; {text}", lowest.lapses_ms)
+        if held is not None:
+            code, text, until = held
+            return rule(False, code, f"{TOMBSTONE_HORIZON} passed; {code}, {text}", until)
+        return rule(False, NEXT_ROUND, f"{TOMBSTONE_HORIZON} passed {format_time(horizon_ms)}; {NEXT_ROUND}")
+
+    def _had_its_time(self, one: _Found) -> bool:
+        horizon_ms = one.header.delete_horizon_ms
+        return horizon_ms is not None and horizon_ms <= self.now_ms and one.offset < self.leases.floor
+
+    def _held(self, number: int) -> tuple[str, str, int | None] | None:
+        """What keeps a due round from covering a segment: code, text, until when."""
+        segment = self.view.segments[number]
+        if self.quarantine is not None:
+            return QUARANTINED, self.quarantine.reason, None
+        if segment is self.view.active:
+            return self._rolls(segment)
+        stable = self.view.stable_offset
+        if segment.next_offset > stable:
+            return UNDECIDED_TRANSACTION, f"one that began at {stable} is open", None
+        lag_ms = self.config.min_compaction_lag_ms
+        if lag_ms > 0 and segment.next_offset > self.plan.start:
+            stamp = segment.largest_timestamp if segment.largest_timestamp >= 0 else segment.mtime_ms
+            if stamp > self.now_ms - lag_ms:
+                return COMPACTION_LAG, f"until {_minute(stamp + lag_ms)}", stamp + lag_ms
+        return None
+
+    def _rolls(self, segment: Segment) -> tuple[str, str, int | None]:
+        began = segment.first_timestamp
+        if began < 0:
+            return ACTIVE_SEGMENT, f"rolls at {self.config.segment_bytes} bytes", None
+        rolls_ms = began + min(self.config.segment_ms, self.config.max_compaction_lag_ms)
+        if to_time(rolls_ms) is None:
+            return ACTIVE_SEGMENT, f"rolls at {self.config.segment_bytes} bytes", None
+        return ACTIVE_SEGMENT, f"rolls {_minute(rolls_ms)}", rolls_ms
+
+
+Rule = Callable[..., Version]
+
+
+def _minute(timestamp_ms: int) -> str:
+    """`2026-11-27 10:02Z`."""
+    when = to_time(timestamp_ms)
+    return format_time(timestamp_ms) if when is None else when.strftime("%Y-%m-%d %H:%MZ")

@@ -1,0 +1,237 @@
+"""`explain`: each record of a key, the rule that keeps or frees it, and whether it tells the truth."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import CorruptBatchError, UsageError
+from lastword.partition import scan
+from lastword.partition.view import PartitionView
+from lastword.tools import explain as tool
+from tests.api.conftest import BEGIN_MS, tree_digest
+from tests.build import LogBuilder as PartitionBuilder
+from tests.cleaner.transactional import Producer
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(BEGIN_MS)
+
+
+@pytest.fixture
+def logs(tmp_path, clock):
+    with lastword.open(tmp_path / "data", "a", clock=clock, log_cleaner_enable=False) as opened:
+        yield opened
+
+
+def made(logs, name="t", partitions=1, **config):
+    config.setdefault("lastword_strategy", "kafka")
+    return logs.create_topic(name, partitions, key_serializer="str", cleanup_policy="compact", **config)
+
+
+def roll(logs, name="t"):
+    logs._log(name, 0).roll()
+
+
+def rules(explanation):
+    return [(one.offset, one.kept, one.reason) for one in explanation.versions]
+
+
+def test_a_superseded_value_and_a_tombstone_in_the_active_segment(logs):
+    topic = made(logs)
+    topic.append("bob", b"1")
+    topic.delete("bob")
+    found = topic.explain(key="bob")
+    assert rules(found) == [(0, False, "active-segment"), (1, True, "tombstone-horizon")]
+    assert found.versions[0].superseded_by == 1
+    assert found.versions[0].until == BEGIN_MS + 7 * 24 * HOUR
+    assert [one.tombstone for one in found.versions] == [False, True]
+    assert found.plan.action == "keep" and found.plan.due
+    assert str(found).splitlines()[-1] == "t-0 is not due: no closed segments"
+    assert logs.explain("t", key="bob") == found
+
+
+def test_a_record_whose_killer_is_not_closed_yet_waits_for_the_killer(logs):
+    topic = made(logs)
+    topic.append("a", b"1")
+    roll(logs)
+    topic.append("a", b"2")
+    assert rules(topic.explain(key="a")) == [(0, False, "active-segment"), (1, True, "newest")]
+    roll(logs)
+    assert rules(topic.explain(key="a")) == [(0, False, "next-round"), (1, True, "newest")]
+
+
+def test_a_young_segment_waits_for_its_lag(logs, clock):
+    topic = made(logs, min_compaction_lag_ms="2h")
+    for value in (b"1", b"2"):
+        topic.append("a", value)
+    roll(logs)
+    found = topic.explain(key="a")
+    assert rules(found)[0] == (0, False, "compaction-lag")
+    assert found.versions[0].until == BEGIN_MS + 2 * HOUR
+    clock.advance(2 * HOUR + 1)
+    assert rules(topic.explain(key="a"))[0] == (0, False, "next-round")
+
+
+def test_a_tombstone_from_its_horizon_to_its_end(logs, clock):
+    topic = made(logs, delete_retention_ms="3h")
+    topic.append("a", b"1")
+    topic.delete("a")
+    topic.clean()
+    (version,) = topic.explain(key="a").versions
+    assert (version.kept, version.reason, version.until) == (True, "tombstone-horizon", BEGIN_MS + 3 * HOUR)
+    clock.advance(3 * HOUR)
+    topic.lease("replica", position=1, max_age="1h")
+    (version,) = topic.explain(key="a").versions
+    assert (version.kept, version.reason, version.until) == (True, "lease", BEGIN_MS + 4 * HOUR)
+    assert "replica is at 1" in version.text
+    clock.advance(HOUR + 1)
+    found = topic.explain(key="a")
+    assert rules(found) == [(1, False, "next-round")]
+    assert [one.name for one in found.leases.lapsed] == ["replica"]
+    topic.append("b", b"1")
+    topic.clean()
+    assert topic.explain(key="a").versions == ()
+
+
+def test_a_blocked_tombstone_under_the_generational_strategy(logs):
+    topic = made(logs, lastword_strategy="generational")
+    topic.append("a", b"1")
+    roll(logs)
+    topic.delete("a")
+    roll(logs)
+    found = topic.explain(key="a")
+    assert rules(found) == [(0, False, "next-round"), (1, True, "older-segment-not-clean")]
+    assert "1 older copy on disk" in found.versions[1].text
+
+
+def test_without_a_policy_everything_stays(logs):
+    topic = logs.create_topic("plain", key_serializer="str")
+    topic.append("a", b"1")
+    topic.append("a", b"2")
+    found = topic.explain(key="a")
+    assert rules(found) == [(0, True, "no-policy"), (1, True, "newest")]
+    assert "is never cleaned" in found.verdict
+
+
+def test_a_quarantined_partition_says_why_and_since_when(logs, tmp_path):
+    topic = made(logs)
+    for n in range(4):
+        topic.append("a", b"%d" % n)
+    file = next((tmp_path / "data" / "t-0").glob("*.log"))
+    data = bytearray(file.read_bytes())
+    data[65] ^= 0xFF
+    file.write_bytes(data)
+    with pytest.raises(CorruptBatchError):
+        topic.clean()
+    found = topic.explain()
+    assert found.quarantine is not None and found.quarantine.time_ms == BEGIN_MS
+    assert "is quarantined since 2026-11-20 10:00:00Z" in found.verdict
+    assert found.plan.reasons[0].code == "quarantined"
+
+
+def test_aborted_and_undecided_transactions(tmp_path):
+    log = PartitionBuilder(tmp_path)
+    producer = Producer(log)
+    producer.put(("a", "1"), ("b", "1")).commit()
+    producer.put(("a", "aborted")).abort()
+    log.log.roll()
+    producer.put(("a", "open"))
+    view = PartitionView.load(log.files, log.directory)
+    plan = _plan(view, log.config)
+    found = tool.explain(view, log.config, plan, key=b"a", now_ms=plan.now_ms)
+    assert rules(found) == [
+        (0, True, "newest"),
+        (3, False, "next-round"),
+        (5, True, "undecided-transaction"),
+    ]
+    assert found.versions[1].text.startswith("aborted-transaction")
+    log.log.close()
+
+
+def _plan(view, config):
+    from lastword.cleaner.cleaner import plan
+    from lastword.files import DEFAULT
+
+    return plan(view, config, files=DEFAULT, clock=ManualClock(BEGIN_MS), first_dirty=None, due=True)
+
+
+def test_a_key_that_lies_in_another_partition_than_its_own_is_found(logs):
+    topic = made(logs, partitions=3)
+    home = topic.append("a", b"1").partition
+    assert topic.explain(key="a").partition == home
+    topic.append("b", b"1", partition=2)
+    assert topic.explain(key="b").partition == 2
+    assert topic.explain(key="nobody").versions == ()
+    with pytest.raises(UsageError, match="3 partitions"):
+        topic.explain()
+    assert topic.explain(1).partition == 1
+
+
+def test_looking_changes_nothing_and_takes_no_lock(logs, tmp_path):
+    topic = made(logs)
+    topic.append("a", b"1")
+    topic.append("a", b"2")
+    roll(logs)
+    before = tree_digest(tmp_path / "data")
+    with lastword.open(tmp_path / "data", clock=ManualClock(BEGIN_MS)) as looking:
+        assert rules(looking.explain("t", key="a")) == [(0, False, "next-round"), (1, True, "newest")]
+    assert tree_digest(tmp_path / "data") == before
+
+
+def test_both_ways_of_reading_find_the_same(logs, monkeypatch):
+    topic = made(logs)
+    for n in range(300):
+        topic.append(f"k{n % 7}", b"x" * (n % 50) if n % 11 else None)
+    found = [topic.explain(key="k3")]
+    monkeypatch.setattr(scan, "is_short", lambda *_: len(found) > 1)
+    found.append(topic.explain(key="k3"))
+    monkeypatch.setattr(scan, "is_short", lambda *_: True)
+    found.append(topic.explain(key="k3"))
+    assert len(found[0].versions) > 20
+    assert found[0] == found[1] == found[2]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.sampled_from("abc")),
+        st.tuples(st.just("delete"), st.sampled_from("abc")),
+        st.tuples(st.sampled_from(["roll", "clean", "wait"]), st.just("")),
+    ),
+    min_size=4,
+    max_size=25,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(history=STEPS)
+def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
+    """A due round with nothing else in its way: what should go with the next round goes, all else stays."""
+    clock = ManualClock(BEGIN_MS)
+    path = tmp_path_factory.mktemp("explain") / "data"
+    with lastword.open(path, "a", clock=clock, log_cleaner_enable=False) as logs:
+        topic = made(logs, delete_retention_ms="1h", min_cleanable_dirty_ratio=0.0)
+        for what, key in history:
+            if what == "put":
+                topic.append(key, b"v")
+            elif what == "delete":
+                topic.delete(key)
+            elif what == "roll":
+                roll(logs)
+            elif what == "clean":
+                topic.clean()
+            else:
+                clock.advance(2 * HOUR)
+        said = {v.offset: v for key in "abc" for v in topic.explain(key=key).versions}
+        assert set(said) == {record.offset for record in topic.read()}
+        if topic.explain().plan.action != "clean":
+            return
+        topic.clean(due=True)
+        left = {record.offset for record in topic.read()}
+        gone = {offset for offset, version in said.items() if version.reason == "next-round"}
+        assert set(said) - left == gone
+        assert all(not said[offset].kept for offset in gone)
