@@ -54,6 +54,7 @@ def batch(
     producer_id: int = -1,
     sequence: int = 0,
     timestamp: int = NOW - HOUR,
+    leader_epoch: int = 0,
 ) -> bytes:
     """A batch of (offset, key, value); timestamps rise by one with the offset."""
     epoch = 0 if producer_id >= 0 else -1
@@ -61,7 +62,7 @@ def batch(
     builder = BatchBuilder(codec, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
     for offset, key, value in records:
         builder.append(timestamp + offset, key, value, offset_delta=offset - base_offset)
-    return builder.build(base_offset)
+    return builder.build(base_offset, leader_epoch)
 
 
 def write_segment(directory: Path, base_offset: int, batches: Sequence[bytes]) -> Segment:

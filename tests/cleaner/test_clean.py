@@ -291,7 +291,7 @@ def test_a_round_is_a_value_with_its_fields(users: LogBuilder) -> None:
 def test_indexes_are_those_that_recovery_would_build(tmp_path: Path) -> None:
     log = LogBuilder(tmp_path, index_interval_bytes=200)
     for i in range(50):
-        log.batch([(f"k{(i * 5 + j) % 40}", "v" * 20) for j in range(4)], timestamp=1000 + (i * 7) % 90)
+        log.batch([(f"k{(i * 5 + j) % 40}", "v" * 9000) for j in range(4)], timestamp=1000 + (i * 7) % 90)
     log.clean()
     before = log.tree()
     base = f"{0:020d}"

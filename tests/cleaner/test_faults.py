@@ -23,7 +23,7 @@ from lastword.errors import (
 )
 from lastword.files import OsFiles
 from lastword.kernels import table as fields
-from lastword.kernels.repack import MIXED
+from lastword.kernels.repack import JOINED, MIXED
 from lastword.partition.view import PartitionView
 from lastword.records.batch import CHECKED_FROM, CRC_POSITION, read_header
 from lastword.records.builder import BatchBuilder
@@ -128,12 +128,12 @@ def flip_bits(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
 
 
 def change_written(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]) -> None:
-    """Every batch that the rewrite cuts goes through `change`, and gets a right checksum."""
+    """Every batch that the rewrite cuts or joins goes through `change`, and gets a right checksum."""
     real = rewrite._Writer.flush
 
     def flush(self: Any) -> None:
         for row in range(self._row):
-            if self._classes[row] == MIXED:
+            if self._classes[row] in (MIXED, JOINED):
                 start, size = int(self._table[row, fields.POSITION]), int(self._table[row, fields.SIZE])
                 changed = change(self._out[start : start + size].tobytes())
                 assert len(changed) == size
@@ -176,6 +176,7 @@ def test_an_old_record_kept_in_place_of_the_new(users: LogBuilder, monkeypatch: 
         builder.append(header.base_timestamp, b"a", b"old-a.", offset_delta=0)
         return builder.build(header.base_offset, header.leader_epoch, last_offset_delta=2)
 
+    monkeypatch.setattr(rewrite, "BATCH_BYTES", 0)  # so that `c` is alone in its batch
     change_written(monkeypatch, older)
     assert "other keys or offsets" in refused(users).message
 

@@ -96,6 +96,7 @@ def _whole_round() -> None:
     import pyarrow as pa
 
     from lastword.kernels.digest import sum_contents, sum_pairs
+    from lastword.kernels.join import JOINING_FIELDS
     from lastword.kernels.keyhash import digest_seeds
     from lastword.kernels.repack import KEEP_BASE, repack_rows, room_needed
     from lastword.records.chunk import chunk_of
@@ -126,7 +127,8 @@ def _whole_round() -> None:
     retain = np.zeros(chunk.rows, np.uint8)
     classes = np.empty(100, np.int64)
     dead = found.dead.window(0, 200).arrays
-    room_needed(chunk.table, 0)
+    joining, side = np.full(JOINING_FIELDS, -1, np.int64), np.empty(64, np.uint8)
+    room_needed(chunk.table, 0, side)
     repack_rows(
         chunk.raw,
         chunk.plain,
@@ -142,6 +144,8 @@ def _whole_round() -> None:
         table,
         0,
         classes,
+        joining,
+        side,
     )
     sum_contents(chunk.plain, chunk.table, chunk.rows, *dead)
     sum_pairs(chunk.plain, chunk.table, chunk.rows, *digest_seeds(found.digest_seed))

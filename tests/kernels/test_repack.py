@@ -9,23 +9,40 @@ from hypothesis import strategies as st
 from lastword import kernels
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents, sum_pairs
+from lastword.kernels.join import JOINING_FIELDS, MOST_BYTES, OPEN_ROW, TARGET_BYTES
 from lastword.kernels.keyhash import digest_seeds
-from lastword.kernels.repack import FIRST_KEPT, KEEP_BASE, repack_rows, room_needed
+from lastword.kernels.repack import FIRST_KEPT, JOINED, KEEP_BASE, repack_rows, room_needed
 from tests.kernels.support import NO_BITS, bits, walked
 from tests.naive import digest as naive_digest
 from tests.naive.batches import walk
 from tests.naive.columns import decode
 from tests.naive.pack import Record, encode_batch, seal
-from tests.naive.repack import repack
+from tests.naive.repack import repack, repack_all
 from tests.naive.strategies import T, batches
 
 
-def kernel_repack(data: bytes, dead: Set[int], retain: list[int], horizon_ms: int, rule: int) -> bytes:
+def joining_state(target: int = 0, most: int = 1 << 20) -> np.ndarray:
+    state = np.full(JOINING_FIELDS, -1, np.int64)
+    state[TARGET_BYTES], state[MOST_BYTES] = target, most
+    return state
+
+
+def kernel_repack(
+    data: bytes,
+    dead: Set[int],
+    retain: list[int],
+    horizon_ms: int,
+    rule: int,
+    target: int = 0,
+    most: int = 1 << 20,
+) -> bytes:
     """Through an output that is always too small, so that every way on is taken."""
     raw, table, _, _ = walked(data)
     out = np.full(64, 0xEE, np.uint8)
     out_table = np.zeros((2, fields.FIELDS), np.int64)
     classes = np.zeros(2, np.int64)
+    joining = joining_state(target, most)
+    side = np.empty(target // 2 + kernels.SLACK, np.uint8)
     row = position = out_row = 0
     joined = b""
     while True:
@@ -44,19 +61,33 @@ def kernel_repack(data: bytes, dead: Set[int], retain: list[int], horizon_ms: in
             out_table,
             out_row,
             classes,
+            joining,
+            side,
         )
+        done = []
         for i in range(out_row):  # the new table tells what the new bytes tell
             start, size = out_table[i, fields.POSITION], out_table[i, fields.SIZE]
-            _, again, _, status_again = walked(out[start : start + size].tobytes())
+            done.append(out[start : start + size].tobytes())
+            if classes[i] == JOINED:
+                done[-1] = seal(done[-1])
+            _, again, _, status_again = walked(done[-1])
             assert status_again == kernels.OK
             same = [fields.SIZE, *range(fields.BASE_OFFSET, fields.CRC), fields.MAGIC]
             assert out_table[i, same].tolist() == again[0, same].tolist()
-        joined += out[:position].tobytes()
+        assert position == sum(map(len, done))
         if status == kernels.OK:
-            return joined
+            return joined + b"".join(done)
         assert status == kernels.FULL
-        position = out_row = 0
-        out = np.full(max(out.size, int(room_needed(table, row))), 0xEE, np.uint8)
+        first = int(joining[OPEN_ROW])
+        kept = done[first:] if first >= 0 else []  # the one that may grow comes along
+        joined += b"".join(done[: len(done) - len(kept)])
+        position = len(b"".join(kept))
+        out = np.full(position + int(room_needed(table, row, side)), 0xEE, np.uint8)
+        out_row = len(kept)
+        if kept:
+            out[:position] = np.frombuffer(kept[0], np.uint8)
+            out_table[0], classes[0] = out_table[first], classes[first]
+            out_table[0, fields.POSITION] = joining[OPEN_ROW] = 0
 
 
 logs = batches(time=st.integers(T - 100, T + 100), most=4)
@@ -81,6 +112,39 @@ def test_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
         assert kernel_repack(joined, dead, retain, horizon_ms, rule) == expected
 
 
+mixed_logs = batches(
+    time=st.integers(T - 100, T + 100),
+    most=7,
+    attribute_choices=(0, 0, 0, 0, 0x08, 0x10, 0x20, 0x40),
+    leader_epochs=(0, 0, 1),
+    producers=((-1, -1, -1), (-1, -1, -1), (-1, -1, -1), (5, 2, 9), (-1, -1, 4)),
+)
+
+
+@given(mixed_logs, st.data())
+def test_neighbours_are_joined_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
+    joined = b"".join(log)
+    found = walk(joined)[0]
+    offsets = [record.offset for header in found for record in decode(joined, header)]
+    dead = data.draw(st.sets(st.sampled_from(offsets))) if offsets else set()
+    retain = [0 if header.attributes & 0x20 else data.draw(st.sampled_from([0, 0, 1])) for header in found]
+    horizon_ms = data.draw(st.sampled_from([-1, T, T + 1500]))
+    target = data.draw(st.sampled_from([0, 100, 150, 300, 1000, 4000]))
+    most = data.draw(st.sampled_from([250, 700, 1 << 20]))
+    rule = data.draw(st.sampled_from([KEEP_BASE, FIRST_KEPT]))
+    expected = repack_all(
+        joined,
+        found,
+        dead,
+        retain=retain,
+        horizon_ms=horizon_ms,
+        first_kept=rule == FIRST_KEPT,
+        target=target,
+        most=most,
+    )
+    assert kernel_repack(joined, dead, retain, horizon_ms, rule, target, most) == b"".join(expected)
+
+
 @given(logs, st.data())
 def test_digests_of_what_is_left(log: list[bytes], data: st.DataObject) -> None:
     """The certificate's sums: over the source without its dead, and over the output, they are the same."""
@@ -91,7 +155,8 @@ def test_digests_of_what_is_left(log: list[bytes], data: st.DataObject) -> None:
     contents, count, _, status = sum_contents(raw, table, len(table), *bits(dead))
     assert (status, count) == (kernels.OK, len(records) - len(dead))
     assert int(contents) == naive_digest.sum_contents(records, dead)
-    output = kernel_repack(joined, dead, [True] * len(log), T + 1500, FIRST_KEPT)
+    target = data.draw(st.sampled_from([0, 400]))
+    output = kernel_repack(joined, dead, [True] * len(log), T + 1500, FIRST_KEPT, target)
     raw, table, _, _ = walked(output)
     assert sum_contents(raw, table, len(table), *NO_BITS)[:2] == (contents, count)
     seeds = digest_seeds(5)
@@ -157,6 +222,8 @@ def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -
         np.zeros((2, fields.FIELDS), np.int64),
         0,
         np.zeros(2, np.int64),
+        joining_state(200),
+        np.empty(200, np.uint8),
     )[4]
     assert status in (kernels.OK, kernels.BAD_RECORD)
 

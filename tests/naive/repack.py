@@ -1,13 +1,13 @@
-"""What a batch becomes when some of its records are dead."""
+"""What a batch becomes when some of its records are dead, and which of those batches become one."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from tests.naive.batches import Header
+from tests.naive.batches import Header, walk
 from tests.naive.columns import decode
-from tests.naive.pack import encode_batch
+from tests.naive.pack import Record, encode_batch, encode_record
 
 
 def repack(
@@ -59,4 +59,79 @@ def repack(
         base_timestamp=base,
         max_timestamp=header.max_timestamp if log_append else max(record.timestamp for record in kept),
         **facts,
+    )
+
+
+def repack_all(
+    data: bytes,
+    headers: Sequence[Header],
+    dead: Set[int],
+    *,
+    retain: Sequence[int],
+    horizon_ms: int,
+    first_kept: bool,
+    target: int,
+    most: int,
+) -> list[bytes]:
+    """The replacements of all batches, small neighbours joined up to about `target` bytes, never above
+    `most`."""
+    out: list[bytes] = []
+    grows = False  # may the last one take more?
+    for header, keep in zip(headers, retain, strict=True):
+        batch = repack(data, header, dead, retain=keep, horizon_ms=horizon_ms, first_kept=first_kept)
+        if batch is None:
+            continue
+        (new,) = walk(batch)[0]
+        plain = header.size - 61
+        whole = batch == data[header.position : header.position + header.size]
+        joins = target > 0 and new.count > 0 and joinable(header) and not (whole and 2 * plain >= target)
+        if joins and grows and alike(walk(out[-1])[0][0], new):
+            kept = [record for record in stored(data, header) if record.offset not in dead]
+            exact = sum(len(encode_record(r, header.base_offset, header.base_timestamp)) for r in kept)
+            about = exact if plain > target else plain * len(kept) // header.count
+            bound = exact if plain > target else plain
+            size = len(out[-1])
+            if size + about <= target and size + bound + 16 * header.count <= most:
+                out[-1] = joined(out[-1], data, header, dead, new)
+                continue
+        out.append(batch)
+        grows = joins
+    return out
+
+
+def stored(data: bytes, header: Header) -> list[Record]:
+    """Records with the timestamps of their own, also where the batch has one for all of them."""
+    return decode(data, replace(header, attributes=header.attributes & ~8))
+
+
+def joinable(header: Header) -> bool:
+    producer = (header.producer_id, header.producer_epoch, header.base_sequence)
+    return not header.attributes & 0x30 and producer == (-1, -1, -1)
+
+
+def alike(first: Header, second: Header) -> bool:
+    """Do two rewritten batches agree on all that a batch keeps once for its records?"""
+    return (
+        (first.attributes, first.leader_epoch) == (second.attributes, second.leader_epoch)
+        and (not first.attributes & 0x40 or first.base_timestamp == second.base_timestamp)
+        and (not first.attributes & 8 or first.max_timestamp == second.max_timestamp)
+        and second.last_offset - first.base_offset < 1 << 31
+    )
+
+
+def joined(first: bytes, data: bytes, header: Header, dead: Set[int], new: Header) -> bytes:
+    """The batch `first` with what is left of another (`header` in `data`; `new` as it would stand alone)."""
+    (into,) = walk(first)[0]
+    same_base = into.base_timestamp == header.base_timestamp
+    added = stored(data, header) if same_base else decode(data, header)
+    added = [record for record in added if record.offset not in dead]
+    largest = max(into.max_timestamp, *(record.timestamp for record in added))
+    return encode_batch(
+        stored(first, into) + added,
+        base_offset=into.base_offset,
+        last_offset=new.last_offset,
+        attributes=into.attributes,
+        base_timestamp=into.base_timestamp,
+        max_timestamp=into.max_timestamp if into.attributes & 8 else largest,
+        leader_epoch=into.leader_epoch,
     )

@@ -32,6 +32,8 @@ def batches(
     attribute_choices: tuple[int, ...] = (0, 0, 0, 0x08, 0x20, 0x40),
     gap: st.SearchStrategy[int] | None = None,
     with_empty: bool = True,
+    leader_epochs: tuple[int, ...] = (-1, 0, 1, 2, 3),
+    producers: tuple[tuple[int, int, int], ...] = ((-1, -1, -1), (5, 2, 9)),
 ) -> list[bytes]:
     """A log's batches, offsets ascending with gaps; some empty, some control, some with a horizon (T)."""
     gaps = gap if gap is not None else st.sampled_from([0, 0, 0, 1, 3, 100, 5000])
@@ -57,8 +59,8 @@ def batches(
                 attributes=attributes,
                 base_timestamp=horizon,
                 max_timestamp=largest,
-                leader_epoch=draw(st.integers(-1, 3)),
-                producer=draw(st.sampled_from([(-1, -1, -1), (5, 2, 9)])),
+                leader_epoch=draw(st.sampled_from(leader_epochs)),
+                producer=draw(st.sampled_from(producers)),
             )
         )
         offset = last + 1

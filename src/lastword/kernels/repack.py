@@ -3,13 +3,23 @@
 A batch without a dead record is copied as it lies on disk; one with only dead records goes, or leaves its
 61-byte header where something must hold the end of the range; the others are cut by their records' lengths.
 A rewritten batch keeps its base offset, last offset, producer and leader epoch. What becomes of a control
-batch the caller says. Magic 2 only.
+batch the caller says. Small neighbours become one batch where `join` allows it. Magic 2 only.
 """
 
 from __future__ import annotations
 
 from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.columns import read_bounds, read_key, read_value
+from lastword.kernels.join import (
+    OPEN_PLAIN,
+    OPEN_ROW,
+    TARGET_BYTES,
+    alike,
+    append_kept,
+    joinable,
+    kept_bytes,
+    room_for,
+)
 from lastword.kernels.memory import copy_exact, copy_wide, load8, store8, store16_be, store32_be, store64_be
 from lastword.kernels.pack import seal
 from lastword.kernels.pages import bits_between, test_bit
@@ -39,6 +49,8 @@ DROPPED = 0
 VERBATIM = 1
 MIXED = 2
 EMPTIED = 3
+JOINED = 4
+"""Several batches became this one. Its records are plain, and its checksum is not set yet."""
 
 # What the caller wants of a batch: `retain`.
 AS_BITS = 0
@@ -187,20 +199,30 @@ def repack_rows(
     out_table,
     out_row,
     classes,
+    joining,
+    side,
 ):
     """Rewrite the chunk's batches row..rows behind out_position in `out`.
 
     `retain` (uint8[rows]): AS_BITS, RETAIN for a data batch that must leave at least its header, DROP or
     CLOCK for a control batch. `horizon_ms` >= 0: a batch with a kept tombstone and no delete horizon yet, or
     with CLOCK, is rewritten to carry it; -1: none is. `base_rule`: KEEP_BASE or FIRST_KEPT. `out_table` gets
-    a row for each batch written (positions in `out`), `classes` (int64, per out row) VERBATIM, MIXED or
-    EMPTIED. A MIXED batch whose ATTRIBUTES name a codec is written with plain records: the caller compresses
-    and seals it.
+    a row for each batch written (positions in `out`), `classes` (int64, per out row) VERBATIM, MIXED, EMPTIED
+    or JOINED. A MIXED or JOINED batch whose ATTRIBUTES name a codec is written with plain records: the caller
+    compresses and seals it; it seals every JOINED one.
+
+    `joining` (int64, fields named in `join`) says how far batches are filled, and remembers between calls
+    which one may still grow; whoever empties `out` brings that row along or sets OPEN_ROW to -1. A batch that
+    is cut anyway joins the one before it where the two fit; a whole one only if it is *small*, with less than
+    half of TARGET_BYTES: so every whole batch that is written anew makes one at least twice as large, and a
+    record is moved by joining no more often than batches can double. `side` (uint8, half of TARGET_BYTES and
+    slack) is the kernel's own.
 
     Returns (row, out position, out row, records kept, status). FULL: make room in `out` (`room_needed`) or
     `out_table`, call again.
     """
     pages = page_ids.size
+    target_bytes = joining[TARGET_BYTES]
     total = 0
     while row < rows:
         size = table[row, SIZE]
@@ -210,13 +232,14 @@ def repack_rows(
             return row, out_position, out_row, total, NO_SLACK
         if plain_end > plain.size - SLACK or table[row, PLAIN_POSITION] < 0:
             return row, out_position, out_row, total, NO_SLACK
-        room = out.size - SLACK - out_position
+        room = out.size - SLACK - out_position - side.size
         if out_row >= out_table.shape[0] or size > room or _growth_bound(table, row) > room:
             return row, out_position, out_row, total, FULL
         attributes = table[row, ATTRIBUTES]
         count = table[row, COUNT]
         kind = VERBATIM
         horizon = -1
+        dead = 0
         if attributes & CONTROL != 0:
             if retain[row] == DROP:
                 kind = DROPPED
@@ -244,13 +267,64 @@ def repack_rows(
                         if found:
                             kind = MIXED
                             horizon = horizon_ms
+        joins = target_bytes > 0 and count > 0 and kind in (VERBATIM, MIXED) and joinable(table, row)
+        plain_bytes = plain_end - table[row, PLAIN_POSITION]
+        if kind == VERBATIM and (2 * plain_bytes >= target_bytes or plain_bytes > side.size - SLACK):
+            joins = False
+        first = joining[OPEN_ROW]
+        if joins and first >= 0:
+            new_attributes = attributes
+            new_base = table[row, BASE_TIMESTAMP]
+            if horizon >= 0:
+                new_attributes |= HORIZON
+                new_base = horizon
+            if alike(out_table, first, table, row, new_attributes, new_base):
+                start = out_table[first, POSITION]
+                beside = joining[OPEN_PLAIN]
+                open_bytes = HEADER_BYTES + beside if beside >= 0 else out_table[first, SIZE]
+                kept_size, status = plain_bytes, OK
+                if kind == MIXED and plain_bytes <= target_bytes:
+                    kept_size = plain_bytes * (count - dead) // count  # near enough, without a look at each
+                elif kind == MIXED:
+                    kept_size, status = kept_bytes(plain, table, row, page_ids, pages, page_slots, page_bits)
+                if status != OK:
+                    return row, out_position, out_row, total, status
+                most_size = kept_size if plain_bytes > target_bytes else plain_bytes
+                if room_for(joining, open_bytes, kept_size, most_size, count):
+                    if beside >= 0:
+                        copy_exact(out, start + HEADER_BYTES, side, 0, beside)
+                        joining[OPEN_PLAIN] = -1
+                    out_position, kept, status = append_kept(
+                        plain,
+                        table,
+                        row,
+                        page_ids,
+                        pages,
+                        page_slots,
+                        page_bits,
+                        out,
+                        start + open_bytes,
+                        out_table,
+                        first,
+                    )
+                    if status != OK:
+                        return row, out_position, out_row, total, status
+                    classes[first] = JOINED
+                    total += kept
+                    row += 1
+                    continue
         if kind != DROPPED:
+            joining[OPEN_ROW] = out_row if joins else -1
+            joining[OPEN_PLAIN] = -1
             for j in range(FIELDS):
                 out_table[out_row, j] = table[row, j]
             written = size
             if kind == VERBATIM:
                 copy_exact(out, out_position, raw, position, size)
                 total += count
+                if joins and attributes & CODEC:
+                    copy_exact(side, 0, plain, table[row, PLAIN_POSITION], plain_bytes)
+                    joining[OPEN_PLAIN] = plain_bytes
             elif kind == EMPTIED:
                 out_table[out_row, ATTRIBUTES] = _empty(raw, table, row, out, out_position)
                 out_table[out_row, BASE_TIMESTAMP] = -1
@@ -291,6 +365,6 @@ def repack_rows(
 
 
 @kernel
-def room_needed(table, row):
+def room_needed(table, row, side):
     """Bytes of room that `repack_rows` wants in its output before it takes this batch."""
-    return max(table[row, SIZE], _growth_bound(table, row)) + SLACK
+    return max(table[row, SIZE], _growth_bound(table, row)) + side.size + SLACK

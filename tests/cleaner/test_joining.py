@@ -1,0 +1,277 @@
+"""Small batches of survivors become one: which may, which never do, and that nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lastword.cleaner import rewrite as module
+from lastword.cleaner.groups import Limits, group
+from lastword.records.batch import BatchHeader, read_header
+from lastword.records.compression import compress
+from lastword.records.reader import read_records
+from lastword.records.record import RawRecord
+from tests.build import LogBuilder
+from tests.cleaner.support import HOUR, NOW, batch, contents, plan, records_of, resolved, rewrite_all
+from tests.cleaner.support import write_segment as written
+from tests.naive.pack import Record, encode_batch, seal
+
+HORIZON = NOW + HOUR
+
+
+def raw_batch(
+    offset: int,
+    *keys: bytes,
+    codec: int = 0,
+    attributes: int = 0,
+    horizon_ms: int = HORIZON,
+    max_timestamp: int | None = None,
+    leader_epoch: int = 0,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    value: bytes | None = b"value",
+) -> bytes:
+    """One record for each key from `offset` on, under a header of the caller's choice."""
+    plain = encode_batch(
+        [Record(offset + i, NOW - HOUR + offset + i, key, value) for i, key in enumerate(keys)],
+        attributes=attributes | codec,
+        base_timestamp=horizon_ms if attributes & 0x40 else None,
+        max_timestamp=max_timestamp,
+        leader_epoch=leader_epoch,
+        producer=producer,
+    )
+    return seal(plain[:61] + compress(codec, plain[61:])) if codec else plain
+
+
+def cleaned(tmp_path: Path, *batches: bytes) -> list[tuple[BatchHeader, list[RawRecord]]]:
+    """Batches left of these and of a last one, which ends the group."""
+    next_offset = read_header(batches[-1], 0, len(batches[-1]), "memory").last_offset + 1
+    end = batch(next_offset, [(next_offset, b"end", b"")], producer_id=99)
+    segment = written(tmp_path / "s", 0, [*batches, end])
+    ((_, new),) = rewrite_all([segment], tmp_path / "o")
+    *found, last = contents(new)
+    assert last[0].producer_id == 99
+    return found
+
+
+def keys_by_batch(found: list[tuple[BatchHeader, list[RawRecord]]]) -> list[list[bytes | None]]:
+    return [[record.key for record in records] for _, records in found]
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+def test_neighbours_become_one(tmp_path: Path, codec: int) -> None:
+    batches = [
+        raw_batch(5 * i, b"hot", b"a%d" % i, b"hot", b"b%d" % i, b"hot", codec=codec) for i in range(4)
+    ]
+    ((header, records),) = cleaned(tmp_path, *batches)
+    assert (header.base_offset, header.last_offset, header.count, header.codec) == (0, 19, 9, codec)
+    assert [r.offset for r in records] == [1, 3, 6, 8, 11, 13, 16, 18, 19]
+    assert [r.timestamp for r in records] == [NOW - HOUR + r.offset for r in records]
+    assert header.max_timestamp == NOW - HOUR + 19
+    assert header.leader_epoch == 0
+
+
+def test_headers_and_nulls_go_along(tmp_path: Path) -> None:
+    headers = (("trace", b"1"), ("trace", None), ("", b""))
+    from lastword.records.builder import BatchBuilder
+
+    batches = []
+    for base in (0, 3):
+        builder = BatchBuilder()
+        builder.append(NOW - base, b"k", b"dead", offset_delta=0)
+        builder.append(NOW - base, b"k", b"", headers, offset_delta=1)
+        builder.append(NOW - base, b"other%d" % base, b"", headers, offset_delta=2)
+        batches.append(builder.build(base))
+    ((_, records),) = cleaned(tmp_path, *batches)
+    assert [(r.offset, r.timestamp, r.value, tuple(r.headers)) for r in records] == [
+        (2, NOW, b"", headers),
+        (4, NOW - 3, b"", headers),
+        (5, NOW - 3, b"", headers),
+    ]
+
+
+FIRST = {"codec": 4, "attributes": 0}
+DIFFERENT = {
+    "a producer id": {"producer": (7, 0, 0)},
+    "a producer's epoch": {"producer": (-1, 0, -1)},
+    "a sequence": {"producer": (-1, -1, 3)},
+    "the codec": {"codec": 3},
+    "no codec": {"codec": 0},
+    "the leader epoch": {"leader_epoch": 1},
+    "an unknown leader epoch": {"leader_epoch": -1},
+    "the kind of timestamp": {"attributes": 0x08},
+    "a delete horizon": {"attributes": 0x40},
+}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_what_differs_in_one_thing_stays_apart(tmp_path: Path, what: str, whole: bool, first: bool) -> None:
+    other = DIFFERENT[what]
+    pair = [FIRST | other, FIRST] if first else [FIRST, FIRST | other]
+    hot = () if whole else (b"hot",)
+    batches = [raw_batch(4 * i, *hot, b"a%d" % i, b"b%d" % i, **facts) for i, facts in enumerate(pair)]
+    dead = raw_batch(8, b"hot", b"gone"), raw_batch(10, b"hot", b"gone", leader_epoch=5)
+    found = cleaned(tmp_path, *batches, *dead)
+    assert keys_by_batch(found)[:2] == [[b"a0", b"b0"], [b"a1", b"b1"]], what
+
+
+def test_two_horizons_and_two_append_times_stay_apart(tmp_path: Path) -> None:
+    timed = [raw_batch(3 * i, b"hot", b"k%d" % i, attributes=8, max_timestamp=NOW + i // 2) for i in range(4)]
+    found = cleaned(tmp_path / "timed", *timed)
+    assert keys_by_batch(found) == [[b"k0", b"k1"], [b"k2", b"hot", b"k3"]]
+    assert [(r.timestamp) for _, records in found for r in records] == [NOW, NOW, NOW + 1, NOW + 1, NOW + 1]
+    clocked = [
+        raw_batch(3 * i, b"hot", b"k%d" % i, attributes=0x40, horizon_ms=HORIZON + i // 2, value=None)
+        for i in range(4)
+    ]
+    found = cleaned(tmp_path / "clocked", *clocked)
+    assert keys_by_batch(found) == [[b"k0", b"k1"], [b"k2", b"hot", b"k3"]]
+    assert [h.delete_horizon_ms for h, _ in found] == [HORIZON, HORIZON + 1]
+    assert [r.timestamp for _, records in found for r in records] == [
+        NOW - HOUR + n for n in (1, 4, 7, 9, 10)
+    ]
+
+
+def test_a_tombstone_that_gets_its_clock_joins_its_like(tmp_path: Path) -> None:
+    """All clocks of a round are the same, so batches that get one may be one."""
+    batches = [raw_batch(2 * i, b"hot", b"k%d" % i, value=None if i in (1, 2) else b"v") for i in range(4)]
+    found = cleaned(tmp_path, *batches)
+    assert keys_by_batch(found) == [[b"k0"], [b"k1", b"k2"], [b"hot", b"k3"]]
+    assert [h.delete_horizon_ms for h, _ in found] == [None, HORIZON, None]
+
+
+def test_a_large_batch_that_lost_nothing_is_copied(tmp_path: Path) -> None:
+    """From half of the target on: copying is cheap, and it would have to be inflated and compressed again."""
+    large = raw_batch(
+        4, *(b"large-%d" % i for i in range(5)), codec=4, value=b"x" * (module.BATCH_BYTES // 10)
+    )
+    small = [raw_batch(o, b"hot", b"s%d" % o, codec=4) for o in (0, 2, 9, 11)]
+    found = cleaned(tmp_path, *small[:2], large, *small[2:])
+    assert [len(keys) for keys in keys_by_batch(found)] == [2, 5, 3]
+    (file,) = (tmp_path / "o").glob("*/*.log")
+    assert large in file.read_bytes()
+
+
+def test_a_small_batch_with_strange_neighbours_is_copied(tmp_path: Path) -> None:
+    small = raw_batch(2, b"s", codec=3, leader_epoch=4)
+    found = cleaned(tmp_path, raw_batch(0, b"hot", b"a"), small, raw_batch(3, b"hot", b"b"))
+    assert keys_by_batch(found) == [[b"a"], [b"s"], [b"hot", b"b"]]
+    (file,) = (tmp_path / "o").glob("*/*.log")
+    assert small in file.read_bytes()
+
+
+@pytest.mark.parametrize("codec", [0, 2, 4])
+def test_no_joined_batch_is_above_max_message_bytes(tmp_path: Path, codec: int) -> None:
+    import random
+
+    rng = random.Random(5)
+    batches = [
+        raw_batch(2 * i, b"hot", b"k%d" % i, value=rng.randbytes(rng.choice([10, 150])), codec=codec)
+        for i in range(60)
+    ]
+    segment = written(tmp_path / "s", 0, batches)
+    ((_, new),) = rewrite_all([segment], tmp_path / "o", plan(max_message_bytes=700))
+    headers = [header for header, _ in contents(new)]
+    assert max(h.size for h in headers) <= 700
+    assert 6 < len(headers) < 40
+
+
+def test_sparse_offsets_end_a_batch(tmp_path: Path) -> None:
+    """An offset delta has 31 bits, whatever a file may hold."""
+    far = (1 << 31) - 2
+    batches = [raw_batch(0, b"hot", b"a"), raw_batch(far - 1, b"hot", b"b"), raw_batch(far + 1, b"hot", b"c")]
+    segment = written(tmp_path / "s", 0, batches)
+    resolution = resolved([segment])
+    one = group(resolution.segments, Limits(1 << 30, 10 << 20, 4096))
+    whole = replace(one[0], last=0, next_offset=far + 3)
+    output = module.Output(segment.files, str(tmp_path), 0, plan())
+    module.rewrite(whole, [segment], resolution, plan(), output, lambda _: None)
+    output.handle.close()
+    found = contents(type(segment).load(segment.files, str(tmp_path), 0))
+    assert [(h.base_offset, h.last_offset) for h, _ in found] == [(0, far), (far + 1, far + 2)]
+    assert keys_by_batch(found) == [[b"a", b"b"], [b"hot", b"c"]]
+
+
+def test_rounds_reach_a_fixed_point(tmp_path: Path) -> None:
+    """What was joined is no longer small, so a later round that kills elsewhere copies it."""
+    log = LogBuilder(tmp_path)
+    for i in range(400):
+        log.batch([("hot", "x"), (f"k{i}", "v" * 500)])
+    log.clean()
+    sizes = [h.size for s in log.log.segments for h in s.headers()]
+    assert len(sizes) < 16 and sum(size > module.BATCH_BYTES // 2 for size in sizes) >= len(sizes) - 2
+    first = log.tree()[f"{0:020d}.log"]
+    log.put("hot", "y").clean()
+    second = log.tree()[f"{0:020d}.log"]
+    assert second[: sum(sizes[:-2])] == first[: sum(sizes[:-2])]
+
+
+facts = st.fixed_dictionaries(
+    {
+        "codec": st.sampled_from([0, 0, 0, 3, 4]),
+        "attributes": st.sampled_from([0, 0, 0, 0, 8, 0x40]),
+        "horizon_ms": st.sampled_from([HORIZON, HORIZON + 1]),
+        "max_timestamp": st.sampled_from([NOW, NOW + 1]),
+        "leader_epoch": st.sampled_from([0, 0, 0, 1]),
+        "producer": st.sampled_from([(-1, -1, -1)] * 4 + [(5, 0, 0)]),
+        "value": st.sampled_from([b"", b"v" * 30, b"w" * 200, None]),
+    }
+)
+logs = st.lists(
+    st.tuples(
+        facts, st.lists(st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f", b"g"]), min_size=1, max_size=4)
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(logs, st.sampled_from([200, 500, 4000]))
+def test_batches_of_different_kinds_never_meet(
+    tmp_path_factory: pytest.TempPathFactory, log: list, target: int
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("join")
+    offset, batches = 0, []
+    for kind, keys in log:
+        if kind["attributes"] != 8:
+            kind = kind | {"max_timestamp": None}
+        batches.append(raw_batch(offset, *keys, **kind))
+        offset += len(keys)
+    segment = written(tmp_path / "s", 0, batches)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BATCH_BYTES", target)
+        made = rewrite_all([segment], tmp_path / "o")
+    source = contents(segment)
+    home = {r.offset: (h, records) for h, records in source for r in records}
+    data = Path(made[0][1].file).read_bytes() if made else b""
+    for header, records in contents(made[0][1]) if made else []:
+        origins = {home[r.offset][0].base_offset: home[r.offset] for r in records}
+        if len(origins) < 2:
+            continue
+        for origin, _ in origins.values():
+            assert origin.codec == header.codec and origin.leader_epoch == header.leader_epoch
+            assert origin.producer_id < 0 and not origin.control and not origin.transactional
+            assert origin.attributes & 8 == header.attributes & 8
+            assert not origin.attributes & 8 or origin.max_timestamp == header.max_timestamp
+            horizons = {origin.delete_horizon_ms} if origin.attributes & 0x40 else {None, HORIZON}
+            assert header.delete_horizon_ms in horizons
+        assert header.base_offset <= records[0].offset and records[-1].offset <= header.last_offset
+    kept = {r.offset for r in records_of(made[0][1])} if made else {r.offset for r in records_of(segment)}
+    expected = {r.offset: r for r in records_of(segment)}
+    for record in records_of(made[0][1]) if made else []:
+        assert record == expected[record.offset]
+    for (header, records), stored in zip(source, batches, strict=True):
+        whole = all(r.offset in kept for r in records)
+        plain = sum(len(r.value or b"") for r in records)
+        unclocked = header.attributes & 0x40 or all(r.value is not None for r in records)
+        if made and whole and unclocked and 2 * plain >= target:
+            assert stored in data
+    for header, records in contents(made[0][1]) if made else []:
+        assert read_header(data, header.position, len(data), "memory") == header
+        assert list(read_records(data, header)) == records
