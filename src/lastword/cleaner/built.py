@@ -40,6 +40,7 @@ class BuiltGroup:
 
     key_offset_digest, content_digest   unsigned 64-bit sums that sources and output agreed on
     read_bytes                          of the sources, once; seconds: rewrite and certificate
+    dropped_tombstone                   highest offset of a tombstone that goes for its age, -1 without
     """
 
     sources: tuple[SourceFacts, ...]
@@ -52,6 +53,7 @@ class BuiltGroup:
     tombstones: TombstonesWaiting
     read_bytes: int
     seconds: float
+    dropped_tombstone: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lastword.cleaner import account, quarantine, staging
+from lastword.cleaner import account, leased, quarantine, staging
 from lastword.cleaner.built import BuiltGroup, BuiltRound
 from lastword.cleaner.choose import NEWEST, TOMBSTONE_HORIZON, Plan, choose
 from lastword.cleaner.groups import Group, Limits, group
@@ -32,6 +32,7 @@ from lastword.errors import (
     LastwordError,
 )
 from lastword.files import Files
+from lastword.partition import leases
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
@@ -138,10 +139,14 @@ def publish(log: PartitionLog, built: BuiltRound, *, record_first_dirty: Callabl
     try:
         for one in built.groups:
             started = log.clock.monotonic()
+            leased.check(log.files, log.directory, log.clock, one.dropped_tombstone)
             _swap(log, one)
             staging.discard(log.files, one.output.directory)
             swap_seconds += log.clock.monotonic() - started
             done.append(one)
+    except leased.LeaseCame:
+        complete = False
+        staging.remove_leftovers(log.files, log.directory)
     except Stopped:
         complete = False
     except LastwordError:
@@ -179,7 +184,8 @@ def plan(
     sources = _below(view.segments, chosen.limit)
     steps = Steps("plan", sum(one.size for one in sources), clock, progress, None)
     transactions = Transactions(view.segments, chosen.limit, chosen.now_ms)
-    resolution = _resolve(sources, chosen, salt, steps, transactions)
+    due_below = leases.load(files, view.directory, chosen.now_ms).floor
+    resolution = _resolve(sources, chosen, salt, steps, transactions, due_below)
     found = group(resolution.segments, _limits(chosen), transactions.found.segments)
     if not found:
         return _nothing_to_do(chosen, resolution)
@@ -266,16 +272,25 @@ def _build(
     sources = _below(segments, plan.limit)
     steps = Steps("clean", sum(one.size for one in sources), clock, progress, stop)
     transactions = Transactions(segments, plan.limit, plan.now_ms)
+    due_below = leases.load(files, directory, plan.now_ms).floor
     with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
-        resolution = _resolve(sources, plan, salt, steps, transactions)
+        resolution = _resolve(sources, plan, salt, steps, transactions, due_below)
     found = group(resolution.segments, _limits(plan), transactions.found.segments)
-    rewritten = _rewrite_each(files, directory, sources, plan, resolution, transactions.found, found, steps)
+    rewritten = _rewrite_each(
+        files, directory, sources, plan, resolution, transactions.found, found, steps, due_below
+    )
     return BuiltRound(plan, account.mapped(plan, resolution, transactions.found), rewritten)
 
 
 def _resolve(
-    sources: Sequence[Segment], plan: Plan, salt: bytes | None, steps: Steps, transactions: Transactions
+    sources: Sequence[Segment],
+    plan: Plan,
+    salt: bytes | None,
+    steps: Steps,
+    transactions: Transactions,
+    due_below: int,
 ) -> Resolution:
+    """`due_below`: tombstones from there on wait for a lease."""
     from lastword.resolve import resolve
 
     return resolve(
@@ -285,6 +300,7 @@ def _resolve(
         now_ms=plan.now_ms,
         fates=transactions,
         old_due=_old_due(sources, plan),
+        due_below=due_below,
         progress=steps.mapped,
     )
 
@@ -325,6 +341,7 @@ def _rewrite_each(
     transactions: Found,
     found: Sequence[Group],
     steps: Steps,
+    due_below: int,
 ) -> Iterator[BuiltGroup]:
     """Rewrite and certify one group after another; one that fails leaves nothing behind."""
     from lastword.cleaner.certificate import certify
@@ -346,8 +363,11 @@ def _rewrite_each(
             with suppress(LastwordError):  # the first error is the one to tell
                 staging.discard(files, staged)
             raise
+        facts = resolution.segments[one.first : one.last + 1]
+        dropped = leased.highest_due(taken, facts, resolution.dead, now_ms=plan.now_ms, due_below=due_below)
         seconds = steps.clock.monotonic() - started
-        yield account.built(sources, one, staged, rewritten, certified, resolution, seconds)
+        built = account.built(sources, one, staged, rewritten, certified, resolution, seconds)
+        yield replace(built, dropped_tombstone=dropped)
 
 
 def _swap(log: PartitionLog, built: BuiltGroup) -> None:

@@ -1,0 +1,241 @@
+"""Leases in a round: the reader that keeps a deleted key under a clock-only rule, and does not under ours."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lastword
+from lastword.cleaner import leased
+from lastword.clock import ManualClock
+from lastword.errors import LeaseRefusedError
+from lastword.files import DEFAULT
+from lastword.partition import leases
+
+BEGIN = 1_795_168_800_000
+HOUR = 3_600_000
+DAY = 24 * HOUR
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(BEGIN)
+
+
+@pytest.fixture
+def logs(tmp_path, clock):
+    with lastword.open(tmp_path / "data", "a", clock=clock, log_cleaner_enable=False) as opened:
+        yield opened
+
+
+class Replica:
+    """A reader that keeps the newest value of every key, and stops whenever it likes."""
+
+    def __init__(self, topic):
+        self.topic = topic
+        self.position = 0
+        self.values = {}
+
+    def read(self, end="latest"):
+        for record in self.topic.read(self.position, end):
+            if record.value is None:
+                self.values.pop(record.key, None)
+            else:
+                self.values[record.key] = record.value
+            self.position = record.offset + 1
+        if end == "latest":
+            self.position = self.topic.bounds()[0][1]
+
+
+def history(logs):
+    """A value, its tombstone, and something behind both."""
+    topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy="kafka")
+    topic.append(b"bob", b"old")
+    topic.append(b"ada", b"1")
+    topic.append(b"bob", None)
+    topic.append(b"ada", b"2")
+    return topic
+
+
+def clean_until_tombstones_go(topic, clock):
+    """Two rounds with the horizon between them: the clock alone would let every tombstone go."""
+    topic.clean()
+    clock.advance(25 * HOUR)
+    topic.append(b"tick", b"%d" % clock.now_ms())
+    return topic.clean()
+
+
+def offsets(topic):
+    return [record.offset for record in topic.read()]
+
+
+def test_a_deleted_key_comes_back_under_a_clock_only_rule(logs, clock):
+    """A reader stops between put and tombstone, and returns after the tombstone's 24 h."""
+    topic = history(logs)
+    reader = Replica(topic)
+    reader.read(end=2)
+    assert reader.values == {b"bob": b"old", b"ada": b"1"}
+    clean_until_tombstones_go(topic, clock)
+    assert 2 not in offsets(topic)
+    reader.read()
+    assert reader.values[b"bob"] == b"old"  # deleted in the log, alive in the replica, for ever
+    assert b"bob" not in {record.key for record in topic.read(view="latest")}
+
+
+def test_with_a_lease_it_does_not(logs, clock):
+    topic = history(logs)
+    reader = Replica(topic)
+    lease = topic.lease("replica")
+    reader.read(end=2)
+    lease.advance(reader.position)
+    clean_until_tombstones_go(topic, clock)
+    assert 2 in offsets(topic)
+    reader.read()
+    lease.advance(reader.position)
+    assert b"bob" not in reader.values
+    clock.advance(25 * HOUR)
+    topic.append(b"tick", b"again")
+    (done,) = topic.clean()
+    assert done.removed.tombstone == 1
+    assert 2 not in offsets(topic)
+
+
+def test_a_lapsed_lease_frees_the_tombstone_and_its_reader_is_told(logs, clock):
+    topic = history(logs)
+    lease = topic.lease("replica", position=2, max_age="1h")
+    clean_until_tombstones_go(topic, clock)
+    assert 2 not in offsets(topic)
+    with pytest.raises(LeaseRefusedError, match="lapsed 24 h ago"):
+        lease.advance(3)
+    with pytest.raises(LeaseRefusedError):
+        topic.lease("other", position=2)
+    assert topic.lease("other", position=3).position == 3
+
+
+def test_what_lies_below_the_floor_goes_and_the_rest_of_the_garbage_too(logs, clock):
+    topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy="kafka")
+    for key in (b"a", b"b"):
+        topic.append(key, b"v")
+        topic.append(key, None)
+    topic.lease("replica", position=2)  # has met the tombstone at 1, not the one at 3
+    clean_until_tombstones_go(topic, clock)
+    assert offsets(topic) == [3, 4]
+    topic.append(b"tick", b"replaces the one before")
+    (done,) = topic.clean()
+    assert done.complete
+    assert offsets(topic) == [3, 5]
+
+
+def test_a_lease_that_comes_while_a_round_rewrites_stops_it(logs, clock, monkeypatch):
+    topic = history(logs)
+    topic.clean()
+    clock.advance(25 * HOUR)
+    topic.append(b"tick", b"1")
+    directory = logs._home("users", 0).directory("users", 0)
+    before = offsets(topic)
+    highest = leased.highest_due
+
+    def meanwhile(*arguments, **more):
+        found = highest(*arguments, **more)
+        topic.lease("late", position=2)
+        return found
+
+    monkeypatch.setattr(leased, "highest_due", meanwhile)
+    (done,) = topic.clean()
+    monkeypatch.undo()
+    assert not done.complete
+    assert done.freed_bytes == 0
+    assert offsets(topic) == before
+    assert leases.dropped_up_to(DEFAULT, directory) == 0
+    (again,) = topic.clean()  # later, with the new floor
+    assert again.complete
+    assert 2 in offsets(topic)
+
+
+def test_the_note_is_exact_and_written_before_the_swap(logs, clock, monkeypatch):
+    topic = history(logs)
+    topic.clean()
+    clock.advance(25 * HOUR)
+    for n in range(3):
+        topic.append(b"ada", b"more %d" % n)
+    directory = logs._home("users", 0).directory("users", 0)
+    log = logs._home("users", 0).log("users", 0)
+    seen = []
+    replace = log.replace
+
+    def looking(old, new):
+        seen.append(leases.dropped_up_to(DEFAULT, directory))
+        return replace(old, new)
+
+    monkeypatch.setattr(log, "replace", looking)
+    topic.clean()
+    assert seen == [3]
+    assert offsets(topic) == [6]
+
+
+def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, monkeypatch):
+    topic = history(logs)
+    topic.clean()
+    clock.advance(25 * HOUR)
+    topic.append(b"tick", b"1")
+    directory = logs._home("users", 0).directory("users", 0)
+    note = leases.note_dropped
+
+    def racing(files, place, offset):
+        # The reader has looked at the note before it was written, and writes its lease now.
+        leases._write(files, place, leases.LeaseFacts("racer", 2, clock.now_ms(), DAY, 0))
+        return note(files, place, offset)
+
+    monkeypatch.setattr(leases, "note_dropped", racing)
+    (done,) = topic.clean()
+    assert not done.complete
+    assert 2 in offsets(topic)
+    assert leases.dropped_up_to(DEFAULT, directory) == 3
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.sampled_from(b"abcd")),
+        st.tuples(st.just("delete"), st.sampled_from(b"abcd")),
+        st.tuples(st.sampled_from(["clean one", "clean two", "wait"]), st.just(0)),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(history=steps)
+def test_two_copies_cleaned_at_different_times_deliver_the_same(tmp_path_factory, history):
+    """The same order, and the same newest values, whichever records are left."""
+    clock = ManualClock(BEGIN)
+    root = tmp_path_factory.mktemp("copies")
+    opened = [
+        lastword.open(root / name, "a", clock=clock, log_cleaner_enable=False) for name in ("one", "two")
+    ]
+    try:
+        topics = [
+            logs.create_topic("t", cleanup_policy="compact", delete_retention_ms="1h") for logs in opened
+        ]
+        for n, (what, key) in enumerate(history):
+            if what in ("put", "delete"):
+                for topic in topics:
+                    topic.append(bytes([key]), b"%d" % n if what == "put" else None)
+            elif what == "wait":
+                clock.advance(2 * HOUR)
+            else:
+                topics[what == "clean two"].clean()
+        seen = []
+        for topic in topics:
+            records = [(r.offset, r.timestamp, r.key, r.value) for r in topic.read()]
+            assert records == sorted(records)
+            newest = {r.key: (r.offset, r.value) for r in topic.read(view="latest")}
+            seen.append(({record[0]: record for record in records}, newest))
+        (one, newest_of_one), (two, newest_of_two) = seen
+        assert newest_of_one == newest_of_two
+        assert [one[offset] for offset in sorted(one.keys() & two.keys())] == [
+            two[offset] for offset in sorted(one.keys() & two.keys())
+        ]
+        assert topics[0].bounds()[0][1] == topics[1].bounds()[0][1]
+    finally:
+        for logs in opened:
+            logs.close()
