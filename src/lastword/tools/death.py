@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
     from lastword.resolve import SegmentSource
-    from lastword.resolve.resolver import Fates
+    from lastword.resolve.facts import Fates
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

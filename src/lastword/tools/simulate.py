@@ -1,0 +1,341 @@
+"""What cleaning would cost under given settings, by replaying which record killed which.
+
+Nothing is decided here: strategy `generational` calls the cleaner's `choose_drive`, `kafka` its `choose` and
+`group`, on accounts that are kept on paper (`replay.PaperLog`). `broker` is what Kafka's own cleaner does
+with the choice of `kafka`: it rewrites every segment below the limit, with garbage or without. Cleaning is
+done as soon as it is due, after each segment that is closed; of a real cleaner that is the busiest day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from lastword.accounts import DriveAccount
+from lastword.cleaner.choose import choose
+from lastword.cleaner.generational import choose_drive
+from lastword.cleaner.groups import Limits, group
+from lastword.config import TopicConfig
+from lastword.tools.death import Deaths
+from lastword.tools.replay import PaperLog, by_source_size
+from lastword.values import Value
+
+STRATEGIES = ("generational", "kafka", "broker")
+CURVE_POINTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Point(Value):
+    """A moment of a simulation: bytes appended and written by cleaning so far, on disk, and live."""
+
+    appended_bytes: int
+    written_bytes: int
+    size_bytes: int
+    live_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation(Value):
+    """What a replay cost, for one partition or (topic "", partition -1) for the drive.
+
+    settings             those that were asked for, or `{}`: today's
+    share                of the keys that were looked at; below 1 all figures are estimates
+    rounds               rewrites of a run of segments, or of a log
+    read_bytes           by looking at keys and by rewriting; written_bytes: survivors
+    write_amplification  written_bytes per byte appended; read_amplification: read_bytes
+    space_amplification  bytes on disk per live byte: the mean over what was appended; _peak: the most;
+                         _end: at the end
+    segments             at the end
+    """
+
+    topic: str
+    partition: int
+    strategy: str
+    settings: dict[str, Any]
+    share: float
+    records: int
+    appended_bytes: int
+    rounds: int
+    read_bytes: int
+    written_bytes: int
+    write_amplification: float
+    read_amplification: float
+    space_amplification: float
+    space_amplification_peak: float
+    space_amplification_end: float
+    segments: int
+    curve: tuple[Point, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        name = f"{self.topic}-{self.partition}" if self.topic else "all"
+        return (
+            f"{name}, {self.strategy}: {self.write_amplification:.2f} bytes written for each appended; "
+            f"{self.space_amplification:.2f} times the live ones on disk, "
+            f"{self.space_amplification_peak:.2f} at most"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One partition to replay."""
+
+    topic: str
+    partition: int
+    deaths: Deaths
+    config: TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """All partitions of a drive together, and each of them."""
+
+    drive: Simulation
+    partitions: tuple[Simulation, ...]
+
+
+def simulate(
+    parts: Sequence[Part],
+    *,
+    strategy: str = "generational",
+    space_target: float = 1.5,
+    file_cost_bytes: float = 0.0,
+    settings: dict[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Simulated:
+    """Append the records of `parts`, which share a drive, in the order of their times, and clean them, as
+    if their policy were to compact.
+
+    file_cost_bytes  what a swap costs, in bytes that could be moved meanwhile; 0: not measured
+    settings         for the result only: what is tried here
+    progress         hears (segments closed, segments that will be)
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"unknown strategy {strategy!r}")
+    drive = _Drive(parts, strategy, space_target, file_cost_bytes)
+    drive.run(progress)
+    return drive.result(settings or {})
+
+
+class _Meter:
+    """Counts of one partition, or of the drive, from the time its loaded rows are there."""
+
+    def __init__(self) -> None:
+        self.rounds = self.read_bytes = self.written_bytes = 0
+        self.area = self.live_area = 0.0
+        self.peak = self.end = 0.0
+        self.curve: list[tuple[int, int, int, int]] = []
+        self._last: tuple[int, int, int] | None = None
+
+    def look(self, appended: int, size: int, live: int) -> None:
+        """What lies there after so many bytes; between two looks it grows evenly."""
+        if self._last is not None and appended > self._last[0]:
+            step = appended - self._last[0]
+            self.area += step * (size / max(live, 1) + self._last[1] / max(self._last[2], 1)) / 2
+            self.live_area += step
+        self._last = (appended, size, live)
+        self.end = size / max(live, 1)
+        self.peak = max(self.peak, self.end)
+        self.curve.append((appended, self.written_bytes, size, live))
+
+
+class _Drive:
+    def __init__(self, parts: Sequence[Part], strategy: str, space_target: float, file_cost: float) -> None:
+        self.parts = parts
+        self.strategy = strategy
+        self.space_target = space_target
+        self.file_cost = file_cost
+        compact = frozenset({"compact"})
+        self.logs = [
+            PaperLog(one.topic, one.partition, one.deaths, replace(one.config, cleanup_policy=compact))
+            for one in parts
+        ]
+        self.upto = [np.concatenate(([0], np.cumsum(one.deaths.size_bytes))) for one in parts]
+        self.live = [one.deaths.live_bytes(one.config.delete_retention_ms) for one in parts]
+        self.meters = [_Meter() for _ in parts]
+        self.whole = _Meter()
+        self.rows = [0] * len(parts)  # appended so far
+        self.loaded = sum(int(upto[one.deaths.loaded]) for upto, one in zip(self.upto, parts, strict=True))
+        self.t = 0
+
+    # ---------------------------------------------------------------- time
+
+    def run(self, progress: Callable[[int, int], None] | None) -> None:
+        events = sorted(
+            (int(log.deaths.time_ms[end]), index, end)
+            for index, log in enumerate(self.logs)
+            for end in log.ends
+        )
+        for number, (now_ms, index, end) in enumerate(events):
+            self._append_until(now_ms, index, end)
+            self.logs[index].close(end, self.t)
+            self._look()
+            if self.strategy == "generational":
+                self._read(index, self.logs[index].absorb_ripe(self.t, now_ms))
+                self._generational(now_ms)
+            else:
+                self._whole_log(index, now_ms)
+            self._look()
+            if progress is not None:
+                progress(number + 1, len(events))
+        for index, log in enumerate(self.logs):
+            self.rows[index] = len(log.deaths)
+        self.t = sum(int(upto[-1]) for upto in self.upto)
+        self._look()
+
+    def _append_until(self, now_ms: int, index: int, end: int) -> None:
+        for other, log in enumerate(self.logs):
+            rows = end if other == index else int(np.searchsorted(log.deaths.time_ms, now_ms))
+            self.rows[other] = max(self.rows[other], rows)
+        self.t = sum(int(upto[rows]) for upto, rows in zip(self.upto, self.rows, strict=True))
+
+    def _active_bytes(self, index: int) -> int:
+        return int(self.upto[index][self.rows[index]] - self.upto[index][self.logs[index].closed_rows])
+
+    def _look(self) -> None:
+        if self.t < self.loaded:
+            return
+        size = live = 0
+        for index, (log, meter) in enumerate(zip(self.logs, self.meters, strict=True)):
+            held = log.closed_bytes + self._active_bytes(index)
+            newest = int(self.live[index][self.rows[index]])
+            meter.look(int(self.upto[index][self.rows[index]]), held, newest)
+            size, live = size + held, live + newest
+        self.whole.look(self.t, size, live)
+
+    # ---------------------------------------------------------------- strategies
+
+    def _generational(self, now_ms: int) -> None:
+        for log in self.logs:
+            log.settle_tombstones(self.t, now_ms)
+        while True:
+            accounts = tuple(
+                log.account("", self._active_bytes(index), "generational")
+                for index, log in enumerate(self.logs)
+            )
+            run = choose_drive(
+                DriveAccount("", self.t, self.space_target, self.file_cost, accounts), now_ms
+            ).run
+            if run is None:
+                return
+            index = next(
+                i
+                for i, one in enumerate(self.parts)
+                if (one.topic, one.partition) == (run.topic, run.partition)
+            )
+            self._rewrite(index, run.first, run.last, max(run.files_out, 1))
+            self._count(index, rounds=1)
+            self.logs[index].settle_tombstones(self.t, now_ms)
+
+    def _whole_log(self, index: int, now_ms: int) -> None:
+        log = self.logs[index]
+        config = log.config
+        plan = choose(
+            log.topic,
+            log.partition,
+            [*log.segments, log.active(self.rows[index])],
+            config,
+            log_start=0,
+            log_end=self.rows[index],
+            first_dirty=log.first_dirty,
+            now_ms=now_ms,
+            map_bytes=0,
+            due=True,
+            strategy="kafka",
+        )
+        if plan.action != "clean":
+            return
+        count = sum(segment.base_offset < plan.limit for segment in log.segments)
+        dirty = sum(s.size_bytes for s in log.segments[:count] if s.next_offset > log.first_dirty)
+        log.absorb(count, self.t, now_ms)
+        log.clock_tombstones(self.t, now_ms)
+        chosen: Iterator[tuple[int, int]]
+        if self.strategy == "broker":
+            self._read(index, dirty)
+            chosen = by_source_size(log.segments[:count], config.segment_bytes)
+        else:
+            self._read(index, sum(segment.size_bytes for segment in log.segments[:count]))
+            limits = Limits(config.segment_bytes, config.segment_index_bytes, config.index_interval_bytes)
+            chosen = ((one.first, one.last) for one in group(log.segments[:count], limits))
+        for first, last in reversed(list(chosen)):  # from the end, so that indexes stay
+            self._rewrite(index, first, last, 1)
+        log.first_dirty = plan.limit
+        self._count(index, rounds=1)
+
+    def _rewrite(self, index: int, first: int, last: int, files: int) -> None:
+        read, written = self.logs[index].rewrite(first, last, files, self.t)
+        self._read(index, read)
+        self._count(index, written=written)
+
+    def _read(self, index: int, size_bytes: int) -> None:
+        self._count(index, read=size_bytes)
+
+    def _count(self, index: int, *, rounds: int = 0, read: int = 0, written: int = 0) -> None:
+        if self.t <= self.loaded:
+            return
+        for meter in (self.meters[index], self.whole):
+            meter.rounds += rounds
+            meter.read_bytes += read
+            meter.written_bytes += written
+
+    # ---------------------------------------------------------------- result
+
+    def result(self, settings: dict[str, Any]) -> Simulated:
+        each = tuple(
+            self._simulation(
+                meter,
+                one.topic,
+                one.partition,
+                settings,
+                one.deaths.share,
+                len(one.deaths) - one.deaths.loaded,
+                int(upto[-1] - upto[one.deaths.loaded]),
+                len(log.segments) + 1,
+            )
+            for meter, one, upto, log in zip(self.meters, self.parts, self.upto, self.logs, strict=True)
+        )
+        drive = self._simulation(
+            self.whole,
+            "",
+            -1,
+            settings,
+            min((one.share for one in each), default=1.0),
+            sum(one.records for one in each),
+            sum(one.appended_bytes for one in each),
+            sum(one.segments for one in each),
+        )
+        return Simulated(drive, each)
+
+    def _simulation(
+        self,
+        meter: _Meter,
+        topic: str,
+        partition: int,
+        settings: dict[str, Any],
+        share: float,
+        records: int,
+        appended: int,
+        segments: int,
+    ) -> Simulation:
+        step = max(len(meter.curve) // CURVE_POINTS, 1)
+        return Simulation(
+            topic=topic,
+            partition=partition,
+            strategy=self.strategy,
+            settings=dict(settings),
+            share=share,
+            records=records,
+            appended_bytes=appended,
+            rounds=meter.rounds,
+            read_bytes=meter.read_bytes,
+            written_bytes=meter.written_bytes,
+            write_amplification=meter.written_bytes / max(appended, 1),
+            read_amplification=meter.read_bytes / max(appended, 1),
+            space_amplification=meter.area / meter.live_area if meter.live_area else meter.end,
+            space_amplification_peak=meter.peak,
+            space_amplification_end=meter.end,
+            segments=segments,
+            curve=tuple(Point(*point) for point in meter.curve[::-1][::step][::-1]),
+        )

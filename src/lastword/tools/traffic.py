@@ -1,0 +1,110 @@
+"""Traffic that nobody sent: which key each record has, for simulations and measurements with a known seed.
+
+Every kind gives the keys (int64) and which records are tombstones, in order; the first `keys` records of the
+kinds that update load one record for each key. What it does for each kind is one sentence in `KINDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword.tools.death import Deaths, deaths_between
+
+Keys = NDArray[np.int64]
+
+KINDS: dict[str, str] = {
+    "uniform": "every key is as likely as any other",
+    "zipf": "the key of rank r is chosen with weight r ** -skew",
+    "hot-cold": "nine records of ten go to a tenth of the keys",
+    "drift": "as hot-cold, and the hot tenth moves once through all keys",
+    "insert-only": "each key once",
+    "ttl": "each key once, and its tombstone when `keys` others have come",
+    "deletes": "as zipf, and every second record is a tombstone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Keys in order of append; `tombstone` tells which records delete; `loaded` come before the traffic."""
+
+    keys: Keys
+    tombstone: NDArray[np.bool_]
+    loaded: int
+
+    def deaths(self, record_bytes: int = 100, tombstone_bytes: int = 30, *, per_ms: float = 1.0) -> Deaths:
+        """As records of one size, and tombstones of another; so many of them in a millisecond."""
+        count = self.keys.size
+        return deaths_between(
+            self.keys,
+            size_bytes=np.where(self.tombstone, tombstone_bytes, record_bytes),
+            time_ms=(np.arange(count) / per_ms).astype(np.int64),
+            tombstone=self.tombstone,
+            loaded=self.loaded,
+        )
+
+
+def traffic(kind: str, keys: int, records: int, *, seed: int, skew: float = 0.99) -> Traffic:
+    """`records` records of a kind over `keys` live keys, after those that load them."""
+    random = np.random.default_rng(seed)
+    if kind == "insert-only":
+        return _of(np.arange(keys + records), keys)
+    if kind == "ttl":
+        return _ttl(keys, records)
+    chosen = _UPDATES[kind](random, keys, records, skew)
+    made = np.concatenate((random.permutation(keys), chosen))
+    tombstone = np.zeros(made.size, bool)
+    if kind == "deletes":
+        tombstone[keys:] = random.random(records) < 0.5
+    return Traffic(made, tombstone, keys)
+
+
+def _of(keys: Keys, loaded: int) -> Traffic:
+    return Traffic(keys, np.zeros(keys.size, bool), loaded)
+
+
+def _ttl(keys: int, records: int) -> Traffic:
+    """Once `keys` keys live, an insert and the tombstone of the oldest take turns."""
+    born = np.arange(records - records // 2) + keys
+    made = np.empty(records, np.int64)
+    made[0::2], made[1::2] = born, np.arange(records // 2)
+    tombstone = np.zeros(keys + records, bool)
+    tombstone[keys + 1 :: 2] = True
+    return Traffic(np.concatenate((np.arange(keys), made)), tombstone, keys)
+
+
+def _uniform(random: np.random.Generator, keys: int, records: int, skew: float) -> Keys:
+    return random.integers(0, keys, records)
+
+
+def _zipf(random: np.random.Generator, keys: int, records: int, skew: float) -> Keys:
+    upto = np.cumsum(np.arange(1, keys + 1, dtype=np.float64) ** -skew)
+    ranks = np.searchsorted(upto, random.random(records) * upto[-1], "right")
+    return random.permutation(keys)[np.minimum(ranks, keys - 1)]
+
+
+def _hot_cold(random: np.random.Generator, keys: int, records: int, skew: float) -> Keys:
+    return random.permutation(keys)[_hot_first(random, keys, records)]
+
+
+def _drift(random: np.random.Generator, keys: int, records: int, skew: float) -> Keys:
+    moved = (np.arange(records) * (keys / max(records, 1))).astype(np.int64)
+    return (_hot_first(random, keys, records) + moved) % keys
+
+
+def _hot_first(random: np.random.Generator, keys: int, records: int) -> Keys:
+    hot = max(keys // 10, 1)
+    near, far = random.integers(0, hot, records), random.integers(hot, keys, records)
+    return np.where(random.random(records) < 0.9, near, far)
+
+
+_UPDATES: dict[str, Callable[[np.random.Generator, int, int, float], Keys]] = {
+    "uniform": _uniform,
+    "zipf": _zipf,
+    "deletes": _zipf,
+    "hot-cold": _hot_cold,
+    "drift": _drift,
+}
