@@ -110,6 +110,12 @@ LOG_SIZE_BYTES = Gauge("log_size_bytes", "Bytes of all segments", _PARTITION)
 LOG_START_OFFSET = Gauge("log_start_offset", "First offset that may be read", _PARTITION)
 LOG_END_OFFSET = Gauge("log_end_offset", "Offset that the next record gets", _PARTITION)
 LOG_SEGMENTS = Gauge("log_segments", "Segments, the active one included", _PARTITION)
+LOG_DIRTY_RATIO = Gauge(
+    "log_dirty_ratio", "Bytes not cleaned yet over all that may be cleaned, at the last look", _PARTITION
+)
+CLEANER_OVERDUE_SECONDS = Gauge(
+    "cleaner_overdue_seconds", "By how long max.compaction.lag.ms has passed, at the last look", _PARTITION
+)
 
 APPEND_RECORDS = Counter("append_records_total", "Records appended", ("topic",))
 APPEND_BYTES = Counter("append_bytes_total", "Bytes appended, batch headers included", ("topic",))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lastword.clock import Clock
@@ -24,6 +25,7 @@ from lastword.logdir import DirRecovery, LogDirectory, Spread
 from lastword.segment import names
 
 if TYPE_CHECKING:
+    from lastword.cleaner.budget import Drives
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
 
@@ -119,6 +121,20 @@ class Found:
         cleaned = self._first_dirty(topic, partition)
         if cleaned is not None and end < min(cleaned, view.log_end):
             raise OffsetOutOfRangeError.cleaned(f"{topic}-{partition}", end, cleaned)
+
+    @cached_property
+    def _drives(self) -> Drives:
+        """Which directory lies on which drive, and what cleanings may use of each."""
+        from lastword.cleaner.budget import Drives
+
+        settings = self.settings.instance
+        return Drives(
+            [directory.path for directory in self._directories],
+            self._files,
+            self._clock,
+            limit=settings.log_cleaner_io_max_bytes_per_second,
+            own=settings.drives,
+        )
 
     def _check_open(self) -> None:
         if self._closed:

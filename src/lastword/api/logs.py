@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastword import files as storage
+from lastword.api.cleaner import Cleaner
 from lastword.api.found import PathLike
 from lastword.api.progress import listener
 from lastword.api.serializers import SerializerLike, serializer_of
@@ -52,7 +54,8 @@ def open(
     mode      "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and
               cleans; it takes the lock and makes the directory if it is absent
     config    another settings file than the directory's lastword.toml
-    clock, files   for tests: another source of "now", another storage
+    clock, files   for tests: another source of "now", another storage. With another clock the background
+              cleaner starts only when it is told to (`logs.cleaner.start()`)
     settings  Kafka's names with _ for dots; they win over the file: `segment_bytes="64MiB"`
 
     NotALogDirError, LogDirLockedError, UnknownSettingError and InvalidSettingError leave everything as it
@@ -85,11 +88,15 @@ def open(
                 offline[one] = error
         if not opened:
             raise next(iter(offline.values()))
-        return LogDir(Spread(opened, offline), mode, files, clock, config)
+        logs = LogDir(Spread(opened, offline), mode, files, clock, config)
     except BaseException:
         for directory in opened:
             directory.close()
         raise
+    # Beside a clock of the caller's own nothing runs by itself.
+    if mode == "a" and logs.settings.instance.log_cleaner_enable and isinstance(clock, SystemClock):
+        logs.cleaner.start()
+    return logs
 
 
 class LogDir(Verbs):
@@ -126,6 +133,11 @@ class LogDir(Verbs):
         a broker set aside, and `-future` ones, copies on their way."""
         self._check_open()
         return [(home.path, one) for home in self._directories for one in home.set_aside()]
+
+    @cached_property
+    def cleaner(self) -> Cleaner:
+        """The background cleaner. In mode "a" it runs, unless `log_cleaner_enable=False`."""
+        return Cleaner(self)
 
     # -------------------------------------------------------------- topics
 
@@ -238,6 +250,8 @@ class LogDir(Verbs):
             for home in homes:
                 home.delete_topic(name)
         remove_topic_settings(self._files, self._settings_file, name)
+        if "cleaner" in self.__dict__:
+            self.cleaner.forget(name, partitions)
         self._reload()
         self._spread.write_list()
 
@@ -270,6 +284,11 @@ class LogDir(Verbs):
             self._partitions(topic)
         write_topic_settings(self._files, self._settings_file, topic, config)
         self._reload()
+
+    def _reload(self) -> None:
+        super()._reload()
+        if "cleaner" in self.__dict__:
+            self.cleaner.settings_changed()
 
     # -------------------------------------------------------------- state
 
@@ -347,10 +366,15 @@ class LogDir(Verbs):
             directory.sync()
 
     def close(self) -> None:
-        """Sync, write what the next opening needs, let go of the lock. A second close does nothing."""
+        """Sync, write what the next opening needs, let go of the lock. A second close does nothing.
+
+        A background round ends at its next safe point and leaves nothing behind.
+        """
         if self._closed:
             return
         self._closed = True
         with ExitStack() as stack:  # every directory is closed, whatever another one raises
             for directory in reversed(self._directories):
                 stack.callback(directory.close)
+            if "cleaner" in self.__dict__:
+                stack.callback(self.cleaner.stop)

@@ -123,12 +123,18 @@ class Drives:
         for path in paths:
             real = os.path.realpath(path)
             self._drive_of[real] = self._by_device.setdefault(files.device(real), real)
-        rates = dict.fromkeys(self._by_device.values(), limit)
-        for path, rate in (own or {}).items():
+        self._budgets = {drive: DriveBudget(None, clock, drive) for drive in self._by_device.values()}
+        self.set_all(limit, own or {})
+
+    def set_all(self, limit: int | None, own: Mapping[str, int]) -> None:
+        """Another limit for every drive, but for those that have their own."""
+        rates = dict.fromkeys(self._budgets, limit)
+        for path, rate in own.items():
             drive = self._find(path)
             if drive is not None:
                 rates[drive] = rate
-        self._budgets = {drive: DriveBudget(rate, clock, drive) for drive, rate in rates.items()}
+        for drive, budget in self._budgets.items():
+            budget.set(rates[drive])
 
     @property
     def names(self) -> list[str]:

@@ -77,6 +77,8 @@ class Session(Output):
 
         paths: Any = target.paths if len(target.paths) > 1 else target.paths[0]
         extra: dict[str, Any] = {} if CONTEXT.clock is None else {"clock": CONTEXT.clock}
+        if mode == "a":
+            settings.setdefault("log_cleaner_enable", False)  # a command does what it says, no more
         return lastword.open(paths, mode, config=self.config, **extra, **settings)
 
     def change(self, target: Target) -> LogDir:

@@ -19,6 +19,8 @@ _PER_PARTITION = (
     metrics.LOG_START_OFFSET,
     metrics.LOG_END_OFFSET,
     metrics.LOG_SEGMENTS,
+    metrics.LOG_DIRTY_RATIO,
+    metrics.CLEANER_OVERDUE_SECONDS,
 )
 
 

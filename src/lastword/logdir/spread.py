@@ -131,6 +131,10 @@ class Spread:
         self.homes()
         return self._homes.get(tp)
 
+    def serves(self, home: LogDirectory) -> bool:
+        """Can something be asked of it now? (`homes` has stand-ins for directories that are offline.)"""
+        return not isinstance(home, OfflineDirectory) and home.files.offline(home.path) is None
+
     def topic_id(self, topic: str) -> str | None:
         """The topic's id as the first directory that knows one says."""
         for directory in self.directories:
