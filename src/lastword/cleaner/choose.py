@@ -231,8 +231,8 @@ def _kafka(plan: Plan, segments: Sequence[Choosable], config: TopicConfig, stabl
         return plan.kept(NEWEST, "the log holds no records")
     if not plan.due:
         return plan
-    overdue_ms = _overdue_ms(closed, plan.start, plan.now_ms, config.max_compaction_lag_ms)
-    if ratio > config.min_cleanable_dirty_ratio or (overdue_ms is not None and dirty_bytes > 0):
+    late_ms = overdue_ms(closed, plan.start, plan.now_ms, config.max_compaction_lag_ms)
+    if ratio > config.min_cleanable_dirty_ratio or (late_ms is not None and dirty_bytes > 0):
         return plan
     return plan.kept(
         BELOW_RATIO,
@@ -286,7 +286,7 @@ def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int) -> int:
     return dirty
 
 
-def _overdue_ms(closed: Iterable[Choosable], first_dirty: int, now_ms: int, max_lag_ms: int) -> int | None:
+def overdue_ms(closed: Iterable[Choosable], first_dirty: int, now_ms: int, max_lag_ms: int) -> int | None:
     """By how long the oldest dirty segment has passed `max.compaction.lag.ms`; None while it has not."""
     stamps = []
     for one in closed:
