@@ -116,6 +116,9 @@ LOG_DIRTY_RATIO = Gauge(
 CLEANER_OVERDUE_SECONDS = Gauge(
     "cleaner_overdue_seconds", "By how long max.compaction.lag.ms has passed, at the last look", _PARTITION
 )
+LEASE_LAG_OFFSETS = Gauge(
+    "lease_lag_offsets", "From the live lease that is furthest behind to the log end", _PARTITION
+)
 
 APPEND_RECORDS = Counter("append_records_total", "Records appended", ("topic",))
 APPEND_BYTES = Counter("append_bytes_total", "Bytes appended, batch headers included", ("topic",))

@@ -3,6 +3,7 @@
 import pytest
 
 import lastword
+from lastword import metrics
 from lastword.errors import LeaseRefusedError, OffsetOutOfRangeError, UsageError
 from lastword.files import DEFAULT
 from lastword.partition import leases
@@ -114,3 +115,21 @@ def test_a_lease_moves_with_its_partition(tmp_path, clock):
         logs.move("users", 0, next(path for path in paths if str(path) != home))
         assert lease.position == 1
         lease.advance(1)
+
+
+def test_the_metric_shows_the_live_lease_that_is_furthest_behind(logs, clock):
+    topic = logs.create_topic("lagging", cleanup_policy="compact")
+    for n in range(10):
+        topic.append(b"k%d" % n, b"v")
+    topic.lease("slow", position=2, max_age="1d")
+    topic.lease("quick", position=9)
+
+    def shown():
+        list(metrics.metrics())
+        return dict(metrics.LEASE_LAG_OFFSETS.samples()).get(("lagging", "0"))
+
+    assert shown() == 8
+    clock.advance(DAY + 1)
+    assert shown() == 1
+    topic.lease("quick").release()
+    assert shown() is None

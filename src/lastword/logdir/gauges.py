@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from lastword import metrics
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition import leases
 from lastword.partition.log import PartitionLog
 from lastword.segment import names
 
@@ -19,6 +20,7 @@ _PER_PARTITION = (
     metrics.LOG_START_OFFSET,
     metrics.LOG_END_OFFSET,
     metrics.LOG_SEGMENTS,
+    metrics.LEASE_LAG_OFFSETS,
     metrics.LOG_DIRTY_RATIO,
     metrics.CLEANER_OVERDUE_SECONDS,
 )
@@ -47,6 +49,11 @@ class LogGauges:
             metrics.LOG_START_OFFSET.set(log.log_start, *labels)
             metrics.LOG_END_OFFSET.set(log.log_end, *labels)
             metrics.LOG_SEGMENTS.set(len(segments), *labels)
+            held = leases.load(self._files, log.directory, log.clock.now_ms())
+            if held.live:
+                metrics.LEASE_LAG_OFFSETS.set(max(0, log.log_end - held.floor), *labels)
+            else:
+                metrics.LEASE_LAG_OFFSETS.remove(*labels)
             if self._files.exists(os.path.join(log.directory, names.PRIVATE, names.QUARANTINE)):
                 quarantined += 1
                 quarantined_bytes += size_bytes
