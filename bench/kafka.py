@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,21 @@ def open_log(
     return [json.loads(line) for line in _run("OpenRun", arguments)]
 
 
+def first_open(partition: Path, work: Path, *, segment_bytes: int = 128 * MIB) -> float:
+    """Seconds from the start of a Java process to where Kafka's log class has opened a copy of `partition`
+    that a kill left, on the clock. A broker does more before it answers.
+    """
+    command = _command("OpenRun", [partition, work, 1, "killed", segment_bytes])
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        found = any(line.startswith("{") for line in process.stdout)
+        took = time.perf_counter() - began
+    if not found or process.returncode:
+        raise RuntimeError(f"OpenRun ended with {process.returncode}")
+    return took
+
+
 def append(
     work: Path, records: int, records_per_batch: int, codec: str, repetitions: int = 4
 ) -> list[dict[str, Any]]:
@@ -170,12 +186,15 @@ def append(
     ]
 
 
-def _run(program: str, arguments: list[Any]) -> list[str]:
+def _command(program: str, arguments: list[Any]) -> list[str]:
     jars = KafkaJars.find_or_fetch()
     command = [jars.java, "-Xms1g", "-Xmx4g", *BROKER_FLAGS]
     command += [f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
-    command += ["-cp", jars.compiled(SOURCES), program, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    return [*command, "-cp", jars.compiled(SOURCES), program, *map(str, arguments)]
+
+
+def _run(program: str, arguments: list[Any]) -> list[str]:
+    done = subprocess.run(_command(program, arguments), capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         raise RuntimeError(f"{program} ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")

@@ -10,6 +10,8 @@ import os
 import shutil
 import sqlite3
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -250,6 +252,62 @@ def recover(run: Run) -> Iterator[Measured]:
     for name in run.chosen(*(f"a-{codec}" for codec in CODECS)):
         data = run.data(name)
         yield _opened(run, data, "killed", f"data set {name}", "recover", 128 << 20)
+
+
+FIRST_READ = """
+import sys, time
+began = time.perf_counter()
+import lastword
+with lastword.open(sys.argv[1], sys.argv[2], log_cleaner_enable=False) as logs:
+    record = next(logs.topic(sys.argv[3]).read())
+    print("first", record.offset, time.perf_counter() - began, time.process_time(), flush=True)
+"""
+
+
+@workload("first-read")
+def first_read(run: Run) -> Iterator[Measured]:
+    """A new process opens what a kill left, nothing flushed, and reads its first record: by the clock.
+
+    Rival: a new Java process until Kafka's log class has the same files open; a broker needs more. Both in
+    gigabytes of log per second from the start of the process, so the figure holds for this size only: most
+    of ours is the loading of the interpreter and the kernels.
+    """
+    for name in run.chosen("a-none"):
+        data = run.data(name)
+        theirs = [kafka.first_open(data.partitions[0], run.scratch / "work") for _ in range(run.repetitions)]
+        for mode, what in (("a", "recovered, to write"), ("r", "as it lies there, to read")):
+            ours, facts = [], []
+            for _ in range(run.repetitions + 1):
+                root = run.scratch / "killed"
+                link_partition(data.partitions[0], root / data.partitions[0].name)
+                seconds, line = _first_line([sys.executable, "-c", FIRST_READ, str(root), mode, name])
+                ours.append(seconds)
+                facts.append(line.split())
+                shutil.rmtree(root)
+            assert {fact[1] for fact in facts} == {"0"}
+            yield compared(
+                "first-read",
+                f"{data.bytes / 1e9:.2f} GB, {what}",
+                data.bytes / 1e9 / statistics.median(ours[1:]),
+                data.bytes / 1e9 / statistics.median(theirs),
+                "a JVM with Kafka's log, after a kill",
+                unit="GB/s by the clock",
+                wall_seconds=statistics.median(ours[1:]),
+                rival_wall_seconds=statistics.median(theirs),
+                from_open_seconds=statistics.median(float(fact[2]) for fact in facts[1:]),
+                cpu_seconds=statistics.median(float(fact[3]) for fact in facts[1:]),
+            )
+
+
+def _first_line(command: list[str]) -> tuple[float, str]:
+    """Seconds from the start of a process to its first line, and that line."""
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        took = time.perf_counter() - began
+    assert process.returncode == 0, line
+    return took, line
 
 
 def _opened(run: Run, data: kafka.Generated, how: str, what: str, name: str, segment_bytes: int) -> Measured:

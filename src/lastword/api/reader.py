@@ -86,13 +86,26 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
     def _each(self) -> Iterator[Record[K, V]]:
         for one in self._ranges:
             if self._is_bulk(one, one.start):
-                yield from self._many(one)
+                head, rest = self._split(one)
+                yield from self._few(head)
+                if rest.start < rest.end:
+                    yield from self._many(rest)
             else:
-                for raw in self._raw(one):
-                    record = self._record(one.partition, raw)
-                    self.position[one.partition] = raw.offset + 1
-                    yield record
+                yield from self._few(one)
             self.position[one.partition] = max(one.start, one.end)
+
+    def _few(self, one: Range) -> Iterator[Record[K, V]]:
+        for raw in self._raw(one):
+            record = self._record(one.partition, raw)
+            self.position[one.partition] = raw.offset + 1
+            yield record
+
+    def _split(self, one: Range) -> tuple[Range, Range]:
+        """The first batch of much, and the rest: the first records are there before the kernels are loaded,
+        and who wants no more never loads them.
+        """
+        middle = one.start if scan.kernels_loaded() else scan.first_end(one.view, one.start, one.end)
+        return Range(one.view, one.start, middle), Range(one.view, middle, one.end)
 
     def _is_bulk(self, one: Range, start: int) -> bool:
         """Is what is left so much that kernels decode it, and is all of it wanted?"""

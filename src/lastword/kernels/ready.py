@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lastword.kernels import SLACK, kernel
-from lastword.kernels.crc32c import crc_of, crc_of_four
+from lastword.kernels.batches import sound_rows
 from lastword.kernels.memory import load8, load16_be, load32_be, load64_be, store32_be, store64_be
 from lastword.kernels.table import (
     ATTRIBUTES,
@@ -71,41 +71,12 @@ def place_ready(data, sizes, next_offset, epoch, table):
         next_offset += delta + 1
         position += size
         rows += 1
-    sound = _sound_rows(data, table, rows)
+    sound = sound_rows(data, table, rows)
     if sound < sizes.size:
         return sound
     for row in range(rows):
         store64_be(data, table[row, POSITION], table[row, BASE_OFFSET])
         store32_be(data, table[row, POSITION] + 12, epoch)
-    return rows
-
-
-@kernel
-def _sound_rows(data, table, rows):
-    """How many rows from the first on have the checksum of their bytes. Four are computed side by side: one
-    alone waits for its own last step most of the time.
-    """
-    row = 0
-    while row + 4 <= rows:
-        found = crc_of_four(
-            data,
-            table[row, POSITION] + 21,
-            table[row, SIZE] - 21,
-            table[row + 1, POSITION] + 21,
-            table[row + 1, SIZE] - 21,
-            table[row + 2, POSITION] + 21,
-            table[row + 2, SIZE] - 21,
-            table[row + 3, POSITION] + 21,
-            table[row + 3, SIZE] - 21,
-        )
-        for one in range(4):
-            if found[one] != table[row + one, CRC]:
-                return row + one
-        row += 4
-    while row < rows:
-        if crc_of(data, table[row, POSITION] + 21, table[row, SIZE] - 21) != table[row, CRC]:
-            return row
-        row += 1
     return rows
 
 

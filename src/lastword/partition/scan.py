@@ -96,6 +96,18 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
     return True
 
 
+def kernels_loaded() -> bool:
+    """Can columns be decoded without loading anything?"""
+    return "lastword.records.columns" in sys.modules
+
+
+def first_end(view: PartitionView, start: int, end: int) -> int:
+    """Behind the first batch of [start, end): at most `end`, and `end` if there is no batch."""
+    for _, header, _ in read_batches(view, start, end):
+        return min(header.next_offset, end)
+    return end
+
+
 def _plain(
     view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None, outcomes: Outcomes | None
 ) -> Iterator[RawRecord]:

@@ -78,16 +78,16 @@ class SegmentAppender:
         """
         files = segment.files
         offsets, times = segment.offset_index, segment.time_index
-        kept = [entry for entry in times.entries() if len(offsets) and entry.offset <= offsets.last.offset]
-        last_time = kept[-1].timestamp if kept else NO_TIMESTAMP
+        times.cut(offsets.last.offset if len(offsets) else segment.base_offset - 1)
+        last = times.last
         builder = IndexBuilder(
             segment.base_offset,
             index_interval_bytes,
             entry_position=offsets.last.position,
-            time_entry=last_time,
+            time_entry=last.timestamp,
         )
-        if kept:
-            builder.seen(kept[-1].offset, kept[-1].timestamp)
+        if len(times):
+            builder.seen(last.offset, last.timestamp)
         next_offset = segment.base_offset
         for header in segment.headers(offsets.last.position):
             builder.seen(header.last_offset, header.max_timestamp)
@@ -95,13 +95,9 @@ class SegmentAppender:
         log = files.open_append(segment.file)
         index = files.open_append(segment.path(names.INDEX), create=True)
         time_handle = files.open_append(segment.path(names.TIME_INDEX), create=True)
-        for handle, size in ((index, offsets.size_bytes), (time_handle, len(kept) * time_index.ENTRY_BYTES)):
+        for handle, size in ((index, offsets.size_bytes), (time_handle, times.size_bytes)):
             if handle.size() != size:
                 handle.truncate(size)
-        segment.time_index = TimeIndex(
-            b"".join(time_index.pack_entry(e.timestamp, e.offset - segment.base_offset) for e in kept),
-            segment.base_offset,
-        )
         segment.next_offset, segment.largest_timestamp = next_offset, builder.largest_timestamp
         segment.active = True
         return cls(segment, log, index, time_handle, builder)

@@ -16,7 +16,7 @@ from lastword import kernels
 from lastword.files import Handle
 from lastword.kernels import indexes
 from lastword.kernels import table as fields
-from lastword.kernels.batches import walk_batches
+from lastword.kernels.batches import sound_rows, walk_batches
 from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 
@@ -48,9 +48,9 @@ def walk(handle: Handle, end: int, base_offset: int, builder: IndexBuilder) -> B
         want = min(buffer.size - kernels.SLACK, end - found.position)
         have = handle.pread_into(buffer.data[:want], found.position)
         rows, _used, _next, status = walk_batches(
-            buffer, 0, have, found.position, found.next_offset, True, table, 0
+            buffer, 0, have, found.position, found.next_offset, False, table, 0
         )
-        good = _plain_rows(table, rows, limit)
+        good = sound_rows(buffer, table, _plain_rows(table, rows, limit))
         if good:
             indexer.take(table[:good])
             _note(found, table[:good])

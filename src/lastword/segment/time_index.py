@@ -78,6 +78,12 @@ class TimeIndex:
             self._offsets.append(relative)
             self._timestamps.append(timestamp)
 
+    def cut(self, offset: int) -> None:
+        """Forget the entries above `offset`, which are the last ones, and what is behind them."""
+        kept = bisect_right(self._offsets, offset - self.base_offset)
+        del self._timestamps[kept:], self._offsets[kept:]
+        self.zero_tail_bytes, self.damaged = 0, False
+
     def entries(self) -> Iterator[TimeEntry]:
         for timestamp, relative in zip(self._timestamps, self._offsets, strict=False):
             yield TimeEntry(timestamp, self.base_offset + relative)
