@@ -1,0 +1,114 @@
+"""A log that grows and is rewritten, and all that is true of it, found anew from its bytes each time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.naive.batches import walk
+from tests.naive.columns import decode
+from tests.naive.keyhash import MASK, pair_digest
+from tests.naive.pack import Record, encode_batch
+
+CONTROL, HORIZON = 0x20, 0x40
+
+
+@dataclass
+class Facts:
+    records: int = 0
+    dead: set[int] = field(default_factory=set)
+    digest: int = 0
+    tombstones: int = 0
+    tombstones_without_horizon: int = 0
+    due_tombstones: int = 0
+    keyless: int = 0
+    aborted: int = 0
+    lowest_killer: int | None = None
+
+
+@dataclass
+class Truth:
+    facts: list[Facts]
+    newest: dict[bytes, int]
+    copies: Counter[bytes]
+    tombstones: list[tuple[int, int, int]]  # offset, copies, horizon or -1
+
+
+class Log:
+    """`segments`: the bytes of each. Base offsets in `aborted` are of batches whose transaction was aborted;
+    `due` are the tombstones that were declared dead; `killers` says by which offset a record was replaced.
+    """
+
+    def __init__(self) -> None:
+        self.segments: list[bytes] = []
+        self.aborted: set[int] = set()
+        self.due: set[int] = set()
+        self.killers: dict[int, int] = {}
+
+    def truth(self, seed0: int, seed1: int) -> Truth:
+        found = [Facts() for _ in self.segments]
+        newest: dict[bytes, int] = {}
+        copies: Counter[bytes] = Counter()
+        live: dict[int, tuple[int, bytes, int | None, bool]] = {}
+        for index, data in enumerate(self.segments):
+            one = found[index]
+            for header in walk(data)[0]:
+                if header.attributes & CONTROL:
+                    continue
+                horizon = header.base_timestamp if header.attributes & HORIZON else None
+                for record in decode(data, header):
+                    one.records += 1
+                    if record.key is not None:
+                        copies[record.key] += 1
+                    if header.base_offset in self.aborted:
+                        one.aborted += 1
+                        one.dead.add(record.offset)
+                    elif record.key is None:
+                        one.keyless += 1
+                        one.dead.add(record.offset)
+                    else:
+                        before = newest.get(record.key)
+                        if before is not None:
+                            at, *_ = live.pop(before)
+                            found[at].dead.add(before)
+                            self.killers.setdefault(before, record.offset)
+                        newest[record.key] = record.offset
+                        live[record.offset] = index, record.key, horizon, record.value is None
+        truth = Truth(found, newest, copies, [])
+        for offset, (index, key, horizon, tombstone) in sorted(live.items()):
+            one = found[index]
+            if offset in self.due:
+                one.dead.add(offset)
+                one.due_tombstones += 1
+                continue
+            one.digest = (one.digest + pair_digest(key, offset, seed0, seed1)) & MASK
+            if tombstone:
+                one.tombstones += 1
+                one.tombstones_without_horizon += horizon is None
+                truth.tombstones.append((offset, copies[key], -1 if horizon is None else horizon))
+        for one in found:
+            killers = [self.killers[offset] for offset in one.dead if offset in self.killers]
+            one.lowest_killer = min(killers, default=None)
+        return truth
+
+    def rewrite(self, first: int, last: int, dead: set[int]) -> bytes:
+        """Segments `first` to `last` become one without these records; batches that are empty then go."""
+        kept = []
+        for data in self.segments[first : last + 1]:
+            for header in walk(data)[0]:
+                if header.attributes & CONTROL:
+                    kept.append(data[header.position : header.position + header.size])
+                    continue
+                left = [one for one in decode(data, header) if one.offset not in dead]
+                if left:
+                    kept.append(
+                        encode_batch(
+                            [Record(one.offset, 0, one.key, one.value) for one in left],
+                            base_offset=header.base_offset,
+                            last_offset=header.last_offset,
+                            attributes=header.attributes,
+                            base_timestamp=header.base_timestamp,
+                        )
+                    )
+        self.segments[first : last + 1] = [b"".join(kept)]
+        return self.segments[first]
