@@ -3,40 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lastword.records.record import RawRecord
 
 
 @dataclass(frozen=True)
 class NaiveBatch:
-    """Records of one batch and its delete horizon (ms), if it has one."""
+    """Records of one batch and its delete horizon (ms), if it has one. `aborted`: its transaction was."""
 
     records: tuple[RawRecord, ...]
     horizon_ms: int | None = None
+    aborted: bool = False
+    magic: int = 2
+
+
+@dataclass(frozen=True)
+class NaiveSegment:
+    """`next_offset`: the base of the segment behind it; `written_ms`: when it was last appended to."""
+
+    base_offset: int
+    next_offset: int
+    batches: tuple[NaiveBatch, ...]
+    written_ms: int
+    size_bytes: int
 
 
 def newest(batches: Iterable[NaiveBatch]) -> dict[bytes, int]:
     """Key to the offset of its newest record."""
-    return {r.key: r.offset for batch in batches for r in batch.records if r.key is not None}
+    return {
+        r.key: r.offset for batch in batches if not batch.aborted for r in batch.records if r.key is not None
+    }
 
 
-def clean(batches: Sequence[NaiveBatch], now_ms: int, delete_retention_ms: int) -> list[NaiveBatch]:
-    """Every batch with what is left of it: records and horizon. An emptied one stays, without any."""
-    last = newest(batches)
+def clean(
+    batches: Sequence[NaiveBatch],
+    now_ms: int,
+    delete_retention_ms: int,
+    *,
+    last: dict[bytes, int] | None = None,
+    old_due: bool = False,
+) -> list[NaiveBatch]:
+    """Every batch with what is left of it: records and horizon. An emptied one stays, without any.
+
+    `last`: key to the newest offset, if `batches` are not all; `old_due`: tombstones of magic 0 and 1 go.
+    """
+    if last is None:
+        last = newest(batches)
     out = []
     for batch in batches:
-        due = batch.horizon_ms is not None and batch.horizon_ms <= now_ms
+        due = old_due if batch.magic < 2 else batch.horizon_ms is not None and batch.horizon_ms <= now_ms
         kept = tuple(
             r
             for r in batch.records
-            if r.key is not None and last[r.key] == r.offset and not (r.value is None and due)
+            if not batch.aborted
+            and r.key is not None
+            and last[r.key] == r.offset
+            and not (r.value is None and due)
         )
         horizon_ms = batch.horizon_ms
-        if horizon_ms is None and any(r.value is None for r in kept):
+        if batch.magic == 2 and horizon_ms is None and any(r.value is None for r in kept):
             horizon_ms = now_ms + delete_retention_ms
-        out.append(NaiveBatch(kept, horizon_ms if kept else None))
+        out.append(replace(batch, records=kept, horizon_ms=horizon_ms if kept else None))
     return out
+
+
+def clean_log(
+    segments: Sequence[NaiveSegment], *, start: int, limit: int, now_ms: int, delete_retention_ms: int
+) -> list[NaiveSegment]:
+    """One round over the segments below `limit`; the others stay. `start`: the first dirty offset."""
+    below = [one for one in segments if one.base_offset < limit]
+    last = newest(batch for one in below for batch in one.batches)
+    due = old_due(below, start, delete_retention_ms)
+    cleaned = [
+        replace(one, batches=tuple(clean(one.batches, now_ms, delete_retention_ms, last=last, old_due=old)))
+        for one, old in zip(below, due, strict=True)
+    ]
+    return cleaned + [one for one in segments if one.base_offset >= limit]
+
+
+def old_due(below: Sequence[NaiveSegment], start: int, delete_retention_ms: int) -> list[bool]:
+    """Of each segment, whether tombstones of magic 0 and 1 go: a round has seen them, and the retention lies
+    between its last append and that of the newest segment that was cleaned. The log's last records stay."""
+    clean_times = [one.written_ms for one in below if one.base_offset < start]
+    with_data = [one.base_offset for one in below if one.size_bytes]
+    return [
+        bool(clean_times)
+        and one.next_offset <= start
+        and one.written_ms <= clean_times[-1] - delete_retention_ms
+        and one.base_offset != with_data[-1]
+        for one in below
+    ]
 
 
 def survivors(batches: Iterable[NaiveBatch]) -> list[RawRecord]:

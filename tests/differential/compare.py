@@ -1,0 +1,297 @@
+"""One random log, cleaned by ours with each strategy, by the cleaner on lists, and by Kafka's own.
+
+    python -m tests.differential.compare --logs 5000
+
+Asserted of every log:
+
+- ours and Kafka's leave the newest value of every key, of committed records and of all, as the log had it;
+- what ours leaves is unchanged, at its offset and in its order;
+- strategy `kafka` keeps exactly the records that the cleaner on lists keeps, in both rounds;
+- the model of Kafka's rule keeps exactly the records that Kafka kept, where it claims to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lastword.cleaner.cleaner import clean
+from lastword.clock import ManualClock
+from lastword.config.topic import STRATEGIES
+from lastword.partition.open import open_log
+from lastword.partition.transactions import control_of
+from lastword.partition.view import PartitionView
+from lastword.records.formats import read_records
+from lastword.records.record import RawRecord
+from lastword.resolve.kafka_model import KafkaCleaner, read_model
+from lastword.segment import names
+from tests.differential.logs import TOPIC, RandomLog, random_log
+from tests.naive import cleaner as naive
+from tests.partition.nosync import UNSYNCED
+from tests.support.jars import HERE as LOGGING
+from tests.support.jars import KafkaJars
+
+SALT = b"differential"
+SOURCES = Path(__file__).parent / "java"
+#: What Kafka's cleaner cannot do: it empties the last entry of a round, and magic 0 and 1 have no empty one.
+OLD_EMPTY_BATCH = "Empty batches are only supported for magic v2"
+
+
+@dataclass
+class Read:
+    """A partition as plain Python reads it: segments for the cleaner on lists, and whom a reader sees."""
+
+    segments: list[naive.NaiveSegment]
+    hidden: set[int]  # offsets of records of aborted and undecided transactions
+
+    @property
+    def records(self) -> list[RawRecord]:
+        return [record for one in self.segments for record in naive.survivors(one.batches)]
+
+    def newest(self, *, committed: bool) -> dict[bytes, bytes]:
+        view: dict[bytes, bytes | None] = {}
+        for record in self.records:
+            if record.key is not None and not (committed and record.offset in self.hidden):
+                view[record.key] = record.value
+        return {key: value for key, value in view.items() if value is not None}
+
+
+def read(directory: Path) -> Read:
+    view = PartitionView.load(UNSYNCED, str(directory))
+    batches: list[list[naive.NaiveBatch]] = []
+    open_: dict[int, list[tuple[int, int]]] = {}
+    aborted: set[tuple[int, int]] = set()
+    for number, segment in enumerate(view.segments):
+        batches.append([])
+        for header in segment.headers():
+            data = segment.read_batch(header)
+            if header.control:
+                marker = control_of(data, header, segment.file, position=0)
+                places = open_.pop(header.producer_id, []) if marker is not None else []
+                if marker is not None and marker.type == "abort":
+                    aborted.update(places)
+                continue
+            if header.transactional:
+                open_.setdefault(header.producer_id, []).append((number, len(batches[-1])))
+            records = tuple(read_records(data, header, segment.file, position=0))
+            batches[-1].append(naive.NaiveBatch(records, header.delete_horizon_ms, False, header.magic))
+    hidden = aborted | {place for places in open_.values() for place in places}
+    ends = [one.base_offset for one in view.segments[1:]] + [view.log_end]
+    segments = [
+        naive.NaiveSegment(
+            segment.base_offset,
+            end,
+            tuple(replace(one, aborted=(number, n) in aborted) for n, one in enumerate(batches[number])),
+            segment.mtime_ms,
+            segment.size,
+        )
+        for number, (segment, end) in enumerate(zip(view.segments, ends, strict=True))
+    ]
+    offsets = {r.offset for number, n in hidden for r in batches[number][n].records}
+    return Read(segments, offsets)
+
+
+@dataclass
+class Story:
+    """What one cleaning after the other left of a log: as read before and after each."""
+
+    before: list[Read] = field(default_factory=list)
+    after: list[Read] = field(default_factory=list)
+    dirty: list[int] = field(default_factory=list)  # first dirty offset after each; 0 before the first
+
+
+def add_part(log: RandomLog, directory: Path, part: int) -> None:
+    for base, _ in log.parts[part]:
+        for extension in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX):
+            with contextlib.suppress(FileNotFoundError):
+                (directory / names.segment_file(base, extension)).unlink()
+    log.write(directory, part)
+
+
+def clean_ours(log: RandomLog, directory: Path, strategy: str) -> Story:
+    story = Story()
+    dirty: int | None = None
+    for part, now_ms in enumerate(log.now_ms):
+        add_part(log, directory, part)
+        opened, _ = open_log(
+            UNSYNCED, str(directory), TOPIC, 0, log.config, ManualClock(now_ms), clean=False, recovery_point=0
+        )
+        with contextlib.closing(opened):
+            story.before.append(read(directory))
+            recorded: list[int] = []
+            clean(
+                opened,
+                log.config,
+                first_dirty=dirty,
+                record_first_dirty=recorded.append,
+                strategy=strategy,
+                map_bytes=log.map_bytes,
+                salt=SALT,
+            )
+        dirty = recorded[-1] if recorded else dirty
+        story.dirty.append(dirty or 0)
+        story.after.append(read(directory))
+    return story
+
+
+def check_ours(log: RandomLog, strategy: str, story: Story) -> None:
+    whole: dict[int, RawRecord] = {}
+    start = 0
+    for round_, (before, after) in enumerate(zip(story.before, story.after, strict=True)):
+        name = f"log {log.seed}, {strategy}, round {round_ + 1}"
+        whole |= {record.offset: record for record in before.records}
+        expected = before.newest(committed=True)
+        assert after.newest(committed=True) == expected, f"{name}: another committed view"
+        left = after.records
+        offsets = [record.offset for record in left]
+        assert offsets == sorted(set(offsets)), f"{name}: another order"
+        changed = [record.offset for record in left if whole.get(record.offset) != record]
+        assert not changed, f"{name}: changed records at {changed[:5]}"
+        limit = story.dirty[round_]
+        reference = naive.clean_log(
+            before.segments,
+            start=start,
+            limit=limit,
+            now_ms=log.now_ms[round_],
+            delete_retention_ms=log.config.delete_retention_ms,
+        )
+        wanted = [r.offset for one in reference for r in naive.survivors(one.batches)]
+        if strategy == "kafka":
+            assert offsets == wanted, f"{name}: kept {set(offsets) ^ set(wanted)} or not"
+        else:
+            tombstones = {r.offset for r in before.records if r.value is None}
+            assert not (set(wanted) - tombstones) - set(offsets), f"{name}: live records are gone"
+        start = limit
+
+
+def clean_by_kafka(jars: KafkaJars, logs: Sequence[RandomLog], roots: Sequence[Path]) -> Iterator[list[str]]:
+    """The answers of `CleanMany`, a list of words for each log."""
+    lines = []
+    for log, root in zip(logs, roots, strict=True):
+        log.write(root / f"{TOPIC}-0", 0)
+        log.write(root / "later", 1)
+        words = (
+            root,
+            TOPIC,
+            log.slots,
+            log.config.segment_bytes,
+            log.config.delete_retention_ms,
+            *log.now_ms,
+        )
+        lines.append("\t".join(map(str, words)))
+    command = [jars.java, "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    command += [f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
+    command += ["-cp", jars.compiled(SOURCES), "CleanMany"]
+    done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True)
+    answers = [line.split("\t") for line in done.stdout.splitlines() if line.startswith(("ok\t", "error\t"))]
+    if done.returncode or len(answers) != len(logs):
+        raise RuntimeError(f"CleanMany ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
+    yield from answers
+
+
+def by_the_model(log: RandomLog, directory: Path, limits: Iterable[int]) -> set[int]:
+    """Offsets that the model of Kafka's rule keeps of the same two parts."""
+    cleaner = KafkaCleaner(log.slots * 24)
+    segments = ()
+    dirty = 0
+    for part, (now_ms, limit) in enumerate(zip(log.now_ms, limits, strict=True)):
+        log.write(directory / str(part) / f"{TOPIC}-0", part)
+        added = read_model(PartitionView.load(UNSYNCED, str(directory / str(part) / f"{TOPIC}-0")))
+        segments, rounds = cleaner.clean(
+            (*segments, *added),
+            limit,
+            first_dirty=dirty,
+            now_ms=now_ms,
+            delete_retention_ms=log.config.delete_retention_ms,
+        )
+        dirty = rounds[-1].next_dirty if rounds else dirty
+    return {record.offset for one in segments for record in one.records}
+
+
+@dataclass
+class Totals:
+    logs: int = 0
+    records: int = 0
+    kept: int = 0
+    refused: int = 0  # logs that Kafka's cleaner gave up
+    modelled: int = 0
+    kafka_rounds: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.logs} logs, {self.records} records, {self.kept} left by strategy kafka; Kafka's cleaner "
+            f"took {self.kafka_rounds} rounds and gave up {self.refused} logs of old formats; "
+            f"the model agreed with it on {self.modelled}"
+        )
+
+
+def compare(seeds: Sequence[int], root: Path, jars: KafkaJars | None, totals: Totals) -> None:
+    """All of `seeds`, below `root`, which is empty again afterwards."""
+    logs = [random_log(seed) for seed in seeds]
+    roots = [root / str(log.seed) for log in logs]
+    answers: Iterable[list[str] | None] = [None] * len(logs)
+    if jars is not None:
+        answers = clean_by_kafka(jars, logs, [one / "real" for one in roots])
+    for log, place, answer in zip(logs, roots, answers, strict=True):
+        stories = {}
+        for strategy in STRATEGIES:
+            stories[strategy] = clean_ours(log, place / strategy / f"{TOPIC}-0", strategy)
+            check_ours(log, strategy, stories[strategy])
+        totals.logs += 1
+        totals.records += len({r.offset for before in stories["kafka"].before for r in before.records})
+        totals.kept += len(stories["kafka"].after[-1].records)
+        if answer is not None:
+            _against_kafka(log, place, answer, stories, totals)
+        shutil.rmtree(place)
+
+
+def _against_kafka(
+    log: RandomLog, place: Path, answer: list[str], stories: dict[str, Story], totals: Totals
+) -> None:
+    if answer[0] == "error":
+        assert log.old_formats and OLD_EMPTY_BATCH in answer[1], f"log {log.seed}: {answer[1]}"
+        totals.refused += 1
+        return
+    limits = [int(word) for word in answer[1:3]]
+    totals.kafka_rounds += int(answer[3])
+    kafka = read(place / "real" / f"{TOPIC}-0")
+    kept = {record.offset for record in kafka.records}
+    for strategy, story in stories.items():
+        name = f"log {log.seed}, {strategy}"
+        for committed in (True, False):
+            mine, theirs = story.after[-1].newest(committed=committed), kafka.newest(committed=committed)
+            assert mine == theirs, f"{name}: not Kafka's {'committed' if committed else 'full'} view"
+    if not log.transactions and not log.old_formats:
+        modelled = by_the_model(log, place / "model", limits)
+        assert modelled == kept, f"log {log.seed}: the model differs at {sorted(modelled ^ kept)[:5]}"
+        totals.modelled += 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--logs", type=int, default=5000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first log")
+    parser.add_argument("--no-kafka", action="store_true")
+    given = parser.parse_args()
+    jars = None if given.no_kafka else KafkaJars.find_or_fetch()
+    started = time.monotonic()
+    totals = Totals()
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="lastword-differential-", dir=place) as root:
+        for first in range(given.first, given.first + given.logs, 250):
+            compare(range(first, min(first + 250, given.first + given.logs)), Path(root), jars, totals)
+            print(f"{totals}; {time.monotonic() - started:.0f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

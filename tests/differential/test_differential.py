@@ -1,0 +1,73 @@
+"""Random logs cleaned by ours, by the cleaner on lists and by Kafka's own; more: `make differential`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lastword.config.topic import STRATEGIES
+from tests.differential.compare import Totals, check_ours, clean_ours, compare
+from tests.differential.logs import TOPIC, random_log
+from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_200_logs_beside_kafkas_own_cleaner(tmp_path: Path) -> None:
+    try:
+        jars = KafkaJars.find_or_fetch()
+    except KafkaMissing as missing:
+        if must_not_skip(missing):
+            raise
+        pytest.skip(str(missing))
+    totals = Totals()
+    compare(range(200), tmp_path, jars, totals)
+    assert totals.logs == 200 and totals.refused < 10 and totals.modelled > 20
+    assert totals.kept < totals.records / 2
+
+
+@pytest.mark.slow
+def test_logs_beside_the_cleaner_on_lists(tmp_path: Path) -> None:
+    totals = Totals()
+    compare(range(1000, 1030), tmp_path, None, totals)
+    assert totals.logs == 30
+
+
+def test_a_log_is_the_same_each_time() -> None:
+    assert random_log(7) == random_log(7) != random_log(8)
+
+
+def test_the_logs_have_what_they_should() -> None:
+    logs = [random_log(seed) for seed in range(60)]
+    assert {log.old_formats for log in logs} == {log.transactions for log in logs} == {True, False}
+    assert any(base > 1 << 31 for log in logs for part in log.parts for base, _ in part)
+    assert any(len(data) > 5000 for log in logs for part in log.parts for _, data in part)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("harm", ["lost", "changed", "turned", "kept"])
+def test_harm_is_noticed(tmp_path: Path, harm: str, strategy: str) -> None:
+    """The comparison itself, on a log whose cleaning is falsified afterwards."""
+    log = random_log(31)
+    story = clean_ours(log, tmp_path / f"{TOPIC}-0", strategy)
+    check_ours(log, strategy, story)
+    if harm == "kept" and strategy != "kafka":
+        pytest.skip("which garbage stays is the strategy's own business")
+    first = story.after[-1].segments[0]
+    place = next(n for n, one in enumerate(first.batches) if one.records)
+    record, *others = first.batches[place].records
+    older = story.before[0].records[0]
+    assert older.offset < record.offset, "the log's first record is superseded"
+    instead = {
+        "lost": others,
+        "changed": [replace(record, timestamp=record.timestamp + 1), *others],
+        "turned": [*others, record, record],
+        "kept": [older, record, *others],
+    }[harm]
+    batches = list(first.batches)
+    batches[place] = replace(batches[place], records=tuple(instead))
+    story.after[-1].segments[0] = replace(first, batches=tuple(batches))
+    with pytest.raises(AssertionError, match="log 31"):
+        check_ours(log, strategy, story)
