@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lastword.state.state import Restored
     from lastword.tools.audit import Audit
     from lastword.tools.explain import Explanation
+    from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
 
 
@@ -152,6 +153,7 @@ class Verbs(Found):
                 map_bytes=self.settings.instance.map_bytes,
                 progress=progress,
                 stop=stop,
+                budget=self._drives.budget(home.path),
             )
 
     def _size(self, name: str, number: int) -> int:
@@ -319,6 +321,29 @@ class Verbs(Found):
         serializer = serializer_of(self._config(topic).lastword_key_serializer or "bytes")
         data = None if key is None else serializer.encode(key, "key")
         return explained(self, topic, partition, data, None)
+
+    def simulate(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+        **config: Any,
+    ) -> list[Simulation]:
+        """What cleaning as soon as it is due would have moved, by today's settings and by others: which
+        record replaced which since the last cleaning is read off the log, and replayed. Changes nothing.
+
+        strategy  `generational`, `kafka`, or `broker` for what Kafka's own cleaner would have done
+        config    settings to try, as `segment_bytes="64MiB"`, `lastword_space_target=1.25`
+
+        For each partition a `Simulation` with `settings` {} (today's), and one with those given, if any are.
+        Partitions of one directory share its space target; where several are simulated, a last one for each
+        directory and try (topic "", partition -1) adds them up.
+        """
+        from lastword.api.simulations import simulations
+
+        return simulations(self, topic, partition, strategy, progress, config)
 
     def verify(
         self,
