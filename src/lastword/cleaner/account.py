@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lastword import metrics
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from lastword.cleaner.transactions import Found
     from lastword.resolve import Resolution, SegmentFacts
     from lastword.segment.segment import Segment
+
+LOGGER = logging.getLogger("lastword.cleaner")
+"""One JSON line for each round, at level INFO."""
 
 _MASK = (1 << 64) - 1
 
@@ -50,6 +56,29 @@ def mapped(plan: Plan, resolution: Resolution, transactions: Found) -> Mapped:
         passes=resolution.passes,
         used_ratio=resolution.map_used_ratio,
         seconds=resolution.seconds,
+        read_bytes=resolution.passes * sum(one.size_bytes for one in resolution.segments),
+    )
+
+
+def accounted(
+    plan: Plan,
+    resolution: Resolution,
+    transactions: Found,
+    groups: Sequence[Group],
+    *,
+    read_bytes: int,
+    seconds: float,
+) -> Mapped:
+    """The same of a round by garbage accounts: what was scanned for it (`read_bytes`), and as dirty bytes
+    those that it rewrites."""
+    chosen = [one for each in groups for one in resolution.segments[each.first : each.last + 1]]
+    return replace(
+        mapped(plan, resolution, transactions),
+        dirty_bytes=sum(one.size_bytes for one in chosen),
+        dirty_live_bytes=sum(one.live_bytes for one in chosen),
+        passes=1 if read_bytes else 0,
+        seconds=seconds,
+        read_bytes=read_bytes,
     )
 
 
@@ -109,7 +138,7 @@ def report(
         records_read=found.records,
         records_kept=found.records - (removed.total - removed.marker),
         removed=removed,
-        read_bytes=found.passes * found.bytes + source_bytes,
+        read_bytes=found.read_bytes + source_bytes,
         written_bytes=written_bytes,
         freed_bytes=source_bytes - written_bytes,
         seconds=found.seconds + rewrite_seconds + swap_seconds,
@@ -117,7 +146,7 @@ def report(
         map_used_ratio=found.used_ratio,
         survivorship=found.dirty_live_bytes / found.dirty_bytes if found.dirty_bytes else 1.0,
         certificate=_certificate(done),
-        tombstones=_waiting(found.tombstones, [one.tombstones for one in done]),
+        tombstones=found.waiting or _waiting(found.tombstones, [one.tombstones for one in done]),
         segments_before=found.segments,
         segments_after=found.segments - sum(len(one.sources) - 1 for one in done),
         map_passes=found.passes,
@@ -137,6 +166,8 @@ def close(
     metrics.CLEANER_FREED_BYTES.add(max(round_.freed_bytes, 0), root)
     metrics.CLEANER_ROUND_SECONDS.observe(round_.seconds, root)
     metrics.CLEANER_MAP_USED_RATIO.set(round_.map_used_ratio, root)
+    if LOGGER.isEnabledFor(logging.INFO):
+        LOGGER.info(json.dumps({"event": "round", "dir": root, **round_.to_dict()}, separators=(",", ":")))
     return round_
 
 

@@ -66,6 +66,8 @@ class Mapped:
                         survives there
     tombstones          live ones: they wait for their horizon
     passes, used_ratio  of the key map
+    read_bytes          of the log, by all passes
+    waiting             the tombstone that is due first, where accounts know it
     """
 
     segments: int
@@ -78,6 +80,8 @@ class Mapped:
     passes: int
     used_ratio: float
     seconds: float
+    read_bytes: int = 0
+    waiting: TombstonesWaiting | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 """Deciding whether a partition is cleaned, up to where, and saying why: a `Plan`.
 
+Strategy `generational`: `choose` only says up to where a round may reach; what is worth it there `accounted`
+and `drive` find in the garbage accounts.
+
 Strategy `kafka`: the dirty part is what lies between the first dirty offset and the first uncleanable one,
 and the log is due when the dirty bytes are more than `min.cleanable.dirty.ratio` of all cleanable bytes, or
 when a record is older than `max.compaction.lag.ms`. A round covers the log from its start.
@@ -196,7 +199,10 @@ def choose(
         )
     if quarantine is not None:
         return plan.kept(QUARANTINED, quarantine)
-    return _kafka(plan, segments, config, log_end if stable_offset is None else stable_offset)
+    plan, closed = _bounded(plan, segments, config, log_end if stable_offset is None else stable_offset)
+    if plan.action == "clean" and plan.due and strategy == "kafka":
+        return _by_ratio(plan, closed, config)
+    return plan
 
 
 def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int) -> int:
@@ -206,13 +212,15 @@ def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int)
     return first_dirty
 
 
-def _kafka(plan: Plan, segments: Sequence[Choosable], config: TopicConfig, stable_offset: int) -> Plan:
+def _bounded(
+    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, stable_offset: int
+) -> tuple[Plan, Sequence[Choosable]]:
+    """The plan with the limit of its round, and the segments below; kept if there is nothing to look at."""
     closed, reasons = _cleanable(plan, segments, config, stable_offset)
     if not closed:
         plan = replace(plan, reasons=tuple(reasons[1:]))
-        return (
-            plan.kept(reasons[0].code, reasons[0].text) if reasons else plan.kept(NEWEST, "the log is empty")
-        )
+        why = reasons[0] if reasons else Reason(NEWEST, "the log is empty")
+        return plan.kept(why.code, why.text), closed
     limit = closed[-1].next_offset if len(closed) == len(segments) else segments[len(closed)].base_offset
     dirty_bytes = _dirty_bytes(closed, plan.start)
     total_bytes = sum(s.size for s in closed)
@@ -228,15 +236,17 @@ def _kafka(plan: Plan, segments: Sequence[Choosable], config: TopicConfig, stabl
         reasons=tuple(reasons),
     )
     if total_bytes == 0:
-        return plan.kept(NEWEST, "the log holds no records")
-    if not plan.due:
-        return plan
+        plan = plan.kept(NEWEST, "the log holds no records")
+    return plan, closed
+
+
+def _by_ratio(plan: Plan, closed: Sequence[Choosable], config: TopicConfig) -> Plan:
     late_ms = overdue_ms(closed, plan.start, plan.now_ms, config.max_compaction_lag_ms)
-    if ratio > config.min_cleanable_dirty_ratio or (late_ms is not None and dirty_bytes > 0):
+    if plan.dirty_ratio > config.min_cleanable_dirty_ratio or (late_ms is not None and plan.dirty_bytes):
         return plan
     return plan.kept(
         BELOW_RATIO,
-        f"{ratio:.0%} of the bytes are dirty, due above {config.min_cleanable_dirty_ratio:.0%}",
+        f"{plan.dirty_ratio:.0%} of the bytes are dirty, due above {config.min_cleanable_dirty_ratio:.0%}",
     )
 
 

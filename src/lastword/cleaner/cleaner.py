@@ -21,7 +21,7 @@ from lastword.cleaner.built import BuiltGroup, BuiltRound
 from lastword.cleaner.choose import NEWEST, TOMBSTONE_HORIZON, Plan, choose
 from lastword.cleaner.groups import Group, Limits, group
 from lastword.cleaner.paced import PacedFiles
-from lastword.cleaner.report import CleanRound
+from lastword.cleaner.report import CleanRound, TombstonesWaiting
 from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import Found, Transactions, index_entries
 from lastword.clock import Clock
@@ -39,7 +39,9 @@ from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    from lastword.accounts.ledger import Ledger
     from lastword.cleaner.budget import DriveBudget
+    from lastword.cleaner.runs import Run
     from lastword.resolve import Resolution
 
 DEFAULT_MAP_BYTES = 128 << 20
@@ -58,6 +60,10 @@ def clean(
     progress: ProgressLike | None = None,
     stop: Callable[[], bool] | None = None,
     budget: DriveBudget | None = None,
+    ledger: Ledger | None = None,
+    run: Run | None = None,
+    space_target: float = 1.5,
+    alpha: float = 0.3,
 ) -> CleanRound | None:
     """One round over `log`; None when the plan is to keep it (`plan` tells why).
 
@@ -66,7 +72,33 @@ def clean(
     salt                of the key map, secret; None: a fresh one
     stop                asked after each chunk; once true, the round ends early and its unpublished files go
     budget              of the drive: everything that the round reads and writes comes out of it
+
+    Of strategy `generational`:
+
+    ledger        the partition's garbage accounts, held by the caller; None: those that were saved
+    run           what to rewrite; None: all garbage, or with `due` what is due as if alone on a drive
+    space_target  of that drive
+    alpha         weight of the survivorship that this round meets
     """
+    if strategy == "generational":
+        from lastword.cleaner import accounted
+
+        return accounted.clean(
+            log,
+            config,
+            ledger=ledger,
+            run=run,
+            first_dirty=first_dirty,
+            record_first_dirty=record_first_dirty,
+            due=due,
+            map_bytes=map_bytes,
+            space_target=space_target,
+            alpha=alpha,
+            salt=salt,
+            progress=progress,
+            stop=stop,
+            budget=budget,
+        )
     with alone(log.directory):
         plan = prepare(log, config, first_dirty=first_dirty, due=due, strategy=strategy, map_bytes=map_bytes)
         if plan.action != "clean":
@@ -76,7 +108,7 @@ def clean(
             if budget is not None:
                 files = paced = PacedFiles(log.files, budget, stop)
                 segments = tuple(paced.segments(log.segments))
-            built = _build(files, log.directory, segments, plan, log.clock, salt, progress, stop)
+            built = build_whole(files, log.directory, segments, plan, log.clock, salt, progress, stop)
         except Stopped:
             built = BuiltRound(plan, account.nothing_mapped(), ())
             return account.close(log.directory, built, [], complete=False, swap_seconds=0.0)
@@ -125,13 +157,23 @@ def build(
     progress: ProgressLike | None = None,
 ) -> BuiltRound:
     """Map and rewrite by `plan` (from `prepare`); the value can be pickled and given to `publish`."""
-    return _build(files, view.directory, view.segments, plan, clock, salt, progress, None).collected()
+    return build_whole(files, view.directory, view.segments, plan, clock, salt, progress, None).collected()
 
 
-def publish(log: PartitionLog, built: BuiltRound, *, record_first_dirty: Callable[[int], None]) -> CleanRound:
+def publish(
+    log: PartitionLog,
+    built: BuiltRound,
+    *,
+    record_first_dirty: Callable[[int], None],
+    swap: Callable[[PartitionLog, BuiltGroup], object] | None = None,
+    waiting: Callable[[], TombstonesWaiting] | None = None,
+) -> CleanRound:
     """Swap each certified group in, lowest offsets first, then record how far the log is clean now.
 
     The order protects deletes: when a tombstone goes, older copies below it went with it or before.
+
+    swap     `swap_group`, or who has to hear of each swap besides
+    waiting  asked at the end which tombstones are left; None: told from what was rewritten
     """
     done: list[BuiltGroup] = []
     swap_seconds = 0.0
@@ -140,7 +182,7 @@ def publish(log: PartitionLog, built: BuiltRound, *, record_first_dirty: Callabl
         for one in built.groups:
             started = log.clock.monotonic()
             leased.check(log.files, log.directory, log.clock, one.dropped_tombstone)
-            _swap(log, one)
+            (swap or swap_group)(log, one)
             staging.discard(log.files, one.output.directory)
             swap_seconds += log.clock.monotonic() - started
             done.append(one)
@@ -156,6 +198,8 @@ def publish(log: PartitionLog, built: BuiltRound, *, record_first_dirty: Callabl
         raise
     if complete:
         record_first_dirty(built.plan.limit)
+    if waiting is not None:
+        built = replace(built, mapped=replace(built.mapped, waiting=waiting()))
     return account.close(log.directory, built, done, complete=complete, swap_seconds=swap_seconds)
 
 
@@ -181,12 +225,12 @@ def plan(
     chosen = _choose(view, config, files, clock, first_dirty, due, strategy, map_bytes)
     if chosen.action != "clean":
         return chosen
-    sources = _below(view.segments, chosen.limit)
+    sources = below(view.segments, chosen.limit)
     steps = Steps("plan", sum(one.size for one in sources), clock, progress, None)
     transactions = Transactions(view.segments, chosen.limit, chosen.now_ms)
     due_below = leases.load(files, view.directory, chosen.now_ms).floor
     resolution = _resolve(sources, chosen, salt, steps, transactions, due_below)
-    found = group(resolution.segments, _limits(chosen), transactions.found.segments)
+    found = group(resolution.segments, limits_of(chosen), transactions.found.segments)
     if not found:
         return _nothing_to_do(chosen, resolution)
     source_bytes = sum(one.size_bytes for one in found)
@@ -258,7 +302,7 @@ def _choose(
     )
 
 
-def _build(
+def build_whole(
     files: Files,
     directory: str,
     segments: Sequence[Segment],
@@ -269,14 +313,14 @@ def _build(
     stop: Callable[[], bool] | None,
 ) -> BuiltRound:
     """Map now; rewrite each group when it is asked for."""
-    sources = _below(segments, plan.limit)
+    sources = below(segments, plan.limit)
     steps = Steps("clean", sum(one.size for one in sources), clock, progress, stop)
     transactions = Transactions(segments, plan.limit, plan.now_ms)
     due_below = leases.load(files, directory, plan.now_ms).floor
     with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
         resolution = _resolve(sources, plan, salt, steps, transactions, due_below)
-    found = group(resolution.segments, _limits(plan), transactions.found.segments)
-    rewritten = _rewrite_each(
+    found = group(resolution.segments, limits_of(plan), transactions.found.segments)
+    rewritten = rewrite_each(
         files, directory, sources, plan, resolution, transactions.found, found, steps, due_below
     )
     return BuiltRound(plan, account.mapped(plan, resolution, transactions.found), rewritten)
@@ -332,7 +376,7 @@ def _mtime_ms(segment: Segment) -> int:
     return segment.mtime_ms if facts is None else facts.mtime_ms
 
 
-def _rewrite_each(
+def rewrite_each(
     files: Files,
     directory: str,
     sources: Sequence[Segment],
@@ -370,8 +414,9 @@ def _rewrite_each(
         yield replace(built, dropped_tombstone=dropped)
 
 
-def _swap(log: PartitionLog, built: BuiltGroup) -> None:
-    """Publish one group, if its sources still are the files that it was made of."""
+def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
+    """Publish one group, if its sources still are the files that it was made of; the segment as it lies in
+    the log now."""
     with log.lock:
         by_base = {one.base_offset: one for one in log.segments}
         old = []
@@ -387,14 +432,16 @@ def _swap(log: PartitionLog, built: BuiltGroup) -> None:
                 )
             old.append(segment)
         new = Segment.load(log.files, built.output.directory, built.output.base_offset)
-        log.replace(old, [new])
+        return log.replace(old, [new])
 
 
-def _below(segments: Sequence[Segment], limit: int) -> list[Segment]:
+def below(segments: Sequence[Segment], limit: int) -> list[Segment]:
+    """Those that a round up to `limit` may take."""
     return [one for one in segments if one.base_offset < limit]
 
 
-def _limits(plan: Plan) -> Limits:
+def limits_of(plan: Plan) -> Limits:
+    """What one output may hold."""
     return Limits(plan.segment_bytes, plan.segment_index_bytes, plan.index_interval_bytes)
 
 

@@ -114,6 +114,32 @@ def group(facts: Sequence[Facts], limits: Limits, worth: Collection[int] = ()) -
     return tuple(groups)
 
 
+def cut(facts: Sequence[Facts], first: int, last: int, limits: Limits) -> tuple[Group, ...]:
+    """A run that was chosen, as groups that fit: as few as there can be, and about equal."""
+    live = sum(one.live_bytes for one in facts[first : last + 1])
+    fewest = _filled(facts, first, last, limits, limits.segment_bytes)
+    for slack in (1.0, 1.1, 1.25, 1.5):
+        even = _filled(facts, first, last, limits, int(slack * live / len(fewest)) + 1)
+        if len(even) == len(fewest):
+            return even
+    return fewest
+
+
+def _filled(
+    facts: Sequence[Facts], first: int, last: int, limits: Limits, most_bytes: int
+) -> tuple[Group, ...]:
+    groups: list[Group] = []
+    run: list[int] = []
+    for i in range(first, last + 1):
+        held = sum(facts[j].live_bytes for j in run)
+        if run and (held + facts[i].live_bytes > most_bytes or not _fits(facts, run, facts[i], limits)):
+            groups.append(_group(facts, run))
+            run = []
+        run.append(i)
+    groups.append(_group(facts, run))
+    return tuple(groups)
+
+
 def _fits(facts: Sequence[Facts], run: Sequence[int], one: Facts, limits: Limits) -> bool:
     if one.next_offset - 1 - facts[run[0]].base_offset > MAX_OFFSET_RANGE:
         return False

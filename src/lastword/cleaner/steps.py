@@ -40,6 +40,10 @@ class Steps:
         self._map_bytes = total_bytes
         self._step(done_bytes - self._done_bytes)
 
+    def expect(self, rewrite_bytes: int) -> None:
+        """What is left to do, once it is known."""
+        self._total_bytes = self._done_bytes + rewrite_bytes
+
     def rewritten(self, chunk_bytes: int) -> None:
         self._step(chunk_bytes)
 

@@ -72,11 +72,15 @@ class Transactions:
         base_offsets: NDArray[np.int64],
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
-        if self._decisions is None:
-            walk = _Walk(self._segments, self._limit)
-            walk.run(int(base_offsets[0]))
-            self._decisions, self.found = walk.decisions(), walk.found(self._now_ms)
-        return self._decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
+        decisions = self._decisions or self.look(int(base_offsets[0]))
+        return decisions.fates(attributes, producer_ids, base_offsets, last_offsets)
+
+    def look(self, first_offset: int) -> Decisions:
+        """Make the walk, from the batch of this offset on: the first of any transaction."""
+        walk = _Walk(self._segments, self._limit)
+        walk.run(first_offset)
+        self._decisions, self.found = walk.decisions(), walk.found(self._now_ms)
+        return self._decisions
 
 
 class _Control(NamedTuple):

@@ -45,6 +45,7 @@ from lastword.logdir.identity import (
     take_clean_shutdown,
     write_meta_properties,
 )
+from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.moved_from import read_note
 from lastword.logdir.topics import make_partitions, mark_deleted
 from lastword.partition import front
@@ -112,6 +113,8 @@ class LogDirectory:
         self._checked: set[TopicPartition] = set()
         self._adopted: set[TopicPartition] = set()
         self._gauges = LogGauges(path, files, lambda: self._logs) if mode == "a" else None
+        self.directories = 1  # that are one, and share the memory of `ledgers`
+        self.ledgers = self.new_ledgers()
         self.shared_topic_id: Callable[[str], str | None] = lambda topic: None
         """Of several directories that are one: the topic's id as the others have it."""
 
@@ -195,6 +198,16 @@ class LogDirectory:
 
     def _listing(self) -> Listing:
         return discover(self.files, self.path, self._known)
+
+    def new_ledgers(self, *, saves: bool = True) -> Ledgers:
+        """Garbage accounts of the partitions here. `ledgers` are those that rounds keep; a dry run has its
+        own, which leave no trace (`saves`)."""
+        return Ledgers(
+            self.files,
+            lambda: self.settings.instance.log_cleaner_dedupe_buffer_size // self.directories,
+            lambda: [os.path.join(self.path, str(tp)) for tp in self._listing().partitions],
+            saves=saves and self.mode == "a",
+        )
 
     def set_aside(self) -> tuple[SetAside, ...]:
         """Directories of partitions that are not served: copies on their way, and strays of a broker."""
@@ -322,6 +335,7 @@ class LogDirectory:
             log = self._logs.pop(tp, None)
             if log is not None:
                 log.abandon()
+            self.ledgers.forget(tp)
             self._offline.pop(tp, None)
             self._made.discard(tp)
             self._known.discard(str(tp))
@@ -538,6 +552,7 @@ class LogDirectory:
         tp = TopicPartition(topic, partition)
         with self.claim(topic, partition):
             log = self.log(topic, partition)
+            self.ledgers.forget(tp)
             with log.lock, self._checkpoint_lock:
                 segments = log.segment_set
                 base = segments[max(0, segments.floor(offset))].base_offset
@@ -623,6 +638,7 @@ class LogDirectory:
                         failed, promised = failed or error, False
                 if self._logs and failed is None:
                     self._write_checkpoints()
+                self.ledgers.close()
                 unopened = [
                     tp for tp in self._listing().partitions if tp not in self._logs and tp not in self._made
                 ]

@@ -61,6 +61,7 @@ class Spread:
             metrics.DIR_OFFLINE.set(1, os.path.realpath(path))
         for directory in self.directories:
             directory.shared_topic_id = self.topic_id
+            directory.directories = len(self.directories)
         if len(self.directories) > 1:
             self._settle()
             if not offline and self.directories[0].mode == "a":

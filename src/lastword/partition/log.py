@@ -432,6 +432,7 @@ class PartitionLog:
             self._health.fatal(change)
 
     def _truncate_to(self, offset: int) -> None:
+        truncate.forget_accounts(self.files, self.directory)
         self._durability.mark.lower(offset)
         self._tail.close()
         interval = self.config.index_interval_bytes
@@ -445,6 +446,7 @@ class PartitionLog:
         self._begin(segments, appender, replay(self._snapshots, segments, offset).state, offset)
 
     def _start_at(self, offset: int) -> None:
+        truncate.forget_accounts(self.files, self.directory)
         self._durability.mark.lower(0)
         self._tail.close()
         self._epoch = self._epochs.latest or self._epoch

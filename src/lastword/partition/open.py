@@ -41,6 +41,7 @@ from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
 from lastword.partition.split import overflows, split
 from lastword.partition.synced import SyncedMark, read_synced
+from lastword.partition.truncate import forget_accounts
 from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
@@ -343,6 +344,8 @@ class _Opening:
         damaged = min((base for base, one in found.items() if one.damage is not None), default=None)
         if damaged is not None:
             behind = [b for b in self._bases() if b > damaged]
+            if behind:  # closed segments are cut: what grows there may look like them
+                forget_accounts(self.files, self.directory)
             for base in reversed(behind):
                 self._remove_segment(base)
                 self.files.fsync_dir(self.directory)  # or a power cut could keep a segment behind a hole

@@ -1,6 +1,7 @@
 """Cutting the end off a log, so that every crash leaves a beginning of it.
 
 ```
+0  lastword/accounts removed, synced    what grows in place of what is cut may look like it
 1  lastword/synced lowered, synced      what lies above may be given again and is not "known to be durable"
 2  higher segments, the newest first    each name is gone for good before the next: never a hole
 3  the segment that holds the offset    cut before the first batch that reaches it, synced
@@ -16,12 +17,23 @@ exactly that offset, as Kafka's does.
 
 from __future__ import annotations
 
+import os
+
 from lastword.files import Files
 from lastword.partition.segment_set import SegmentSet
 from lastword.segment import names
 from lastword.segment.recover import recover_segment
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import TransactionIndex
+
+
+def forget_accounts(files: Files, directory: str) -> None:
+    """Step 0. The accounts of the partition's garbage name the files that they are about; after a cut a file
+    could come to match again that holds other records."""
+    path = os.path.join(directory, names.PRIVATE, names.ACCOUNTS)
+    if files.exists(path):
+        files.unlink(path, missing_ok=True)
+        files.fsync_dir(os.path.dirname(path))
 
 
 def remove_segments(files: Files, directory: str, gone: list[Segment]) -> None:

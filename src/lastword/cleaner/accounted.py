@@ -1,0 +1,308 @@
+"""A round by garbage accounts: what is new is scanned once, and of the rest only what is rewritten is read.
+
+`look` brings a ledger up to date with its log; what to rewrite is then known exactly (or, where the keys do
+not fit the memory, estimated). `clean` rewrites one chosen run, or all garbage for a cleaning that was asked
+for. Each group is certified against the running sums before it is published, and the ledger hears of every
+swap. A ledger that tracks a sample of the keys only chooses: then the log is resolved as a whole, in as many
+passes as it takes, and all its garbage goes.
+
+Tombstones here go by the ledger's clocks, which start when no older copy of the key is left in any segment.
+A batch gets Kafka's delete horizon only from a rewrite of a segment without a blocked tombstone, so that no
+Kafka that takes over drops one before the value that it deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lastword.accounts.ledger import Ledger
+from lastword.accounts.values import DriveAccount, PartitionAccount
+from lastword.cleaner import account, quarantine
+from lastword.cleaner.built import BuiltGroup, BuiltRound
+from lastword.cleaner.choose import NEWEST, NOT_WORTH_IT, TOMBSTONE_HORIZON, Plan, Reason
+from lastword.cleaner.generational import Choice, choose_drive
+from lastword.cleaner.groups import Group, Limits, cut, group
+from lastword.cleaner.paced import PacedFiles
+from lastword.cleaner.report import CleanRound, TombstonesWaiting
+from lastword.cleaner.runs import Run
+from lastword.cleaner.steps import Steps, Stopped
+from lastword.cleaner.transactions import NOTHING, Found, Transactions
+from lastword.config import TopicConfig
+from lastword.errors import LastwordError
+from lastword.files import Files
+from lastword.partition import leases
+from lastword.partition.log import PartitionLog
+from lastword.partition.view import PartitionView
+from lastword.segment.segment import Segment
+from lastword.values import ProgressLike
+
+if TYPE_CHECKING:
+    from lastword.cleaner.budget import DriveBudget
+    from lastword.resolve import Resolution, SegmentFacts
+
+
+def look(
+    log: PartitionLog | PartitionView,
+    files: Files,
+    ledger: Ledger,
+    plan: Plan,
+    segments: Sequence[Segment],
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Scan what fell below the plan's limit since the last look, and let tombstones become due; returns the
+    bytes read. `segments`: the log's, maybe through a budget. The ledger fits the log (`Ledger.fit`).
+    """
+    transactions = Transactions(log.segments, plan.limit, plan.now_ms)
+    above = sum(one.size for one in segments if one.base_offset >= plan.limit)
+    with quarantine.on_damage(files, log.directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
+        read = ledger.absorb(
+            [one for one in segments if one.base_offset < plan.limit],
+            plan.limit,
+            t=ledger.t,
+            now_ms=plan.now_ms,
+            fates=transactions,
+            progress=progress,
+            bytes_above=above,
+        )
+    floor = leases.load(files, log.directory, plan.now_ms).floor
+    ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=floor)
+    return read
+
+
+def account_of(
+    log: PartitionLog | PartitionView, config: TopicConfig, ledger: Ledger, *, drive: str, quarantined: bool
+) -> PartitionAccount:
+    return ledger.account(
+        config,
+        topic=log.topic,
+        partition=log.partition,
+        drive=drive,
+        total_bytes=sum(one.size for one in log.segments),
+        log_start=log.log_start,
+        quarantined=quarantined,
+    )
+
+
+def choose_alone(
+    log: PartitionLog | PartitionView,
+    config: TopicConfig,
+    ledger: Ledger,
+    *,
+    space_target: float,
+    now_ms: int,
+) -> Choice:
+    """What is due if the partition had a drive of its own."""
+    own = account_of(log, config, ledger, drive=log.directory, quarantined=False)
+    return choose_drive(DriveAccount(log.directory, ledger.t, space_target, 0.0, (own,)), now_ms)
+
+
+def groups_of(
+    resolution: Resolution, transactions: Found, limits: Limits, run: Run | None
+) -> tuple[Group, ...]:
+    """What is rewritten together: the run, or all garbage. A run that is not there any more gives nothing."""
+    facts = resolution.segments
+    if run is None:
+        return group(
+            [replace(one, tombstones_without_horizon=0) for one in facts], limits, transactions.segments
+        )
+    within = [
+        number
+        for number, one in enumerate(facts)
+        if run.base_offset <= one.base_offset and one.next_offset <= run.next_offset
+    ]
+    if not within or facts[within[0]].base_offset != run.base_offset:
+        return ()
+    return cut(facts, within[0], within[-1], limits)
+
+
+def transactions_of(ledger: Ledger, log: PartitionLog | PartitionView, plan: Plan) -> Found:
+    """What a rewrite has to know of transactions: a walk over headers, if the log has any."""
+    if ledger.transactions_from < 0:
+        return NOTHING
+    walk = Transactions(log.segments, plan.limit, plan.now_ms)
+    walk.look(ledger.transactions_from)
+    return walk.found
+
+
+def without_blocked(ledger: Ledger, resolution: Resolution, transactions: Found) -> tuple[Resolution, Found]:
+    """Facts by which a rewrite writes no delete horizon into a segment where an older copy of some deleted
+    key holds a tombstone back; a marker there waits with it."""
+    blocked = ledger.blocked_segments()
+    if not blocked:
+        return resolution, transactions
+    facts = resolution.segments
+    held = {number for number, one in enumerate(facts) if one.base_offset in blocked}
+    ranges = [(facts[number].base_offset, facts[number].next_offset) for number in held]
+    unclocked = frozenset(
+        offset for offset in transactions.unclocked if not any(first <= offset < end for first, end in ranges)
+    )
+    segments = tuple(
+        replace(one, tombstones_without_horizon=0) if number in held else one
+        for number, one in enumerate(facts)
+    )
+    found = replace(transactions, unclocked=unclocked, segments=transactions.segments - held)
+    return replace(resolution, segments=segments), found
+
+
+def clean(
+    log: PartitionLog,
+    config: TopicConfig,
+    *,
+    ledger: Ledger | None,
+    run: Run | None,
+    first_dirty: int | None,
+    record_first_dirty: Callable[[int], None],
+    due: bool,
+    map_bytes: int,
+    space_target: float,
+    alpha: float,
+    salt: bytes | None = None,
+    progress: ProgressLike | None = None,
+    stop: Callable[[], bool] | None = None,
+    budget: DriveBudget | None = None,
+) -> CleanRound | None:
+    """See `cleaner.clean`."""
+    from lastword.cleaner import cleaner
+
+    with cleaner.alone(log.directory):
+        plan = cleaner.prepare(
+            log, config, first_dirty=first_dirty, due=due, strategy="generational", map_bytes=map_bytes
+        )
+        if plan.action != "clean":
+            return None
+        mine = ledger is None
+        if ledger is None:
+            ledger = opened(log, log.files, map_bytes, salt)
+        else:
+            ledger.fit(log.segments)
+        files, segments = log.files, log.segments
+        if budget is not None:
+            files = paced = PacedFiles(log.files, budget, stop)
+            segments = tuple(paced.segments(log.segments))
+        new = (one.size for one in segments if ledger.limit <= one.base_offset < plan.limit)
+        steps = Steps("clean", sum(new), log.clock, progress, stop)
+        try:
+            started = log.clock.monotonic()
+            read_bytes = look(log, files, ledger, plan, segments, steps.mapped)
+            if due and run is None:
+                choice = choose_alone(log, config, ledger, space_target=space_target, now_ms=plan.now_ms)
+                if choice.run is None:
+                    return None
+                run = choice.run
+            if ledger.exact:
+                seconds = log.clock.monotonic() - started
+                built = build(log, files, segments, ledger, plan, run, steps, read_bytes, seconds)
+            else:
+                built = cleaner.build_whole(
+                    files, log.directory, segments, plan, log.clock, salt, progress, stop
+                )
+        except Stopped:
+            built = BuiltRound(plan, account.nothing_mapped(), ())
+            return account.close(log.directory, built, [], complete=False, swap_seconds=0.0)
+        except LastwordError:
+            account.count_failure(log.directory)
+            raise
+        held = ledger
+
+        def swap(log: PartitionLog, one: BuiltGroup) -> None:
+            held.spoiled = True  # if this does not come back, nobody knows which files are there
+            published = cleaner.swap_group(log, one)
+            held.swapped(one.sources[0].base_offset, one.sources[-1].base_offset, published, alpha)
+            held.spoiled = False
+
+        try:
+            return cleaner.publish(
+                log,
+                built,
+                record_first_dirty=lambda limit: record_first_dirty(
+                    held.first_dirty_for_kafka() if held.exact else limit
+                ),
+                swap=swap,
+                waiting=(lambda: waiting(held, plan)) if held.exact else None,
+            )
+        finally:
+            held.give_up()
+            if mine:
+                with suppress(LastwordError):  # derived data: lost, it costs a scan
+                    held.save()
+
+
+def opened(
+    log: PartitionLog | PartitionView, files: Files, map_bytes: int, salt: bytes | None = None
+) -> Ledger:
+    """The accounts that were saved, or fresh ones, for one round or one look."""
+    segments = log.segments
+    ledger = (
+        Ledger.open(files, log.directory, segments, map_bytes=map_bytes)
+        if salt is None
+        else Ledger.open(files, log.directory, segments, map_bytes=map_bytes, salt=lambda: salt)
+    )
+    ledger.t = max(ledger.t, sum(one.size for one in segments))
+    return ledger
+
+
+def build(
+    log: PartitionLog,
+    files: Files,
+    segments: Sequence[Segment],
+    ledger: Ledger,
+    plan: Plan,
+    run: Run | None,
+    steps: Steps,
+    read_bytes: int,
+    seconds: float,
+) -> BuiltRound:
+    """Rewrite each group when it is asked for. `read_bytes`, `seconds`: what the scan before it took."""
+    from lastword.cleaner.cleaner import below, limits_of, rewrite_each
+
+    resolution = ledger.resolution()
+    transactions = transactions_of(ledger, log, plan)
+    found = groups_of(resolution, transactions, limits_of(plan), run)
+    mapped = account.accounted(plan, resolution, transactions, found, read_bytes=read_bytes, seconds=seconds)
+    steps.expect(sum(one.size_bytes for one in found))
+    clocked, transactions = without_blocked(ledger, resolution, transactions)
+    sources = below(segments, plan.limit)
+    if [one.base_offset for one in sources] != [one.base_offset for one in clocked.segments]:
+        raise AssertionError("accounts of other segments than those below the limit")
+
+    def rewritten() -> Iterator[BuiltGroup]:
+        watched = ledger.sources(sources, clocked.dead)
+        each = rewrite_each(
+            files, log.directory, watched, plan, clocked, transactions, found, steps, due_below=0
+        )
+        for chosen, one in zip(found, each, strict=True):
+            dropped = ledger.due_between(chosen.base_offset, clocked.segments[chosen.last].next_offset)
+            yield replace(one, dropped_tombstone=dropped)
+
+    return BuiltRound(plan, mapped, rewritten())
+
+
+def waiting(ledger: Ledger, plan: Plan) -> TombstonesWaiting:
+    """The tombstones that are left, and which of them goes first."""
+    ledger.mark_due(
+        plan.now_ms, plan.delete_retention_ms, floor=0
+    )  # starts the clocks of those freed just now
+    count = sum(one.tombstones for one in ledger.facts())
+    offset, due_ms = ledger.next_due(plan.delete_retention_ms)
+    return TombstonesWaiting(count, offset, due_ms)
+
+
+def kept(plan: Plan, facts: Sequence[SegmentFacts], choice: Choice | None) -> Plan:
+    """The plan of a partition that is left alone, with the reason."""
+    plan = replace(plan, exact=True)
+    if choice is not None:
+        return plan.kept(NOT_WORTH_IT, choice.text)
+    count = sum(one.tombstones for one in facts)
+    if count:
+        what = "1 tombstone waits" if count == 1 else f"{count} tombstones wait"
+        return plan.kept(TOMBSTONE_HORIZON, f"{what}; every other record is its key's newest")
+    return plan.kept(NEWEST, "every record is the newest of its key")
+
+
+def because(choice: Choice) -> tuple[Reason, ...]:
+    """Why a run was chosen, and the others that were weighed."""
+    others = [Reason("weighed", f"{run}, {run.score:.3g}") for run in choice.best]
+    return (Reason(choice.obligation, choice.text), *others)

@@ -1,0 +1,273 @@
+"""One drive: what lies on it, what is due there, and the round that does it.
+
+`look` brings the accounts of every compacted partition up to date (what fell below the limits is scanned
+once) and gives one `DriveAccount`; `generational.choose_drive` chooses by it; `rewrite` carries a chosen run
+out. A partition in which nothing has moved since it was looked at costs no look into its ledger.
+
+A drive may hold several log directories. Each has a time of its own (bytes appended to it); they are put on
+one scale here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
+from lastword.cleaner import accounted, quarantine
+from lastword.cleaner.choose import Plan, choose
+from lastword.cleaner.generational import Choice, choose_drive
+from lastword.cleaner.paced import PacedFiles
+from lastword.cleaner.steps import Stopped
+from lastword.errors import LastwordError
+from lastword.files import Files
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.logdir.ledgers import Ledgers
+from lastword.segment.segment import Segment
+from lastword.values import ProgressLike
+
+if TYPE_CHECKING:
+    from lastword.cleaner.budget import DriveBudget
+    from lastword.cleaner.report import CleanRound
+    from lastword.cleaner.runs import Run
+    from lastword.logdir.log_dir import LogDirectory
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.view import PartitionView
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A compacted partition of strategy `generational`, and the directory that it lies in."""
+
+    partition: TopicPartition
+    home: LogDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look found: valid as long as these files lie there, and until `until_ms` (-1: for ever)."""
+
+    files: tuple[object, ...]
+    account: PartitionAccount
+    until_ms: int
+
+
+def look(
+    places: Sequence[Place],
+    drive: str,
+    *,
+    now_ms: int,
+    space_target: float,
+    held: Collection[TopicPartition] = (),
+    ledgers: Callable[[LogDirectory], Ledgers] | None = None,
+    failed: list[LastwordError] | None = None,
+    progress: Callable[[int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    budget: DriveBudget | None = None,
+) -> DriveAccount:
+    """The accounts of a drive, scanned up to the limit of each partition.
+
+    held      partitions that may not be chosen; they count towards the space all the same
+    ledgers   of a directory; None: its own
+    failed    takes the errors of partitions that cannot be looked at, which are left out
+    progress  hears of bytes that were scanned
+    """
+    found: list[tuple[Ledgers, PartitionAccount]] = []
+    for place in places:
+        own = ledgers(place.home) if ledgers is not None else place.home.ledgers
+        try:
+            one = _look_at(place, drive, own, now_ms, place.partition in held, progress, stop, budget)
+        except LastwordError as error:
+            if failed is not None:
+                failed.append(error)
+            continue
+        if one is not None:
+            found.append((own, one))
+    t = max((own.t for own, _ in found), default=0)
+    cost = max((own.file_cost_bytes for own, _ in found), default=0.0)
+    accounts = tuple(_shifted(one, t - own.t) for own, one in found)
+    return DriveAccount(drive, t, space_target, cost, accounts)
+
+
+def _look_at(
+    place: Place,
+    drive: str,
+    ledgers: Ledgers,
+    now_ms: int,
+    held: bool,
+    progress: Callable[[int], None] | None,
+    stop: Callable[[], bool] | None,
+    budget: DriveBudget | None,
+) -> PartitionAccount | None:
+    home, tp = place.home, place.partition
+    log: PartitionLog | PartitionView = home.view(*tp)
+    if ledgers.saves:
+        log = opened = home.log(*tp)
+        opened.roll_if_due()  # so that segment.ms and max.compaction.lag.ms hold without new appends
+    files: Files = home.files
+    set_aside = quarantine.load(files, log.directory) is not None
+    plan = plan_of(place, log, now_ms)
+    segments = log.segments
+    total_bytes = sum(one.size for one in segments)
+    nothing = PartitionAccount(
+        *tp, drive, (), total_bytes, plan.limit, log.log_start, quarantined=set_aside or held
+    )
+    if set_aside or plan.action != "clean":
+        return nothing
+    below = tuple((s.base_offset, s.inode, s.size) for s in segments if s.base_offset < plan.limit)
+    seen = ledgers.seen.get(tp)
+    known = isinstance(seen, Seen) and seen.files == below and (seen.until_ms < 0 or now_ms < seen.until_ms)
+    if not known:
+        with home.try_claim(*tp) as mine:
+            if not mine:  # it is being cleaned, or changed, by somebody else
+                return nothing if not isinstance(seen, Seen) else replace(seen.account, quarantined=True)
+            if budget is not None:
+                files = paced = PacedFiles(files, budget, stop)
+                segments = tuple(paced.segments(segments))
+            seen = _scan(place, log, files, segments, plan, drive, ledgers, below, progress, stop)
+            ledgers.seen[tp] = seen
+    else:
+        ledgers.advance(tp, segments)
+    assert isinstance(seen, Seen)
+    return replace(
+        seen.account,
+        total_bytes=total_bytes,
+        quarantined=held,
+        max_compaction_lag_ms=home.topic_config(tp.topic).max_compaction_lag_ms,
+        min_cleanable_dirty_ratio=home.topic_config(tp.topic).min_cleanable_dirty_ratio,
+    )
+
+
+def _scan(
+    place: Place,
+    log: PartitionLog | PartitionView,
+    files: Files,
+    segments: Sequence[Segment],
+    plan: Plan,
+    drive: str,
+    ledgers: Ledgers,
+    below: tuple[object, ...],
+    progress: Callable[[int], None] | None,
+    stop: Callable[[], bool] | None,
+) -> Seen:
+    config = place.home.topic_config(place.partition.topic)
+    done = 0
+
+    def tell(done_bytes: int, total_bytes: int) -> None:
+        nonlocal done
+        if stop is not None and stop():
+            raise Stopped
+        if progress is not None:
+            progress(done_bytes - done)
+        done = done_bytes
+
+    with ledgers.of(place.partition, log) as ledger:
+        accounted.look(log, files, ledger, plan, segments, tell)
+        account = accounted.account_of(log, config, ledger, drive=drive, quarantined=False)
+        return Seen(below, account, ledger.next_due(plan.delete_retention_ms)[1] if ledger.exact else -1)
+
+
+def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int) -> Plan:
+    """Up to where a round may reach that is due; reads no record."""
+    home, tp = place.home, place.partition
+    return choose(
+        *tp,
+        log.segments,
+        home.topic_config(tp.topic),
+        log_start=log.log_start,
+        log_end=log.log_end,
+        stable_offset=log.stable_offset,
+        first_dirty=home.first_dirty(*tp),
+        now_ms=now_ms,
+        map_bytes=home.settings.instance.map_bytes,
+        due=True,
+        strategy="generational",
+    )
+
+
+def _shifted(account: PartitionAccount, by: int) -> PartitionAccount:
+    """The same on a scale of time that is `by` ahead."""
+    if by == 0:
+        return account
+    return replace(
+        account,
+        segments=tuple(
+            replace(one, rent_at=one.rent_at + by, written_at=one.written_at + by) for one in account.segments
+        ),
+    )
+
+
+def rewrite(
+    place: Place,
+    run: Run | None,
+    *,
+    due: bool = True,
+    progress: ProgressLike | None = None,
+    stop: Callable[[], bool] | None = None,
+    budget: DriveBudget | None = None,
+) -> CleanRound | None:
+    """One round over a partition, whose claim the caller holds. `run`: what `look` and `choose_drive` found;
+    None without `due`: all its garbage, now."""
+    from lastword.cleaner.cleaner import clean
+
+    home, tp = place.home, place.partition
+    log, settings = home.log(*tp), home.settings.instance
+    with home.ledgers.of(tp, log) as ledger:
+        found = clean(
+            log,
+            home.topic_config(tp.topic),
+            first_dirty=home.first_dirty(*tp),
+            record_first_dirty=lambda offset: home.set_first_dirty(*tp, offset),
+            due=due,
+            strategy="generational",
+            map_bytes=settings.map_bytes,
+            ledger=ledger,
+            run=run,
+            space_target=settings.lastword_space_target,
+            alpha=settings.lastword_survivorship_alpha,
+            progress=progress,
+            stop=stop,
+            budget=budget,
+        )
+    if found is not None and found.certificate is not None:
+        swaps = max(found.segments_before - found.segments_after, 1)
+        home.ledgers.measured(found.written_bytes, found.phases.rewrite, swaps, found.phases.swap)
+    return found
+
+
+def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[list[Choice], DriveAccount]:
+    """All that would be rewritten now, one choice after another, and the drive as it would be then."""
+    choices: list[Choice] = []
+    while len(choices) < most_runs:
+        choice = choose_drive(drive, now_ms)
+        choices.append(choice)
+        if choice.run is None:
+            break
+        drive = replace(
+            drive, partitions=tuple(_rewritten(one, choice.run, drive.t) for one in drive.partitions)
+        )
+    return choices, drive
+
+
+def _rewritten(account: PartitionAccount, run: Run, t: int) -> PartitionAccount:
+    if (account.topic, account.partition) != (run.topic, run.partition):
+        return account
+    old = account.segments[run.first : run.last + 1]
+    new = SegmentAccount(
+        base_offset=run.base_offset,
+        next_offset=run.next_offset,
+        size_bytes=run.write_bytes,
+        records=sum(one.records - one.dead_records for one in old),
+        dead_records=0,
+        dead_bytes=0,
+        tombstones=sum(one.tombstones for one in old),
+        blocked_tombstone_bytes=sum(one.blocked_tombstone_bytes for one in old),
+        rent_at=t,
+        written_at=t,
+    )
+    return replace(
+        account,
+        segments=(*account.segments[: run.first], new, *account.segments[run.last + 1 :]),
+        total_bytes=account.total_bytes - run.free_bytes,
+    )

@@ -1,0 +1,199 @@
+"""The garbage accounts of all partitions of one log directory, and the time of its drive.
+
+Ledgers stay in memory between rounds as long as they fit `log.cleaner.dedupe.buffer.size` together; the one
+that was not used for longest is saved and let go first. The time `t` of a drive is bytes appended to its
+partitions: it is told from how far each log went since it was looked at last, saved with each ledger, and
+never runs back.
+
+All of it is derived from the logs. What cannot be saved is left out: it costs a scan, no record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from lastword.errors import LastwordError
+from lastword.files import Files
+from lastword.logdir.checkpoints import TopicPartition
+
+if TYPE_CHECKING:
+    from lastword.accounts.ledger import Ledger
+    from lastword.segment.segment import Segment
+
+_WEIGHT = 0.3  # of the newest measurement
+
+
+class Accounted(Protocol):
+    """A partition as it is now: `PartitionLog` or `PartitionView`."""
+
+    @property
+    def directory(self) -> str: ...
+    @property
+    def segments(self) -> Sequence[Segment]: ...
+
+
+@dataclass(slots=True)
+class _Slot:
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    ledger: Ledger | None = None
+
+
+class Ledgers:
+    """Safe from any thread; a ledger belongs to whoever holds it (`of`).
+
+    saves   False: for a dry run, which reads what was saved and leaves no trace
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        budget_bytes: Callable[[], int],
+        directories: Callable[[], Iterable[str]],
+        *,
+        saves: bool = True,
+        salt: Callable[[], bytes] = lambda: os.urandom(16),
+    ) -> None:
+        self._files = files
+        self._budget_bytes = budget_bytes
+        self._directories = directories
+        self.saves = saves
+        self._salt = salt
+        self._lock = threading.RLock()
+        self._slots: OrderedDict[TopicPartition, _Slot] = OrderedDict()
+        self._reached: dict[TopicPartition, tuple[int, int]] = {}
+        self.seen: dict[TopicPartition, object] = {}
+        """What the last look at each partition found: kept for whoever looks, forgotten with the rest."""
+        self._t: int | None = None
+        self._bytes_per_second = 0.0
+        self._swap_seconds = 0.0
+
+    # ---------------------------------------------------------------- the drive
+
+    @property
+    def t(self) -> int:
+        """The drive's time: bytes appended to its partitions."""
+        with self._lock:
+            if self._t is None:
+                from lastword.accounts.ledger import saved_clock
+
+                self._t = max((saved_clock(self._files, one) for one in self._directories()), default=0)
+            return self._t
+
+    @property
+    def file_cost_bytes(self) -> float:
+        """What one file more costs, in bytes moved: the fixed seconds of a swap, as past ones took, times the
+        speed of past rewrites. 0 while nothing was measured."""
+        return self._swap_seconds * self._bytes_per_second
+
+    def measured(self, moved_bytes: int, seconds: float, swaps: int, swap_seconds: float) -> None:
+        """What a round took: its rewrite, and its swaps."""
+        if moved_bytes > 0 and seconds > 0 and swaps > 0:
+            with self._lock:
+                self._bytes_per_second = _weighed(self._bytes_per_second, moved_bytes / seconds)
+                self._swap_seconds = _weighed(self._swap_seconds, swap_seconds / swaps)
+
+    def advance(self, tp: TopicPartition, segments: Sequence[Segment], ledger: Ledger | None = None) -> None:
+        """The drive's time runs on by what was appended to this log since it was looked at last."""
+        if not segments:
+            return
+        active = segments[-1]
+        with self._lock:
+            base, size = self._reached.get(tp) or (ledger.seen if ledger is not None else (-1, 0))
+            grown = sum(one.size for one in segments if one.base_offset > base)
+            grown += sum(max(one.size - size, 0) for one in segments if one.base_offset == base)
+            self._t = self.t + grown
+            self._reached[tp] = (active.base_offset, active.size)
+            if ledger is not None:
+                ledger.seen = self._reached[tp]
+                ledger.t = max(ledger.t, self._t)
+
+    # ---------------------------------------------------------------- ledgers
+
+    @contextmanager
+    def of(self, tp: TopicPartition, log: Accounted) -> Iterator[Ledger]:
+        """The ledger of a partition, for its only user at the time; waits. It fits the log as it lies there
+        now, or is empty."""
+        with self._lock:
+            slot = self._slots.setdefault(tp, _Slot())
+            self._slots.move_to_end(tp)
+        with slot.lock:
+            segments = log.segments
+            ledger = slot.ledger
+            if ledger is None:
+                from lastword.accounts.ledger import Ledger
+
+                budget = self._budget_bytes()
+                self._make_room(min(budget, sum(one.size for one in segments)), slot)
+                ledger = Ledger.open(self._files, log.directory, segments, map_bytes=budget, salt=self._salt)
+                slot.ledger = ledger
+            else:
+                ledger.fit(segments)
+            self.advance(tp, segments, ledger)
+            try:
+                yield ledger
+            finally:
+                if ledger.spoiled:
+                    slot.ledger = None
+                elif ledger.worth_saving:
+                    self._save(ledger)
+        self._make_room(0, slot)
+
+    def held(self, tp: TopicPartition) -> Ledger | None:
+        """The ledger that is in memory, for a look without waiting; None if there is none."""
+        slot = self._slots.get(tp)
+        return None if slot is None else slot.ledger
+
+    def forget(self, tp: TopicPartition) -> None:
+        """What is in memory of a partition is not true any more."""
+        with self._lock:
+            slot = self._slots.pop(tp, None)
+            if slot is not None:
+                slot.ledger = None
+            self._reached.pop(tp, None)
+            self.seen.pop(tp, None)
+
+    @property
+    def memory_bytes(self) -> int:
+        with self._lock:
+            return sum(slot.ledger.memory_bytes for slot in self._slots.values() if slot.ledger is not None)
+
+    def _make_room(self, needed_bytes: int, mine: _Slot) -> None:
+        """Save and let go ledgers that nobody uses, the oldest first, until the rest fits."""
+        budget = self._budget_bytes()
+        with self._lock:
+            others = [slot for slot in self._slots.values() if slot is not mine and slot.ledger is not None]
+        for slot in others:
+            if self.memory_bytes + needed_bytes <= budget:
+                return
+            if slot.lock.acquire(blocking=False):
+                try:
+                    if slot.ledger is not None:
+                        self._save(slot.ledger)
+                        slot.ledger = None
+                finally:
+                    slot.lock.release()
+
+    def _save(self, ledger: Ledger) -> None:
+        if self.saves:
+            with contextlib.suppress(LastwordError):
+                ledger.save()
+
+    def close(self) -> None:
+        """Save what changed. Nobody uses a ledger any more."""
+        with self._lock:
+            slots, self._slots = list(self._slots.values()), OrderedDict()
+        for slot in slots:
+            if slot.ledger is not None:
+                self._save(slot.ledger)
+                slot.ledger = None
+
+
+def _weighed(old: float, new: float) -> float:
+    return new if old == 0 else old + _WEIGHT * (new - old)

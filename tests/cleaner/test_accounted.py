@@ -1,0 +1,146 @@
+"""Rounds by garbage accounts, over one partition."""
+
+import contextlib
+import random
+
+import pytest
+
+from lastword.accounts.ledger import Ledger
+from lastword.cleaner.cleaner import clean
+from lastword.clock import ManualClock
+from lastword.config import TopicConfig
+from lastword.files import DEFAULT
+from lastword.partition.open import open_log
+from lastword.records.builder import BatchBuilder
+from tests.support.partitions import records_of
+
+NOW = 1_700_000_000_000
+HOUR = 3_600_000
+CONFIG = TopicConfig(
+    cleanup_policy=frozenset({"compact"}),
+    segment_bytes=2000,
+    index_interval_bytes=200,
+    delete_retention_ms=HOUR,
+)
+
+
+class Log:
+    """A partition, its ledger, and what a dict says of it."""
+
+    def __init__(self, path, config=CONFIG, files=DEFAULT, map_bytes=1 << 20):
+        self.path = path / "t-0"
+        self.path.mkdir(exist_ok=True)
+        self.config = config
+        self.files = files
+        self.clock = ManualClock(NOW)
+        self.map_bytes = map_bytes
+        self.first_dirty = None
+        self.newest = {}
+        self.open()
+
+    def open(self):
+        self.log, _ = open_log(self.files, str(self.path), "t", 0, self.config, self.clock, clean=False)
+        self.ledger = Ledger.open(self.files, self.log.directory, self.log.segments, map_bytes=self.map_bytes)
+        return self.ledger
+
+    def restart(self, *, save=True):
+        if save:
+            self.ledger.save()
+        self.log.close()
+        return self.open()
+
+    def put(self, *pairs, roll=False):
+        builder = BatchBuilder()
+        for key, value in pairs:
+            builder.append(self.clock.now_ms(), key, value)
+            self.newest[key] = value
+        self.log.append_batch(builder.build(0))
+        if roll:
+            self.log.roll()
+
+    def clean(self, **options):
+        self.ledger.fit(self.log.segments)
+        self.ledger.t = max(self.ledger.t, self.log.log_end)
+        options = {"strategy": "generational", "ledger": self.ledger, "map_bytes": self.map_bytes} | options
+        return clean(
+            self.log, self.config, first_dirty=self.first_dirty, record_first_dirty=self.record, **options
+        )
+
+    def record(self, offset):
+        self.first_dirty = offset
+
+    def records(self):
+        return [(r.offset, r.key, r.value) for r in records_of(self.path, self.files)]
+
+    def live(self):
+        found = {}
+        for _, key, value in self.records():
+            found[key] = value
+        return {key: value for key, value in found.items() if value is not None}
+
+    def close(self):
+        with contextlib.suppress(Exception):
+            self.log.close()
+
+
+@pytest.fixture
+def log(tmp_path):
+    made = Log(tmp_path)
+    yield made
+    made.close()
+
+
+def test_leaves_the_newest_of_every_key_and_nothing_else(log):
+    for number in range(200):
+        log.put((b"k%d" % (number % 7), b"v%d" % number))
+    done = log.clean()
+    assert done.strategy == "generational"
+    assert done.records_read == 200
+    assert done.records_kept == 7
+    assert log.live() == log.newest
+    assert len(log.records()) == 7
+    assert log.first_dirty == log.ledger.limit
+    assert log.ledger.exact
+    assert sum(one.dead_records for one in log.ledger.facts()) == 0
+
+
+def test_an_insert_only_log_is_read_once_and_never_written(log):
+    for number in range(100):
+        log.put((b"k%d" % number, b"v"))
+    first = log.clean()
+    assert first.read_bytes > 0
+    assert first.written_bytes == 0
+    second = log.clean()
+    assert (second.read_bytes, second.written_bytes) == (0, 0)
+    log.put((b"another", b"v"))
+    third = log.clean()
+    assert third.written_bytes == 0
+    assert third.read_bytes == log.log.segments[-2].size
+
+
+def test_many_rounds_against_a_dict(log):
+    rng = random.Random(7)
+    for _ in range(20):
+        for _ in range(rng.randrange(1, 60)):
+            key = b"k%d" % rng.randrange(20)
+            log.put((key, None if rng.random() < 0.3 else b"v%d" % rng.randrange(1000)))
+        log.clean()
+        assert log.live() == {k: v for k, v in log.newest.items() if v is not None}
+        log.clock.advance(rng.choice([0, 1000, 2 * HOUR]))
+
+
+def test_a_tombstone_goes_when_its_time_has_come_and_not_before(log):
+    log.put((b"a", b"1"), (b"b", b"1"))
+    log.put((b"a", None))
+    done = log.clean()
+    assert log.records() == [(1, b"b", b"1"), (2, b"a", None)]
+    assert (done.tombstones.count, done.tombstones.first_offset) == (1, 2)
+    assert done.tombstones.first_due_ms == NOW + HOUR
+    log.put((b"c", b"1"))
+    log.clock.advance(HOUR - 1)
+    log.clean()
+    assert (2, b"a", None) in log.records()
+    log.clock.advance(1)
+    done = log.clean()
+    assert done.removed.tombstone == 1
+    assert [key for _, key, _ in log.records()] == [b"b", b"c"]
