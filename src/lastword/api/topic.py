@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lastword.state.state import Restored
     from lastword.tools.audit import Audit
     from lastword.tools.explain import Explanation
+    from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
 
 ACKS = ("os", "disk")
@@ -455,6 +456,17 @@ class Topic(Generic[K, V]):
         from lastword.api.explaining import explained
 
         return explained(self._logs, self.name, partition, key, self._partitioner)
+
+    def simulate(
+        self,
+        partition: int | None = None,
+        *,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+        **config: Any,
+    ) -> list[Simulation]:
+        """What cleaning would have moved under other settings; see `LogDir.simulate`."""
+        return self._logs.simulate(self.name, partition, strategy=strategy, progress=progress, **config)
 
     def verify(
         self,

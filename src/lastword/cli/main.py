@@ -29,6 +29,7 @@ from lastword.cli import (
     ls,
     read,
     restore,
+    simulate,
     trim,
     verify,
 )
@@ -46,7 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LOOKS = (ls, read, explain, verify, dump, audit, restore)
+LOOKS = (ls, read, explain, simulate, verify, dump, audit, restore)
 CHANGES = (create, config, append, clean, expire, trim, drop, lease)
 for module in (*LOOKS, *CHANGES, demo, bench):
     module.register(app)

@@ -94,6 +94,15 @@ class Settings:
         settings._check_together()
         return settings
 
+    def changed(self, arguments: Mapping[str, Any]) -> Settings:
+        """These settings with others over all of them, by keyword or dotted name; for what-if questions."""
+        problems = Problems()
+        given = _arguments(arguments, problems)
+        problems.raise_any()
+        settings = Settings(given, self._over, self._topics, self._defaults, self._top)
+        settings._check_together()
+        return settings
+
     def topic(self, name: str) -> TopicConfig:
         """The settings of a topic, whether the file mentions it or not."""
         shared: Layer = {name: value for name, value in self._top.items() if name in TOPIC_SETTINGS}

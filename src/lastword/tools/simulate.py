@@ -99,7 +99,7 @@ class Simulated:
 def simulate(
     parts: Sequence[Part],
     *,
-    strategy: str = "generational",
+    strategy: str | None = None,
     space_target: float = 1.5,
     file_cost_bytes: float = 0.0,
     settings: dict[str, Any] | None = None,
@@ -108,11 +108,12 @@ def simulate(
     """Append the records of `parts`, which share a drive, in the order of their times, and clean them, as
     if their policy were to compact.
 
+    strategy         of all of them; None: each partition's lastword.strategy
     file_cost_bytes  what a swap costs, in bytes that could be moved meanwhile; 0: not measured
     settings         for the result only: what is tried here
     progress         hears (segments closed, segments that will be)
     """
-    if strategy not in STRATEGIES:
+    if strategy is not None and strategy not in STRATEGIES:
         raise ValueError(f"unknown strategy {strategy!r}")
     drive = _Drive(parts, strategy, space_target, file_cost_bytes)
     drive.run(progress)
@@ -142,9 +143,11 @@ class _Meter:
 
 
 class _Drive:
-    def __init__(self, parts: Sequence[Part], strategy: str, space_target: float, file_cost: float) -> None:
+    def __init__(
+        self, parts: Sequence[Part], strategy: str | None, space_target: float, file_cost: float
+    ) -> None:
         self.parts = parts
-        self.strategy = strategy
+        self.strategies = [strategy or one.config.lastword_strategy for one in parts]
         self.space_target = space_target
         self.file_cost = file_cost
         compact = frozenset({"compact"})
@@ -172,7 +175,7 @@ class _Drive:
             self._append_until(now_ms, index, end)
             self.logs[index].close(end, self.t)
             self._look()
-            if self.strategy == "generational":
+            if self.strategies[index] == "generational":
                 self._read(index, self.logs[index].absorb_ripe(self.t, now_ms))
                 self._generational(now_ms)
             else:
@@ -208,11 +211,12 @@ class _Drive:
     # ---------------------------------------------------------------- strategies
 
     def _generational(self, now_ms: int) -> None:
-        for log in self.logs:
-            log.settle_tombstones(self.t, now_ms)
+        for log, strategy in zip(self.logs, self.strategies, strict=True):
+            if strategy == "generational":
+                log.settle_tombstones(self.t, now_ms)
         while True:
             accounts = tuple(
-                log.account("", self._active_bytes(index), "generational")
+                log.account("", self._active_bytes(index), self.strategies[index])
                 for index, log in enumerate(self.logs)
             )
             run = choose_drive(
@@ -252,7 +256,7 @@ class _Drive:
         log.absorb(count, self.t, now_ms)
         log.clock_tombstones(self.t, now_ms)
         chosen: Iterator[tuple[int, int]]
-        if self.strategy == "broker":
+        if self.strategies[index] == "broker":
             self._read(index, dirty)
             chosen = by_source_size(log.segments[:count], config.segment_bytes)
         else:
@@ -288,18 +292,22 @@ class _Drive:
                 meter,
                 one.topic,
                 one.partition,
+                strategy,
                 settings,
                 one.deaths.share,
                 len(one.deaths) - one.deaths.loaded,
                 int(upto[-1] - upto[one.deaths.loaded]),
                 len(log.segments) + 1,
             )
-            for meter, one, upto, log in zip(self.meters, self.parts, self.upto, self.logs, strict=True)
+            for meter, one, strategy, upto, log in zip(
+                self.meters, self.parts, self.strategies, self.upto, self.logs, strict=True
+            )
         )
         drive = self._simulation(
             self.whole,
             "",
             -1,
+            ", ".join(sorted(set(self.strategies))),
             settings,
             min((one.share for one in each), default=1.0),
             sum(one.records for one in each),
@@ -313,6 +321,7 @@ class _Drive:
         meter: _Meter,
         topic: str,
         partition: int,
+        strategy: str,
         settings: dict[str, Any],
         share: float,
         records: int,
@@ -323,7 +332,7 @@ class _Drive:
         return Simulation(
             topic=topic,
             partition=partition,
-            strategy=self.strategy,
+            strategy=strategy,
             settings=dict(settings),
             share=share,
             records=records,

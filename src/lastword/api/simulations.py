@@ -1,0 +1,104 @@
+"""The verb `simulate`: each partition's death pattern, replayed with today's settings and with others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lastword.api.progress import Meter
+from lastword.errors import FileVanishedError, UsageError
+from lastword.partition.outcomes import Outcomes
+from lastword.values import ProgressLike
+
+if TYPE_CHECKING:
+    from lastword.api.found import Found
+    from lastword.config import Settings
+    from lastword.tools.death import Deaths
+    from lastword.tools.simulate import Simulated, Simulation
+
+_ATTEMPTS = 20
+
+
+def simulations(
+    found: Found,
+    topic: str | None,
+    partition: int | None,
+    strategy: str | None,
+    progress: ProgressLike | bool | None,
+    config: Mapping[str, Any],
+) -> list[Simulation]:
+    """See `LogDir.simulate`."""
+    from lastword.tools.simulate import STRATEGIES
+
+    if strategy is not None and strategy not in STRATEGIES:
+        raise UsageError(f"unknown strategy {strategy!r}", remedy=f"use one of: {', '.join(STRATEGIES)}")
+    today = found.settings
+    tries: list[tuple[dict[str, Any], Settings, str | None]] = [({}, today, None)]
+    if config or strategy is not None:
+        shown = dict(config) | ({} if strategy is None else {"lastword.strategy": strategy})
+        tries.append((shown, today.changed(config), strategy))
+    chosen = found._chosen(topic, partition)
+    sizes = [sum(s.size for s in found._view(*one).segments) for one in chosen]
+    meter = Meter("simulate", progress, 2 * sum(sizes))
+    deaths = [_deaths(found, *one, meter, size) for one, size in zip(chosen, sizes, strict=True)]
+    homes: dict[str, list[int]] = {}
+    for index, one in enumerate(chosen):
+        homes.setdefault(found._home(*one).path, []).append(index)
+    answers: list[list[Simulation]] = [[] for _ in chosen]
+    drives: list[Simulation] = []
+    for members in homes.values():
+        for shown, settings, wanted in tries:
+            share = sum(sizes[index] for index in members) // len(tries)
+            with meter.part(share) as tell:
+                drive = _one_drive(
+                    [(*chosen[index], deaths[index]) for index in members], settings, wanted, shown, tell
+                )
+            for index, simulation in zip(members, drive.partitions, strict=True):
+                answers[index].append(simulation)
+            if len(members) > 1:
+                drives.append(drive.drive)
+    return [simulation for answer in answers for simulation in answer] + drives
+
+
+def _one_drive(
+    members: Sequence[tuple[str, int, Deaths]],
+    settings: Settings,
+    strategy: str | None,
+    shown: dict[str, Any],
+    tell: Callable[[int, int], None] | None,
+) -> Simulated:
+    from lastword.tools.simulate import Part, simulate
+
+    parts = [Part(name, number, deaths, settings.topic(name)) for name, number, deaths in members]
+    return simulate(
+        parts,
+        strategy=strategy,
+        space_target=settings.instance.lastword_space_target,
+        settings=shown,
+        progress=tell,
+    )
+
+
+def _deaths(found: Found, topic: str, partition: int, meter: Meter, size_bytes: int) -> Deaths:
+    """A file that vanishes was rewritten: the view is listed again, and read anew."""
+    from lastword.cleaner.choose import corrected_first_dirty
+    from lastword.tools.death import deaths_of
+
+    view = found._view(topic, partition)
+    with meter.part(size_bytes) as tell:
+        for attempt in range(_ATTEMPTS):
+            first_dirty = found._first_dirty(topic, partition)
+            try:
+                return deaths_of(
+                    view.segments,
+                    salt=os.urandom(16),
+                    loaded_below=corrected_first_dirty(first_dirty, view.log_start, view.log_end),
+                    fates=Outcomes(view, view.log_end),
+                    progress=tell,
+                )
+            except FileVanishedError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                view.refresh()
+    raise AssertionError("every attempt returns or raises")
