@@ -1,11 +1,12 @@
-"""`view=latest`: the newest value of every key, without a shuffle and without deletions.
+"""`view=latest`, the newest value of every key, and `view=changes`, the newest record of every key with
+deletions: both without a shuffle.
 
 A key lives in one partition of the log, so one task sees all of its records: it resolves its partition (an
 exact map marks every superseded record dead) and then reads it again, leaving out the dead and the
 tombstones. Spark's own way (`groupBy(key).agg(max_by(...))`) sends every version of every key through the
 JVM and a sort.
 
-With an end below the log's, what was newest *then* is asked for. Where the log has been cleaned, older
+With an end below the log's, `latest` asks what was newest *then*. Where the log has been cleaned, older
 versions are gone and no answer would be right, so an end below the cleaner's checkpoint is refused.
 """
 
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
     from lastword.segment.segment import Segment
 
 
-def latest_chunks(
-    task: LogPartition, options: ReadOptions, files: Files
+def newest_chunks(
+    task: LogPartition, options: ReadOptions, files: Files, *, tombstones: bool
 ) -> Iterator[tuple[Chunk, RecordColumns]]:
-    """Decoded chunks with only the newest record of each key of the range, tombstones left out.
+    """Decoded chunks with only the newest record of each key of the range; without `tombstones` only where
+    it has a value.
 
     Both passes must see the same files, so a cleaning that is published between them starts the task's work
     anew, as long as nothing was given out; after that the segments are open and stay readable.
@@ -61,17 +63,20 @@ def latest_chunks(
             resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, fates=fates)
         except FileVanishedError:
             continue
-        yield from _survivors(sources, resolution)
+        yield from _survivors(sources, resolution, tombstones)
         return
     raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were opened")
 
 
-def _survivors(sources: list[RangeSource], resolution: Resolution) -> Iterator[tuple[Chunk, RecordColumns]]:
+def _survivors(
+    sources: list[RangeSource], resolution: Resolution, tombstones: bool
+) -> Iterator[tuple[Chunk, RecordColumns]]:
     for source in sources:
         for chunk in source.chunk_reader(chunk_bytes=CHUNK_BYTES):
             records = decode_columns(chunk)
             alive = ~resolution.dead.mask(records.offset)
-            alive &= records.value_length >= 0
+            if not tombstones:
+                alive &= records.value_length >= 0
             alive &= records.key_length >= 0
             yield chunk, records.select(alive)
 

@@ -8,6 +8,7 @@ word.
     Kafka's client options (`kafka.*` and four more)   one warning: there is no client here
     kafka.bootstrap.servers                            refused: `path` takes its place
     options of a stream (`maxOffsetsPerTrigger` ...)   one warning in a batch, as Kafka's source has it
+    the end of a read (`endingOffsets` ...)            refused in a stream, which has none
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lastword.errors import LastwordError, SparkOptionError, nearest
-from lastword.units import parse_bytes
+from lastword.units import parse_bytes, parse_duration_ms
 
 EARLIEST, LATEST = -2, -1  # as in Kafka's offset JSON
 
@@ -64,14 +65,29 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What one micro-batch of a stream may hold; None is no limit.
+
+    max_offsets, max_bytes   at most about so much, shared out by what each partition has to give
+    min_offsets              wait for so many, but no longer than max_delay_ms
+    """
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int | None = None
+    max_delay_ms: int = 15 * 60_000
+
+
+@dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a batch read asks for.
+    """What a read asks for.
 
     max_partition_bytes    a task reads about this many bytes of the log at most (cut at index entries)
     max_partition_records  a task covers at most so many offsets
     min_partitions         at least so many tasks, if index entries allow it
     late_start             what a start time above every record means: `error`, or `latest` (nothing to read)
     keys                   only records of these keys
+    lease                  a stream holds a lease of this name, and advances it with every batch it commits
     """
 
     path: str
@@ -84,9 +100,12 @@ class ReadOptions:
     min_partitions: int | None
     max_partition_records: int | None
     max_partition_bytes: int
-    view: Literal["log", "latest"]
+    view: Literal["log", "latest", "changes"]
     keys: tuple[bytes, ...] | None
     isolation: Literal["read_committed", "read_uncommitted"]
+    limits: Limits = Limits()
+    lease: str | None = None
+    lease_max_age_ms: int = 7 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +156,16 @@ def _bytes(text: str) -> int:
         number = 0
     if number < 1:
         raise Problem("is a size above 0, such as 128MiB")
+    return number
+
+
+def _duration(text: str) -> int:
+    try:
+        number = parse_duration_ms(text)
+    except (LastwordError, ValueError):
+        number = -1
+    if number < 0:
+        raise Problem("is a duration, such as 15m")
     return number
 
 
@@ -231,6 +260,13 @@ def _starting(text: str) -> Bound:
     return Bound(EARLIEST, offsets=offsets)
 
 
+def _stream_starting(text: str) -> Bound:
+    lowered = text.strip().lower()
+    if lowered in ("earliest", "latest"):
+        return Bound(EARLIEST if lowered == "earliest" else LATEST)
+    return Bound(EARLIEST, offsets=_offsets_json(text))
+
+
 def _ending(text: str) -> Bound:
     lowered = text.strip().lower()
     if lowered == "latest":
@@ -299,9 +335,20 @@ READ: dict[str, Callable[[str], Any]] = {
     "minPartitions": _count,
     "maxRecordsPerPartition": _count,
     "maxBytesPerPartition": _bytes,
-    "view": _one_of("log", "latest"),
+    "view": _one_of("log", "latest", "changes"),
     "keys": _keys,
     "isolationLevel": _one_of("read_committed", "read_uncommitted"),
+}
+
+STREAM: dict[str, Callable[[str], Any]] = {
+    **{name: parse for name, parse in READ.items() if not name.startswith("ending")},
+    "startingOffsets": _stream_starting,
+    "maxOffsetsPerTrigger": _count,
+    "minOffsetsPerTrigger": _count,
+    "maxTriggerDelay": _duration,
+    "maxBytesPerTrigger": _bytes,
+    "lease": _text,
+    "leaseMaxAge": _duration,
 }
 
 WRITE: dict[str, Callable[[str], Any]] = {
@@ -320,21 +367,37 @@ NO_CLIENT = (
     "fetchoffset.retryintervalms",
     "groupidprefix",
 )
-STREAM_ONLY = ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay")
+STREAM_ONLY = tuple(name.lower() for name in STREAM if name not in READ)
 
 
-def parse_read(options: Mapping[str, str], *, warn: bool = True) -> ReadOptions:
+def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool = True) -> ReadOptions:
     """SparkOptionError with everything that is wrong, and a remedy; a warning for what has no effect."""
-    values, problems = _parse(options, READ, other=WRITE, direction="reading", settings=(), warn=warn)
+    known, other = (STREAM, {**WRITE, **READ}) if stream else (READ, WRITE)
+    values, problems = _parse(
+        options,
+        known,
+        other=[name for name in other if name not in known],
+        direction="a stream" if stream else "reading",
+        settings=(),
+        warn=warn,
+    )
     chosen = [name for name in CHOICES if name in values]
     if len(chosen) != 1 and not problems:
         said = f"{' and '.join(chosen)} are both given" if chosen else "no topic is chosen"
         problems.append(f"{said}: give exactly one of subscribe, assign, subscribePattern")
+    limits = Limits(
+        max_offsets=values.get("maxOffsetsPerTrigger"),
+        max_bytes=values.get("maxBytesPerTrigger"),
+        min_offsets=values.get("minOffsetsPerTrigger"),
+        max_delay_ms=values.get("maxTriggerDelay", Limits().max_delay_ms),
+    )
+    if stream:
+        problems += _stream_problems(values, limits)
     _refuse(problems)
     return ReadOptions(
         path=values["path"],
         wanted=Wanted(values.get("subscribe", ()), values.get("assign", {}), values.get("subscribePattern")),
-        start=_bound(values, "starting", Bound(EARLIEST)),
+        start=_bound(values, "starting", Bound(LATEST if stream else EARLIEST)),
         end=_bound(values, "ending", Bound(LATEST)),
         late_start=values.get("startingOffsetsByTimestampStrategy", "error"),
         include_headers=values.get("includeHeaders", False),
@@ -345,7 +408,33 @@ def parse_read(options: Mapping[str, str], *, warn: bool = True) -> ReadOptions:
         view=values.get("view", "log"),
         keys=values.get("keys"),
         isolation=values.get("isolationLevel", "read_committed"),
+        limits=limits,
+        lease=values.get("lease"),
+        lease_max_age_ms=values.get("leaseMaxAge", 7 * 86_400_000),
     )
+
+
+def parse_schema(options: Mapping[str, str]) -> ReadOptions:
+    """As a batch, or if that is refused as a stream; both refuse with the batch's sentences."""
+    try:
+        return parse_read(options, warn=False)
+    except SparkOptionError:
+        try:
+            return parse_read(options, stream=True, warn=False)
+        except SparkOptionError:
+            pass
+        raise
+
+
+def _stream_problems(values: Mapping[str, Any], limits: Limits) -> list[str]:
+    problems = []
+    if limits.min_offsets and limits.max_offsets and limits.min_offsets > limits.max_offsets:
+        problems.append(
+            f"minOffsetsPerTrigger {limits.min_offsets} is above maxOffsetsPerTrigger {limits.max_offsets}"
+        )
+    if values.get("view") == "latest":
+        problems.append("view latest is for a batch: a stream has `changes`, the newest of each key by batch")
+    return problems
 
 
 def parse_write(options: Mapping[str, str], *, warn: bool = True) -> WriteOptions:
@@ -397,6 +486,8 @@ def _parse(
             problems.append(
                 "option 'kafka.bootstrap.servers' has no meaning here: give the log directory as 'path'"
             )
+        elif name.startswith("ending") and name in for_other:
+            problems.append(f"option '{for_other[name]}' is not for {direction}, which has no end")
         elif name == "paths":
             problems.append("one path at a time: load each directory by itself and union the frames")
         elif name.startswith("kafka.") or name in NO_CLIENT or name in STREAM_ONLY:

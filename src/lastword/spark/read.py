@@ -32,7 +32,7 @@ from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
 from lastword.spark import ranges, snapshot
 from lastword.spark.options import ReadOptions
-from lastword.spark.schema import arrow_schema, check_projection
+from lastword.spark.schema import CHANGE, arrow_schema, check_projection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,7 +78,7 @@ class LogReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.schema = schema
-        self.columns = check_projection(schema)
+        self.columns = check_projection(schema, options.view)
 
     def partitions(self) -> list[InputPartition]:
         """Every task, in order of topic, partition and offset. Compiles the kernels first, so that tasks
@@ -98,9 +98,9 @@ class LogReader(DataSourceReader):
 
 
 def plan(chosen: list[snapshot.Chosen], options: ReadOptions) -> list[InputPartition]:
-    """The tasks. `view=latest` needs every record of a partition in one place: one task for each."""
+    """The tasks. The newest of each key needs every record of a partition in one place: one task for each."""
     tasks: list[InputPartition] = []
-    if options.view == "latest":
+    if options.view != "log":
         for one in chosen:
             if one.start < one.end:
                 tasks.append(LogPartition(one.topic, one.partition, one.directory, one.start, one.end))
@@ -163,10 +163,10 @@ def read_batches(
     files: Files = DEFAULT,
 ) -> Iterator[pa.RecordBatch]:
     """What a task yields: in offset order, with `columns` in the Arrow schema that Spark demands."""
-    if options.view == "latest":
-        from lastword.spark.latest import latest_chunks
+    if options.view != "log":
+        from lastword.spark.latest import newest_chunks
 
-        chunks = latest_chunks(task, options, files)
+        chunks = newest_chunks(task, options, files, tombstones=options.view == "changes")
     else:
         chunks = log_chunks(task, options, files)
     yield from to_spark(chunks, task, options, schema, columns)
@@ -256,15 +256,17 @@ def to_spark(
     from lastword.records.columns import to_arrow
 
     target = arrow_schema(schema)
-    names = columns
+    names = tuple(name for name in columns if name != CHANGE)
     wanted: Any = None
     if options.keys is not None:
         wanted = pa.array(options.keys, pa.binary())
-        names = columns if "key" in columns else (*columns, "key")
+        names = names if "key" in names else (*names, "key")
     for chunk, records in chunks:
         if len(records) == 0:
             continue
         batch = to_arrow(records, chunk, names, topic=task.topic, partition=task.partition)
+        if CHANGE in columns:
+            batch = batch.add_column(columns.index(CHANGE), CHANGE, changes(records))
         if wanted is not None:
             batch = only_keys(batch, wanted)
         arrays = [
@@ -275,6 +277,14 @@ def to_spark(
         rows = max(1, batch.num_rows * ARROW_BATCH_BYTES // max(batch.nbytes, 1))
         for first in range(0, batch.num_rows, rows):
             yield batch.slice(first, rows)
+
+
+def changes(records: RecordColumns) -> pa.Array:
+    """What each record does to its key."""
+    import pyarrow as pa
+
+    kinds = pa.array((records.value_length < 0).astype("int8"), pa.int8())
+    return pa.DictionaryArray.from_arrays(kinds, pa.array(["upsert", "delete"])).cast(pa.string())
 
 
 def only_keys(batch: pa.RecordBatch, wanted: pa.Array) -> pa.RecordBatch:

@@ -5,6 +5,7 @@ Read: the columns of Spark's Kafka source, in its order, all nullable.
     key binary · value binary · topic string · partition int · offset long · timestamp timestamp
     timestampType int (0 create time, 1 log-append time) · headers array<struct<key:string,value:binary>>,
     with `includeHeaders`, and null when a record has none
+    change string (`upsert` or `delete`), last, in view `changes`
 
 A schema that the user gives is the projection: any of these columns, in any order. Columns that are left
 out are neither gathered nor sent through the JVM, which is worth a factor of two (PySpark has no column
@@ -47,6 +48,9 @@ COLUMNS: dict[str, DataType] = {
     "headers": HEADERS,
 }
 
+CHANGE = "change"
+CHANGES_COLUMNS: dict[str, DataType] = {**COLUMNS, CHANGE: StringType()}
+
 SINK_SCHEMA = StructType([StructField(name, COLUMNS[name]) for name in ("key", "value")])
 
 SINK_TYPES: dict[str, tuple[type[DataType], ...]] = {
@@ -59,21 +63,30 @@ SINK_TYPES: dict[str, tuple[type[DataType], ...]] = {
 }
 
 
-def full_schema(include_headers: bool) -> StructType:
+def columns_of(view: str) -> dict[str, DataType]:
+    """Every column of a view, in order."""
+    return CHANGES_COLUMNS if view == "changes" else COLUMNS
+
+
+def full_schema(include_headers: bool, view: str = "log") -> StructType:
     """What a read without a schema of its own yields."""
-    names = [name for name in COLUMNS if include_headers or name != "headers"]
-    return StructType([StructField(name, COLUMNS[name]) for name in names])
+    columns = columns_of(view)
+    names = [name for name in columns if include_headers or name != "headers"]
+    return StructType([StructField(name, columns[name]) for name in names])
 
 
-def check_projection(schema: StructType) -> tuple[str, ...]:
+def check_projection(schema: StructType, view: str = "log") -> tuple[str, ...]:
     """The columns that a user's schema asks for. SparkOptionError for a column or a type that records do
     not have.
     """
+    columns = columns_of(view)
     problems = []
     for field in schema.fields:
-        known = COLUMNS.get(field.name)
-        if known is None:
-            problems.append(f"no column '{field.name}'{hint(field.name, COLUMNS)}")
+        known = columns.get(field.name)
+        if known is None and field.name == CHANGE:
+            problems.append("column 'change' is there in view changes only")
+        elif known is None:
+            problems.append(f"no column '{field.name}'{hint(field.name, columns)}")
         elif not _same_type(field.dataType, known):
             got = field.dataType.simpleString()
             problems.append(f"column '{field.name}' is {known.simpleString()}, not {got}")
@@ -81,7 +94,7 @@ def check_projection(schema: StructType) -> tuple[str, ...]:
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"column '{name}' is given twice")
     if problems:
-        listed = ", ".join(f"{name} {type_.simpleString()}" for name, type_ in COLUMNS.items())
+        listed = ", ".join(f"{name} {type_.simpleString()}" for name, type_ in columns.items())
         raise SparkOptionError(
             "the schema does not fit a record: " + "; ".join(problems),
             remedy=f"choose from: {listed}; cast after loading",
@@ -116,7 +129,7 @@ class SinkColumns:
     ignored: tuple[str, ...]
 
 
-READ_ONLY = ("offset", "timestamptype")
+READ_ONLY = ("offset", "timestamptype", "change")
 """Columns of our own source that the sink passes over without a word: a copied log gets new offsets."""
 
 

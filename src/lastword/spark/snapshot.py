@@ -32,8 +32,8 @@ class Chosen:
         return f"{self.topic}-{self.partition}"
 
 
-def choose(options: ReadOptions, files: Files = DEFAULT) -> list[Chosen]:
-    """Every partition that is read, in order of topic and number.
+def choose(options: ReadOptions, files: Files = DEFAULT, *, stream: bool = False) -> list[Chosen]:
+    """Every partition that is read, in order of topic and number; of a stream, where it begins.
 
     NotALogDirError, UnknownTopicError, SparkOptionError (JSON that names other partitions than those that
     are read; a start above the end), OffsetOutOfRangeError (real loss, unless failOnDataLoss is false).
@@ -43,7 +43,7 @@ def choose(options: ReadOptions, files: Files = DEFAULT) -> list[Chosen]:
     picked = pick(found, options.wanted, options.path)
     for which, bound in (("starting", options.start), ("ending", options.end)):
         _check_named(bound, picked, which)
-    return [_bounded(directory, topic, number, options) for topic, number in picked]
+    return [_bounded(directory, topic, number, options, stream) for topic, number in picked]
 
 
 def pick(found: dict[str, list[int]], wanted: Wanted, path: str) -> list[tuple[str, int]]:
@@ -96,7 +96,9 @@ def _listed(partitions: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{topic}-{number}" for topic, number in partitions)
 
 
-def _bounded(directory: LogDirectory, topic: str, number: int, options: ReadOptions) -> Chosen:
+def _bounded(
+    directory: LogDirectory, topic: str, number: int, options: ReadOptions, stream: bool = False
+) -> Chosen:
     view = directory.view(topic, number)
     name = f"{topic}-{number}"
     start = _start_of(view, name, topic, number, options)
@@ -118,6 +120,8 @@ def _bounded(directory: LogDirectory, topic: str, number: int, options: ReadOpti
         raise SparkOptionError(f"{name}: the read starts at offset {start}, above its end {end}")
     if options.isolation == "read_committed":
         end = max(start, min(end, view.stable_offset))
+        if stream and options.start.everywhere == LATEST:
+            start = min(start, end)
     if options.view == "latest":
         _refuse_rewritten_history(name, end, view, directory.first_dirty(topic, number))
     return Chosen(topic, number, view.directory, view, start, end)

@@ -12,16 +12,21 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
 from lastword.errors import SparkOptionError
-from lastword.spark.options import CHOICES, parse_read, parse_write
+from lastword.spark.options import CHOICES, parse_read, parse_schema, parse_write
 from lastword.spark.schema import SINK_SCHEMA, full_schema, sink_columns
 
 
 class LastwordDataSource(DataSource):
-    """A keyed, compacted log in a directory, as a batch source and sink."""
+    """A keyed, compacted log in a directory, as a source and a sink."""
 
     @classmethod
     def name(cls) -> str:
@@ -35,7 +40,9 @@ class LastwordDataSource(DataSource):
         if "topic" in self.options and not any(name in self.options for name in CHOICES):
             parse_write(self.options, warn=False)
             return SINK_SCHEMA
-        return full_schema(parse_read(self.options, warn=False).include_headers)  # `reader` warns, once
+        # Spark does not say here whether a batch or a stream is loaded; `reader` and `streamReader` check.
+        options = parse_schema(self.options)
+        return full_schema(options.include_headers, options.view)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from lastword.spark.read import LogReader
@@ -53,12 +60,10 @@ class LastwordDataSource(DataSource):
         options = parse_write(self.options)
         return prepare_writer(options, sink_columns(schema))
 
-    def streamReader(self, schema: StructType) -> NoReturn:
-        """A sentence instead of the stack trace that PySpark makes of a missing method."""
-        raise SparkOptionError(
-            "lastword is read in batches, not as a stream",
-            remedy="spark.read; to go on where a batch ended, give its end as startingOffsets",
-        )
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from lastword.spark.stream_read import LogStreamReader
+
+        return LogStreamReader(parse_read(self.options, stream=True), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise SparkOptionError(

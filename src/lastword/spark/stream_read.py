@@ -1,0 +1,342 @@
+"""The streaming source: how far each micro-batch goes, and what a restart finds.
+
+Where it runs. `LogStreamReader` lives in one Python process beside the driver for as long as the query
+does, so `latestOffset` may keep a clock. `read()` runs in workers, as in a batch, on the same tasks.
+
+What is remembered. Spark writes the offsets of each batch into its checkpoint before it runs, as JSON in the
+shape of Kafka's source, `{"users": {"0": 123}}`: the next offset of each partition. Beside the topics stands
+`"#topic_ids"`, a name that no topic can have, so that a topic that was deleted and made anew is told from
+one that was cut. After a restart the unfinished batch is planned again from these offsets alone.
+
+When tasks fail. Reading changes nothing, so a retry reads the same offsets; a cleaning in between may have
+taken superseded records. A range that begins below the log start, or ends above the log end, is real loss
+and is an error (unless `failOnDataLoss` is false); gaps are not.
+
+A lease. With the option `lease` the query is registered by name in each partition at the offset where its
+next batch begins, so that no tombstone goes that it has not met; `commit` advances it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from lastword.errors import LastwordError, OffsetOutOfRangeError, UnknownTopicError
+from lastword.files import DEFAULT
+from lastword.logdir.log_dir import LogDirectory
+from lastword.partition import leases
+from lastword.partition.view import PartitionView
+from lastword.spark import snapshot
+from lastword.spark.options import ReadOptions
+from lastword.spark.read import LogPartition, cut_points, plan, read_batches
+from lastword.spark.schema import check_projection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TOPIC_IDS = "#topic_ids"
+Place = tuple[str, int]
+Offsets = dict[Place, int]
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One query's source. `clock` is for tests: seconds, monotonic."""
+
+    def __init__(
+        self, options: ReadOptions, schema: StructType, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.options = options
+        self.schema = schema
+        self.columns = check_projection(schema, options.view)
+        self._clock = clock
+        self._last_batch: float | None = None
+        self._target: Offsets | None = None  # with Trigger.AvailableNow: what the query ends with
+        self._warm = False
+
+    # -------------------------------------------------------------- offsets
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query starts; Spark keeps it in the checkpoint."""
+        found = snapshot.choose(self.options, stream=True)
+        start = {(one.topic, one.partition): one.start for one in found}
+        self._hold_leases(start)
+        return self._to_json(start)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Says that there is a limit, if there is one. Spark has no limit of several parts, so
+        `latestOffset` looks at the options; what matters here is that it is not `ReadAllAvailable`."""
+        limits = self.options.limits
+        if limits.max_offsets:
+            return ReadMaxRows(limits.max_offsets)
+        if limits.max_bytes:
+            return ReadMaxBytes(limits.max_bytes)
+        if limits.min_offsets:
+            return ReadMinRows(limits.min_offsets)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = {place: _end(view, self.options) for place, view in self._views().items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next micro-batch goes; `start` itself when there is nothing to do, or not enough."""
+        begin, ids = _of_json(start)
+        views = self._views()
+        self._check_ids(ids)
+        begin, ends = self._ends(begin, views)
+        if self._target is not None:
+            ends = {
+                place: min(end, max(self._target.get(place, 0), begin[place])) for place, end in ends.items()
+            }
+        if not isinstance(limit, ReadAllAvailable):
+            if self._wait(begin, ends):
+                return start
+            ends = self._limited(begin, ends, views)
+        return start if ends == _of_json(start)[0] else self._to_json(ends)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return self._to_json({place: _end(view, self.options) for place, view in self._views().items()})
+
+    def _ends(self, begin: Offsets, views: Mapping[Place, PartitionView]) -> tuple[Offsets, Offsets]:
+        """Starts and ends of all partitions: new ones are read from their beginning, lost ones are told."""
+        starts, ends = {}, {}
+        for place, offset in begin.items():
+            if place not in views:
+                if self.options.fail_on_data_loss:
+                    raise UnknownTopicError(
+                        f"{_name(place)} is gone from {self.options.path}; it was read up to offset {offset}",
+                        remedy="restore it, or set failOnDataLoss to false to go on without it",
+                    )
+                continue
+            view = views[place]
+            end = _end(view, self.options)
+            self._check_end(place, offset, view.log_end)
+            starts[place] = min(offset, end) if not self.options.fail_on_data_loss else offset
+            ends[place] = max(end, starts[place])
+        for place, view in views.items():
+            if place not in starts:
+                starts[place] = view.log_start
+                ends[place] = max(_end(view, self.options), view.log_start)
+        return starts, ends
+
+    def _check_end(self, place: Place, offset: int, log_end: int) -> None:
+        if offset > log_end and self.options.fail_on_data_loss:
+            raise OffsetOutOfRangeError(
+                f"{_name(place)}: the end went backwards: this query has read up to offset {offset}, and the "
+                f"log ends at {log_end}",
+                remedy="restore the log, or set failOnDataLoss to false to read on from its end",
+                offset=offset,
+            )
+
+    def _check_ids(self, ids: Mapping[str, str]) -> None:
+        """A topic that was deleted and made anew has offsets of its own."""
+        if not self.options.fail_on_data_loss:
+            return
+        now = self._topic_ids(set(ids))
+        for topic, known in ids.items():
+            if topic in now and now[topic] != known:
+                raise OffsetOutOfRangeError(
+                    f"topic {topic} in {self.options.path} was deleted and made anew since this query "
+                    "read it",
+                    remedy="start with a new checkpoint, or set failOnDataLoss to false to go on with the "
+                    "offsets of the old one",
+                )
+
+    # -------------------------------------------------------------- limits
+
+    def _wait(self, begin: Offsets, ends: Offsets) -> bool:
+        """Hold the batch back: too little has come, and the last batch is not long ago. The first one, and
+        those of Trigger.AvailableNow, never wait."""
+        limits = self.options.limits
+        now = self._clock()
+        last = self._last_batch
+        new = sum(ends[place] - begin[place] for place in ends)
+        waits = (
+            limits.min_offsets is not None
+            and self._target is None
+            and last is not None
+            and (now - last) * 1000 < limits.max_delay_ms
+            and new < limits.min_offsets
+        )
+        if not waits:
+            self._last_batch = now
+        return waits
+
+    def _limited(self, begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionView]) -> Offsets:
+        limits = self.options.limits
+        if limits.max_offsets:
+            ends = share_offsets(begin, ends, limits.max_offsets)
+        if limits.max_bytes:
+            ends = share_bytes(begin, ends, views, limits.max_bytes)
+        return ends
+
+    # -------------------------------------------------------------- batches
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of one micro-batch, from its offsets alone: after a restart this is asked first."""
+        begin, ids = _of_json(start)
+        until, until_ids = _of_json(end)
+        self._check_ids(ids | until_ids)
+        views = self._views()
+        chosen = []
+        for place, last in sorted(until.items()):
+            if place not in views:
+                if self.options.fail_on_data_loss:
+                    raise UnknownTopicError(
+                        f"{_name(place)} is gone from {self.options.path}, with offsets up to {last} to read",
+                        remedy="restore it, or set failOnDataLoss to false to go on without it",
+                    )
+                continue
+            view = views[place]
+            first = begin.get(place, view.log_start)
+            if first < view.log_start:
+                if self.options.fail_on_data_loss and place in begin and first < last:
+                    raise OffsetOutOfRangeError.below(_name(place), first, view.log_start)
+                first = view.log_start
+            self._check_end(place, last, view.log_end)
+            last = min(last, view.log_end)
+            if first < last:
+                chosen.append(snapshot.Chosen(*place, view.directory, view, first, last))
+        if chosen and not self._warm:
+            from lastword import kernels
+
+            kernels.warm()  # here, or each worker would compile them for itself
+            self._warm = True
+        return plan(chosen, self.options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, LogPartition):
+            return iter(())
+        return read_batches(partition, self.options, self.schema, self.columns)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything below `end` has been processed: the lease, if there is one, moves up to it."""
+        self._hold_leases(_of_json(end)[0])
+
+    def stop(self) -> None:
+        """The lease stays: a query that stops goes on later. It lapses by its age, or is released by
+        `lastword lease DIR TOPIC NAME --release`."""
+
+    # -------------------------------------------------------------- the directory
+
+    def _views(self) -> dict[Place, PartitionView]:
+        """Every partition that the query reads, as it is now."""
+        directory = LogDirectory.open(self.options.path, "r")
+        found = {topic: directory.partitions(topic) for topic in directory.topics()}
+        wanted = self.options.wanted
+        if wanted.pattern is not None:
+            matches = re.compile(wanted.pattern).fullmatch
+            places = [(topic, n) for topic, numbers in found.items() if matches(topic) for n in numbers]
+        elif wanted.assigned:
+            places = [
+                (topic, n)
+                for topic, numbers in wanted.assigned.items()
+                for n in numbers
+                if n in found.get(topic, ())
+            ]
+        else:
+            places = [(topic, n) for topic in wanted.topics for n in found.get(topic, ())]
+        return {place: directory.view(*place) for place in sorted(places)}
+
+    def _topic_ids(self, topics: set[str]) -> dict[str, str]:
+        directory = LogDirectory.open(self.options.path, "r")
+        there = set(directory.topics())
+        ids = {topic: directory.topic_id(topic) for topic in topics & there}
+        return {topic: one for topic, one in ids.items() if one is not None}
+
+    def _to_json(self, offsets: Offsets) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for (topic, number), offset in sorted(offsets.items()):
+            found.setdefault(topic, {})[str(number)] = offset
+        ids = self._topic_ids(set(found))
+        if ids:
+            found[TOPIC_IDS] = ids
+        return found
+
+    def _hold_leases(self, offsets: Offsets) -> None:
+        if self.options.lease is None:
+            return
+        now_ms = int(time.time() * 1000)
+        for place, view in self._views().items():
+            if place in offsets:
+                leases.register(
+                    DEFAULT,
+                    view.directory,
+                    self.options.lease,
+                    offsets[place],
+                    log_start=view.log_start,
+                    log_end=view.log_end,
+                    max_age_ms=self.options.lease_max_age_ms,
+                    now_ms=now_ms,
+                )
+
+
+def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
+    """At most about `limit` offsets in all, each partition's share as its part of the backlog, and at least
+    one where there is any: as Spark's Kafka source has it."""
+    backlog = {place: ends[place] - begin[place] for place in ends}
+    total = sum(backlog.values())
+    if total <= limit:
+        return ends
+    return {
+        place: begin[place] + (min(size, max(1, limit * size // total)) if size else 0)
+        for place, size in backlog.items()
+    }
+
+
+def share_bytes(begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionView], limit: int) -> Offsets:
+    """At most about `limit` bytes of the log in all, shared likewise, cut at index entries; at least up to
+    the first of these in each partition that has more."""
+    points = {
+        place: cut_points(snapshot.Chosen(*place, views[place].directory, views[place], begin[place], end))
+        for place, end in ends.items()
+        if end > begin[place]
+    }
+    total = sum(found[-1][1] for found in points.values())
+    if total <= limit:
+        return ends
+    shared = dict(ends)
+    for place, found in points.items():
+        share = limit * found[-1][1] // total
+        fitting = [offset for offset, before in found[1:] if before <= share]
+        shared[place] = fitting[-1] if fitting else found[1][0]
+    return shared
+
+
+def _end(view: PartitionView, options: ReadOptions) -> int:
+    if options.isolation == "read_committed":
+        return min(view.stable_offset, view.log_end)
+    return view.log_end
+
+
+def _of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
+    """Offsets by partition, and the ids of their topics."""
+    ids = dict(value.get(TOPIC_IDS, {}))
+    try:
+        offsets = {
+            (topic, int(number)): int(offset)
+            for topic, numbers in value.items()
+            if topic != TOPIC_IDS
+            for number, offset in numbers.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise LastwordError(
+            f"the checkpoint's offsets are not ours: {value!r}", remedy="start with a new checkpoint"
+        ) from None
+    return offsets, ids
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]}-{place[1]}"

@@ -1,0 +1,311 @@
+"""The streaming source: offsets and limits without a JVM, then queries on Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+import lastword
+from lastword.errors import OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
+from lastword.logdir.log_dir import LogDirectory
+from lastword.spark.options import parse_read
+from lastword.spark.schema import full_schema
+from lastword.spark.stream_read import TOPIC_IDS, LogStreamReader, share_offsets
+from tests.spark.conftest import append, create, numbered
+
+ALL = ReadAllAvailable()
+
+
+def reader(root: Path, clock: Any = None, **options: str) -> LogStreamReader:
+    given_ = {"path": str(root), "subscribe": "t", **{name.lower(): value for name, value in options.items()}}
+    if "assign" in options or "subscribePattern" in options:
+        del given_["subscribe"]
+    chosen = parse_read(given_, stream=True)
+    made = LogStreamReader(chosen, full_schema(chosen.include_headers, chosen.view))
+    if clock is not None:
+        made._clock = clock
+    return made
+
+
+def places(offsets: dict[str, Any]) -> dict[str, Any]:
+    return {topic: numbers for topic, numbers in offsets.items() if topic != TOPIC_IDS}
+
+
+def rows(one: LogStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for task in one.partitions(start, end):
+        for batch in one.read(task):
+            found += batch.to_pylist()
+    return found
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    create(tmp_path, "t", 2)
+    append(tmp_path, "t", 0, [numbered(0, 10, 4)])
+    append(tmp_path, "t", 1, [numbered(100, 5, 3)])
+    return tmp_path
+
+
+def test_a_stream_starts_at_the_end_unless_it_is_told_otherwise(root: Path) -> None:
+    assert places(reader(root).initialOffset()) == {"t": {"0": 10, "1": 5}}
+    assert places(reader(root, startingOffsets="earliest").initialOffset()) == {"t": {"0": 0, "1": 0}}
+    given_ = reader(root, startingOffsets='{"t":{"0":3,"1":-1}}').initialOffset()
+    assert places(given_) == {"t": {"0": 3, "1": 5}}
+    by_time = reader(
+        root, startingTimestamp=str(1_700_000_000_100), startingOffsetsByTimestampStrategy="latest"
+    )
+    assert places(by_time.initialOffset()) == {"t": {"0": 10, "1": 0}}
+
+
+def test_offsets_are_json_of_the_shape_of_kafkas_source(root: Path) -> None:
+    offsets = json.loads(json.dumps(reader(root).initialOffset()))
+    assert offsets["t"] == {"0": 10, "1": 5} and set(offsets[TOPIC_IDS]) == {"t"}
+
+
+def test_batches_follow_each_other_without_a_gap_or_a_record_twice(root: Path) -> None:
+    one = reader(root, startingOffsets="earliest", maxOffsetsPerTrigger="6")
+    start = one.initialOffset()
+    seen: list[tuple[int, int]] = []
+    sizes = []
+    while (end := one.latestOffset(start, ReadMaxRows(6))) != start:
+        batch = rows(one, start, end)
+        sizes.append(len(batch))
+        seen += [(row["partition"], row["offset"]) for row in batch]
+        start = end
+    assert sum(sizes) == 15 and max(sizes) <= 7 and len(sizes) >= 3
+    assert sorted(seen) == [(0, n) for n in range(10)] + [(1, n) for n in range(5)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 200)), min_size=1, max_size=6),
+    st.integers(1, 300),
+)
+def test_shares_of_a_batch(backlogs: list[tuple[int, int]], limit: int) -> None:
+    begin = {("t", n): first for n, (first, _) in enumerate(backlogs)}
+    ends = {("t", n): first + size for n, (first, size) in enumerate(backlogs)}
+    shared = share_offsets(begin, ends, limit)
+    taken = {place: shared[place] - begin[place] for place in begin}
+    assert all(0 <= taken[p] <= ends[p] - begin[p] for p in begin)
+    assert sum(taken.values()) <= limit + len(backlogs)
+    assert all(taken[p] >= 1 for p in begin if ends[p] > begin[p])
+
+
+def test_bytes_bound_a_batch(tmp_path: Path) -> None:
+    create(tmp_path, "t", index_interval_bytes="0")
+    append(tmp_path, "t", 0, [[(0, b"k%d" % n, b"x" * 1000, ())] for n in range(40)])
+    one = reader(tmp_path, startingOffsets="earliest", maxBytesPerTrigger="10000")
+    start, steps = one.initialOffset(), []
+    while (end := one.latestOffset(start, one.getDefaultReadLimit())) != start:
+        steps.append(end["t"]["0"] - start["t"]["0"])
+        start = end
+    assert sum(steps) == 40 and max(steps) <= 10 and len(steps) >= 4
+
+
+def test_too_little_waits_but_not_for_ever(root: Path) -> None:
+    now = [0.0]
+    one = reader(
+        root, lambda: now[0], startingOffsets="earliest", minOffsetsPerTrigger="20", maxTriggerDelay="1m"
+    )
+    start = one.initialOffset()
+    limit = one.getDefaultReadLimit()
+    first = one.latestOffset(start, limit)
+    assert places(first) == {"t": {"0": 10, "1": 5}}  # the first batch never waits
+    append(root, "t", 0, [numbered(10, 3, 4)])
+    now[0] = 30.0
+    assert one.latestOffset(first, limit) == first
+    now[0] = 61.0
+    assert places(one.latestOffset(first, limit)) == {"t": {"0": 13, "1": 5}}
+    append(root, "t", 1, [numbered(10, 30, 4)])
+    assert places(one.latestOffset(first, limit))["t"]["1"] == 35  # enough has come
+
+
+def test_available_now_ends_where_the_log_ended(root: Path) -> None:
+    one = reader(root, startingOffsets="earliest", maxOffsetsPerTrigger="8")
+    start = one.initialOffset()
+    one.prepareForTriggerAvailableNow()
+    append(root, "t", 0, [numbered(10, 30, 4)])
+    while (end := one.latestOffset(start, ReadMaxRows(8))) != start:
+        start = end
+    assert places(start) == {"t": {"0": 10, "1": 5}}
+
+
+def test_a_restart_plans_the_unfinished_batch_from_its_offsets(root: Path) -> None:
+    one = reader(root, startingOffsets="earliest")
+    start = one.initialOffset()
+    end = one.latestOffset(start, ALL)
+    append(root, "t", 0, [numbered(10, 3, 4)])
+    assert len(rows(reader(root), start, end)) == 15  # a new process asks for partitions first
+
+
+def test_new_partitions_are_read_from_their_beginning(tmp_path: Path) -> None:
+    create(tmp_path, "ta")
+    append(tmp_path, "ta", 0, [numbered(0, 3, 2)])
+    one = reader(tmp_path, subscribePattern="t.*")
+    start = one.initialOffset()
+    create(tmp_path, "tb")
+    append(tmp_path, "tb", 0, [numbered(0, 4, 2)])
+    end = one.latestOffset(start, ALL)
+    assert places(end) == {"ta": {"0": 3}, "tb": {"0": 4}}
+    assert len(rows(one, start, end)) == 4
+
+
+class TestLoss:
+    def test_below_the_log_start(self, root: Path) -> None:
+        one = reader(root, startingOffsets="earliest")
+        start = one.initialOffset()
+        end = one.latestOffset(start, ALL)
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            logs.topic("t").trim(4, partition=0)
+        with pytest.raises(OffsetOutOfRangeError, match="t-0: offset 0 is below log start 4"):
+            one.partitions(start, end)
+        lenient = reader(root, startingOffsets="earliest", failOnDataLoss="false")
+        assert len(rows(lenient, start, end)) == 11
+
+    def test_the_end_went_backwards(self, root: Path) -> None:
+        one = reader(root)
+        start = one.initialOffset()
+        with LogDirectory.open(str(root), "a") as directory:
+            directory.log("t", 0).truncate_to(6)
+        with pytest.raises(OffsetOutOfRangeError, match=r"went backwards.* 10, and the log ends at 0"):
+            one.latestOffset(start, ALL)
+        lenient = reader(root, failOnDataLoss="false")
+        assert places(lenient.latestOffset(start, ALL)) == {"t": {"0": 0, "1": 5}}
+
+    def test_a_topic_that_was_made_anew(self, root: Path) -> None:
+        one = reader(root, startingOffsets="earliest")
+        start = one.initialOffset()
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            logs.delete_topic("t")
+        create(root, "t", 2)
+        append(root, "t", 0, [numbered(0, 50, 4)])
+        with pytest.raises(OffsetOutOfRangeError, match="deleted and made anew"):
+            one.latestOffset(start, ALL)
+        lenient = reader(root, failOnDataLoss="false")
+        assert lenient.latestOffset(start, ALL)["t"] == {"0": 50, "1": 0}
+
+    def test_a_topic_that_is_gone(self, root: Path) -> None:
+        one = reader(root)
+        start = one.initialOffset()
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            logs.delete_topic("t")
+        with pytest.raises(UnknownTopicError, match="t-0 is gone"):
+            one.latestOffset(start, ALL)
+
+    def test_gaps_are_none(self, root: Path) -> None:
+        one = reader(root, startingOffsets="earliest")
+        start = one.initialOffset()
+        end = one.latestOffset(start, ALL)
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            logs.clean("t")
+        assert len(rows(one, start, end)) == 7  # four keys and three
+
+
+def test_changes_are_the_newest_of_each_key_in_a_batch(root: Path) -> None:
+    append(root, "t", 0, [numbered(10, 1, 4)])  # deletes key-2
+    one = reader(root, startingOffsets="earliest", view="changes")
+    start = one.initialOffset()
+    found = rows(one, start, one.latestOffset(start, ALL))
+    assert len(found) == 7
+    assert {row["change"] for row in found} == {"upsert", "delete"}
+    assert all((row["value"] is None) == (row["change"] == "delete") for row in found)
+    newest = {row["key"]: row["offset"] for row in found if row["partition"] == 0}
+    assert newest == {b"key-0": 8, b"key-1": 9, b"key-2": 10, b"key-3": 7}
+
+
+def test_a_lease_moves_with_the_commits(root: Path) -> None:
+    one = reader(root, startingOffsets="earliest", lease="query")
+    start = one.initialOffset()
+    with lastword.open(root) as logs:
+        lease = logs.topic("t").lease("query")
+        assert lease.position == {0: 0, 1: 0}
+    one.commit(one.latestOffset(start, ALL))
+    with lastword.open(root) as logs:
+        assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
+    with pytest.raises(SparkOptionError):
+        reader(root, lease="")
+
+
+def test_options_of_a_stream(root: Path) -> None:
+    for options, words in (
+        ({"endingOffsets": "latest"}, "not for a stream, which has no end"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "3"}, "is above maxOffsetsPerTrigger 3"),
+        ({"view": "latest"}, "view latest is for a batch"),
+        ({"maxOffsetPerTrigger": "3"}, "nearest: maxOffsetsPerTrigger"),
+        ({"maxTriggerDelay": "soon"}, "is a duration"),
+    ):
+        with pytest.raises(SparkOptionError, match=words):
+            reader(root, **options)
+
+
+# ---------------------------------------------------------------- on Spark
+
+
+def run(spark: Any, root: Path, out: str, checkpoint: Path, **options: str) -> None:
+    stream = spark.readStream.format("lastword").option("subscribe", "t").options(**options).load(str(root))
+    query = (
+        stream.writeStream.foreachBatch(
+            lambda frame, batch: frame.selectExpr("*", f"{batch} AS batch").write.mode("append").parquet(out)
+        )
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(120)
+    assert query.exception() is None
+
+
+@pytest.mark.spark
+def test_a_query_reads_everything_once_over_restarts_and_a_cleaning(spark: Any, tmp_path: Path) -> None:
+    root, out = tmp_path / "data", str(tmp_path / "out")
+    root.mkdir()
+    create(root, "t", 2)
+    append(root, "t", 0, [numbered(0, 100, 10)])
+    append(root, "t", 1, [numbered(500, 40, 10)])
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "60"}
+    run(spark, root, out, tmp_path / "checkpoint", **options)
+    seen = spark.read.parquet(out)
+    assert seen.count() == 140 and seen.select("batch").distinct().count() >= 3
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.clean("t")
+    append(root, "t", 0, [numbered(100, 25, 10)])
+    run(spark, root, out, tmp_path / "checkpoint", **options)
+    seen = spark.read.parquet(out)
+    assert seen.count() == 165 == seen.select("partition", "offset").distinct().count()
+
+
+@pytest.mark.spark
+def test_a_projection_and_the_view_changes_on_spark(spark: Any, tmp_path: Path) -> None:
+    root, out = tmp_path / "data", str(tmp_path / "out")
+    root.mkdir()
+    create(root, "t")
+    append(root, "t", 0, [numbered(0, 21, 5)])
+    stream = (
+        spark.readStream.format("lastword")
+        .schema("change string, key binary, offset long")
+        .option("subscribe", "t")
+        .option("startingOffsets", "earliest")
+        .option("view", "changes")
+        .load(str(root))
+    )
+    query = (
+        stream.writeStream.format("parquet")
+        .option("path", out)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(120)
+    found = {bytes(row.key): (row.change, row.offset) for row in spark.read.parquet(out).collect()}
+    assert found == {
+        b"key-%d" % k: ("delete" if n % 7 == 3 else "upsert", n)
+        for k, n in ((0, 20), (1, 16), (2, 17), (3, 18), (4, 19))
+    }
+    batch = spark.read.format("lastword").option("subscribe", "t").option("view", "changes").load(str(root))
+    assert batch.columns[-1] == "change" and batch.count() == 5
