@@ -120,6 +120,24 @@ def test_a_cleaning_takes_due_tombstones_and_records_without_key() -> None:
     assert view.dead.offsets().tolist() == [0, 2]
 
 
+def test_tombstones_that_a_reader_has_not_passed_are_not_due() -> None:
+    log = [encode_batch([Record(n, T, b"%d" % n, None)], attributes=0x40, base_timestamp=T) for n in range(3)]
+    for below, dead in ((0, []), (1, [0]), (3, [0, 1, 2])):
+        found = resolve(segments(log, [1]), map_bytes=BIG, salt=b"", now_ms=T, due_below=below)
+        assert found.dead.offsets().tolist() == dead
+        assert sum(one.due_tombstones for one in found.segments) == len(dead)
+        assert sum(one.tombstones for one in found.segments) == 3 - len(dead)
+        assert sum(one.tombstones_without_horizon for one in found.segments) == 0
+
+
+@pytest.mark.parametrize("below", [0, 500, 1 << 62])
+def test_a_tiny_map_knows_the_same_leases(below: int) -> None:
+    sources = synthetic(1, 1500, 400, 500)
+    found = [resolve(sources, map_bytes=size, salt=b"s", now_ms=T, due_below=below) for size in (BIG, 2000)]
+    assert found[1].passes > 1
+    assert found[0].segments == found[1].segments
+
+
 def test_a_key_written_again_after_its_due_tombstone_lives() -> None:
     log = [
         encode_batch([Record(0, T, b"a", b"1")]),

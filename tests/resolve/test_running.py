@@ -274,6 +274,18 @@ def test_an_aborted_copy_blocks_a_tombstone() -> None:
     pair.check()
 
 
+def test_a_due_tombstone_leaves_the_map_though_an_aborted_copy_stays() -> None:
+    pair = Pair()
+    pair.absorb([[encode_batch([Record(0, T, b"a", None)])]])
+    pair.mark_due(1)
+    pair.log.aborted = {1}
+    pair.absorb([[encode_batch([Record(1, T, b"a", b"1")], attributes=TRANSACTIONAL)]])
+    pair.rewrite(0, 0)
+    pair.check()
+    pair.absorb([[encode_batch([Record(2, T, b"a", b"2")])]])
+    pair.check()
+
+
 def test_nothing_comes_between_a_rewrite_and_its_swap() -> None:
     pair = Pair()
     pair.absorb([[encode_batch([Record(0, T, b"a", b"1")])], [encode_batch([Record(1, T, b"a", None)])]])

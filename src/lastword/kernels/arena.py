@@ -32,6 +32,7 @@ DUE = 1 << 30
 TOMBSTONE = 1 << 31
 KIND = DUE | TOMBSTONE
 VACANT = DUE  # of KIND: no record counts
+LEAVING = UNCLOCKED  # of a tombstone that is due: the rewrite under way leaves it out
 NO_OFFSET = (1 << 63) - 1  # in a vacant entry
 
 

@@ -15,6 +15,7 @@ from lastword.kernels.arena import (
     DUE,
     GOING_AT,
     KIND,
+    LEAVING,
     MOST_COPIES,
     NO_OFFSET,
     SIZE_MASK,
@@ -123,28 +124,32 @@ def note_going(plain, table, rows, arena, slots, words, page_ids, page_slots, pa
                     if entry >= 0:
                         going = load8(arena, entry + GOING_AT)
                         store8(arena, entry + GOING_AT, min(going + 1, MOST_COPIES))
+                        flags = load32(arena, entry + 8)
+                        if flags & KIND == TOMBSTONE | DUE and np.int64(load64(arena, entry)) == offset:
+                            store32(arena, entry + 8, flags | LEAVING)
             position = body_end
     return rows, OK
 
 
 @kernel
 def settle_going(arena, state, gone):
-    """What was about to go is `gone`, or else stays after all. A key of which nothing is left is vacant."""
+    """What was about to go is `gone`, or else stays after all. A key whose due tombstone went is vacant."""
     entry = np.int64(ARENA_START)
     while entry < state[ARENA_END]:
         going = load8(arena, entry + GOING_AT)
         if going > 0:
             store8(arena, entry + GOING_AT, 0)
-            copies = load8(arena, entry + COPIES_AT)
-            if gone and copies < MOST_COPIES:
-                copies = max(copies - going, 0)
-                kind = load32(arena, entry + 8) & KIND
-                if copies == 0 and kind == TOMBSTONE | DUE:
+            flags = load32(arena, entry + 8)
+            leaves = flags & KIND == TOMBSTONE | DUE and flags & LEAVING != 0
+            if gone:
+                copies = load8(arena, entry + COPIES_AT)
+                if copies < MOST_COPIES:
+                    store8(arena, entry + COPIES_AT, max(copies - going, 0))
+                if leaves:
                     store64(arena, entry, np.uint64(NO_OFFSET))
                     store32(arena, entry + 8, VACANT)
                     state[VACANCIES] += 1
-                elif copies == 0 and kind != VACANT:
-                    copies = 1  # the live record itself
-                store8(arena, entry + COPIES_AT, copies)
+            elif leaves:
+                store32(arena, entry + 8, flags & ~LEAVING)
         key_at, key_length = entry_key(arena, entry)
         entry = key_at + key_length
