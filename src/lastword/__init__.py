@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lastword.tools.audit import Audit
     from lastword.tools.dump import dump
     from lastword.tools.explain import Explanation, Version
+    from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
     from lastword.values import Progress
 
@@ -51,6 +52,7 @@ __all__ = [
     "Record",
     "Restored",
     "SegmentInfo",
+    "Simulation",
     "State",
     "Topic",
     "Verification",
@@ -79,6 +81,7 @@ _HOMES = {
     "Record": "api.record",
     "Restored": "state.state",
     "SegmentInfo": "api.values",
+    "Simulation": "tools.simulate",
     "State": "state.state",
     "Topic": "api.topic",
     "Verification": "tools.verify",
