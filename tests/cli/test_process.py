@@ -151,3 +151,21 @@ def test_bench(capsys):
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["workload"] for row in rows[:-1]] == ["append", "scan", "restore", "clean"]
     assert all(row["ratio"] > 0 and row["records_per_second"] > 0 for row in rows[:-1])
+
+
+@pytest.mark.slow
+def test_follow_shows_what_comes_until_ctrl_c(data):
+    """Beside a process that appends; afterwards it says where to go on."""
+    command = [*COMMAND, "read", str(data), "users", "--last", "1", "--follow", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert json.loads(process.stdout.readline())["offset"] == 4999
+    with lastword.open(data, "a") as logs:
+        for number in range(3):
+            logs.topic("users").append("later", f"value {number}")
+            line = json.loads(process.stdout.readline())
+            assert (line["offset"], line["value"]) == (5000 + number, f"value {number}")
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    summary = {"type": "summary", "ok": True, "topic": "users", "records": 4, "position": {"0": 5003}}
+    assert json.loads(rest) == summary
+    assert process.returncode == 130

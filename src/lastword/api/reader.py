@@ -6,7 +6,7 @@ compaction leaves them; a start below the log start is not, for then records are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic
 
 from lastword.api.ranges import Range
@@ -18,6 +18,7 @@ from lastword.records.record import RawRecord
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from lastword.api.follow import Follow
     from lastword.api.serializers import Serializer
 
 VIEWS = ("log", "latest", "changes")
@@ -50,7 +51,9 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
     position    per partition the next offset to read; it moves over gaps and past a cleaned tail. Save it,
                 and pass it back as `start=` to go on.
 
-    For use from one thread. Reads nothing before it is asked, and ends at the log end that `read` saw.
+    For use from one thread. Reads nothing before it is asked, and ends at the log end that `read` saw; one
+    that follows goes on from there. Whatever stops it, a Ctrl-C too, `position` is behind the last record
+    that it gave out.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
         keys: frozenset[bytes] | None = None,
         map_bytes: int = 128 << 20,
         committed: bool = True,
+        follow: Callable[[dict[int, int]], Follow] | None = None,
     ) -> None:
         self.position: dict[int, int] = {one.partition: one.start for one in ranges}
         self._topic = topic
@@ -72,6 +76,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
         self._keys = keys
         self._map_bytes = map_bytes
         self._committed = committed
+        self._follow = None if follow is None else follow(self.position)
         self._records = self._each()
 
     def __iter__(self) -> Reader[K, V]:
@@ -84,7 +89,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
         return f"Reader({self._topic!r}, view={self._view!r}, position={self.position})"
 
     def _each(self) -> Iterator[Record[K, V]]:
-        for one in self._ranges:
+        for one in self._turns():
             if self._is_bulk(one, one.start):
                 head, rest = self._split(one)
                 yield from self._few(head)
@@ -92,7 +97,16 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
                     yield from self._many(rest)
             else:
                 yield from self._few(one)
-            self.position[one.partition] = max(one.start, one.end)
+            self._done(one)
+
+    def _turns(self) -> Iterable[Range]:
+        """What is to be read, in order; a range ends with `_done`."""
+        return self._ranges if self._follow is None else self._follow
+
+    def _done(self, one: Range) -> None:
+        if self._follow is not None and self.position[one.partition] != one.start:
+            self._follow.heard()
+        self.position[one.partition] = max(one.start, one.end)
 
     def _few(self, one: Range) -> Iterator[Record[K, V]]:
         for raw in self._raw(one):
@@ -176,7 +190,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
         return self.arrow().__arrow_c_stream__(requested_schema)
 
     def _batches(self, form: Any, batch_bytes: int) -> Iterator[pa.RecordBatch]:
-        for one in self._ranges:
+        for one in self._turns():
             start = self.position[one.partition]
             if self._is_bulk(one, start):
                 for chunk, columns in scan.columns(one.view, start, one.end, committed=self._committed):
@@ -188,7 +202,7 @@ class Reader(Iterator[Record[K, V]], Generic[K, V]):
                 for rows in _pieces(self._raw(rest), batch_bytes):
                     yield form.of_records(rows, one.partition)
                     self.position[one.partition] = rows[-1].offset + 1
-            self.position[one.partition] = max(self.position[one.partition], one.end)
+            self._done(one)
 
 
 def _pieces(records: Iterator[RawRecord], batch_bytes: int) -> Iterator[list[RawRecord]]:

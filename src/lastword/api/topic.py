@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Generic
 from lastword import metrics
 from lastword.api import partitioners
 from lastword.api.batches import HeadersLike, Packer, header_pairs
+from lastword.api.follow import Follow, check_follow
 from lastword.api.ranges import Bounds, ranges
 from lastword.api.reader import READ_COMMITTED, Reader, check_isolation, check_view, encoded_keys
 from lastword.api.record import Appended, K, Record, V
 from lastword.api.serializers import Serializer, SerializerLike, serializer_of
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, UsageError
+from lastword.partition.follow import Watch
 from lastword.values import ProgressLike, table_html
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from lastword.api.producers import Call, Producers
     from lastword.api.values import PartitionInfo, SegmentInfo
     from lastword.cleaner import CleanRound, Plan
-    from lastword.partition import PartitionLog
+    from lastword.partition import PartitionLog, PartitionView
     from lastword.retention import Deletion
     from lastword.state.state import Restored
     from lastword.tools.audit import Audit
@@ -304,21 +306,28 @@ class Topic(Generic[K, V]):
         partition: int | None = None,
         keys: Iterable[K] | None = None,
         view: str = "log",
+        follow: bool = False,
+        timeout: float | None = None,
         isolation: str = "read_committed",
     ) -> Reader[K, V]:
-        """A bounded read: it ends at the log end of this moment, or before.
+        """A bounded read: it ends at the log end of this moment, or before. With `follow` it goes on.
 
         start, end   end is exclusive: "earliest", "latest", an offset, an aware datetime (the first record
                      not older), or a dict of these per partition
         keys         only records with one of these keys
         view         "log": every record; "latest": the newest value per key, no tombstones; "changes": the
                      newest record per key in the range, tombstones too
+        follow       after what is there, records as they come, from any partition; beside a writer in another
+                     process too
+        timeout      with `follow`: end after so many seconds without a record; None: never
         isolation    "read_committed": ends where the oldest open transaction begins, and leaves out aborted
                      ones; "read_uncommitted": all. Transaction markers never show
 
         OffsetOutOfRangeError for an offset below the log start or above the log end.
         """
         check_view(view)
+        if follow or timeout is not None:
+            check_follow(follow, timeout, end, view)
         committed = check_isolation(isolation) == READ_COMMITTED
         views = self._logs._views(self.name)
         if partition is not None:
@@ -336,7 +345,20 @@ class Topic(Generic[K, V]):
             keys=encoded_keys(keys, self.key_serializer),
             map_bytes=self._logs.settings.instance.map_bytes,
             committed=committed,
+            follow=self._follow(views, timeout, committed) if follow else None,
         )
+
+    def _follow(
+        self, views: Mapping[int, PartitionView], timeout: float | None, committed: bool
+    ) -> Callable[[dict[int, int]], Follow]:
+        def watch(number: int, view: PartitionView) -> Watch:
+            return Watch(view, lambda: self._logs._view(self.name, number))
+
+        def following(position: dict[int, int]) -> Follow:
+            watches = {number: watch(number, view) for number, view in sorted(views.items())}
+            return Follow(watches, position, self._logs._clock, timeout=timeout, committed=committed)
+
+        return following
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         """Log start and log end of every partition, now."""

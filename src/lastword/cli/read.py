@@ -22,6 +22,7 @@ lastword read data users --last 10
 lastword read data users --start 2026-11-20T10:00Z --end latest --json
 lastword read data users --view latest --key bob
 lastword read data/users-0 --start 90m
+lastword read data users --last 5 --follow
 """
 
 
@@ -48,6 +49,12 @@ def read(
     view: Annotated[
         str, typer.Option(metavar="log|latest|changes", help="all, or the newest per key")
     ] = "log",
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="go on with records as they come, until Ctrl-C")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", help="with --follow: end after S seconds of silence")
+    ] = None,
     more: MoreDirs = None,
 ) -> None:
     """Read records: all of them, or the newest of every key."""
@@ -65,16 +72,33 @@ def read(
         names = source.serializer_names
         begin: Any = _last(source, target.partition, last) if last is not None else _when(start or "earliest")
         keys = None if key is None else [argument_bytes(one, names[0], "key") for one in key]
-        records = source.read(begin, _when(end), partition=target.partition, keys=keys, view=view)
-        shown = 0
-        for record in records if limit != 0 else ():
-            _show(out, record, names)
-            shown += 1
-            if shown == limit:
-                break
-        out.summary(
-            topic=target.topic, records=shown, position={str(p): o for p, o in records.position.items()}
+        records = source.read(
+            begin,
+            _when(end),
+            partition=target.partition,
+            keys=keys,
+            view=view,
+            follow=follow,
+            timeout=timeout,
         )
+        shown = 0
+
+        def end_with_summary() -> None:
+            position = {str(number): offset for number, offset in records.position.items()}
+            out.summary(topic=target.topic, records=shown, position=position)
+
+        try:
+            for record in records if limit != 0 else ():
+                _show(out, record, names)
+                if follow:
+                    out.stdout.flush()
+                shown += 1
+                if shown == limit:
+                    break
+        except KeyboardInterrupt:  # whoever follows goes on from there
+            end_with_summary()
+            raise
+        end_with_summary()
 
 
 def _when(text: str) -> Any:

@@ -2,7 +2,7 @@
 
     replay   what opening does: the state at the log end, the aborted transactions of the segments whose
              transaction index must be built again, the state at segment bases that want a snapshot
-    stable_offset   what a reader without a lock does: up to where every transaction is decided
+    Stability   what a reader without a lock does: up to where every transaction is decided
 
 Replay begins at the newest sound snapshot at or below `limit` (without one, at the first segment) and reads
 headers and markers only. Younger snapshots that it passes are believed where they know more: they saw
@@ -118,19 +118,38 @@ class Readable(Protocol):
     def refresh(self) -> None: ...
 
 
-def stable_offset(log: Readable) -> int:
-    """The last stable offset of a log that others may be changing; it is refreshed if its files vanish."""
-    for _ in range(_TRIES):
-        try:
-            segments = log.segment_set
-            if not len(segments):
-                return log.log_end
-            found = replay(Snapshots(log.files, log.directory), segments, log.log_end)
-            first = found.state.open_since()
-            return log.log_end if first is None else max(first, log.log_start)
-        except FileVanishedError:
-            log.refresh()
-    raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
+class Stability:
+    """The last stable offset of a log that others may be changing. Asked again when it has grown, it reads
+    only what was added.
+    """
+
+    def __init__(self) -> None:
+        self._state: ProducerState | None = None
+
+    def offset(self, log: Readable) -> int:
+        """For the log as it is seen now; it is refreshed if its files vanish."""
+        for _ in range(_TRIES):
+            try:
+                if not len(log.segment_set):
+                    return log.log_end
+                self._state = self._at_end(log)
+                first = self._state.open_since()
+                return log.log_end if first is None else max(first, log.log_start)
+            except FileVanishedError:
+                self._state = None  # it may have taken in a part
+                log.refresh()
+        raise BusyError(f"{log.directory} kept changing while it was read", remedy="try again")
+
+    def _at_end(self, log: Readable) -> ProducerState:
+        state = self._state
+        if state is None or state.end_offset > log.log_end:
+            return replay(Snapshots(log.files, log.directory), log.segment_set, log.log_end).state
+        if state.end_offset < log.log_end:
+            for segment in log.segment_set.starting_at(state.end_offset):
+                for header, marker in batches_of_producers(segment, state.end_offset, log.log_end):
+                    state.update(header, marker)
+            state.end_offset = log.log_end
+        return state
 
 
 def batches_of_producers(

@@ -20,7 +20,7 @@ from lastword.files import Files
 from lastword.partition import swap
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.reads import offset_at, read_batches, read_chunks
-from lastword.partition.replay import stable_offset
+from lastword.partition.replay import Stability
 from lastword.partition.segment_set import SegmentSet
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok
@@ -61,6 +61,8 @@ class PartitionView:
         self.log_start = log_start
         self.log_end = log_end
         self._stable_offset = stable_offset
+        self._stability = Stability()
+        self._listed_bytes = segments.active.size if len(segments) else 0
         self.trusted = trusted
         """Has this process recovered the log, and does it hold its lock? Then its indexes are complete."""
         self.grows = False
@@ -74,7 +76,7 @@ class PartitionView:
         producer snapshot, which is not older than the active segment, and the batches behind it.
         """
         if self._stable_offset is None:
-            self._stable_offset = stable_offset(self)
+            self._stable_offset = self._stability.offset(self)
         return self._stable_offset
 
     @classmethod
@@ -90,12 +92,15 @@ class PartitionView:
                 segments = [
                     Segment.load(files, directory, base, suffix=suffix) for base, suffix in decision.logs
                 ]
+                listed_bytes = segments[-1].size if segments else 0
                 if segments:
                     _bound(segments[-1])
             except FileVanishedError:
                 continue
             if _log_files(files.listdir(directory)) == listing:
-                return cls(files, directory, SegmentSet(segments), *_range(files, directory, segments))
+                view = cls(files, directory, SegmentSet(segments), *_range(files, directory, segments))
+                view._listed_bytes = listed_bytes
+                return view
         raise BusyError(f"{directory} kept changing while it was listed", remedy="try again", file=directory)
 
     @property
@@ -111,9 +116,27 @@ class PartitionView:
         """Look again: segments, start and end become those of now."""
         new = PartitionView.load(self.files, self.directory)
         self.segment_set, self.log_start, self.log_end = new.segment_set, new.log_start, new.log_end
-        self._stable_offset = None
+        self._stable_offset, self._listed_bytes = None, new._listed_bytes
 
     open_again = refresh
+
+    def is_current(self) -> bool:
+        """Does the newest segment look as it did when it was listed, with none behind it? What lies before it
+        may have been cleaned meanwhile, which changes no log end.
+        """
+        active = self.active
+        facts = None if active is None else self.files.stat(active.file)
+        if active is None or facts is None:
+            return False
+        if (facts.inode, facts.size) != (active.inode, self._listed_bytes):
+            return False
+        follows = os.path.join(self.directory, names.segment_file(self.log_end, names.LOG))
+        return active.base_offset == self.log_end or not self.files.exists(follows)
+
+    def go_on_from(self, older: PartitionView) -> None:
+        """This view is of the same partition at a later time: what the older one knows of open transactions
+        need not be found again."""
+        self._stability = older._stability
 
     def chunks(
         self,

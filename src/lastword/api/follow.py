@@ -1,0 +1,94 @@
+"""Following a topic: what is there from the start on, and then what comes, over all partitions.
+
+A poll, not a notification, for the writer is another process that knows nothing of its readers. The pauses
+grow from 5 to 100 ms while nothing comes. A look at an unchanged partition costs two looks at file names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from lastword.api.ranges import Range
+from lastword.clock import Clock
+from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.partition.follow import Watch
+from lastword.partition.front import read_note
+
+SHORTEST_PAUSE_SECONDS = 0.005
+LONGEST_PAUSE_SECONDS = 0.1
+
+
+class Follow:
+    """Ranges to read, one after another, without an end or until `timeout` seconds of silence.
+
+    position   per partition the next offset: moved on by the reader, who is also to call `heard` when a range
+               had a record for it
+    """
+
+    def __init__(
+        self,
+        watches: Mapping[int, Watch],
+        position: Mapping[int, int],
+        clock: Clock,
+        *,
+        timeout: float | None = None,
+        committed: bool = True,
+    ) -> None:
+        self._watches = watches
+        self._position = position
+        self._clock = clock
+        self._timeout = timeout
+        self._committed = committed
+        self._heard = False
+
+    def heard(self) -> None:
+        self._heard = True
+
+    def __iter__(self) -> Iterator[Range]:
+        quiet_since, pause = self._clock.monotonic(), SHORTEST_PAUSE_SECONDS
+        while True:
+            found = False
+            for partition, watch in self._watches.items():
+                due = self._due(partition, watch)
+                if due is not None:
+                    found = True
+                    yield due
+            now = self._clock.monotonic()
+            if self._heard:
+                quiet_since, self._heard = now, False
+            left = LONGEST_PAUSE_SECONDS if self._timeout is None else quiet_since + self._timeout - now
+            if found:
+                pause = SHORTEST_PAUSE_SECONDS
+                if left > 0:
+                    continue  # at once: more may have come while this was read
+            if left <= 0:
+                return
+            self._clock.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _due(self, partition: int, watch: Watch) -> Range | None:
+        view = watch.look()
+        start = self._position[partition]
+        if view.log_start > start:
+            why = read_note(view.files, view.directory, view.log_start)
+            name = f"{view.topic}-{view.partition}"
+            raise OffsetOutOfRangeError.below(name, start, view.log_start, why)
+        end = min(view.stable_offset, view.log_end) if self._committed else view.log_end
+        return Range(view, start, end) if start < end else None
+
+
+def check_follow(follow: bool, timeout: float | None, end: object, view: str) -> None:
+    """UsageError for what does not go together."""
+    if not follow:
+        if timeout is not None:
+            raise UsageError("timeout= is for follow=True", remedy="a bounded read ends by itself")
+        return
+    if end != "latest":
+        raise UsageError("a read that follows has no end=", remedy="leave one of the two out")
+    if view != "log":
+        raise UsageError(
+            f'view="{view}" needs all of a range, and a read that follows has no end',
+            remedy="read without follow=True, or keep the newest values with logs.state(...)",
+        )
+    if timeout is not None and not timeout >= 0:
+        raise UsageError(f"timeout={timeout!r} is no time", remedy="seconds, or None to follow for ever")

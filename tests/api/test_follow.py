@@ -1,0 +1,254 @@
+"""`read(follow=True)`: what is there and then what comes, whoever appends, rolls, trims and cleans."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.partition.replay import Stability, replay
+from tests.doubles.hasty import HastyFiles
+from tests.doubles.recording import RecordingFiles
+
+NOW = 1_700_000_000_000
+
+
+class Busy(ManualClock):
+    """A clock in whose sleeps other things happen, one each."""
+
+    def __init__(self) -> None:
+        super().__init__(NOW)
+        self.todo: list[Callable[[], object]] = []
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        super().sleep(seconds)
+        if self.todo:
+            self.todo.pop(0)()
+
+
+@pytest.fixture
+def clock() -> Busy:
+    return Busy()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[lastword.LogDir]:
+    """Another process would do the same: nothing but files connects it with `reader`."""
+    files = HastyFiles()
+    clock = ManualClock(NOW)
+    with lastword.open(tmp_path / "d", "a", clock=clock, files=files, log_cleaner_enable=False) as logs:
+        logs.create_topic("a", partitions=2, segment_bytes=300, cleanup_policy="compact")
+        yield logs
+
+
+@pytest.fixture(params=["r", "a"])
+def reader(request: pytest.FixtureRequest, writer: lastword.LogDir, clock: Busy) -> Iterator[lastword.LogDir]:
+    """The topic seen without a lock, and by the process that writes it."""
+    if request.param == "a":
+        writer._clock = clock
+        yield writer
+    else:
+        with lastword.open(writer.paths[0], clock=clock) as logs:
+            yield logs
+
+
+def put(logs: lastword.LogDir, *values: int, partition: int = 0) -> Callable[[], object]:
+    topic = logs.topic("a")
+    rows = [(b"k%d" % value, b"%d" % value) for value in values]
+    return lambda: topic.extend(rows, partition=partition)
+
+
+def seen(reader: object) -> list[tuple[int, bytes]]:
+    return [(record.partition, record.value) for record in reader]  # type: ignore[attr-defined]
+
+
+def test_records_as_they_come_from_any_partition(reader, writer, clock):
+    put(writer, 1, 2)()
+    clock.todo = [put(writer, 3, partition=1), put(writer, 4), put(writer, 5, 6, partition=1)]
+    found = reader.topic("a").read(follow=True, timeout=1)
+    assert seen(found) == [(0, b"1"), (0, b"2"), (1, b"3"), (0, b"4"), (1, b"5"), (1, b"6")]
+    assert found.position == {0: 3, 1: 3}
+    assert not clock.todo
+
+
+def test_it_ends_after_so_much_silence(reader, writer, clock):
+    put(writer, 1)()
+    before = clock.monotonic()
+    clock.todo = [lambda: clock.advance(900), put(writer, 2)]
+    assert len(seen(reader.topic("a").read(follow=True, timeout=1))) == 2
+    assert clock.monotonic() - before == pytest.approx(0.9 + 1 + 0.015, abs=0.01)
+    assert max(clock.sleeps) <= 0.1
+
+
+def test_no_time_to_wait_takes_what_is_there(reader, writer, clock):
+    put(writer, 1, 2)()
+    assert len(seen(reader.topic("a").read(follow=True, timeout=0))) == 2
+    assert clock.sleeps == []
+
+
+def test_from_the_end_on(reader, writer, clock):
+    put(writer, 1, 2)()
+    clock.todo = [put(writer, 3)]
+    found = reader.topic("a").read("latest", follow=True, timeout=1, partition=0)
+    assert seen(found) == [(0, b"3")]
+    assert found.position == {0: 3}
+
+
+def test_through_rolls_and_cleanings(reader, writer, clock):
+    """The files change under it, what it gives out does not."""
+    topic = writer.topic("a")
+    rounds = [put(writer, *range(n, n + 12)) for n in range(0, 96, 12)]
+    for number in (3, 5, 7):
+        rounds.insert(number, lambda: topic.clean())
+    clock.todo = rounds
+    found = reader.topic("a").read(follow=True, timeout=1)
+    assert [int(value) for _, value in seen(found)] == list(range(96))
+    assert len(topic.segments(0)) > 2
+    assert found.position[0] == writer._log("a", 0).log_end
+
+
+def test_what_was_cleaned_before_it_was_read_is_a_gap(reader, writer, clock):
+    def replace() -> None:
+        put(writer, *[7] * 30)()
+        writer.topic("a").clean()
+
+    clock.todo = [replace]
+    found = reader.topic("a").read(follow=True, timeout=1, partition=0)
+    assert [int(value) for _, value in seen(found)][-1] == 7
+    assert found.position == {0: 30}
+
+
+def test_keys_are_looked_for(reader, writer, clock):
+    clock.todo = [put(writer, 1, 2, 3), put(writer, 4), put(writer, 2)]
+    found = reader.topic("a").read(follow=True, timeout=1, keys=[b"k2"])
+    assert seen(found) == [(0, b"2"), (0, b"2")]
+    assert found.position == {0: 5, 1: 0}
+
+
+def test_records_that_went_unread_are_an_error(reader, writer, clock):
+    put(writer, 1)()
+    clock.todo = [lambda: (put(writer, *range(20))(), writer.topic("a").trim(15, partition=0))]
+    found = reader.topic("a").read(follow=True, timeout=1)
+    assert next(found).value == b"1"
+    with pytest.raises(OffsetOutOfRangeError, match="log start"):
+        list(found)
+    assert found.position[0] == 1
+
+
+def test_an_open_transaction_holds_it_up(reader, writer, clock):
+    from lastword.records.builder import BatchBuilder
+
+    log = writer._log("a", 0)
+
+    def begin(producer: int, value: bytes) -> Callable[[], object]:
+        builder = BatchBuilder(producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(NOW, b"k", value)
+        return lambda: log.append_batch(builder.build(0))
+
+    clock.todo = [
+        begin(1, b"10"),
+        put(writer, 2),
+        begin(2, b"20"),
+        lambda: log.end_transaction(2, 0, commit=False),
+        put(writer, 3),
+        lambda: log.end_transaction(1, 0, commit=True),
+        put(writer, 4),
+    ]
+    found = reader.topic("a").read(follow=True, timeout=1, partition=0)
+    assert [value for _, value in seen(found)] == [b"10", b"2", b"3", b"4"]
+    assert found.position == {0: log.log_end}
+    clock.todo = []
+    every = reader.topic("a").read(follow=True, timeout=0, partition=0, isolation="read_uncommitted")
+    assert [value for _, value in seen(every)] == [b"10", b"2", b"20", b"3", b"4"]
+
+
+def test_ctrl_c_leaves_the_position(reader, writer, clock):
+    def press() -> None:
+        raise KeyboardInterrupt
+
+    put(writer, 1, 2)()
+    clock.todo = [put(writer, 3), press]
+    found = reader.topic("a").read(follow=True, partition=0)
+    got = []
+    with pytest.raises(KeyboardInterrupt):
+        for record in found:
+            got.append(record.offset)
+    assert got == [0, 1, 2]
+    assert found.position == {0: 3}
+
+
+def test_as_arrow(reader, writer, clock):
+    put(writer, 1, 2)()
+    clock.todo = [put(writer, 3, partition=1)]
+    table = reader.topic("a").read(follow=True, timeout=1).arrow().read_all()
+    assert table["value"].to_pylist() == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"timeout": 1},
+        {"follow": True, "end": 5},
+        {"follow": True, "view": "latest"},
+        {"follow": True, "view": "changes"},
+        {"follow": True, "timeout": -1},
+        {"follow": True, "timeout": float("nan")},
+    ],
+)
+def test_what_does_not_go_together(reader, asked):
+    with pytest.raises(UsageError):
+        reader.topic("a").read(**asked)
+
+
+def test_a_quiet_partition_costs_two_looks(writer, tmp_path):
+    put(writer, *range(60))()
+    clock, files = Busy(), RecordingFiles(HastyFiles())
+    with lastword.open(writer.paths[0], clock=clock, files=files) as logs:
+        found = logs.topic("a").read(follow=True, timeout=30, partition=0)
+        assert len(seen(found)) == 60
+        before = len(files.calls)
+        assert seen(logs.topic("a").read(found.position, follow=True, timeout=30, partition=0)) == []
+        opening = len(files.calls) - before
+        looks = len(clock.sleeps) // 2
+        assert opening <= 2 * looks + 60
+
+
+def test_stability_goes_on_as_if_it_began_anew(tmp_path):
+    """After any growth it says what a whole replay says."""
+    from lastword.partition.snapshots import Snapshots
+    from lastword.partition.view import PartitionView
+    from lastword.records.builder import BatchBuilder
+    from tests.partition.logs import make, opened
+
+    rng = random.Random(3)
+    directory = make(tmp_path)
+    log, _ = opened(directory, files=HastyFiles())
+    stability, sequences, open_now = Stability(), {}, set()
+    for _ in range(150):
+        producer = rng.randrange(4)
+        if producer in open_now and rng.random() < 0.4:
+            log.end_transaction(producer, 0, commit=rng.random() < 0.5)
+            open_now.discard(producer)
+        else:
+            sequence = sequences.get(producer, 0)
+            sequences[producer] = sequence + 1
+            builder = BatchBuilder(
+                producer_id=producer, producer_epoch=0, base_sequence=sequence, transactional=True
+            )
+            builder.append(NOW, b"k", b"v")
+            log.append_batch(builder.build(0))
+            open_now.add(producer)
+        if rng.random() < 0.3:
+            view = PartitionView.load(HastyFiles(), directory)
+            state = replay(Snapshots(log.files, directory), view.segment_set, view.log_end).state
+            first = state.open_since()
+            assert stability.offset(view) == (view.log_end if first is None else first)
+            assert stability.offset(view) == log.stable_offset
+    log.close()
