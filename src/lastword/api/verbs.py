@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
+from lastword.api.due import by_accounts, clean_due, plan_due
 from lastword.api.found import Found, PathLike
 from lastword.api.progress import Meter, listener
 from lastword.errors import (
@@ -21,6 +22,7 @@ from lastword.errors import (
     QuarantinedError,
     StorageError,
 )
+from lastword.logdir.checkpoints import TopicPartition
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
@@ -56,12 +58,20 @@ class Verbs(Found):
         chosen = self._chosen(topic, partition)
         views = [(name, number, self._view(name, number)) for name, number in chosen]
         meter = Meter("plan", progress, sum(segment.size for *_, view in views for segment in view.segments))
+        accounts = {name for name, _ in chosen if due and by_accounts(self, name, strategy)}
+        planned = {
+            (one.topic, one.partition): one
+            for one in plan_due(self, {tp for tp in chosen if tp[0] in accounts}, strategy)
+        }
         found = []
         for name, number, view in views:
             config = self._config(name)
             retention = outlook(view, config, self._clock.now_ms())
             if retention.removes:
                 found.append(_plan_of(retention, view))
+            if (name, number) in planned:
+                found.append(planned[name, number])
+                continue
             with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
                 found.append(
                     plan(
@@ -88,10 +98,11 @@ class Verbs(Found):
         progress: ProgressLike | bool | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> list[CleanRound]:
-        """Remove superseded records now; returns one `CleanRound` for each partition that had a round.
+        """Remove superseded records now; returns a `CleanRound` for each round.
 
-        due       only what its settings make due; without it the active segment is rolled and the dirty
-                  ratio ignored
+        due       only what the settings make due, in as many rounds as it takes (`generational`: until each
+                  drive is within its space target); without it the active segment is rolled, and all garbage
+                  goes in one round over each partition
         strategy  which segments a round takes; None: the setting lastword.strategy
         stop      asked while it runs; True ends it at the next safe point
 
@@ -110,6 +121,15 @@ class Verbs(Found):
         failed: LastwordError | None = None
         sizes = {tp: self._size(*tp) for tp in compacted}
         meter = Meter("clean", progress, sum(sizes.values()))
+        accounts = [tp for tp in compacted if due and by_accounts(self, tp[0], strategy)]
+        if accounts:
+            compacted = [tp for tp in compacted if tp not in accounts]
+            errors: list[LastwordError] = []
+            rounds += clean_due(self, accounts, strategy, meter, stop, errors)
+            failed = errors[0] if errors else None
+            if topic is not None and failed is None and not rounds:
+                for tp in accounts:
+                    self._check_quarantine(*tp)
         for name, number in compacted:
             if stop is not None and stop():
                 break
@@ -123,7 +143,7 @@ class Verbs(Found):
             except (DataError, CapacityError, StorageError) as error:
                 failed = failed or error
         if failed is not None:
-            if len(compacted) > 1:
+            if len(compacted) + len(accounts) > 1:
                 failed.message += f"; {len(rounds)} others cleaned"
                 failed.args = (failed.message,)
             failed.rounds = rounds  # type: ignore[attr-defined]  # what was done, for who catches it
@@ -143,6 +163,12 @@ class Verbs(Found):
         config = self._config(name)
         home = self._home(name, number)
         with home.claim(name, number):
+            if (strategy or config.lastword_strategy) == "generational":
+                from lastword.cleaner.drive import Place, rewrite
+
+                place = Place(TopicPartition(name, number), home)
+                budget = self._drives.budget(home.path)
+                return rewrite(place, None, due=False, progress=progress, stop=stop, budget=budget)
             return clean(
                 home.log(name, number),
                 config,

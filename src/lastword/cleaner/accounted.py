@@ -14,7 +14,7 @@ Kafka that takes over drops one before the value that it deletes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from lastword.cleaner.report import CleanRound, TombstonesWaiting
 from lastword.cleaner.runs import Run
 from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import NOTHING, Found, Transactions
+from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.files import Files
@@ -41,7 +42,7 @@ from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
     from lastword.cleaner.budget import DriveBudget
-    from lastword.resolve import Resolution, SegmentFacts
+    from lastword.resolve import Resolution
 
 
 def look(
@@ -51,13 +52,17 @@ def look(
     plan: Plan,
     segments: Sequence[Segment],
     progress: Callable[[int, int], None] | None = None,
+    *,
+    dry: bool = False,
 ) -> int:
     """Scan what fell below the plan's limit since the last look, and let tombstones become due; returns the
     bytes read. `segments`: the log's, maybe through a budget. The ledger fits the log (`Ledger.fit`).
+    `dry`: damage that is met quarantines nothing.
     """
     transactions = Transactions(log.segments, plan.limit, plan.now_ms)
     above = sum(one.size for one in segments if one.base_offset >= plan.limit)
-    with quarantine.on_damage(files, log.directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
+    name = f"{plan.topic}-{plan.partition}"
+    with nullcontext() if dry else quarantine.on_damage(files, log.directory, name, plan.now_ms):
         read = ledger.absorb(
             [one for one in segments if one.base_offset < plan.limit],
             plan.limit,
@@ -280,6 +285,91 @@ def build(
     return BuiltRound(plan, mapped, rewritten())
 
 
+def plan(
+    view: PartitionView,
+    config: TopicConfig,
+    chosen: Plan,
+    *,
+    files: Files,
+    clock: Clock,
+    ledger: Ledger | None = None,
+    runs: Sequence[Run] | None = None,
+    space_target: float = 1.5,
+    salt: bytes | None = None,
+    progress: ProgressLike | None = None,
+) -> Plan:
+    """What a round would do now, to the byte: what is new is scanned, and the rest rewritten into nothing.
+
+    chosen  up to where the round may reach (`choose`)
+    ledger  of the caller, up to date; None: the one that was saved, brought up to date for this call
+    runs    what would be rewritten; None: all garbage, or what is due as if alone on a drive
+    """
+    from lastword.cleaner.cleaner import below, limits_of
+    from lastword.cleaner.rewrite import rewrite
+
+    scanned = 0
+    if ledger is None:
+        ledger = opened(view, files, chosen.map_bytes, salt)
+        to_scan = sum(one.size for one in view.segments if ledger.limit <= one.base_offset < chosen.limit)
+        steps = Steps("plan", to_scan, clock, progress, None)
+        scanned = look(view, files, ledger, chosen, view.segments, steps.mapped, dry=True)
+    else:
+        steps = Steps("plan", 0, clock, progress, None)
+    choice = None
+    if chosen.due and runs is None:
+        choice = choose_alone(view, config, ledger, space_target=space_target, now_ms=chosen.now_ms)
+        if choice.run is None:
+            return kept(chosen, ledger, choice)
+        runs = [choice.run]
+        chosen = replace(chosen, reasons=(*because(choice), *chosen.reasons))
+    if not ledger.exact:
+        return estimated(view, config, chosen, ledger, runs)
+    resolution = ledger.resolution()
+    transactions = transactions_of(ledger, view, chosen)
+    limits = limits_of(chosen)
+    found: list[Group] = []
+    for run in runs if runs is not None else [None]:
+        found += groups_of(resolution, transactions, limits, run)
+    if not found:
+        return kept(chosen, ledger, None)
+    sources = below(view.segments, chosen.limit)
+    steps.expect(sum(one.size_bytes for one in found))
+    clocked, transactions = without_blocked(ledger, resolution, transactions)
+    written_bytes = sum(
+        rewrite(one, sources, clocked, chosen, None, steps.rewritten, transactions).size_bytes
+        for one in found
+    )
+    source_bytes = sum(one.size_bytes for one in found)
+    return replace(
+        chosen,
+        segments=sum(one.count for one in found),
+        read_bytes=scanned + source_bytes,
+        write_bytes=written_bytes,
+        free_bytes=source_bytes - written_bytes,
+        exact=True,
+    )
+
+
+def estimated(
+    view: PartitionView, config: TopicConfig, chosen: Plan, ledger: Ledger, runs: Sequence[Run] | None
+) -> Plan:
+    """The same from a sample of the keys: about. Such a round resolves the log as a whole."""
+    own = account_of(view, config, ledger, drive=view.directory, quarantined=False)
+    dead = own.dead_bytes
+    if runs is None and dead == 0:
+        return replace(kept(chosen, ledger, None), exact=False)
+    total = sum(one.size_bytes for one in own.segments)
+    garbage = [one for one in own.segments if one.dead_bytes]
+    return replace(
+        chosen,
+        segments=len(garbage),
+        read_bytes=total + sum(one.size_bytes for one in garbage),
+        write_bytes=sum(one.live_bytes for one in garbage),
+        free_bytes=dead,
+        exact=False,
+    )
+
+
 def waiting(ledger: Ledger, plan: Plan) -> TombstonesWaiting:
     """The tombstones that are left, and which of them goes first."""
     ledger.mark_due(
@@ -290,16 +380,26 @@ def waiting(ledger: Ledger, plan: Plan) -> TombstonesWaiting:
     return TombstonesWaiting(count, offset, due_ms)
 
 
-def kept(plan: Plan, facts: Sequence[SegmentFacts], choice: Choice | None) -> Plan:
+def kept(plan: Plan, ledger: Ledger, choice: Choice | None) -> Plan:
     """The plan of a partition that is left alone, with the reason."""
-    plan = replace(plan, exact=True)
+    plan = replace(plan, exact=ledger.exact)
     if choice is not None:
         return plan.kept(NOT_WORTH_IT, choice.text)
-    count = sum(one.tombstones for one in facts)
+    count = sum(one.tombstones for one in ledger.facts())
     if count:
         what = "1 tombstone waits" if count == 1 else f"{count} tombstones wait"
         return plan.kept(TOMBSTONE_HORIZON, f"{what}; every other record is its key's newest")
     return plan.kept(NEWEST, "every record is the newest of its key")
+
+
+def disjoint(runs: Sequence[Run]) -> list[Run]:
+    """The runs by offset; one that takes in what an earlier one made covers it."""
+    found: list[Run] = []
+    for run in sorted(runs, key=lambda one: (one.base_offset, -one.next_offset)):
+        if found and run.base_offset < found[-1].next_offset:
+            continue
+        found.append(run)
+    return found
 
 
 def because(choice: Choice) -> tuple[Reason, ...]:

@@ -213,6 +213,7 @@ def plan(
     due: bool = False,
     strategy: str = "kafka",
     map_bytes: int = DEFAULT_MAP_BYTES,
+    space_target: float = 1.5,
     salt: bytes | None = None,
     progress: ProgressLike | None = None,
 ) -> Plan:
@@ -225,6 +226,19 @@ def plan(
     chosen = _choose(view, config, files, clock, first_dirty, due, strategy, map_bytes)
     if chosen.action != "clean":
         return chosen
+    if strategy == "generational":
+        from lastword.cleaner import accounted
+
+        return accounted.plan(
+            view,
+            config,
+            chosen,
+            files=files,
+            clock=clock,
+            space_target=space_target,
+            salt=salt,
+            progress=progress,
+        )
     sources = below(view.segments, chosen.limit)
     steps = Steps("plan", sum(one.size for one in sources), clock, progress, None)
     transactions = Transactions(view.segments, chosen.limit, chosen.now_ms)

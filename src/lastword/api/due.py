@@ -1,0 +1,172 @@
+"""What is due by garbage accounts, drive by drive: for `LogDir.clean` and `LogDir.plan` with `due=True`.
+
+One round at a time: look at the drive, rewrite its best run, look again, until no obligation is left that
+anything can be done about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING
+
+from lastword.api.progress import Meter
+from lastword.errors import LastwordError
+from lastword.logdir.checkpoints import TopicPartition
+
+if TYPE_CHECKING:
+    from lastword.api.found import Found
+    from lastword.cleaner import CleanRound, Plan
+    from lastword.cleaner.drive import Place
+
+Wanted = Collection[tuple[str, int]]
+
+
+def by_accounts(found: Found, topic: str, strategy: str | None) -> bool:
+    """Is this topic cleaned by accounts?"""
+    config = found._config(topic)
+    return config.compacts and (strategy or config.lastword_strategy) == "generational"
+
+
+def drives(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[tuple[str, list[Place]]]:
+    """Each drive that holds a wanted partition, with all partitions on it that are cleaned by accounts: its
+    target is for all of them together."""
+    from lastword.cleaner.drive import Place
+
+    places: dict[str, list[Place]] = {}
+    for topic, numbers in found._homes().items():
+        if not by_accounts(found, topic, strategy):
+            continue
+        for number, home in numbers.items():
+            if found._spread.serves(home):
+                name = found._drives.drive_of(home.path)
+                places.setdefault(name, []).append(Place(TopicPartition(topic, number), home))
+    for name, here in places.items():
+        if any(one.partition in wanted for one in here):
+            yield name, here
+
+
+def clean_due(
+    found: Found,
+    wanted: Wanted,
+    strategy: str | None,
+    meter: Meter,
+    stop: Callable[[], bool] | None,
+    failed: list[LastwordError],
+) -> Iterator[CleanRound]:
+    """Rounds over wanted partitions, each as it is done. A partition whose round fails is left alone, its
+    error goes to `failed`."""
+    for name, places in drives(found, wanted, strategy):
+        yield from _clean_drive(found, name, places, wanted, meter, stop, failed)
+
+
+def _clean_drive(
+    found: Found,
+    name: str,
+    places: list[Place],
+    wanted: Wanted,
+    meter: Meter,
+    stop: Callable[[], bool] | None,
+    failed: list[LastwordError],
+) -> Iterator[CleanRound]:
+    from lastword.cleaner.drive import look, rewrite
+    from lastword.cleaner.generational import choose_drive
+    from lastword.cleaner.steps import Stopped
+
+    held = {one.partition for one in places if one.partition not in wanted}
+    here = {one.partition: one for one in places}
+    done: set[tuple[TopicPartition, int, int, int]] = set()
+    while stop is None or not stop():
+        now_ms = found._clock.now_ms()
+        try:
+            account = look(
+                places,
+                name,
+                now_ms=now_ms,
+                space_target=found.settings.instance.lastword_space_target,
+                held=held,
+                failed=failed,
+                stop=stop,
+                budget=found._drives.budget(name),
+            )
+        except Stopped:
+            break
+        choice = choose_drive(account, now_ms)
+        if choice.run is None:
+            break
+        tp = TopicPartition(choice.run.topic, choice.run.partition)
+        mark = (tp, choice.run.base_offset, choice.run.next_offset, choice.run.read_bytes)
+        if mark in done:  # it was rewritten just now, and is as it was: no more can be done here
+            held.add(tp)
+            continue
+        done.add(mark)
+        place = here[tp]
+        try:
+            with meter.progress_part(choice.run.read_bytes) as part, place.home.claim(*tp):
+                round_ = rewrite(
+                    place, choice.run, progress=part, stop=stop, budget=found._drives.budget(name)
+                )
+        except LastwordError as error:
+            failed.append(error)
+            held.add(tp)
+            continue
+        if round_ is not None:
+            yield round_
+            if not round_.complete:
+                break
+
+
+def plan_due(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[Plan]:
+    """What `clean_due` would do now with each wanted partition, or why nothing; changes nothing."""
+    from dataclasses import replace
+
+    from lastword.cleaner import accounted, quarantine
+    from lastword.cleaner.choose import QUARANTINED
+    from lastword.cleaner.drive import look, outlook, plan_of
+
+    for name, places in drives(found, wanted, strategy):
+        now_ms = found._clock.now_ms()
+        own = {one.home.path: one.home.new_ledgers(saves=False) for one in places}
+        errors: list[LastwordError] = []
+        account = look(
+            places,
+            name,
+            now_ms=now_ms,
+            space_target=found.settings.instance.lastword_space_target,
+            held={one.partition for one in places if one.partition not in wanted},
+            ledgers=lambda home, own=own: own[home.path],  # type: ignore[misc]
+            failed=errors,
+        )
+        if errors:
+            raise errors[0]
+        choices, _ = outlook(account, now_ms)
+        for place in places:
+            if place.partition not in wanted:
+                continue
+            view = place.home.view(*place.partition)
+            plan = plan_of(place, view, now_ms)
+            set_aside = quarantine.load(place.home.files, view.directory)
+            if set_aside is not None:
+                yield plan.kept(QUARANTINED, set_aside.reason)
+                continue
+            if plan.action != "clean":
+                yield plan
+                continue
+            mine = [
+                one
+                for one in choices
+                if one.run is not None and (one.run.topic, one.run.partition) == place.partition
+            ]
+            with own[place.home.path].of(place.partition, view) as ledger:
+                if not mine:
+                    yield accounted.kept(plan, ledger, choices[-1])
+                    continue
+                reasons = (*accounted.because(mine[0]), *plan.reasons)
+                yield accounted.plan(
+                    view,
+                    place.home.topic_config(place.partition.topic),
+                    replace(plan, reasons=reasons),
+                    files=place.home.files,
+                    clock=found._clock,
+                    ledger=ledger,
+                    runs=accounted.disjoint([one.run for one in mine if one.run is not None]),
+                )

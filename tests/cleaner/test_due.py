@@ -1,0 +1,194 @@
+"""What is due by garbage accounts, over a whole log directory."""
+
+import random
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import LastwordError
+from lastword.files import DEFAULT
+from tests.doubles.recording import RecordingFiles
+
+NOW = 1_700_000_000_000
+HOUR = 3_600_000
+
+
+def opened(path, clock=None, files=DEFAULT, **settings):
+    settings = {"lastword_strategy": "generational", "segment_bytes": 4000} | settings
+    return lastword.open(str(path), "a", clock=clock or ManualClock(NOW), files=files, **settings)
+
+
+def fill(topic, count, keys, rng, value=b"v" * 80):
+    """In batches of ten."""
+    for _ in range(count // 10 or 1):
+        pairs = [(b"k%d" % rng.randrange(keys), value + b"%d" % rng.randrange(1000)) for _ in range(10)]
+        topic.extend(pairs, partition=0)
+
+
+def newest(topic):
+    found = {}
+    for record in topic.read():
+        found[record.key] = record.value
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def space(logs):
+    info = [one for topic in logs.topics() for one in topic.describe()]
+    return sum(one.size_bytes for one in info) / sum(one.live_bytes for one in info)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(NOW)
+
+
+def test_within_the_target_nothing_is_cleaned_and_it_says_so(tmp_path, clock):
+    rng = random.Random(1)
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        topic.extend([(b"k%d" % number, b"v" * 80) for number in range(200)])
+        assert logs.clean(due=True) == []
+        (plan,) = logs.plan(due=True)
+        assert plan.action == "keep"
+        assert plan.exact
+        assert plan.reasons[0].code == "not-worth-it"
+        assert "within its target of 1.5" in plan.reasons[0].text
+        fill(topic, 10, 200, rng)
+        assert logs.clean(due=True) == []
+
+
+def test_above_the_target_runs_go_until_it_holds(tmp_path, clock):
+    rng = random.Random(2)
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 2000, 300, rng)
+        before = newest(topic)
+        (plan,) = logs.plan(due=True)
+        assert plan.action == "clean"
+        assert plan.exact
+        assert plan.reasons[0].code in ("ceiling", "target")
+        rounds = logs.clean(due=True)
+        assert rounds
+        assert all(one.strategy == "generational" and one.complete for one in rounds)
+        assert sum(one.written_bytes for one in rounds) == pytest.approx(plan.write_bytes, rel=0.02)
+        assert space(logs) < 1.6
+        assert newest(topic) == before
+        assert logs.clean(due=True) == []
+
+
+def test_plan_says_to_the_byte_what_an_explicit_clean_does(tmp_path, clock):
+    rng = random.Random(3)
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 500, 60, rng)
+        (plan,) = logs.plan()
+        (done,) = logs.clean()
+        assert plan.exact
+        assert (plan.write_bytes, plan.free_bytes) == (done.written_bytes, done.freed_bytes)
+        assert plan.read_bytes == done.read_bytes
+        assert space(logs) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_round_over_accounts_that_are_up_to_date_reads_only_what_it_rewrites(tmp_path, clock):
+    rng = random.Random(4)
+    files = RecordingFiles(DEFAULT)
+    with opened(tmp_path, clock, files) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        for number in range(1000):  # a cold front
+            topic.append(b"cold%d" % number, b"v" * 80, partition=0)
+        fill(topic, 300, 20, rng)
+        logs.clean()
+        fill(topic, 300, 20, rng)
+        logs.clean()
+        fill(topic, 3, 2, rng)
+        size = sum(one.size for one in logs._log("t", 0).segments)
+        files.calls.clear()
+        (done,) = logs.clean()
+        read = {
+            call.path
+            for call in files.calls
+            if call.name in ("pread", "pread_into") and call.path.endswith(".log")
+        }
+        bases = [int(path[-24:-4]) for path in read]
+        assert min(bases) >= 1000  # not one of the cold front
+        assert done.read_bytes < size / 10
+        assert done.removed.superseded > 0
+
+
+def test_one_target_for_the_drive_partitions_lend_their_room(tmp_path, clock):
+    rng = random.Random(5)
+    with opened(tmp_path, clock) as logs:
+        cold = logs.create_topic("cold", cleanup_policy="compact")
+        hot = logs.create_topic("hot", cleanup_policy="compact", min_cleanable_dirty_ratio=1.0)
+        for number in range(0, 2000, 10):
+            cold.extend([(b"k%d" % (number + i), b"v" * 80) for i in range(10)], partition=0)
+        fill(hot, 400, 50, rng)
+        assert logs.clean(due=True) == []
+        fill(hot, 4000, 50, rng)
+        rounds = logs.clean(due=True)
+        assert {one.topic for one in rounds} == {"hot"}
+
+
+def test_max_compaction_lag_beats_the_target(tmp_path, clock):
+    with opened(tmp_path, clock, max_compaction_lag_ms=HOUR) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        topic.append(b"secret", b"old", partition=0)
+        for number in range(200):
+            topic.append(b"k%d" % number, b"v" * 80, partition=0)
+        topic.append(b"secret", None, partition=0)
+        for number in range(200, 400):
+            topic.append(b"k%d" % number, b"v" * 80, partition=0)
+        assert logs.clean(due=True) == []
+        clock.advance(HOUR + 1)
+        (done,) = logs.clean(due=True)
+        assert done.removed.superseded == 1
+        assert b"old" not in [record.value for record in topic.read()]
+
+
+def test_only_the_named_topic_is_cleaned_though_another_pays_more(tmp_path, clock):
+    rng = random.Random(6)
+    with opened(tmp_path, clock) as logs:
+        for name in ("a", "b"):
+            fill(logs.create_topic(name, cleanup_policy="compact"), 1500, 50, rng)
+        assert {one.topic for one in logs.clean("a", due=True)} == {"a"}
+        assert {one.topic for one in logs.plan("b", due=True)} == {"b"}
+
+
+def test_one_damaged_partition_stops_no_other(tmp_path, clock):
+    rng = random.Random(7)
+    with opened(tmp_path, clock) as logs:
+        for name in ("a", "b"):
+            fill(logs.create_topic(name, cleanup_policy="compact"), 1500, 50, rng)
+    file = sorted((tmp_path / "a-0").glob("*.log"))[2]
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    with opened(tmp_path, clock) as logs:
+        with pytest.raises(LastwordError) as told:
+            logs.clean(due=True)
+        assert {one.topic for one in told.value.rounds} == {"b"}
+        assert logs.plan("a", due=True)[0].reasons[0].code == "quarantined"
+
+
+def test_a_log_that_shrinks_while_it_is_small_needs_no_numba(tmp_path, clock):
+    with opened(tmp_path, clock) as logs:
+        logs.create_topic("t", cleanup_policy="compact")
+        assert logs.clean(due=True) == []
+        assert logs.plan(due=True)[0].action == "keep"
+
+
+@pytest.mark.slow
+def test_a_map_that_does_not_fit_is_sampled_and_the_round_resolves_all(tmp_path, clock):
+    with opened(tmp_path, clock, log_cleaner_dedupe_buffer_size=65536, segment_bytes=60_000) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        for _ in range(4):
+            topic.extend([(b"key-%08d" % n, b"v" * 30) for n in range(6000)], partition=0)
+        before = newest(topic)
+        rounds = logs.clean(due=True)
+        assert rounds
+        assert rounds[0].map_passes > 1
+        assert newest(topic) == before
+        assert not logs._home("t", 0).ledgers.held(("t", 0)).exact
+        assert space(logs) < 1.6
+        assert logs.clean(due=True) == []
