@@ -14,7 +14,9 @@ is old.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from lastword.errors import DataError, FileVanishedError
@@ -66,6 +68,7 @@ class Segment:
         self._handle: Handle | None = None
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
+        self._ends = array("q")  # of the indexed batches that were looked at; 0: not yet, -1: not sound
 
     @classmethod
     def load(
@@ -131,9 +134,10 @@ class Segment:
         """The log file, opened at first use and closed with the last reference to it."""
         handle = self._handle
         if handle is None:
+            size = self.size  # of an active segment it may grow between the two looks
             handle = self.files.open_read(self.file)
             facts = handle.stat()
-            if facts.inode != self.inode or facts.size < self.size:
+            if facts.inode != self.inode or facts.size < size:
                 handle.close()
                 raise FileVanishedError(f"{self.file} was replaced since it was listed", file=self.file)
             self._handle = handle
@@ -148,6 +152,7 @@ class Segment:
     @offset_index.setter
     def offset_index(self, index: OffsetIndex) -> None:
         self._offset_index = index
+        self._ends = array("q")
 
     @property
     def time_index(self) -> TimeIndex:
@@ -206,11 +211,37 @@ class Segment:
         )
 
     def position_of(self, offset: int) -> int:
-        """Position of the first batch whose last offset is not below `offset`; `size` if there is none."""
+        """Position of the first batch whose last offset is not below `offset`; `size` if there is none.
+
+        Where the index has an entry for each batch, and these were looked at before, no byte is read.
+        """
+        index = self.offset_index
+        found = index.find(offset)
+        if found >= 0 and (end := self._end_of_indexed(index, found)):
+            here = index.at(found)
+            if here.offset == offset:
+                return here.position
+            behind = index.at(found + 1) if found + 1 < len(index) else None
+            if behind is not None and behind.position == end and self._end_of_indexed(index, found + 1):
+                return end
         for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
             if header.last_offset >= offset:
                 return header.position
         return self.size
+
+    def _end_of_indexed(self, index: OffsetIndex, number: int) -> int:
+        """Position behind the batch of an index entry; 0 if no sound batch lies there that ends with the entry's
+        offset. Looked at once: a segment's bytes do not change.
+        """
+        ends = self._ends
+        if number >= len(ends):
+            ends.extend(repeat(0, len(index) - len(ends)))
+        if not ends[number]:
+            entry = index.at(number)
+            header = self._sound_batch(entry.position)
+            sound = header is not None and self.base_offset <= header.base_offset
+            ends[number] = header.end if sound and header.last_offset == entry.offset else -1
+        return max(ends[number], 0)
 
     def end_position_of(self, offset: int) -> int:
         """Position behind the last batch that may hold a record below `offset`."""

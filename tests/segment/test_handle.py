@@ -1,0 +1,54 @@
+"""Opening a segment's file when it is first read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastword.errors import FileVanishedError
+from lastword.files import Handle
+from lastword.segment.segment import Segment
+from tests.partition.nosync import UnsyncedFiles
+
+NAME = "00000000000000000000.log"
+
+
+class Growing(UnsyncedFiles):
+    """While a file is looked at, somebody appends to it."""
+
+    segment: Segment
+
+    def open_read(self, path: Any) -> Handle:
+        handle = super().open_read(path)
+        inner, facts = handle.stat, handle.stat()
+
+        def stat() -> Any:
+            with Path(path).open("ab") as file:
+                file.write(b"more")
+            self.segment.size = inner().size
+            return facts
+
+        handle.stat = stat  # type: ignore[method-assign]
+        return handle
+
+
+def test_an_active_segment_that_grows_while_it_is_opened_was_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"some")
+    files = Growing()
+    files.segment = Segment.load(files, str(tmp_path), 0, active=True)
+    assert files.segment.handle.pread(100, 0) == b"somemore" and files.segment.size == 8
+
+
+@pytest.mark.parametrize("how", ["shorter", "another file"])
+def test_one_that_was_replaced_is_told(tmp_path: Path, how: str) -> None:
+    (tmp_path / NAME).write_bytes(b"some")
+    segment = Segment.load(UnsyncedFiles(), str(tmp_path), 0)
+    if how == "shorter":
+        (tmp_path / NAME).write_bytes(b"so")
+    else:
+        (tmp_path / "new").write_bytes(b"some")
+        (tmp_path / "new").rename(tmp_path / NAME)
+    with pytest.raises(FileVanishedError):
+        _ = segment.handle
