@@ -52,11 +52,11 @@ class DirectoryWork:
         self.only = only
 
     def drives(self) -> list[str]:
+        self._look_at_quarantine()
         return self._drives.names
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> Round | None:
         """The most urgent round on a drive."""
-        self._look_at_quarantine()
         found: list[Round] = []
         first_dirty: dict[str, dict[TopicPartition, int]] = {}
         for tp, home, config in self._partitions(drive):
@@ -145,7 +145,7 @@ class DirectoryWork:
     def chores(self, held: Collection[TopicPartition]) -> Iterator[Done]:
         """Retention of every partition whose policy is known, and files whose delay has passed."""
         homes: dict[str, LogDirectory] = {}
-        for drive in self.drives():
+        for drive in self._drives.names:
             for tp, home, config in self._partitions(drive):
                 homes[home.path] = home
                 if tp not in held and config.cleanup_policy is not None:

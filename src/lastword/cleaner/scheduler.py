@@ -161,9 +161,9 @@ class Scheduler:
     def pick(self) -> Task | None:
         """Take the task that comes next, if there is one: its partition is `cleaning` then."""
         with self._picking:
+            drives = list(self.work.drives())
             held = self._held()
             busy = Counter(task.drive for task in self._running.values())
-            drives = list(self.work.drives())
             for some in (
                 [drive for drive in drives if not busy[drive]],
                 [drive for drive in drives if busy[drive]],

@@ -1,0 +1,488 @@
+"""`logs.cleaner`: what it cleans by itself, what it leaves alone, and what goes on beside it."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword import metrics
+from lastword.api.work import DIRTY, OVERDUE
+from lastword.clock import ManualClock
+from lastword.errors import (
+    BusyError,
+    OffsetOutOfRangeError,
+    QuarantinedError,
+    ReadOnlyError,
+    StorageError,
+    UsageError,
+)
+from lastword.logdir import TopicPartition
+from tests.api.conftest import BEGIN_MS
+from tests.partition.nosync import UNSYNCED, UnsyncedFiles
+
+HOUR = 3_600_000
+USERS = TopicPartition("users", 0)
+
+
+def threads():
+    return [one for one in threading.enumerate() if one.name.startswith("lastword-cleaner")]
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        threading.Event().wait(0.002)
+
+
+@pytest.fixture
+def logs(tmp_path, clock):
+    with lastword.open(tmp_path / "data", "a", clock=clock, files=UNSYNCED) as opened:
+        yield opened
+    assert not threads()
+
+
+def filled(logs, name="users", count=40, keys=4, value_bytes=100, **config):
+    """A topic of many small segments, most of them garbage."""
+    config = {"cleanup_policy": "compact", "segment_bytes": 2000, "min_cleanable_dirty_ratio": 0.1} | config
+    topic = logs.create_topic(name, **config)
+    for number in range(count):
+        topic.append(b"k%d" % (number % keys), b"%d" % number + b"." * value_bytes)
+    return topic
+
+
+def newest(topic):
+    return {record.key: record.value for record in topic.read(view="latest")}
+
+
+def turn(logs):
+    """One background round, here and now."""
+    return logs.cleaner._scheduler.turn()
+
+
+def leftovers(logs):
+    return [str(one) for path in logs.paths for one in Path(path).rglob("rewrite-*")]
+
+
+# ---------------------------------------------------------------- beginning and end
+
+
+def test_it_runs_where_a_directory_is_open_to_append(tmp_path):
+    with lastword.open(tmp_path / "data", "a", files=UNSYNCED, log_cleaner_threads=2) as logs:
+        assert len(threads()) == 2
+        status = logs.cleaner.status()
+        assert (status.running, status.threads, status.alive, status.deaths) == (True, 2, 2, 0)
+        assert str(status).startswith("2 of 2 threads; ")
+        assert logs.cleaner.stop() and not threads() and not logs.cleaner.status().running
+        logs.cleaner.start()
+        assert len(threads()) == 2
+    assert not threads()
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        assert not threads() and not logs.cleaner.status().running
+    with lastword.open(tmp_path / "data", "a", clock=ManualClock()):
+        assert not threads()
+    with lastword.open(tmp_path / "data") as logs:
+        assert not threads() and not logs.cleaner.status().running and logs.cleaner.history() == []
+        for call in (
+            logs.cleaner.start,
+            lambda: logs.cleaner.pause("users", 0),
+            lambda: logs.cleaner.set_budget(5),
+        ):
+            with pytest.raises(ReadOnlyError):
+                call()
+
+
+def test_looking_imports_nothing_heavy(tmp_path):
+    """Many looks over a compacted topic in which nothing is due, and an open of a moment."""
+    code = f"""
+import sys, time, lastword
+with lastword.open({str(tmp_path / "data")!r}, "a", log_cleaner_backoff_ms=1) as logs:
+    topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy="kafka")
+    topic.append(b"a", b"1", ack="os")
+    looked = []
+    look = logs.cleaner._work.next
+    logs.cleaner._work.next = lambda *given: (looked.append(1), look(*given))[1]
+    while len(looked) < 5:
+        time.sleep(0.005)
+print([name for name in ("numba", "pyarrow", "prometheus_client") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]" and done.stderr == ""
+
+
+def test_the_first_look_comes_after_the_back_off(logs, clock):
+    filled(logs)
+    logs.cleaner.start()
+    clock.advance(14_000)
+    assert logs.cleaner.history() == []
+    clock.advance(1_000)
+    until(logs.cleaner.history)
+    (done,) = logs.cleaner.history()
+    assert (done.topic, done.result, done.round.removed.superseded > 20) == ("users", "ok", True)
+    assert str(done) == str(done.round)
+
+
+# ---------------------------------------------------------------- what it cleans
+
+
+def test_what_is_due_is_cleaned_and_what_has_no_policy_is_not_touched(logs):
+    due = filled(logs)
+    unknown = filled(logs, "unknown", cleanup_policy=None)
+    deleted = filled(logs, "deleted", cleanup_policy="delete")
+    before, ends = newest(due), {topic.name: list(topic.read()) for topic in (unknown, deleted)}
+    while turn(logs):
+        pass
+    assert [done.topic for done in logs.cleaner.history()] == ["users"]
+    assert newest(due) == before and len(list(due.read())) < 15
+    assert {topic.name: list(topic.read()) for topic in (unknown, deleted)} == ends
+    root = os.path.realpath(logs.paths[0])
+    assert metrics.CLEANER_LAST_PICK.value(root) == BEGIN_MS / 1000
+    assert metrics.LOG_DIRTY_RATIO.value("users", "0") == 0
+
+
+def test_the_overdue_first_then_the_dirtiest(logs, clock):
+    filled(logs, "much", count=200)
+    filled(logs, "more", count=60)
+    filled(logs, "late", count=20, min_cleanable_dirty_ratio=0.99, max_compaction_lag_ms="30m")
+    filled(logs, "later", count=20, max_compaction_lag_ms="10m")
+    logs.clean("more")
+    topic = logs.topic("more")
+    for number in range(40):
+        topic.append(b"k%d" % number, b"." * 100)
+    clock.advance(HOUR)
+    work = logs.cleaner._work
+    urgencies = {}
+    held = set()
+    (drive,) = work.drives()
+    while (task := work.next(drive, held)) is not None:
+        urgencies[task.partition.topic] = task.urgency
+        held.add(task.partition)
+    assert list(urgencies) == ["later", "late", "much", "more"]
+    assert [one.rank for one in urgencies.values()] == [OVERDUE, OVERDUE, DIRTY, DIRTY]
+    assert metrics.CLEANER_OVERDUE_SECONDS.value("later", "0") == 3000
+    assert metrics.CLEANER_OVERDUE_SECONDS.value("much", "0") == 0
+
+
+def test_retention_runs_by_its_own_timer(logs, clock):
+    topic = filled(logs, cleanup_policy="delete", retention_ms="1h")
+    clock.advance(2 * HOUR)
+    logs.cleaner.start()
+    clock.advance(15_000)
+    until(logs.cleaner.history)
+    (done,) = logs.cleaner.history()
+    assert done.result == "expired" and done.deletion.segments > 2 and done.round is None
+    assert list(topic.read()) == []
+    topic.append(b"a", b"b")
+    clock.advance(2 * HOUR)
+    until(lambda: clock.advance(15_000) or len(logs.cleaner.history()) == 2)
+
+
+def test_all_partitions_of_several_directories_by_drive(tmp_path, clock):
+    class Devices(UnsyncedFiles):
+        def device(self, path):
+            return int(Path(path).name[-1]) // 2 if Path(path).exists() else super().device(path)
+
+    paths = [tmp_path / name for name in ("d0", "d2", "d3")]
+    for path in paths:
+        path.mkdir()
+    settings = {"log_cleaner_io_max_bytes_per_second": "5MiB", "drives": {str(paths[2]): "1MiB"}}
+    with lastword.open(paths, "a", clock=clock, files=Devices(), **settings) as logs:
+        topic = logs.create_topic("users", 6, cleanup_policy="compact", segment_bytes=2000)
+        for number in range(200):
+            topic.append(b"k%d" % (number % 12), b"%d" % number + b"." * 100)
+        first, second = logs.cleaner.status().drives
+        assert first.dirs == (str(paths[0]),) and second.dirs == (str(paths[1]), str(paths[2]))
+        assert (first.bytes_per_second, second.bytes_per_second) == (5 << 20, 1 << 20)
+        before = newest(topic)
+        while turn(logs):
+            pass
+        assert newest(topic) == before
+        done = logs.cleaner.history()
+        assert sorted(one.partition for one in done) == list(range(6))
+        assert {one.drive for one in done} == {str(paths[0]), str(paths[1])}
+        used = {one.drive: one.used_bytes for one in logs.cleaner.status().drives}
+        for drive, size in used.items():
+            rounds = [one.round for one in done if one.drive == drive]
+            assert size >= sum(one.read_bytes + one.written_bytes for one in rounds) > 0
+        logs.cleaner.set_budget(None)
+        logs.cleaner.set_budget("7MiB", paths[2])
+        rates = [one.bytes_per_second for one in logs.cleaner.status().drives]
+        assert rates == [None, 7 << 20]
+        with pytest.raises(UsageError):
+            logs.cleaner.set_budget(7, "/nowhere/at/all")
+        logs.set_config(log_cleaner_backoff_ms="30s")
+        assert [one.bytes_per_second for one in logs.cleaner.status().drives] == rates
+        assert logs.cleaner._scheduler.backoff_ms == 30_000
+
+
+@pytest.mark.parametrize("wrong", ["a directory that is offline", "a partition that cannot be opened"])
+def test_what_cannot_be_cleaned_does_not_hold_up_the_others(tmp_path, clock, wrong):
+    paths, failed = [tmp_path / "one", tmp_path / "two"], []
+
+    class Offline(UnsyncedFiles):
+        def offline(self, path):
+            return StorageError("EIO") if str(path) in failed else super().offline(path)
+
+    with lastword.open(paths, "a", clock=clock, files=Offline()) as logs:
+        topic = logs.create_topic("users", 2, cleanup_policy="compact", segment_bytes=2000)
+        for number in range(100):
+            topic.append(b"k%d" % (number % 4), b"." * 100, partition=number % 2)
+    if wrong == "a partition that cannot be opened":
+        (paths[0] / "users-0").rename(tmp_path / "users-0")
+        (paths[0] / "users-0").symlink_to(tmp_path / "users-0")
+    with lastword.open(paths, "a", clock=clock, files=Offline()) as logs:
+        if wrong == "a directory that is offline":
+            failed.append(str(paths[0]))
+        while turn(logs):
+            pass
+        done = logs.cleaner.history()
+        assert [one.partition for one in done if one.result == "ok"] == [1]
+        assert all("symbolic link" in one.error for one in done if one.result == "failed")
+        assert len(logs.cleaner.status().drives) == 1
+        failed.clear()
+
+
+# ---------------------------------------------------------------- what can be said to it
+
+
+def test_a_paused_partition_is_left_alone_and_pauses_are_counted(logs):
+    filled(logs)
+    assert str(logs.cleaner.pause("users", 0)) and logs.cleaner.pause("users", 0).pauses == 2
+    assert not turn(logs)
+    (shown,) = logs.cleaner.status().partitions
+    assert (shown.topic, shown.partition, shown.state, shown.pauses) == ("users", 0, "paused", 2)
+    logs.cleaner.resume("users", 0)
+    assert not turn(logs)
+    assert logs.clean("users")  # what is asked for by name is done
+    logs.cleaner.resume("users", 0)
+    with pytest.raises(UsageError, match="cannot resume"):
+        logs.cleaner.resume("users", 0)
+    with pytest.raises(UsageError):
+        logs.cleaner.pause("users", 7)
+    assert logs.cleaner.status().partitions == ()
+
+
+def flip(path, position):
+    data = bytearray(Path(path).read_bytes())
+    data[position] ^= 0xFF
+    Path(path).write_bytes(data)
+
+
+def test_damage_quarantines_one_partition_until_it_is_mended_and_retried(logs, clock):
+    topic = filled(logs)
+    filled(logs, "others")
+    assert logs.cleaner.retry("users", 0) is None
+    before = newest(topic)
+    file = sorted(Path(logs.paths[0], "users-0").glob("*.log"))[2]
+    flip(file, 100)
+    while turn(logs):
+        pass
+    assert sorted((one.topic, one.result) for one in logs.cleaner.history()) == [
+        ("others", "ok"),
+        ("users", "failed"),
+    ]
+    (shown,) = logs.cleaner.status().partitions
+    assert shown.state == "quarantined" and file.name in shown.reason + str(logs.cleaner.history()[-1].error)
+    clock.advance(24 * HOUR)
+    assert not turn(logs)
+    with pytest.raises(QuarantinedError, match="stays in quarantine") as caught:
+        logs.cleaner.retry("users", 0)
+    assert caught.value.file == str(file) and caught.value.position is not None
+    list(metrics.metrics())
+    root = os.path.realpath(logs.paths[0])
+    assert metrics.QUARANTINED_PARTITIONS.value(root) == 1
+    size_bytes = sum(one.stat().st_size for one in file.parent.glob("*.log"))
+    assert metrics.QUARANTINED_BYTES.value(root) == size_bytes
+    flip(file, 100)
+    assert logs.cleaner.retry("users", 0).ok
+    assert turn(logs) and logs.cleaner.history()[-1].result == "ok"
+    assert newest(topic) == before and logs.cleaner.status().partitions == ()
+
+
+def test_a_quarantine_of_an_earlier_process_is_seen_and_its_removal_too(logs, tmp_path):
+    filled(logs)
+    note = Path(logs.paths[0], "users-0", "lastword", "quarantine")
+    note.parent.mkdir(exist_ok=True)
+    note.write_text('{"reason": "bad", "time_ms": 5}')
+    assert not turn(logs)
+    assert [one.state for one in logs.cleaner.status().partitions] == ["quarantined"]
+    note.unlink()
+    assert turn(logs) and logs.cleaner.history()[-1].result == "ok"
+
+
+def test_a_topic_that_is_gone_leaves_no_pause_to_the_next_of_its_name(logs):
+    filled(logs)
+    logs.cleaner.pause("users", 0)
+    logs.delete_topic("users")
+    filled(logs)
+    assert turn(logs)
+
+
+# ---------------------------------------------------------------- beside a round that runs
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """A directory whose background round is under way, and takes minutes."""
+    with lastword.open(
+        tmp_path / "data", "a", files=UNSYNCED, log_cleaner_backoff_ms=1, log_cleaner_enable=False
+    ) as logs:
+        topic = filled(logs)
+        logs.cleaner.set_budget(1000)
+        logs.cleaner.start()
+        until(lambda: logs.cleaner.status().drives[0].throttled_seconds > 0)
+        yield logs, topic
+    assert not threads()
+
+
+def abandoned(logs):
+    return [done.result for done in logs.cleaner.history()][:1] == ["aborted"]
+
+
+def test_closing_ends_it_soon_and_leaves_nothing_behind(slow):
+    logs, topic = slow
+    before = newest(topic)
+    assert logs.cleaner.status().drives[0].running == ("users-0",)
+    began = time.monotonic()
+    logs.close()
+    assert time.monotonic() - began < 5
+    assert abandoned(logs) and not leftovers(logs) and not threads()
+    with lastword.open(logs.paths[0]) as again:
+        assert newest(again.topic("users")) == before
+
+
+@pytest.mark.parametrize("verb", ["trim", "clean", "expire", "delete", "pause", "policy"])
+def test_nobody_waits_for_it(slow, verb):
+    logs, topic = slow
+    began = time.monotonic()
+    if verb == "trim":
+        assert topic.trim(10) == {0: 10}
+    elif verb == "clean":
+        logs.cleaner.pause("users", 0)
+        logs.cleaner.set_budget(None)
+        assert logs.clean("users")[0].complete
+    elif verb == "expire":
+        logs.expire("users")
+    elif verb == "delete":
+        logs.delete_topic("users")
+        assert logs.topics() == []
+    elif verb == "pause":
+        assert logs.cleaner.pause("users", 0).kind == "paused"
+    else:
+        topic.set_config(cleanup_policy="delete")
+        until(lambda: not logs.cleaner.status().drives[0].running)
+    assert time.monotonic() - began < 5
+    until(lambda: abandoned(logs))
+    assert not [
+        path for path in leftovers(logs) if verb != "clean" and not logs.cleaner.status().drives[0].running
+    ]
+
+
+def test_a_pause_that_waits_gives_up(slow):
+    logs, _ = slow
+    with pytest.raises(BusyError):
+        logs.cleaner.pause("users", 0, abort=False, seconds=0.02)
+    assert [one.pauses for one in logs.cleaner.status().partitions] == [0]
+
+
+def test_appends_and_reads_go_on_beside_it(slow):
+    _, topic = slow
+    before = newest(topic)
+    began = time.monotonic()
+    topic.append(b"k0", b"newer")
+    assert newest(topic) == before | {b"k0": b"newer"}
+    assert time.monotonic() - began < 2
+
+
+def test_a_budget_that_is_lifted_lets_it_end(slow):
+    logs, topic = slow
+    before = newest(topic)
+    logs.cleaner.set_budget(None)
+    until(logs.cleaner.history)
+    assert logs.cleaner.history()[0].result == "ok" and newest(topic) == before
+
+
+@pytest.mark.slow
+def test_everything_at_once(tmp_path):
+    """Two writers, a reader, a janitor who trims, expires, cleans and moves, and one who makes and deletes
+    topics, for three seconds beside eager background threads. Nothing fails, nothing is lost."""
+    paths = [tmp_path / "one", tmp_path / "two"]
+    failed, over = [], threading.Event()
+    wrote = {}
+
+    def guarded(work):
+        def body():
+            round_ = 0
+            while not over.is_set():
+                try:
+                    work(round_)
+                except Exception as error:
+                    failed.append(error)
+                    over.set()
+                round_ += 1
+
+        return threading.Thread(target=body)
+
+    with lastword.open(
+        paths, "a", files=UNSYNCED, log_cleaner_backoff_ms=1, log_cleaner_threads=2, segment_bytes=4000
+    ) as logs:
+        topic = logs.create_topic("users", 2, cleanup_policy="compact", min_cleanable_dirty_ratio=0.01)
+
+        def write(partition):
+            def some(round_):
+                key, value = b"%d-%d" % (partition, round_ % 50), b"%d" % round_ + b"." * 100
+                try:
+                    topic.append(key, value, partition=partition)
+                except BusyError:  # it was moved meanwhile
+                    return
+                wrote[key] = value
+
+            return some
+
+        def read(round_):
+            try:
+                offsets = [(record.partition, record.offset) for record in topic.read()]
+            except OffsetOutOfRangeError:  # trimmed meanwhile
+                return
+            assert offsets == sorted(set(offsets))
+
+        def keep_house(round_):
+            number = round_ % 2
+            try:
+                (logs.clean, logs.expire)[number]("users", number)
+                if round_ % 5 == 0:
+                    logs.move("users", number, paths[round_ // 5 % 2])
+            except (BusyError, UsageError):
+                pass
+            logs.cleaner.pause("users", number)
+            logs.cleaner.resume("users", number)
+            logs.cleaner.status()
+
+        def come_and_go(round_):
+            other = filled(logs, "passing", count=30)
+            threading.Event().wait(0.01)
+            assert len(newest(other)) == 4
+            logs.delete_topic("passing")
+
+        workers = [guarded(work) for work in (write(0), write(1), read, keep_house, come_and_go)]
+        for worker in workers:
+            worker.start()
+        over.wait(3)
+        over.set()
+        for worker in workers:
+            worker.join(60)
+        if failed:
+            raise failed[0]
+        assert newest(topic) == wrote
+        history = logs.cleaner.history()
+        assert [done for done in history if done.topic == "users" and done.result == "ok"]
+        assert not [done.error for done in history if done.result == "failed"]
+        assert logs.cleaner.status().deaths == 0
+    assert not threads() and not [str(one) for path in paths for one in path.rglob("rewrite-*")]
+    with lastword.open(paths) as logs:
+        assert logs.verify().ok and newest(logs.topic("users")) == wrote
