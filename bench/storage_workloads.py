@@ -214,9 +214,14 @@ def _index_lookups(run: Run, data: kafka.Generated, view: Any, offsets: Any) -> 
         for offset in each:
             segments[floor(offset)].offset_index.lookup(offset)
 
+    def through_segments() -> None:
+        for offset in each:
+            segments[floor(offset)].position_of(offset)
+
     for what, size, work in (
         ("at once", offsets.size, lambda: positions_of(view, offsets)),
         ("one at a time", len(each), one_by_one),
+        ("one by one, checked", len(each), through_segments),
     ):
         ours = run.times(work)
         yield compared(

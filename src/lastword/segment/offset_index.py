@@ -111,10 +111,15 @@ class OffsetIndex:
 
     def lookup(self, offset: int) -> OffsetEntry:
         """The entry with the largest offset not above `offset`; (base, 0) if there is none."""
-        found = bisect_right(self._offsets, offset - self.base_offset) - 1
-        if found < 0:
-            return OffsetEntry(self.base_offset, 0)
-        return OffsetEntry(self.base_offset + self._offsets[found], self._positions[found])
+        found = self.find(offset)
+        return OffsetEntry(self.base_offset, 0) if found < 0 else self.at(found)
+
+    def find(self, offset: int) -> int:
+        """The number of that entry; -1 if there is none."""
+        return bisect_right(self._offsets, offset - self.base_offset) - 1
+
+    def at(self, number: int) -> OffsetEntry:
+        return OffsetEntry(self.base_offset + self._offsets[number], self._positions[number])
 
     def positions(self) -> list[int]:
         """All indexed positions, ascending: places where a file may be cut into pieces of whole batches."""

@@ -217,21 +217,22 @@ class Segment:
         """
         index = self.offset_index
         found = index.find(offset)
-        if found >= 0 and (end := self._end_of_indexed(index, found)):
+        end = self._end_of_indexed(index, found) if found >= 0 else 0
+        if end:
             here = index.at(found)
             if here.offset == offset:
                 return here.position
             behind = index.at(found + 1) if found + 1 < len(index) else None
             if behind is not None and behind.position == end and self._end_of_indexed(index, found + 1):
                 return end
-        for header in self.headers(self._trusted(self.offset_index.lookup(offset)).position):
+        for header in self.headers(end or self._trusted(index.lookup(offset)).position):
             if header.last_offset >= offset:
                 return header.position
         return self.size
 
     def _end_of_indexed(self, index: OffsetIndex, number: int) -> int:
-        """Position behind the batch of an index entry; 0 if no sound batch lies there that ends with the entry's
-        offset. Looked at once: a segment's bytes do not change.
+        """Position behind the batch of an index entry; 0 if no sound batch lies there that ends with the
+        entry's offset. Looked at once: a segment's bytes do not change.
         """
         ends = self._ends
         if number >= len(ends):
@@ -239,8 +240,9 @@ class Segment:
         if not ends[number]:
             entry = index.at(number)
             header = self._sound_batch(entry.position)
-            sound = header is not None and self.base_offset <= header.base_offset
-            ends[number] = header.end if sound and header.last_offset == entry.offset else -1
+            ends[number] = -1
+            if header is not None and self.base_offset <= header.base_offset:
+                ends[number] = header.end if header.last_offset == entry.offset else -1
         return max(ends[number], 0)
 
     def end_position_of(self, offset: int) -> int:
