@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lastword.state.state import Restored, State
     from lastword.tools.audit import Audit
     from lastword.tools.dump import dump
+    from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation, Version
     from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
@@ -41,6 +42,7 @@ __all__ = [
     "Audit",
     "CleanRound",
     "Deletion",
+    "Duplication",
     "Explanation",
     "Lease",
     "LeaseInfo",
@@ -70,6 +72,7 @@ _HOMES = {
     "Audit": "tools.audit",
     "CleanRound": "cleaner.report",
     "Deletion": "retention.rules",
+    "Duplication": "tools.duplication",
     "Explanation": "tools.explain",
     "Lease": "api.lease",
     "LeaseInfo": "api.lease",

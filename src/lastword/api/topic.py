@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lastword.retention import Deletion
     from lastword.state.state import Restored
     from lastword.tools.audit import Audit
+    from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation
     from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
@@ -489,6 +490,17 @@ class Topic(Generic[K, V]):
     ) -> list[Simulation]:
         """What cleaning would have moved under other settings; see `LogDir.simulate`."""
         return self._logs.simulate(self.name, partition, strategy=strategy, progress=progress, **config)
+
+    def duplication(
+        self,
+        partition: int | None = None,
+        *,
+        exact: bool = False,
+        by: str = "partition",
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Duplication]:
+        """How much is superseded; see `LogDir.duplication`."""
+        return self._logs.duplication(self.name, partition, exact=exact, by=by, progress=progress)
 
     def verify(
         self,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lastword.retention import Deletion
     from lastword.state.state import Restored
     from lastword.tools.audit import Audit
+    from lastword.tools.duplication import Duplication
     from lastword.tools.explain import Explanation
     from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
@@ -370,6 +371,27 @@ class Verbs(Found):
         from lastword.api.simulations import simulations
 
         return simulations(self, topic, partition, strategy, progress, config)
+
+    def duplication(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        exact: bool = False,
+        by: str = "partition",
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Duplication]:
+        """How much is superseded: a `Duplication` for each topic, partition or segment.
+
+        exact   count, in the memory of a key map; without it, estimate from one walk in a fixed amount of
+                memory, each row with its error
+        by      "topic", "partition" or "segment": what a row stands for
+
+        Takes no lock and changes nothing.
+        """
+        from lastword.api.duplicates import duplication
+
+        return duplication(self, topic, partition, exact=exact, by=by, progress=progress)
 
     def verify(
         self,

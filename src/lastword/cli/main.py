@@ -23,6 +23,7 @@ from lastword.cli import (
     demo,
     drop,
     dump,
+    duplication,
     expire,
     explain,
     lease,
@@ -47,7 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LOOKS = (ls, read, explain, simulate, verify, dump, audit, restore)
+LOOKS = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
 CHANGES = (create, config, append, clean, expire, trim, drop, lease)
 for module in (*LOOKS, *CHANGES, demo, bench):
     module.register(app)

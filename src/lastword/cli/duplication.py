@@ -1,0 +1,84 @@
+"""`lastword duplication`: how much of a log is superseded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.text import plural
+from lastword.units import format_bytes
+
+if TYPE_CHECKING:
+    from lastword.tools.duplication import Duplication
+
+EXAMPLES = """
+lastword duplication data
+lastword duplication data users --by segment
+lastword duplication data users --exact --by topic
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "duplication", examples=EXAMPLES)(duplication)
+
+
+def duplication(
+    out: Session,
+    directory: Directory,
+    topic: TopicName = None,
+    partition: Partition = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="count; without it, estimate in a fixed amount of memory")
+    ] = False,
+    by: Annotated[
+        str, typer.Option(metavar="topic|partition|segment", help="one row for each")
+    ] = "partition",
+    more: MoreDirs = None,
+) -> None:
+    """Show how many records a newer one with the same key has replaced, and how many keys there are.
+
+    SPLIT counts keys that lie in several partitions. Estimates have a ~, and ERROR is one standard deviation
+    of them, as a share of the keys.
+    """
+    target = Target.of(directory, topic, partition, more)
+    with out.open(target) as logs, out.progress("duplication") as progress:
+        rows = logs.duplication(target.topic, target.partition, exact=exact, by=by, progress=progress)
+    for row in rows:
+        out.row("duplication", row.to_dict())
+    out.table(
+        (by.upper(), "RECORDS", "KEYS", "SUPERSEDED", "BYTES", "TOMBSTONES", "KEYLESS", "SPLIT", "ERROR"),
+        [_cells(row) for row in rows],
+        "lrrrrrrrr",
+    )
+    records = sum(row.records for row in rows)
+    superseded = sum(row.superseded_records for row in rows)
+    superseded_bytes = sum(row.superseded_bytes for row in rows)
+    about = "" if exact else "about "
+    share = f"{100 * superseded / records:.0f} %" if records else "0 %"
+    text = f"{plural(records, 'record')}, {about}{share} of them superseded: {format_bytes(superseded_bytes)}"
+    out.summary(
+        text if rows else "no topics",
+        rows=len(rows),
+        records=records,
+        superseded_records=superseded,
+        superseded_bytes=superseded_bytes,
+        exact=exact,
+    )
+
+
+def _cells(row: Duplication) -> tuple[str, ...]:
+    about = "" if row.exact or row.error_ratio == 0 else "~"
+    split = "-" if row.split_keys is None else f"{about}{row.split_keys}"
+    return (
+        row.name,
+        str(row.records),
+        f"{about}{row.distinct_keys}",
+        f"{about}{row.superseded_records}",
+        format_bytes(row.superseded_bytes) if row.exact else f"~ {format_bytes(row.superseded_bytes)}",
+        str(row.tombstones),
+        str(row.keyless),
+        split,
+        "exact" if row.exact else f"{100 * row.error_ratio:.1f} %",
+    )

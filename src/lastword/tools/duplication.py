@@ -1,0 +1,336 @@
+"""How much of a log is superseded: records, bytes, distinct keys, and keys that lie in several partitions.
+
+Two ways. `estimated` walks the log once and keeps a `Sketch` for each partition: a fixed amount of memory,
+and an error that each row names. `counted` is exact, in the memory of a key map: it resolves each partition,
+and for a topic of several also all of them in a row (`in_a_row`). Takes no lock and changes nothing. Start
+reading at `Duplication`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from lastword.errors import FileVanishedError
+from lastword.partition.outcomes import Outcomes
+from lastword.partition.transactions import Fate
+from lastword.partition.view import PartitionView
+from lastword.records.chunk import Chunk
+from lastword.records.columns import decode_columns
+from lastword.resolve import Resolution, fates_of, resolve
+from lastword.tools.in_a_row import InARow, shared_keys
+from lastword.tools.sketches import Estimate, KeySet, Sketch, Sketcher
+from lastword.units import format_bytes
+from lastword.values import Value
+
+if TYPE_CHECKING:
+    from lastword.resolve import SegmentFacts, SegmentSource
+    from lastword.resolve.facts import Fates
+    from lastword.segment.segment import Segment
+
+BY = ("topic", "partition", "segment")
+"""What a row may stand for."""
+
+Part = Callable[[int], AbstractContextManager[Callable[[int, int], None] | None]]
+"""Gives, for a part of so many bytes, a function of (bytes done, bytes in all), or None."""
+
+_ATTEMPTS = 100
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Duplication(Value):
+    """One topic, partition or segment.
+
+    partition, segment   None: of the whole topic, of the whole partition; a segment by its base offset
+    records              all that are there; keyless: without a key; tombstones: with a key, without a value
+    distinct_keys        keys with a committed record here
+    superseded_records   records that a newer one of their key, in the same partition, has replaced
+    superseded_bytes     their share of the bytes on disk: a record counts with its part of its batch
+    split_keys           keys that also lie in another partition; of a topic: keys in several partitions.
+                         None: not looked at
+    error_ratio          one standard deviation of the estimates, as a share of distinct_keys; 0 if exact
+    """
+
+    topic: str
+    partition: int | None
+    records: int
+    keyless: int
+    distinct_keys: int
+    superseded_records: int
+    superseded_bytes: int
+    tombstones: int
+    split_keys: int | None
+    error_ratio: float
+    exact: bool
+    size_bytes: int
+    segment: int | None = None
+
+    @property
+    def name(self) -> str:
+        partition = "" if self.partition is None else f"-{self.partition}"
+        return f"{self.topic}{partition}" + ("" if self.segment is None else f"/{self.segment}")
+
+    def __str__(self) -> str:
+        about = "" if self.exact else "~ "
+        size = format_bytes(self.superseded_bytes)
+        return (
+            f"{self.name}: {self.records} records, {about}{self.distinct_keys} keys, "
+            f"{about}{self.superseded_records} superseded ({self.superseded_ratio:.0%}, {size})"
+        )
+
+    @property
+    def superseded_ratio(self) -> float:
+        """Share of the records that is superseded."""
+        return self.superseded_records / self.records if self.records else 0.0
+
+
+# ---------------------------------------------------------------- with sketches
+
+
+def estimated(
+    topic: str, views: Mapping[int, PartitionView], by: str, part: Part, *, whole: bool
+) -> list[Duplication]:
+    """Rows for these partitions, from one walk. `whole`: they are all that the topic has."""
+    sketches, rows = {}, []
+    for number, view in sorted(views.items()):
+        sketches[number], found = _repeated([view], partial(_sketched, topic, view, by == "segment", part))
+        rows += found
+    return rows if by == "segment" else of_sketches(topic, sketches, by, whole=whole)
+
+
+def of_sketches(topic: str, sketches: Mapping[int, Sketch], by: str, *, whole: bool) -> list[Duplication]:
+    """Rows by topic or partition, of one sketch for each partition: for whoever has made them elsewhere and
+    merged those of one partition. `whole`: they are all that the topic has.
+    """
+    numbers = sorted(sketches)
+    keys = [sketches[number].keys for number in numbers]
+    if by == "partition":
+        others = _union_of_others(keys)
+        return [
+            _row(
+                topic,
+                number,
+                sketches[number],
+                split=one.common(other).estimate.rounded if whole else None,
+            )
+            for number, one, other in zip(numbers, keys, others, strict=True)
+        ]
+    merged = Sketch.merged(sketches.values())
+    before, shared = KeySet(), []
+    for one in keys:
+        shared.append(one.common(before))
+        before = KeySet.union([before, one])
+    split = KeySet.union(shared).estimate.rounded if whole else None
+    # A key that lies in several partitions has a newest record in each of them.
+    live = [one.keys.estimate for one in sketches.values()]
+    return [_row(topic, None, merged, split=split, live=_sum(live))]
+
+
+def _sketched(
+    topic: str, view: PartitionView, by_segment: bool, part: Part
+) -> tuple[Sketch, list[Duplication]]:
+    """The partition's sketch; and its segments' rows, if asked for: newest first, since what a segment has in
+    vain is told by the keys of all later ones."""
+    total = sum(segment.size for segment in view.segments)
+    done_bytes = 0
+    rows: list[Duplication] = []
+    later = Sketch()
+    with part(total) as progress:
+        sketcher = Sketcher()
+        for segment in reversed(view.segments) if by_segment else view.segments:
+            outcomes = Outcomes(view, view.log_end)
+            for chunk in segment.chunk_reader(verify=True):
+                sketcher.add(chunk, fates_of(chunk, outcomes) == Fate.COMMITTED)
+                done_bytes += chunk.size_bytes
+                if progress is not None:
+                    progress(done_bytes, total)
+            if by_segment:
+                one = sketcher.sketch()
+                live = one.keys.without(later.keys).estimate
+                rows.insert(
+                    0, _row(topic, view.partition, one, live=live, split=None, segment=segment.base_offset)
+                )
+                later, sketcher = Sketch.merged([later, one]), Sketcher()
+        return later if by_segment else sketcher.sketch(), rows
+
+
+def _row(
+    topic: str,
+    partition: int | None,
+    sketch: Sketch,
+    *,
+    split: int | None,
+    live: Estimate | None = None,
+    segment: int | None = None,
+) -> Duplication:
+    """`live`: keys whose newest record is here; None: all that are here."""
+    distinct = sketch.keys.estimate
+    newest = distinct if live is None else live
+    superseded = max(0, sketch.keyed - newest.rounded)
+    deviation = max(distinct.deviation, newest.deviation)
+    return Duplication(
+        topic=topic,
+        partition=partition,
+        records=sketch.records,
+        keyless=sketch.keyless,
+        distinct_keys=distinct.rounded,
+        superseded_records=superseded,
+        superseded_bytes=round(sketch.keyed_bytes * superseded / sketch.keyed) if sketch.keyed else 0,
+        tombstones=sketch.tombstones,
+        split_keys=split,
+        error_ratio=deviation / distinct.keys if distinct.keys else 0.0,
+        exact=False,
+        size_bytes=sketch.size_bytes,
+        segment=segment,
+    )
+
+
+def _sum(parts: Sequence[Estimate]) -> Estimate:
+    """Of independent estimates."""
+    return Estimate(sum(one.keys for one in parts), sum(one.deviation**2 for one in parts) ** 0.5)
+
+
+def _union_of_others(keys: Sequence[KeySet]) -> list[KeySet]:
+    """For each, the union of all others."""
+    after = [KeySet()]
+    for one in reversed(keys[1:]):
+        after.append(KeySet.union([after[-1], one]))
+    before, found = KeySet(), []
+    for one, rest in zip(keys, reversed(after), strict=True):
+        found.append(KeySet.union([before, rest]))
+        before = KeySet.union([before, one])
+    return found
+
+
+# ---------------------------------------------------------------- exactly
+
+
+def counted(
+    topic: str, views: Mapping[int, PartitionView], by: str, part: Part, *, whole: bool, map_bytes: int
+) -> list[Duplication]:
+    """Rows for these partitions, exact, in the memory of one key map. `whole`: they are all that the topic
+    has."""
+    chosen = [view for _, view in sorted(views.items())]
+    return _repeated(chosen, lambda: _counted(topic, chosen, by, part, whole, map_bytes))
+
+
+def _counted(
+    topic: str, views: Sequence[PartitionView], by: str, part: Part, whole: bool, map_bytes: int
+) -> list[Duplication]:
+    own: list[Resolution] = []
+    rows: list[Duplication] = []
+    tombstones: list[list[int]] = []
+    for view in views:
+        sources = [_Counting(segment) for segment in view.segments]
+        own.append(_resolved(sources, Outcomes(view, view.log_end), part, map_bytes))
+        tombstones.append([one.tombstones for one in sources])
+        if by == "segment":
+            for segment, facts, dead in zip(view.segments, own[-1].segments, tombstones[-1], strict=True):
+                alone = _resolved([segment], Outcomes(view, view.log_end), part, map_bytes)
+                rows.append(
+                    _exact_row(
+                        topic, view.partition, [facts], alone.distinct_keys, dead, None, segment.base_offset
+                    )
+                )
+    if by == "segment":
+        return rows
+    splits: list[int | None] = [0 if whole else None for _ in views]
+    split: int | None = 0 if whole else None
+    distinct = own[0].distinct_keys if own else 0
+    if len(views) > 1:
+        forward = InARow(views)
+        ahead = _resolved(forward.sources, forward, part, map_bytes)
+        distinct = ahead.distinct_keys
+        if whole:
+            backward = InARow(views[::-1])
+            back = _resolved(backward.sources, backward, part, map_bytes)
+            shared = [
+                shared_keys(one.dead, forward.bits(i, ahead), backward.bits(len(views) - 1 - i, back))
+                for i, one in enumerate(own)
+            ]
+            splits = [mine for mine, _ in shared]
+            split = sum(last for _, last in shared)
+    if by == "partition":
+        return [
+            _exact_row(topic, view.partition, one.segments, one.distinct_keys, sum(dead), mine)
+            for view, one, dead, mine in zip(views, own, tombstones, splits, strict=True)
+        ]
+    every = [facts for one in own for facts in one.segments]
+    return [_exact_row(topic, None, every, distinct, sum(map(sum, tombstones)), split)]
+
+
+def _exact_row(
+    topic: str,
+    partition: int | None,
+    facts: Sequence[SegmentFacts],
+    distinct_keys: int,
+    tombstones: int,
+    split: int | None,
+    segment: int | None = None,
+) -> Duplication:
+    superseded = [one.dead_records - one.aborted_records for one in facts]
+    # Records of aborted transactions are dead as well; where there are any, bytes are shared by count.
+    size_bytes = [
+        one.dead_bytes * count // one.dead_records if one.dead_records else 0
+        for one, count in zip(facts, superseded, strict=True)
+    ]
+    return Duplication(
+        topic=topic,
+        partition=partition,
+        records=sum(one.records for one in facts),
+        keyless=sum(one.keyless for one in facts),
+        distinct_keys=distinct_keys,
+        superseded_records=sum(superseded),
+        superseded_bytes=sum(size_bytes),
+        tombstones=tombstones,
+        split_keys=split,
+        error_ratio=0.0,
+        exact=True,
+        size_bytes=sum(one.size_bytes for one in facts),
+        segment=segment,
+    )
+
+
+def _resolved(sources: Sequence[SegmentSource], fates: Fates, part: Part, map_bytes: int) -> Resolution:
+    with part(sum(one.size for one in sources)) as progress:
+        return resolve(
+            sources, map_bytes=map_bytes, salt=os.urandom(16), now_ms=None, fates=fates, progress=progress
+        )
+
+
+class _Counting:
+    """A segment that counts its tombstones when it is read for the first time."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._read = False
+        self.tombstones = 0
+        self.base_offset, self.next_offset = segment.base_offset, segment.next_offset
+        self.size, self.file = segment.size, segment.file
+
+    def chunk_reader(self, **how: object) -> Iterator[Chunk]:
+        first, self._read = not self._read, True
+        for chunk in self._segment.chunk_reader(**how):  # type: ignore[arg-type]  # passed on as they came
+            if first:
+                columns = decode_columns(chunk)
+                self.tombstones += int(((columns.key_length >= 0) & (columns.value_length < 0)).sum())
+            yield chunk
+
+
+def _repeated(views: Sequence[PartitionView], work: Callable[[], T]) -> T:
+    """Do it again with a new listing when a file was rewritten meanwhile."""
+    attempt = 0
+    while True:
+        try:
+            return work()
+        except FileVanishedError:
+            attempt += 1
+            if attempt == _ATTEMPTS:
+                raise
+            for view in views:
+                view.refresh()

@@ -1,0 +1,245 @@
+"""`Sketch`: how many records a part of a log has, and how many distinct keys, in a fixed amount of memory.
+
+Counts are exact; keys are a theta sketch (of the `datasketches` package): the smallest `2**LG_K` hash values
+of all keys. Sketches are values: two of them merge into that of both parts, whatever the parts and the order,
+and they tell how many keys two parts have in common or not. So a task may sketch its share, send the bytes,
+and whoever has all of them asks. `to_bytes` is ours; the key part of it is Apache's compact format.
+
+A key goes in as a 64-bit hash that is the same everywhere (a fixed seed), for sketches made apart must meet.
+Most hash values are above the sketch's threshold once it is full; they are sorted out in arrays, so only the
+few that count cross into the package.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword import kernels
+from lastword.errors import CorruptFileError
+from lastword.kernels.keyhash import seeds
+from lastword.kernels.span_hashes import hash_spans
+
+if TYPE_CHECKING:
+    from lastword.records.chunk import Chunk
+
+LG_K = 14
+"""16 384 values: 0.8 % standard error, 128 KiB a sketch."""
+
+_SALT = b"lastword sketch"  # fixed: sketches of different processes must agree about a key's hash
+_THETA_SEED = 9001  # the package's default, which other readers of these bytes expect
+_HEADER = struct.Struct("<4sB3x6qI")
+_MAGIC, _VERSION = b"LWSK", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number of keys, and one standard deviation of it."""
+
+    keys: float
+    deviation: float
+
+    @property
+    def rounded(self) -> int:
+        return max(0, round(self.keys))
+
+
+class KeySet:
+    """The keys of one part: a theta sketch. Immutable; `KeySet.union` and its like make new ones."""
+
+    __slots__ = ("_sketch",)
+
+    def __init__(self, sketch: Any = None) -> None:
+        self._sketch = _theta().update_theta_sketch(LG_K).compact() if sketch is None else sketch
+
+    @property
+    def estimate(self) -> Estimate:
+        keys = self._sketch.get_estimate()
+        if not self._sketch.is_estimation_mode():
+            return Estimate(keys, 0.0)
+        low, high = self._sketch.get_lower_bound(1), self._sketch.get_upper_bound(1)
+        return Estimate(keys, (high - low) / 2)
+
+    @staticmethod
+    def union(parts: Iterable[KeySet]) -> KeySet:
+        """The keys of all parts together."""
+        union = _theta().theta_union(LG_K)
+        for one in parts:
+            union.update(one._sketch)
+        return KeySet(union.get_result())
+
+    def common(self, other: KeySet) -> KeySet:
+        """The keys that are in both."""
+        common = _theta().theta_intersection()
+        common.update(self._sketch)
+        common.update(other._sketch)
+        return KeySet(common.get_result())
+
+    def without(self, other: KeySet) -> KeySet:
+        """The keys that are not in `other`."""
+        return KeySet(_theta().theta_a_not_b().compute(self._sketch, other._sketch))
+
+    def to_bytes(self) -> bytes:
+        return bytes(self._sketch.serialize())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> KeySet:
+        return cls(_theta().compact_theta_sketch.deserialize(data))
+
+
+@dataclass(slots=True)
+class Sketch:
+    """Counts and keys of a part of a log.
+
+    records        all of them, control records left out; keyless: those without a key
+    tombstones     records with a key and a null value
+    keyed          records that have a say about their key: not of an aborted or an open transaction
+    keyed_bytes    their share of the bytes on disk; size_bytes: all bytes
+    keys           the distinct keys of `keyed`
+    """
+
+    records: int = 0
+    keyless: int = 0
+    tombstones: int = 0
+    keyed: int = 0
+    keyed_bytes: int = 0
+    size_bytes: int = 0
+    keys: KeySet = field(default_factory=KeySet)
+
+    @staticmethod
+    def merged(parts: Iterable[Sketch]) -> Sketch:
+        """The sketch of several parts together. They must not overlap: records are added up."""
+        chosen = list(parts)
+        return Sketch(
+            records=sum(one.records for one in chosen),
+            keyless=sum(one.keyless for one in chosen),
+            tombstones=sum(one.tombstones for one in chosen),
+            keyed=sum(one.keyed for one in chosen),
+            keyed_bytes=sum(one.keyed_bytes for one in chosen),
+            size_bytes=sum(one.size_bytes for one in chosen),
+            keys=KeySet.union(one.keys for one in chosen),
+        )
+
+    def to_bytes(self) -> bytes:
+        """For another process; `from_bytes` reads it."""
+        keys = self.keys.to_bytes()
+        counts = (
+            self.records,
+            self.keyless,
+            self.tombstones,
+            self.keyed,
+            self.keyed_bytes,
+            self.size_bytes,
+        )
+        checked = _HEADER.pack(_MAGIC, _VERSION, *counts, 0) + keys
+        return _HEADER.pack(_MAGIC, _VERSION, *counts, google_crc32c.value(checked)) + keys
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Sketch:
+        """CorruptFileError for what `to_bytes` did not write."""
+        try:
+            magic, version, *numbers, crc = _HEADER.unpack_from(data)
+        except struct.error:
+            raise _corrupt(f"{len(data)} bytes are too few") from None
+        if magic != _MAGIC or version != _VERSION:
+            raise _corrupt(f"begins with {data[:5]!r}")
+        keys = data[_HEADER.size :]
+        checked = _HEADER.pack(magic, version, *numbers, 0) + keys
+        if google_crc32c.value(checked) != crc:
+            raise _corrupt("its checksum is wrong")
+        records, keyless, tombstones, keyed, keyed_bytes, size_bytes = numbers
+        return cls(records, keyless, tombstones, keyed, keyed_bytes, size_bytes, KeySet.from_bytes(keys))
+
+
+class Sketcher:
+    """Makes a `Sketch` from chunks."""
+
+    def __init__(self) -> None:
+        self._theta = _theta().update_theta_sketch(LG_K)
+        self._counts = Sketch()
+        self._keyed_bytes = 0.0
+
+    def add(self, chunk: Chunk, committed: NDArray[np.bool_] | None = None) -> None:
+        """Take a chunk in. `committed`: bool for each batch, whether its records have a say about keys; None:
+        all of them. Raises CorruptBatchError."""
+        from lastword.records.columns import decode_columns
+
+        columns = decode_columns(chunk)
+        keyed = columns.key_length >= 0
+        counts = self._counts
+        counts.records += len(columns)
+        counts.keyless += len(columns) - int(keyed.sum())
+        counts.tombstones += int((keyed & (columns.value_length < 0)).sum())
+        counts.size_bytes += chunk.size_bytes
+        if committed is not None:
+            keyed &= committed[columns.row]
+        found = int(keyed.sum())
+        if not found:
+            return
+        counts.keyed += found
+        self._keyed_bytes += chunk.size_bytes * found / len(columns)
+        hashes = np.empty(found, np.uint64)
+        status = hash_spans(
+            chunk.plain, columns.key_position[keyed], columns.key_length[keyed], *_seeds(), hashes
+        )
+        if status != kernels.OK:
+            chunk.raise_status(0, status)
+        self._take(hashes)
+
+    def _take(self, hashes: NDArray[np.uint64]) -> None:
+        values = hashes.view(np.int64)
+        update = self._theta.update
+        low = theta_hashes(values) < np.uint64(self._theta.theta64)
+        for value in np.unique(values[low]).tolist():
+            update(value)
+
+    def sketch(self) -> Sketch:
+        """Of all that was added."""
+        counts = self._counts
+        return Sketch(
+            counts.records,
+            counts.keyless,
+            counts.tombstones,
+            counts.keyed,
+            round(self._keyed_bytes),
+            counts.size_bytes,
+            KeySet(self._theta.compact()),
+        )
+
+
+def theta_hashes(values: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """What a theta sketch makes of 64-bit integers: the upper 63 bits of the first half of their 128-bit
+    Murmur3 hash. A sketch keeps those below its threshold.
+    """
+    with np.errstate(over="ignore"):
+        word = values.view(np.uint64) * np.uint64(0x87C37B91114253D5)
+        word = (word << np.uint64(31) | word >> np.uint64(33)) * np.uint64(0x4CF5AD432745937F)
+        second = np.uint64(_THETA_SEED) ^ np.uint64(8)
+        first = (word ^ np.uint64(_THETA_SEED) ^ np.uint64(8)) + second
+        return (_mixed(first) + _mixed(first + second)) >> np.uint64(1)
+
+
+def _mixed(word: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    word = (word ^ (word >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    word = (word ^ (word >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return word ^ (word >> np.uint64(33))
+
+
+def _seeds() -> tuple[np.uint64, np.uint64]:
+    return seeds(_SALT, b"lastword keys")
+
+
+def _theta() -> Any:
+    import datasketches
+
+    return datasketches
+
+
+def _corrupt(text: str) -> CorruptFileError:
+    return CorruptFileError(f"no sketch: {text}", remedy="make it anew from the log")

@@ -1,0 +1,216 @@
+"""`duplication`: exact against a dictionary, estimated within its own error."""
+
+import random
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import UsageError
+from lastword.partition.view import PartitionView
+from lastword.tools import duplication as tool
+from lastword.tools.sketches import Sketch
+from tests.api.conftest import BEGIN_MS, tree_digest
+from tests.build import LogBuilder as PartitionBuilder
+from tests.cleaner.transactional import Producer
+
+
+@pytest.fixture
+def logs(tmp_path):
+    clock = ManualClock(BEGIN_MS)
+    with lastword.open(tmp_path / "data", "a", clock=clock, log_cleaner_enable=False) as opened:
+        yield opened
+
+
+def filled(logs, seed, *, partitions=3, records=400, keys=60, name="t"):
+    """A topic with keys in several partitions, tombstones, records without a key, several segments."""
+    rng = random.Random(seed)
+    topic = logs.create_topic(name, partitions)
+    for n in range(records):
+        key = None if rng.random() < 0.05 else b"k%d" % rng.randrange(keys)
+        value = None if key is not None and rng.random() < 0.1 else b"x" * rng.randrange(40)
+        topic.append(key, value, partition=rng.randrange(partitions))
+        if n % 97 == 96:
+            logs._log(name, rng.randrange(partitions)).roll()
+    return topic
+
+
+def by_dictionary(topic):
+    """(records, keyless, tombstones, distinct, superseded, split) of each partition, and of the topic."""
+    seen = {}
+    rows = {}
+    for number in range(topic.partitions):
+        records = list(topic.read(partition=number))
+        keyed = [one for one in records if one.key is not None]
+        seen[number] = {one.key for one in keyed}
+        rows[number] = [
+            len(records),
+            len(records) - len(keyed),
+            sum(one.value is None for one in keyed),
+            len(seen[number]),
+            len(keyed) - len(seen[number]),
+        ]
+    every = set().union(*seen.values())
+    where = {key: sum(key in keys for keys in seen.values()) for key in every}
+    for number, keys in seen.items():
+        rows[number].append(sum(where[key] > 1 for key in keys))
+    total = [sum(row[i] for row in rows.values()) for i in range(5)]
+    total[3] = len(every)
+    rows[None] = [*total, sum(count > 1 for count in where.values())]
+    return rows
+
+
+def figures(row):
+    return [
+        row.records,
+        row.keyless,
+        row.tombstones,
+        row.distinct_keys,
+        row.superseded_records,
+        row.split_keys,
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("exact", [True, False])
+def test_it_is_what_a_dictionary_finds(logs, seed, exact):
+    topic = filled(logs, seed, partitions=1 + seed)
+    expected = by_dictionary(topic)
+    rows = topic.duplication(exact=exact)
+    assert {row.partition: figures(row) for row in rows} == {
+        number: row for number, row in expected.items() if number is not None
+    }
+    (whole,) = logs.duplication("t", exact=exact, by="topic")
+    assert figures(whole) == expected[None]
+    assert all(row.exact == exact and row.error_ratio == 0.0 for row in [*rows, whole])
+
+
+def test_a_small_map_counts_the_same(tmp_path):
+    clock = ManualClock(BEGIN_MS)
+    with lastword.open(tmp_path / "d", "a", clock=clock, log_cleaner_enable=False) as logs:
+        filled(logs, 5, keys=300)
+        expected = logs.duplication("t", exact=True, by="topic")
+        views = {n: logs._view("t", n) for n in range(3)}
+        small = tool.counted("t", views, "topic", _quiet, whole=True, map_bytes=4096)
+        assert small == expected
+
+
+def _quiet(_bytes):
+    from contextlib import nullcontext
+
+    return nullcontext(None)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_segments_add_up_to_their_partition(logs, exact):
+    topic = filled(logs, 8)
+    parts = topic.duplication(exact=exact)
+    segments = topic.duplication(exact=exact, by="segment")
+    assert len(segments) > 3
+    for part in parts:
+        mine = [row for row in segments if row.partition == part.partition]
+        assert [row.segment for row in mine] == sorted(row.segment for row in mine)
+        assert sum(row.records for row in mine) == part.records
+        assert sum(row.superseded_records for row in mine) == part.superseded_records
+        assert all(row.split_keys is None for row in mine)
+        for row in mine:
+            inside = list(topic.read(partition=row.partition))
+            end = next((x.segment for x in mine if x.segment > row.segment), 1 << 60)
+            keys = {x.key for x in inside if row.segment <= x.offset < end and x.key is not None}
+            assert row.distinct_keys == len(keys)
+
+
+def test_bytes_are_what_the_bitmaps_say_or_nearly(logs):
+    topic = filled(logs, 9, partitions=1)
+    (exact,) = topic.duplication(exact=True)
+    (about,) = topic.duplication()
+    (info,) = topic.describe()
+    assert exact.superseded_bytes == info.garbage_bytes
+    assert exact.size_bytes == about.size_bytes == info.size_bytes
+    assert abs(about.superseded_bytes - exact.superseded_bytes) < 0.1 * exact.superseded_bytes
+
+
+def test_one_partition_of_several_says_nothing_about_the_others(logs):
+    topic = filled(logs, 3)
+    for exact in (True, False):
+        (row,) = topic.duplication(1, exact=exact)
+        assert row.partition == 1 and row.split_keys is None
+    with pytest.raises(UsageError, match="nearest: segment"):
+        topic.duplication(by="segments")
+
+
+def test_aborted_and_open_transactions_have_no_say(tmp_path):
+    log = PartitionBuilder(tmp_path)
+    producer = Producer(log)
+    producer.put(("a", "1"), ("b", "1")).commit()
+    producer.put(("a", "aborted"), ("c", "aborted")).abort()
+    producer.put(("a", "2")).commit()
+    producer.put(("b", "open"))
+    view = PartitionView.load(log.files, log.directory)
+    for rows in (
+        tool.counted("users", {0: view}, "partition", _quiet, whole=True, map_bytes=1 << 20),
+        tool.estimated("users", {0: view}, "partition", _quiet, whole=True),
+    ):
+        (row,) = rows
+        assert (row.records, row.distinct_keys, row.superseded_records) == (6, 2, 1)
+    log.log.close()
+
+
+def test_an_empty_topic(logs):
+    topic = logs.create_topic("empty", 2)
+    for exact in (True, False):
+        for by, count in (("topic", 1), ("partition", 2), ("segment", 2)):
+            rows = topic.duplication(exact=exact, by=by)
+            assert len(rows) == count
+            assert all(row.records == row.distinct_keys == row.superseded_records == 0 for row in rows)
+
+
+def test_looking_changes_nothing_and_tells_its_progress(logs, tmp_path):
+    topic = filled(logs, 2)
+    logs.sync()
+    before = tree_digest(tmp_path / "data")
+    told = []
+    with lastword.open(tmp_path / "data") as looking:
+        looking.duplication(exact=True, progress=told.append)
+        looking.duplication()
+    assert tree_digest(tmp_path / "data") == before
+    assert told[-1].verb == "duplication" and told[-1].done_bytes == told[-1].total_bytes
+    assert str(topic.duplication(exact=True, by="topic")[0]).startswith("t: 400 records, ")
+
+
+def test_sketches_made_elsewhere_give_the_same_rows(logs):
+    """As tasks would: each segment by itself, as bytes, merged by partition."""
+    topic = filled(logs, 6)
+    made = {}
+    for number in range(topic.partitions):
+        parts = []
+        for segment in logs._view("t", number).segments:
+            sketcher = tool.Sketcher()
+            for chunk in segment.chunk_reader(verify=True):
+                sketcher.add(chunk)
+            parts.append(sketcher.sketch().to_bytes())
+        made[number] = Sketch.merged(Sketch.from_bytes(part) for part in parts)
+    for by in ("partition", "topic"):
+        mine, theirs = tool.of_sketches("t", made, by, whole=True), topic.duplication(by=by)
+        assert [figures(row) for row in mine] == [figures(row) for row in theirs]
+
+
+@pytest.mark.slow
+def test_many_keys_are_estimated_within_the_error_that_is_told(logs):
+    topic = logs.create_topic("many", 3)
+    rng = random.Random(4)
+    for number in range(3):
+        pairs = [
+            (b"key-%d" % rng.randrange(60_000 * number, 60_000 * number + 90_000), b"v")
+            for _ in range(120_000)
+        ]
+        topic.extend(pairs, partition=number)
+    for by in ("partition", "topic"):
+        exact, about = topic.duplication(exact=True, by=by), topic.duplication(by=by)
+        for true, guess in zip(exact, about, strict=True):
+            assert 0 < guess.error_ratio < 0.02 and not guess.exact
+            allowed = 4 * guess.error_ratio * true.distinct_keys
+            assert abs(guess.distinct_keys - true.distinct_keys) < allowed
+            assert abs(guess.superseded_records - true.superseded_records) < 2 * allowed
+            assert abs(guess.split_keys - true.split_keys) < 2 * allowed
+            assert (guess.records, guess.keyless) == (true.records, true.keyless)
