@@ -110,6 +110,14 @@ LOG_SIZE_BYTES = Gauge("log_size_bytes", "Bytes of all segments", _PARTITION)
 LOG_START_OFFSET = Gauge("log_start_offset", "First offset that may be read", _PARTITION)
 LOG_END_OFFSET = Gauge("log_end_offset", "Offset that the next record gets", _PARTITION)
 LOG_SEGMENTS = Gauge("log_segments", "Segments, the active one included", _PARTITION)
+LOG_LIVE_BYTES = Gauge(
+    "log_live_bytes", "Bytes of records that count, at the last look at the accounts", (*_PARTITION, "exact")
+)
+LOG_GARBAGE_BYTES = Gauge(
+    "log_garbage_bytes",
+    "Bytes that a cleaning could drop, at the last look at the accounts",
+    (*_PARTITION, "exact"),
+)
 LOG_DIRTY_RATIO = Gauge(
     "log_dirty_ratio", "Bytes not cleaned yet over all that may be cleaned, at the last look", _PARTITION
 )

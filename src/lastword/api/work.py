@@ -1,22 +1,25 @@
 """What the scheduler cleans: the partitions of open log directories, drive by drive.
 
-Choosing looks at sizes, times and checkpoints and reads no record, so a log in which nothing is due costs a
-look and no import. A round is `cleaner.clean` with its `due=True`, so it decides once more when it begins;
-and it holds the partition's claim. Whoever waits for that claim (to trim, move, truncate or delete, to clean
+Choosing looks at sizes, times, checkpoints and garbage accounts and reads no record, so a log in which
+nothing is due costs a look. A partition whose accounts lag behind is a task too: it is scanned up to its
+limit, and rewritten if that shows it to be what is due first. A round of strategy `kafka` is `cleaner.clean`
+with its `due=True`, so it decides once more when it begins.
+
+A round holds the partition's claim. Whoever waits for that claim (to trim, move, truncate or delete, to clean
 or expire by hand) ends the round at its next safe point. The background itself never waits for a claim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword import metrics
+from lastword.api.rounds import Due, Rewrite, Scan, Whole
 from lastword.cleaner import quarantine
 from lastword.cleaner.budget import Drives
 from lastword.cleaner.choose import choose, overdue_ms
-from lastword.cleaner.scheduler import Done, Stop, Urgency
+from lastword.cleaner.scheduler import Done, Urgency
 from lastword.cleaner.states import States
 from lastword.clock import Clock
 from lastword.config import TopicConfig
@@ -25,9 +28,13 @@ from lastword.logdir import LogDirectory, Spread
 from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
-    from lastword.cleaner import CleanRound, Plan
+    from lastword.cleaner import Plan
+    from lastword.cleaner.drive import Place
 
-OVERDUE, DIRTY = 0, 2  # ranks: garbage older than max.compaction.lag.ms, and more of it than is tolerated
+OVERDUE, SCAN, CEILING, DIRTY, FILES = range(5)
+"""Ranks: garbage older than max.compaction.lag.ms; segments that no account knows yet; a partition beyond its
+ceiling; a drive above its target, or a partition above its dirty ratio; too many files."""
+_RANKS = {"overdue": OVERDUE, "ceiling": CEILING, "target": DIRTY, "files": FILES}
 
 
 class DirectoryWork:
@@ -45,32 +52,94 @@ class DirectoryWork:
         *,
         only: tuple[str, int | None] | None = None,
     ) -> None:
+        self.budgets = drives
         self._spread = spread
-        self._drives = drives
         self._states = states
-        self._clock = clock
+        self.clock = clock
         self.only = only
 
     def drives(self) -> list[str]:
         self._look_at_quarantine()
-        return self._drives.names
+        return self.budgets.names
 
-    def next(self, drive: str, held: Collection[TopicPartition]) -> Round | None:
+    def next(self, drive: str, held: Collection[TopicPartition]) -> Due | None:
         """The most urgent round on a drive."""
-        found: list[Round] = []
+        found: list[Due] = []
+        accounted: list[tuple[TopicPartition, LogDirectory]] = []
         first_dirty: dict[str, dict[TopicPartition, int]] = {}
+        kept = set(held)
+        worth_it = False  # is there a closed segment to look at?
         for tp, home, config in self._partitions(drive):
-            if tp in held or not config.compacts:
+            if not config.compacts:
+                continue
+            generational = config.lastword_strategy == "generational"
+            wanted = self._wanted(tp)
+            if not wanted:
+                kept.add(tp)
+            if generational:
+                accounted.append((tp, home))
+            if tp in held or not (wanted or generational):
                 continue
             try:
                 if home.path not in first_dirty:
                     first_dirty[home.path] = home.checkpoints.first_dirty.read_sound()
-                one = self._look(tp, home, config, first_dirty[home.path].get(tp), drive)
+                plan, urgency = self._look(tp, home, config, first_dirty[home.path].get(tp))
             except LastwordError:  # told to whoever uses that partition; the others are cleaned
                 continue
-            if one is not None:
-                found.append(one)
+            if plan.action == "clean" and generational:
+                worth_it = True
+            elif plan.action == "clean":
+                found.append(Whole(self, tp, home, drive, urgency))
+        if worth_it:
+            found += self._by_accounts(drive, accounted, kept)
         return min(found, key=lambda one: (one.urgency, one.partition), default=None)
+
+    def _wanted(self, tp: TopicPartition) -> bool:
+        return self.only is None or self.only in ((tp.topic, None), (tp.topic, tp.partition))
+
+    def _by_accounts(
+        self,
+        drive: str,
+        accounted: list[tuple[TopicPartition, LogDirectory]],
+        held: Collection[TopicPartition],
+    ) -> Iterator[Due]:
+        """Scans of what is new, and the best run of the drive as far as it is known."""
+        from lastword.cleaner.drive import Place, look
+        from lastword.cleaner.generational import choose_drive
+
+        places = [Place(tp, home) for tp, home in accounted]
+        stale: list[Place] = []
+        now_ms = self.clock.now_ms()
+        account = look(
+            places,
+            drive,
+            now_ms=now_ms,
+            space_target=self.space_target(places),
+            held=held,
+            failed=[],
+            stale=stale,
+        )
+        for place in stale:
+            if place.partition not in held:
+                yield Scan(self, place.partition, place.home, drive, Urgency(SCAN))
+        for one in account.partitions:
+            labels = one.topic, str(one.partition)
+            metrics.LOG_DIRTY_RATIO.set(one.dead_bytes / max(1, one.total_bytes), *labels)
+            since = [segment.oldest_dead_ms for segment in one.segments if segment.oldest_dead_ms >= 0]
+            late_ms = now_ms - min(since) - one.max_compaction_lag_ms if since else 0
+            metrics.CLEANER_OVERDUE_SECONDS.set(max(0, late_ms) / 1000, *labels)
+        choice = choose_drive(account, now_ms)
+        if choice.run is not None:
+            homes = dict(accounted)
+            tp = TopicPartition(choice.run.topic, choice.run.partition)
+            dead = sum(one.dead_bytes for one in account.partitions)
+            share = dead / max(1, sum(one.total_bytes for one in account.partitions))
+            urgency = Urgency(_RANKS[choice.obligation], -share)
+            yield Rewrite(self, tp, homes[tp], drive, urgency, choice.run)
+
+    @staticmethod
+    def space_target(places: list[Place]) -> float:
+        return min(one.home.settings.instance.lastword_space_target for one in places)
 
     def _partitions(self, drive: str) -> Iterator[tuple[TopicPartition, LogDirectory, TopicConfig]]:
         """Those that may be touched, on a drive that serves."""
@@ -82,22 +151,17 @@ class DirectoryWork:
             for number, home in partitions.items():
                 if not self._spread.serves(home):
                     continue
-                if self.only is not None and self.only not in ((topic, None), (topic, number)):
-                    continue
-                if self._drives.drive_of(home.path) == drive:
+                if self.budgets.drive_of(home.path) == drive:
                     yield TopicPartition(topic, number), home, home.topic_config(topic)
 
     def _look(
-        self,
-        tp: TopicPartition,
-        home: LogDirectory,
-        config: TopicConfig,
-        first_dirty: int | None,
-        drive: str,
-    ) -> Round | None:
+        self, tp: TopicPartition, home: LogDirectory, config: TopicConfig, first_dirty: int | None
+    ) -> tuple[Plan, Urgency]:
         log = home.log(*tp)
         log.roll_if_due()
         noted = quarantine.load(home.files, log.directory)
+        if noted is not None and self._states[tp].kind in ("idle", "paused"):
+            self._states.apply(tp, "find")
         segments = log.segments
         plan = choose(
             *tp,
@@ -107,11 +171,14 @@ class DirectoryWork:
             log_end=log.log_end,
             stable_offset=log.stable_offset,
             first_dirty=first_dirty,
-            now_ms=self._clock.now_ms(),
+            now_ms=self.clock.now_ms(),
             map_bytes=home.settings.instance.map_bytes,
             due=True,
+            strategy=config.lastword_strategy,
             quarantine=None if noted is None else noted.reason,
         )
+        if config.lastword_strategy == "generational":
+            return plan, Urgency(SCAN)
         late_ms = overdue_ms(
             [one for one in segments if one.next_offset <= plan.limit],
             plan.start,
@@ -121,13 +188,9 @@ class DirectoryWork:
         labels = tp.topic, str(tp.partition)
         metrics.LOG_DIRTY_RATIO.set(plan.dirty_ratio, *labels)
         metrics.CLEANER_OVERDUE_SECONDS.set((late_ms or 0) / 1000, *labels)
-        if noted is not None:
-            if self._states[tp].kind in ("idle", "paused"):
-                self._states.apply(tp, "find")
-            return None
-        if plan.action != "clean":
-            return None
-        return Round(self, tp, home, drive, _urgency(plan, late_ms))
+        if late_ms is None:
+            return plan, Urgency(DIRTY, -plan.dirty_ratio)
+        return plan, Urgency(OVERDUE, -late_ms)
 
     def _look_at_quarantine(self) -> None:
         """A note that somebody removed by hand holds nobody back."""
@@ -145,10 +208,10 @@ class DirectoryWork:
     def chores(self, held: Collection[TopicPartition]) -> Iterator[Done]:
         """Retention of every partition whose policy is known, and files whose delay has passed."""
         homes: dict[str, LogDirectory] = {}
-        for drive in self._drives.names:
+        for drive in self.budgets.names:
             for tp, home, config in self._partitions(drive):
                 homes[home.path] = home
-                if tp not in held and config.cleanup_policy is not None:
+                if tp not in held and config.cleanup_policy is not None and self._wanted(tp):
                     done = self._expire(tp, home, drive)
                     if done is not None:
                         yield done
@@ -169,62 +232,7 @@ class DirectoryWork:
             except UnknownTopicError:  # deleted a moment ago
                 return None
             except LastwordError as error:
-                return Done(*tp, drive, "failed", self._clock.now_ms(), error=error.message)
+                return Done(*tp, drive, "failed", self.clock.now_ms(), error=error.message)
         if not found.removes:
             return None
-        return Done(*tp, drive, "expired", self._clock.now_ms(), deletion=found)
-
-    # -------------------------------------------------------------- a round
-
-    def clean(self, one: Round, stop: Stop) -> Done | None:
-        from lastword.cleaner.cleaner import clean
-
-        tp, home = one.partition, one.home
-
-        def wanted_or_not() -> bool:
-            return home.wanted(*tp) or not home.topic_config(tp.topic).compacts or stop()
-
-        with home.try_claim(*tp) as mine:
-            if not mine or not home.holds(*tp):
-                return None
-            try:
-                found = clean(
-                    home.log(*tp),
-                    home.topic_config(tp.topic),
-                    first_dirty=home.first_dirty(*tp),
-                    record_first_dirty=lambda offset: home.set_first_dirty(*tp, offset),
-                    due=True,
-                    map_bytes=home.settings.instance.map_bytes,
-                    stop=wanted_or_not,
-                    budget=self._drives.budget(one.drive),
-                )
-            except LastwordError as error:
-                damaged = quarantine.load(home.files, home.directory(*tp)) is not None
-                now_ms = self._clock.now_ms()
-                return Done(*tp, one.drive, "failed", now_ms, error=error.message, damaged=damaged)
-        return None if found is None else _done(found, one.drive)
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One partition that is due."""
-
-    work: DirectoryWork
-    partition: TopicPartition
-    home: LogDirectory
-    drive: str
-    urgency: Urgency
-
-    def run(self, stop: Stop) -> Done | None:
-        return self.work.clean(self, stop)
-
-
-def _urgency(plan: Plan, late_ms: int | None) -> Urgency:
-    """Overdue ones first, the latest before all; then the dirtiest."""
-    return Urgency(DIRTY, -plan.dirty_ratio) if late_ms is None else Urgency(OVERDUE, -late_ms)
-
-
-def _done(found: CleanRound, drive: str) -> Done:
-    published = found.certificate is not None
-    result = "ok" if found.complete else "partial" if published else "aborted"
-    return Done(found.topic, found.partition, drive, result, found.now_ms, round=found)  # type: ignore[arg-type]
+        return Done(*tp, drive, "expired", self.clock.now_ms(), deletion=found)

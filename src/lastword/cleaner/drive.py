@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from lastword import metrics
 from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.cleaner import accounted, quarantine
 from lastword.cleaner.choose import Plan, choose
@@ -62,6 +63,7 @@ def look(
     held: Collection[TopicPartition] = (),
     ledgers: Callable[[LogDirectory], Ledgers] | None = None,
     failed: list[LastwordError] | None = None,
+    stale: list[Place] | None = None,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
     budget: DriveBudget | None = None,
@@ -71,19 +73,20 @@ def look(
     held      partitions that may not be chosen; they count towards the space all the same
     ledgers   of a directory; None: its own
     failed    takes the errors of partitions that cannot be looked at, which are left out
+    stale     given, nothing is scanned: takes the partitions that should be, which then count as they were
     progress  hears of bytes that were scanned
     """
     found: list[tuple[Ledgers, PartitionAccount]] = []
     for place in places:
         own = ledgers(place.home) if ledgers is not None else place.home.ledgers
         try:
-            one = _look_at(place, drive, own, now_ms, place.partition in held, progress, stop, budget)
+            one = _look_at(place, drive, own, now_ms, place.partition in held, stale, progress, stop, budget)
         except LastwordError as error:
             if failed is not None:
                 failed.append(error)
             continue
-        if one is not None:
-            found.append((own, one))
+        _show(one, now_ms)
+        found.append((own, one))
     t = max((own.t for own, _ in found), default=0)
     cost = max((own.file_cost_bytes for own, _ in found), default=0.0)
     accounts = tuple(_shifted(one, t - own.t) for own, one in found)
@@ -96,10 +99,11 @@ def _look_at(
     ledgers: Ledgers,
     now_ms: int,
     held: bool,
+    stale: list[Place] | None,
     progress: Callable[[int], None] | None,
     stop: Callable[[], bool] | None,
     budget: DriveBudget | None,
-) -> PartitionAccount | None:
+) -> PartitionAccount:
     home, tp = place.home, place.partition
     log: PartitionLog | PartitionView = home.view(*tp)
     if ledgers.saves:
@@ -118,7 +122,12 @@ def _look_at(
     below = tuple((s.base_offset, s.inode, s.size) for s in segments if s.base_offset < plan.limit)
     seen = ledgers.seen.get(tp)
     known = isinstance(seen, Seen) and seen.files == below and (seen.until_ms < 0 or now_ms < seen.until_ms)
-    if not known:
+    if not known and stale is not None:
+        stale.append(place)
+        if not isinstance(seen, Seen):
+            return nothing
+        held = True  # its segments may be others by now
+    elif not known:
         with home.try_claim(*tp) as mine:
             if not mine:  # it is being cleaned, or changed, by somebody else
                 return nothing if not isinstance(seen, Seen) else replace(seen.account, quarantined=True)
@@ -166,6 +175,22 @@ def _scan(
         accounted.look(log, files, ledger, plan, segments, tell)
         account = accounted.account_of(log, config, ledger, drive=drive, quarantined=False)
         return Seen(below, account, ledger.next_due(plan.delete_retention_ms)[1] if ledger.exact else -1)
+
+
+def _show(account: PartitionAccount, now_ms: int) -> None:
+    """The figures of a partition, for whoever looks at the metrics."""
+    labels, dead = (account.topic, str(account.partition)), account.dead_bytes
+    exact, other = ("true", "false") if account.exact else ("false", "true")
+    for gauge, value in (
+        (metrics.LOG_GARBAGE_BYTES, dead),
+        (metrics.LOG_LIVE_BYTES, account.total_bytes - dead),
+    ):
+        gauge.remove(*labels, other)
+        gauge.set(value, *labels, exact)
+    metrics.LOG_DIRTY_RATIO.set(dead / account.total_bytes if account.total_bytes else 0.0, *labels)
+    died_ms = [one.oldest_dead_ms for one in account.segments if one.oldest_dead_ms >= 0]
+    late_ms = now_ms - min(died_ms) - account.max_compaction_lag_ms if died_ms else 0
+    metrics.CLEANER_OVERDUE_SECONDS.set(max(late_ms, 0) / 1000, *labels)
 
 
 def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int) -> Plan:

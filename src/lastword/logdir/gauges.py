@@ -72,3 +72,6 @@ class LogGauges:
         for tp in gone:
             for gauge in _PER_PARTITION:
                 gauge.remove(tp.topic, str(tp.partition))
+            for accounted in (metrics.LOG_LIVE_BYTES, metrics.LOG_GARBAGE_BYTES):
+                for exact in ("true", "false"):
+                    accounted.remove(tp.topic, str(tp.partition), exact)
