@@ -1,12 +1,15 @@
 """What the scheduler cleans: the partitions of open log directories, drive by drive.
 
 Choosing looks at sizes, times, checkpoints and garbage accounts and reads no record, so a log in which
-nothing is due costs a look. A partition whose accounts lag behind is a task too: it is scanned up to its
-limit, and rewritten if that shows it to be what is due first. A round of strategy `kafka` is `cleaner.clean`
-with its `due=True`, so it decides once more when it begins.
+nothing is due costs a look, and no import before its first segment is closed. What `rounds.py` then does holds
+the partition's claim. Whoever waits for that claim (to trim, move, truncate or delete, to clean or expire by
+hand) ends it at its next safe point. The background itself never waits for a claim.
 
-A round holds the partition's claim. Whoever waits for that claim (to trim, move, truncate or delete, to clean
-or expire by hand) ends the round at its next safe point. The background itself never waits for a claim.
+By strategy:
+
+    kafka         a partition is due by itself: by its dirty ratio, or by its age
+    generational  a drive is due: the best run of all its partitions under the first obligation that holds.
+                  A partition with segments that its accounts have not seen is scanned first
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from lastword.clock import Clock
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.values import Value
 
-Result = Literal["ok", "partial", "aborted", "failed", "expired"]
+Result = Literal["ok", "partial", "aborted", "failed", "expired", "looked"]
 Stop = Callable[[], bool]
 
 MOST_DOUBLINGS = 6  # of a back-off: 15 s become 16 minutes
@@ -62,7 +62,8 @@ class Done(Value):
     """What became of one task, or of one partition's retention: an entry of the history.
 
     result    `ok`; `partial`: stopped between two swaps, what was swapped stays; `aborted`: stopped before
-              the first; `failed`, with `error`; `expired`: retention removed segments
+              the first; `failed`, with `error`; `expired`: retention removed segments; `looked`: what was
+              new there is known now (that is not in the history)
     round     what the round did: a `CleanRound`; None if it did not come so far
     deletion  what retention removed
     damaged   the partition is in quarantine now
@@ -216,7 +217,7 @@ class Scheduler:
             with self._lock:
                 self._running.pop(tp, None)
                 self._rest(tp, done)
-            if done is not None:
+            if done is not None and done.result != "looked":
                 self._note(done)
             self.states.apply(tp, "damage" if done is not None and done.damaged else "end")
 
@@ -227,13 +228,16 @@ class Scheduler:
         return False
 
     def _rest(self, tp: TopicPartition, done: Done | None) -> None:
-        """A round that moved something may be followed by the next one at once; others wait."""
-        moved = done is not None and done.result == "ok" and done.round is not None and _moved(done.round)
-        if moved:
+        """A round that moved something may be followed by the next one at once; others wait. One that was
+        complete and moved nothing would do so again, so it counts as a failure here."""
+        if done is not None and done.result == "looked":
+            return
+        ended = done is not None and done.result == "ok" and done.round is not None
+        if done is not None and done.round is not None and ended and _moved(done.round):
             self._rests.pop(tp, None)
             return
         failures = 0
-        if done is not None and done.result == "failed":
+        if ended or (done is not None and done.result == "failed"):
             before = self._rests.get(tp)
             failures = 1 + (before.failures if before is not None else 0)
         seconds = self.backoff_ms / 1000 * 2 ** min(max(0, failures - 1), MOST_DOUBLINGS)
@@ -400,9 +404,9 @@ class _Worker:
 
 
 def _moved(done: CleanRound) -> bool:
-    return done.complete and (
-        done.freed_bytes > 0 or done.segments_after != done.segments_before or done.end > done.start
-    )
+    if done.freed_bytes > 0 or done.segments_after != done.segments_before:
+        return True
+    return done.strategy == "kafka" and done.end > done.start  # its first dirty offset moved
 
 
 _started: weakref.WeakSet[Scheduler] = weakref.WeakSet()
