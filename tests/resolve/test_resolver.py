@@ -323,3 +323,18 @@ def test_a_full_arena_stops_at_the_slots() -> None:
         found = resolve(sources, map_bytes=map_bytes, salt=b"s", now_ms=None)
         assert found.distinct_keys == expected.distinct_keys
         assert found.segments == expected.segments
+
+
+def test_the_map_is_free_when_resolve_returns() -> None:
+    """Not when the garbage collector next comes by: it may be all the memory that there is."""
+    import gc
+
+    from lastword.resolve.offset_map import OffsetMap
+
+    gc.collect()
+    gc.disable()
+    try:
+        resolve(synthetic(1, 500, 100, 100), map_bytes=BIG, salt=b"", now_ms=None)
+        assert not [one for one in gc.get_objects() if isinstance(one, OffsetMap)]
+    finally:
+        gc.enable()

@@ -230,7 +230,8 @@ class OffsetMap:
 
     def _place_slots(self, slots: int) -> None:
         self.slots = np.empty(0, np.uint64)  # the old ones are free before the new ones are made
-        self.slots = np.zeros(slots, np.uint64)
+        self.slots = np.empty(slots, np.uint64)  # not `zeros`, which gets no huge pages
+        self.slots[:] = 0
         limit = self.map_bytes - self.slots.nbytes if self.spill is None else self.arena.size - kernels.SLACK
         self.state[loops.ARENA_LIMIT] = min(limit, self.arena.size - kernels.SLACK)
         self.state[loops.MOST_USED] = max(int(slots * MOST_LOAD), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.facts import Fates, Resolution, SegmentSource, check_order, digest_seed_of
@@ -76,8 +77,7 @@ class _Resolver:
         self.chunk_bytes = chunk_bytes
         self.total_bytes = sum(source.size for source in sources)
         self.done_bytes = 0  # of this pass
-        self.walk = Walk(map_bytes, salt, digest_seed_of(salt), rules, self._make_room)
-        self.walk.most_records = lambda chunk: records_at_most(sources, chunk)
+        self.walk = Walk(map_bytes, salt, digest_seed_of(salt), rules)
         self.walk.tally.add(sources)
         self.recent: deque[tuple[int, int]] = deque(maxlen=_WINDOW)  # (bytes done, keys in the map)
 
@@ -105,23 +105,28 @@ class _Resolver:
         self.done_bytes = 0
         self.recent.clear()
         before = (number - 1) * self.total_bytes
+        most = partial(records_at_most, self.sources)
         for segment, source in enumerate(self.sources):
             for chunk in self.walk.source(
                 source,
                 segment,
                 self.fates,
+                most,
+                self._make_room,
                 first_pass=number == 1,
                 old_due=self.old_due[segment],
                 chunk_bytes=self.chunk_bytes,
             ):
                 self.done_bytes += chunk.size_bytes
-                self.recent.append((self.done_bytes, self.walk.map_for(chunk).distinct_keys))
+                if self.walk.map is not None:
+                    self.recent.append((self.done_bytes, self.walk.map.distinct_keys))
                 if self.progress is not None:
                     self.progress(before + self.done_bytes, before + self.total_bytes)
 
     def _make_room(self, chunk: Chunk) -> None:
         """Regrow the slots, or else give up a part of the hash range: later passes will cover it."""
-        offset_map = self.walk.map_for(chunk)
+        offset_map = self.walk.map
+        assert offset_map is not None
         used = offset_map.distinct_keys
         if used == 0:
             raise too_large_key(offset_map.map_bytes, chunk.file)

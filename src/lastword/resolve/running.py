@@ -86,7 +86,7 @@ class RunningResolution:
         self._share = share
         last_hash = LAST_HASH if share == 1 else int(LAST_HASH * share)
         rules = Rules(decided=True, keyless_go=True, keep_copies=True, last_hash=last_hash)
-        self._walk = Walk(map_bytes, salt, digest_seed_of(salt), rules, self._make_room)
+        self._walk = Walk(map_bytes, salt, digest_seed_of(salt), rules)
         self._horizons = Horizons()
         self._going: tuple[int, int] | None = None  # offsets from and to that `dropping` has heard of
 
@@ -110,12 +110,17 @@ class RunningResolution:
             return
         check_order(sources, self.limit)
         started = time.perf_counter()
-        self._walk.most_records = lambda chunk: int(records_at_most(sources, chunk) * self._share) + 1
+
+        def most(chunk: Chunk) -> int:
+            return int(records_at_most(sources, chunk) * self._share) + 1
+
         first = len(self._walk.tally)
         self._walk.tally.add(sources)
         total, done = sum(source.size for source in sources), 0
         for segment, source in enumerate(sources, first):
-            for chunk in self._walk.source(source, segment, fates, chunk_bytes=chunk_bytes):
+            for chunk in self._walk.source(
+                source, segment, fates, most, self._make_room, chunk_bytes=chunk_bytes
+            ):
                 self._horizons.add(chunk)
                 done += chunk.size_bytes
                 if progress is not None:
@@ -128,7 +133,8 @@ class RunningResolution:
         self.seconds += time.perf_counter() - started
 
     def _make_room(self, chunk: Chunk) -> None:
-        offset_map = self._walk.map_for(chunk)
+        offset_map = self._walk.map
+        assert offset_map is not None
         if offset_map.make_room(_GROWTH):
             return
         vacancies = int(self._walk.state[fields.VACANCIES])

@@ -88,18 +88,11 @@ class Piece:
 class Walk:
     """The map, the bits and the tally of a log, while its chunks are taken in order.
 
-    `make_room(chunk)` is asked when the map is full, and must make room or raise. The map is made for the
-    first chunk, whose keys say how many will fit.
+    The map is made for the first chunk, whose keys say how many will fit; `most_records(chunk)` says how
+    many may come. `make_room(chunk)` is asked when the map is full, and must make room or raise.
     """
 
-    def __init__(
-        self,
-        map_bytes: int,
-        salt: bytes,
-        digest_seed: int,
-        rules: Rules,
-        make_room: Callable[[Chunk], None],
-    ) -> None:
+    def __init__(self, map_bytes: int, salt: bytes, digest_seed: int, rules: Rules) -> None:
         self.map_bytes = map_bytes
         self.salt = salt
         self.digest_seed = digest_seed
@@ -108,9 +101,7 @@ class Walk:
         self.state = np.zeros(loops.STATE_FIELDS, np.int64)
         self.store = PageStore(self.state)
         self.map: OffsetMap | None = None
-        self.most_records: Callable[[Chunk], int] = lambda chunk: 1
         self.spill: Callable[[int], NDArray[np.uint8]] | None = None
-        self._make_room = make_room
         self._piece = Piece()
         self._homes = np.empty(loops.STEP, np.int64)
 
@@ -119,6 +110,8 @@ class Walk:
         source: SegmentSource,
         segment: int,
         fates: Fates | None,
+        most_records: Callable[[Chunk], int],
+        make_room: Callable[[Chunk], None],
         *,
         first_pass: bool = True,
         old_due: bool = False,
@@ -130,13 +123,15 @@ class Walk:
                 self.tally.count(chunk, segment)
             found = fates_of(chunk, fates, decided=self.rules.decided)
             self._piece.start(self.rules, first_pass=first_pass, old_due=old_due)
-            while self._piece.fill(chunk, found, self.map_for(chunk).words):
-                self.settle(self._piece, chunk, segment)
+            offset_map = self.map or self._first_map(chunk, most_records(chunk))
+            while self._piece.fill(chunk, found, offset_map.words):
+                self.settle(self._piece, chunk, segment, make_room)
             yield chunk
 
-    def settle(self, made: Piece, chunk: Chunk, segment: int) -> None:
+    def settle(self, made: Piece, chunk: Chunk, segment: int, make_room: Callable[[Chunk], None]) -> None:
         """Put a piece of `chunk` into the map."""
-        offset_map = self.map_for(chunk)
+        offset_map = self.map
+        assert offset_map is not None
         filled = int(made.cursor[piece.FILLED])
         self.store.register(made.pages[: int(made.cursor[piece.PAGES_MET])], segment)
         self.state[loops.NEXT] = 0
@@ -163,19 +158,15 @@ class Walk:
                 offset = made.spans[piece.OFFSET, int(self.state[loops.NEXT])]
                 row = int(np.searchsorted(chunk.table[:, fields.LAST_OFFSET], offset))
                 chunk.raise_status(row, status)
-            self._make_room(chunk)
+            make_room(chunk)
 
-    def map_for(self, chunk: Chunk) -> OffsetMap:
-        """The map; made if this is the first chunk, with slots for the records that may come, if the budget
-        holds them.
-        """
-        if self.map is None:
-            from lastword.records.columns import decode_columns
+    def _first_map(self, chunk: Chunk, most_records: int) -> OffsetMap:
+        """With slots for the records that may come, if the budget holds them."""
+        from lastword.records.columns import decode_columns
 
-            lengths = decode_columns(chunk).key_length
-            keyed = lengths[lengths >= 0]
-            self.map = self.make_map(self.most_records(chunk), float(keyed.mean()) if keyed.size else 24.0)
-        return self.map
+        lengths = decode_columns(chunk).key_length
+        keyed = lengths[lengths >= 0]
+        return self.make_map(most_records, float(keyed.mean()) if keyed.size else 24.0)
 
     def make_map(self, most_records: int, key_bytes: float) -> OffsetMap:
         self.map = OffsetMap(
