@@ -192,6 +192,58 @@ def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, mo
     assert leases.dropped_up_to(DEFAULT, directory) == 3
 
 
+def generational(logs, **config):
+    topic = logs.create_topic("users", cleanup_policy="compact", **config)
+    topic.append(b"bob", b"old")
+    topic.append(b"bob", None)
+    topic.append(b"ada", b"1")
+    return topic
+
+
+def test_accounts_wait_for_a_lease_too(logs, clock):
+    """Their own clocks start when the last older copy is gone; a lease holds a tombstone back behind them."""
+    topic = generational(logs)
+    lease = topic.lease("replica", position=1, max_age="30d")
+    for _ in range(3):
+        topic.clean()
+        clock.advance(25 * HOUR)
+        topic.append(b"ada", b"%d" % clock.now_ms())
+    assert 1 in offsets(topic)
+    lease.advance(2)
+    (done,) = topic.clean()
+    assert done.complete and done.removed.tombstone == 1
+    assert 1 not in offsets(topic)
+    directory = logs._home("users", 0).directory("users", 0)
+    assert leases.dropped_up_to(DEFAULT, directory) == 2
+
+
+def test_a_lease_below_a_tombstone_that_accounts_had_marked_as_due(logs, clock, monkeypatch):
+    """The round that meets it stops; the next one cleans all but that tombstone, and does not stop again."""
+    topic = generational(logs)
+    topic.clean()
+    clock.advance(25 * HOUR)
+    for n in range(3):
+        topic.append(b"ada", b"more %d" % n)
+    check = leased.check
+
+    def meanwhile(*arguments):
+        topic.lease("late", position=1)
+        return check(*arguments)
+
+    monkeypatch.setattr(leased, "check", meanwhile)
+    (stopped,) = topic.clean()
+    monkeypatch.undo()
+    assert not stopped.complete and 1 in offsets(topic)
+    (done,) = topic.clean()
+    assert done.complete
+    assert offsets(topic) == [1, 5]
+    topic.lease("late").release()
+    topic.append(b"ada", b"last")
+    clock.advance(25 * HOUR)
+    topic.clean()
+    assert 1 not in offsets(topic)
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.sampled_from(b"abcd")),

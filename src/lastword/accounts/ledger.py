@@ -220,6 +220,15 @@ class Ledger:
         self._fresh()
         return False
 
+    def hold_back(self, floor: int) -> bool:
+        """A reader has yet to read from `floor` on. If a tombstone there counts as garbage already, the
+        ledger begins anew, for what it took off its key is not kept: True."""
+        if not self.due.size or int(self.due[-1]) < floor:
+            return False
+        self.rebuilt_because = "a lease was taken below a tombstone that was due"
+        self._fresh()
+        return True
+
     def _misfit(self, segments: Sequence[Segment]) -> str:
         """Drops what left at the front; else why the rest is not what was accounted."""
         if not self.entries:

@@ -62,6 +62,8 @@ def look(
     transactions = Transactions(log.segments, plan.limit, plan.now_ms)
     above = sum(one.size for one in segments if one.base_offset >= plan.limit)
     name = f"{plan.topic}-{plan.partition}"
+    floor = leases.load(files, log.directory, plan.now_ms).floor
+    ledger.hold_back(floor)
     with nullcontext() if dry else quarantine.on_damage(files, log.directory, name, plan.now_ms):
         read = ledger.absorb(
             [one for one in segments if one.base_offset < plan.limit],
@@ -72,7 +74,6 @@ def look(
             progress=progress,
             bytes_above=above,
         )
-    floor = leases.load(files, log.directory, plan.now_ms).floor
     ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=floor)
     return read
 
