@@ -7,6 +7,7 @@ itself, where its bytes say exactly that; so bytes survive the way there and bac
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 from lastword.api.serializers import SERIALIZERS
@@ -24,15 +25,17 @@ def bytes_json(data: bytes | None) -> Any:
 
 
 def field_json(data: bytes | None, serializer: str | None) -> Any:
-    """A key or value as JSON: of a `json`, `int32`, `int64` or `float64` topic as itself, if its bytes say
-    exactly that."""
+    """A key or value as JSON: of a `json`, `msgpack`, `int32`, `int64` or `float64` topic as itself, if its
+    bytes say exactly that."""
     if data is None or serializer in (None, "bytes", "str"):
         return bytes_json(data)
     chosen = SERIALIZERS[serializer]
     try:
         value = chosen.decode(data, "field")
         exact = value is not None and not is_base64_form(value) and chosen.encode(value, "field") == data
-    except SerializerError:
+        if exact and serializer == "msgpack":  # it also has what JSON has not
+            exact = chosen.encode(json.loads(json.dumps(value, allow_nan=False)), "field") == data
+    except (SerializerError, TypeError, ValueError):
         exact = False
     return value if exact else {"base64": base64.b64encode(data).decode()}
 

@@ -11,8 +11,9 @@ topic; callables are code and are passed again at every open.
     int32     int              4 bytes, big endian            IntegerSerializer
     int64     int              8 bytes, big endian            LongSerializer
     float64   float            8 bytes, big endian, IEEE 754  DoubleSerializer
+    msgpack   JSON and bytes   MessagePack, keys sorted       none
 
-JSON keys are sorted because a key *is* its bytes: two spellings of one object would be two keys.
+Keys of objects are sorted because a key *is* its bytes: two spellings of one object would be two keys.
 `pickle` is not in the table: reading a log must never run code from it.
 
 In a topic `None` is a null and never reaches a serializer. In a `State` it does, so there JSON can store
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from lastword.api import messagepack
 from lastword.errors import SerializerError, UsageError, nearest
 
 
@@ -142,6 +144,7 @@ SERIALIZERS: dict[str, Serializer] = {
     "float64": Serializer(
         "float64", lambda value: _FLOAT64.pack(float(value)), lambda data: _FLOAT64.unpack(data)[0]
     ),
+    "msgpack": Serializer("msgpack", messagepack.dumps, messagepack.loads),
 }
 
 
