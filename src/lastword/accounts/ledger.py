@@ -282,7 +282,9 @@ class Ledger:
             return 0
         noted = _Noted(fates) if fates is not None else None
         known, old, share = len(self.entries), self.entries, self.share
+        self.spoiled = True  # a scan that is given up in its middle leaves no account
         read = self._scan(below, new, noted, progress, chunk_bytes)
+        self.spoiled = False
         if self.share != share:
             known = 0
         if noted is not None and noted.first >= 0:
