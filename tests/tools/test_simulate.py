@@ -300,7 +300,7 @@ def test_written_bytes_at_the_default_target(kind, skew, written):
 def test_uniform_updates_cost_what_theory_says():
     """1/S = (1-u)/(-ln u), w = u/(1-u): keeping order costs nothing there."""
     for target, written in ((1.25, 1.69), (2.0, 0.255)):
-        found = cost("uniform", space_target=target, min_cleanable_dirty_ratio=0.9)
+        found = cost("uniform", updates=8, space_target=target, min_cleanable_dirty_ratio=0.9)
         assert found.write_amplification == pytest.approx(written, rel=0.1)
 
 
@@ -314,7 +314,7 @@ def test_at_the_peak_of_kafkas_rule_much_less_is_written():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["uniform", "zipf", "hot-cold", "drift"])
+@pytest.mark.parametrize("kind", ["uniform", "zipf", "hot-cold"])
 def test_kafkas_rule_writes_the_log_once_more(kind):
     found = cost(kind, "broker")
     assert found.write_amplification == pytest.approx(0.95, rel=0.1)

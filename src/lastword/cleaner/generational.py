@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from lastword.accounts import DriveAccount, PartitionAccount
@@ -64,7 +65,7 @@ class Choice(Value):
 def choose_drive(drive: DriveAccount, now_ms: int) -> Choice:
     """The next rewrite on a drive: its best run under the first obligation that holds."""
     wanted = sorted(
-        (_Part.of(one, drive) for one in drive.partitions if _ours(one)),
+        (_Part(one, drive) for one in drive.partitions if _ours(one)),
         key=lambda part: (part.account.topic, part.account.partition),
     )
     reasons: list[str] = []
@@ -87,18 +88,19 @@ def _ours(partition: PartitionAccount) -> bool:
     return not partition.quarantined and partition.strategy == "generational"
 
 
-@dataclass(frozen=True, slots=True)
 class _Part:
-    """One partition that may be chosen, with its columns and its garbage in all."""
+    """One partition that may be chosen. Most looks end with a sum of its garbage; columns are made when runs
+    are weighed."""
 
-    account: PartitionAccount
-    columns: Columns
-    garbage_bytes: int  # with blocked tombstones
+    def __init__(self, account: PartitionAccount, drive: DriveAccount) -> None:
+        self.account = account
+        self._drive = drive
+        self.blocked_bytes = sum([one.blocked_tombstone_bytes for one in account.segments])
+        self.garbage_bytes = sum([one.dead_bytes for one in account.segments]) + self.blocked_bytes
 
-    @classmethod
-    def of(cls, account: PartitionAccount, drive: DriveAccount) -> _Part:
-        columns = Columns.of(account, drive.t, drive.file_cost_bytes)
-        return cls(account, columns, int(columns.dead.sum() + columns.blocked.sum()))
+    @cached_property
+    def columns(self) -> Columns:
+        return Columns.of(self.account, self._drive.t, self._drive.file_cost_bytes)
 
     @property
     def name(self) -> str:
@@ -130,12 +132,13 @@ def _best(parts: Sequence[tuple[_Part, int | None]]) -> tuple[Run, ...]:
 def _overdue(drive: DriveAccount, parts: Sequence[_Part], now_ms: int) -> Choice | None:
     late = []
     for part in parts:
-        died_ms = part.columns.oldest_dead_ms
-        held = (part.columns.dead > 0) & (died_ms >= 0)
-        if held.any():
-            late_ms = now_ms - int(died_ms[held].min()) - part.account.max_compaction_lag_ms
-            if late_ms > 0:
-                late.append((late_ms, part))
+        due_ms = now_ms - part.account.max_compaction_lag_ms
+        if due_ms <= 0:
+            continue
+        died_ms = [one.oldest_dead_ms for one in part.account.segments if one.dead_bytes]
+        late_ms = due_ms - min((ms for ms in died_ms if ms >= 0), default=due_ms)
+        if late_ms > 0:
+            late.append((late_ms, part))
     if not late:
         return None
     late_ms, part = max(late, key=lambda one: one[0])
@@ -167,7 +170,7 @@ def _target(drive: DriveAccount, parts: Sequence[_Part], reasons: list[str]) -> 
         return None
     best = _best([(part, None) for part in parts])
     if not best:
-        blocked = sum(int(part.columns.blocked.sum()) for part in parts)
+        blocked = sum(part.blocked_bytes for part in parts)
         what = f"{format_bytes(blocked)} of tombstones wait for older copies of their keys"
         reasons.append(f"{holds}, above its target of {drive.space_target:g}, but {what}")
         return None

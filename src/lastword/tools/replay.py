@@ -87,6 +87,7 @@ class PaperLog:
         self.segments: list[Paper] = []
         self.absorbed = 0  # of these, how many were looked at
         self.closed_rows = 0
+        self.closed_bytes = 0
         self.first_dirty = 0
         self.ends = closings(
             deaths, config.segment_bytes, min(config.segment_ms, config.max_compaction_lag_ms)
@@ -108,6 +109,7 @@ class PaperLog:
         largest = int(self.deaths.time_ms[end - 1])
         self.segments.append(Paper(rows, self.closed_rows, end, size, largest, t, t, rent_at=t))
         self.closed_rows = end
+        self.closed_bytes += size
 
     def absorb(self, count: int, t: int, now_ms: int) -> int:
         """Look at the keys of segments up to `count`; returns their bytes."""
@@ -223,13 +225,11 @@ class PaperLog:
         self.segments[first : last + 1] = new
         self._accounts = None
         self.absorbed += len(new) - len(old)
-        return sum(segment.size_bytes for segment in old), written
+        read = sum(segment.size_bytes for segment in old)
+        self.closed_bytes += written - read
+        return read, written
 
     # ---------------------------------------------------------------- what it looks like
-
-    @property
-    def closed_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self.segments)
 
     def active(self, rows: int) -> Paper:
         """The open segment after so many rows of the log."""

@@ -1,0 +1,428 @@
+"""What cleaning costs in bytes: written and read for each byte appended, and the space taken meanwhile.
+
+Real logs, appended to through the library and cleaned as soon as that is due, by strategy `generational` and
+by strategy `kafka`; the same batches through Kafka's own log and cleaner classes; and on paper, by the
+simulator behind `lastword simulate`. The clock is a manual one. What comes before all keys are loaded does
+not count.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import lastword
+from bench import kafka
+from bench.registry import Measured, Run, workload
+from lastword.clock import ManualClock
+from lastword.config import TopicConfig
+from lastword.tools.death import Deaths, deaths_between
+from lastword.tools.simulate import Part, Simulation, simulate
+from lastword.tools.traffic import Traffic, traffic
+
+BEGIN_MS = 1_750_000_000_000
+KEY_BYTES, VALUE_BYTES = 24, 100
+BATCH_RECORDS = 100
+RECORD_BYTES = (
+    KEY_BYTES + VALUE_BYTES + 8 + 61 / BATCH_RECORDS
+)  # with its own fields, and its share of a header
+TOMBSTONE_BYTES = KEY_BYTES + 7 + 61 / BATCH_RECORDS
+SCALE = RECORD_BYTES / 100  # of a policy's record of 100 bytes
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Traffic over one partition: all `keys` are loaded, then `updates` records come for each, `rate` of them
+    in a millisecond. A segment holds 1 / `live_segments` of the live bytes."""
+
+    kind: str
+    keys: int
+    updates: float = 15
+    skew: float = 0.99
+    live_segments: float = 50
+    rate: float = 1.0
+    seed: int = 1
+    load_ms: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.skew:g}" if self.kind == "zipf" else self.kind
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        return traffic(self.kind, self.keys, int(self.keys * self.updates), seed=self.seed, skew=self.skew)
+
+    @cached_property
+    def times_ms(self) -> np.ndarray:
+        """When each record comes."""
+        made, load_ms = self.traffic, self.load_ms or self.keys
+        number = np.arange(made.keys.size, dtype=np.float64)
+        times = np.where(
+            number < made.loaded,
+            number * (load_ms / max(made.loaded, 1)),
+            load_ms + (number - made.loaded) / self.rate,
+        )
+        return times.astype(np.int64)
+
+    @cached_property
+    def deaths(self) -> Deaths:
+        sizes = np.where(self.traffic.tombstone, TOMBSTONE_BYTES, RECORD_BYTES)
+        upto = np.rint(np.cumsum(sizes)).astype(np.int64)
+        return deaths_between(
+            self.traffic.keys,
+            size_bytes=np.diff(upto, prepend=0),
+            time_ms=self.times_ms,
+            tombstone=self.traffic.tombstone,
+            loaded=self.traffic.loaded,
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "segment_bytes": int(self.keys * RECORD_BYTES / self.live_segments),
+            "delete_retention_ms": int(self.keys / 2 / self.rate),
+        }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes per byte appended; space over live bytes, mean, peak, and of the worst partition at the end.
+
+    read   of real logs: all that the process reads while it cleans, so with the look back at what was written
+           and with saved accounts; of the others: by maps and rewrites
+    """
+
+    written: float
+    read: float
+    mean: float
+    peak: float
+    rounds: int
+    appended_bytes: int
+    worst_end: float = 0.0
+
+    def __str__(self) -> str:
+        space = f"space {self.mean:.2f}, at most {self.peak:.2f}"
+        return f"written {self.written:.3f}, read {self.read:.2f}, {space}"
+
+
+class Meter:
+    """Looks at space before and after cleaning; between two looks it grows evenly."""
+
+    def __init__(self) -> None:
+        self.area = self.width = self.peak = 0.0
+        self._last: tuple[int, float] | None = None
+
+    def look(self, appended: int, size: int, live: float) -> None:
+        share = size / max(live, 1)
+        if self._last is not None and appended > self._last[0]:
+            step = appended - self._last[0]
+            self.area += step * (share + self._last[1]) / 2
+            self.width += step
+        self._last = (appended, share)
+        self.peak = max(self.peak, share)
+
+    @property
+    def mean(self) -> float:
+        return self.area / max(self.width, 1)
+
+
+# ---------------------------------------------------------------- real logs
+
+
+class Growing:
+    """The real log of one scenario, and what of it is live."""
+
+    def __init__(self, logs: Any, number: int, scenario: Scenario, **settings: Any) -> None:
+        self.scenario, self.name, self.rows = scenario, f"t{number}", 0
+        self.topic = logs.create_topic(
+            self.name, cleanup_policy="compact", file_delete_delay_ms=0, **(scenario.settings | settings)
+        )
+        self.log = logs._log(self.name, 0)
+        self.freed = 0
+        deaths = scenario.deaths
+        self._live = deaths.live_bytes(scenario.settings["delete_retention_ms"])
+        self._upto = np.concatenate(([0], np.cumsum(deaths.size_bytes)))
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self.log.segments)
+
+    @property
+    def appended(self) -> int:
+        return self.size + self.freed
+
+    @property
+    def live(self) -> float:
+        """As many bytes as it would be at the average size that records had so far."""
+        return float(self._live[self.rows]) * self.appended / max(float(self._upto[self.rows]), 1.0)
+
+    @property
+    def next_ms(self) -> int:
+        """When its next batch is full."""
+        end = min(self.rows + BATCH_RECORDS, self.scenario.times_ms.size)
+        return int(self.scenario.times_ms[end - 1])
+
+    def append(self) -> bool:
+        """The next batch; True if it closed a segment."""
+        made, first = self.scenario.traffic, self.rows
+        self.rows = min(first + BATCH_RECORDS, made.keys.size)
+        active = self.log.active.base_offset
+        self.topic.extend(pa.Table.from_batches([batch_of(made, first, self.rows)]))
+        return bool(self.log.active.base_offset != active)
+
+    @property
+    def done(self) -> bool:
+        return self.rows >= self.scenario.traffic.keys.size
+
+
+def batch_of(made: Traffic, first: int, end: int) -> pa.RecordBatch:
+    """Records `first` to `end`; a value is the record's number, filled up."""
+    keys = [b"key-%020d" % key for key in made.keys[first:end].tolist()]
+    values = [
+        None if deleted else b"%0*d" % (VALUE_BYTES, number)
+        for number, deleted in enumerate(made.tombstone[first:end].tolist(), first)
+    ]
+    return pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+def on_real_logs(
+    directory: Path,
+    scenarios: Sequence[Scenario],
+    strategy: str,
+    *,
+    space_target: float = 1.5,
+    **settings: Any,
+) -> Cost:
+    """All of them in one log directory: append in the order of their times, clean whatever is due whenever a
+    segment was closed, go on."""
+    shutil.rmtree(directory, ignore_errors=True)
+    clock = ManualClock(BEGIN_MS)
+    options = {"log_cleaner_enable": False, "lastword_space_target": space_target}
+    with lastword.open(directory, "a", clock=clock, **options) as logs:
+        growing = [
+            Growing(logs, number, one, lastword_strategy=strategy, **settings)
+            for number, one in enumerate(scenarios)
+        ]
+        meter, written, read, rounds, loaded_bytes = Meter(), 0, 0, 0, 0
+        by_name = {one.name: one for one in growing}
+        queue = [(one.next_ms, number) for number, one in enumerate(growing)]
+        heapq.heapify(queue)
+        while queue:
+            at_ms, number = heapq.heappop(queue)
+            clock.advance(max(BEGIN_MS + at_ms - clock.now_ms(), 0))
+            one = growing[number]
+            closed = one.append()
+            if not one.done:
+                heapq.heappush(queue, (one.next_ms, number))
+            if not closed and queue:
+                continue
+            loading = any(other.rows < other.scenario.traffic.loaded for other in growing)
+            appended = sum(other.appended for other in growing)
+            if loading:
+                loaded_bytes = appended
+            else:
+                meter.look(appended, sum(other.size for other in growing), sum(o.live for o in growing))
+            before = bytes_read()
+            for done in due_rounds(logs):
+                by_name[done.topic].freed += done.freed_bytes
+                if not loading:
+                    written, rounds = written + done.written_bytes, rounds + 1
+            if not loading:
+                read += bytes_read() - before
+                meter.look(appended, sum(other.size for other in growing), sum(o.live for o in growing))
+        worst = max(one.size / one.live for one in growing)
+    shutil.rmtree(directory)
+    new = appended - loaded_bytes
+    return Cost(written / new, read / new, meter.mean, meter.peak, rounds, new, worst)
+
+
+def bytes_read() -> int:
+    """By this process so far, from files and page cache."""
+    line = Path("/proc/self/io").read_text().split("\n", 1)[0]
+    return int(line.removeprefix("rchar: "))
+
+
+def due_rounds(logs: Any) -> Iterator[Any]:
+    """Every round that is due, until none is."""
+    while True:
+        rounds = logs.clean(due=True)
+        yield from rounds
+        if not rounds:
+            return
+
+
+def in_kafka(directory: Path, scenario: Scenario, ratio: float = 0.5) -> Cost:
+    """The same batches through Kafka's log and cleaner classes, without a broker. No tombstones: its clock
+    cannot be set."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with lastword.open(directory / "source", "a", log_cleaner_enable=False) as logs:
+        source = Growing(logs, 0, replace(scenario, live_segments=0.01))
+        while not source.done:
+            source.append()
+        settings = scenario.settings
+    arguments = [
+        directory / "source" / "t0-0",
+        directory / "work",
+        settings["segment_bytes"],
+        ratio,
+        128 << 20,
+    ]
+    lines = [json.loads(line) for line in kafka._run("CostRun", arguments)]
+    shutil.rmtree(directory)
+    live = scenario.deaths.live_bytes(0)
+    upto = np.concatenate(([0], np.cumsum(scenario.deaths.size_bytes)))
+    meter = Meter()
+    start = dict.fromkeys(lines[0], 0)
+    for line in lines:
+        if line["records"] <= scenario.traffic.loaded:
+            start = line
+            continue
+        newest = float(live[line["records"]]) * line["appended"] / float(upto[line["records"]])
+        meter.look(line["appended"], line["before"], newest)
+        meter.look(line["appended"], line["after"], newest)
+    counted = {name: lines[-1][name] - start[name] for name in start}
+    new = counted["appended"]
+    read = (counted["read"] + counted["map_read"]) / new
+    return Cost(counted["written"] / new, read, meter.mean, meter.peak, counted["rounds"], new)
+
+
+# ---------------------------------------------------------------- on paper
+
+
+def on_paper(
+    scenarios: Sequence[Scenario], strategy: str, *, space_target: float = 1.5, **settings: Any
+) -> Cost:
+    parts = [
+        Part(f"t{number}", 0, one.deaths, TopicConfig(**(one.settings | settings)))
+        for number, one in enumerate(scenarios)
+    ]
+    found = simulate(parts, strategy=strategy, space_target=space_target)
+    worst = max(one.space_amplification_end for one in found.partitions)
+    return _cost(found.drive, worst)
+
+
+def _cost(found: Simulation, worst: float) -> Cost:
+    return Cost(
+        found.write_amplification,
+        found.read_amplification,
+        found.space_amplification,
+        found.space_amplification_peak,
+        found.rounds,
+        found.appended_bytes,
+        worst,
+    )
+
+
+def mixed(keys: int, duration: float) -> list[Scenario]:
+    """Sixteen partitions of one drive, large and small, quick and slow. `keys` of the average one; while all
+    of them run, `duration` records come for each of its keys."""
+    kinds = ("zipf", "uniform", "hot-cold", "insert-only", "zipf", "ttl", "drift", "uniform")
+    skews = (0.99, 0.0, 0.0, 0.0, 0.8, 0.0, 0.0, 0.0)
+    found = []
+    for number in range(16):
+        size = int(keys * (0.5, 1.0, 2.0, 0.5)[number % 4])
+        rate = (4.0, 1.0, 0.25, 0.5, 0.05)[number % 5]
+        updates = max(duration * keys * rate / size, 0.02)
+        found.append(
+            Scenario(
+                kinds[number % 8],
+                size,
+                updates,
+                skews[number % 8],
+                live_segments=25 * size / keys,
+                rate=rate,
+                seed=number,
+                load_ms=keys,
+            )
+        )
+    return found
+
+
+# ---------------------------------------------------------------- workloads
+
+
+@workload("cost")
+def cost(run: Run) -> Iterator[Measured]:
+    """Bytes written by cleaning for each byte appended, on real logs.
+
+    Rivals: Kafka's cleaner class on the same batches, at its default ratio; strategy kafka; the simulator.
+    """
+    keys = max(run.records // 100, 1000)
+    for kind in ("uniform", "zipf", "hot-cold", "insert-only"):
+        scenario = Scenario(kind, keys)
+        theirs = in_kafka(run.scratch / "kafka", scenario)
+        for what, target in (
+            ("target 1.5", 1.5),
+            ("Kafka's mean", theirs.mean),
+            ("Kafka's peak", theirs.peak),
+        ):
+            if kind == "insert-only" and what != "target 1.5":
+                continue
+            ours = on_real_logs(
+                run.scratch / "logs",
+                [scenario],
+                "generational",
+                space_target=max(target, 1.1),
+                min_cleanable_dirty_ratio=max(0.5, 1 - 0.9 / target),
+            )
+            yield _measured(f"{scenario.name}, {what}", ours, theirs, "Kafka's cleaner class")
+        yield _measured(
+            f"{scenario.name}, strategy kafka",
+            on_real_logs(run.scratch / "logs", [scenario], "kafka"),
+            theirs,
+            "Kafka's cleaner class",
+        )
+    for kind in ("ttl", "deletes", "drift"):
+        scenario = Scenario(kind, keys)
+        ours = on_real_logs(run.scratch / "logs", [scenario], "generational")
+        theirs = on_real_logs(run.scratch / "logs", [scenario], "kafka")
+        yield _measured(f"{scenario.name}, target 1.5", ours, theirs, "strategy kafka")
+
+
+@workload("cost-drive")
+def cost_drive(run: Run) -> Iterator[Measured]:
+    """Sixteen mixed partitions of one drive, with one target for all of them.
+
+    Rival: strategy kafka.
+    """
+    scenarios = mixed(max(run.records // 250, 1000), 12)
+    theirs = on_real_logs(run.scratch / "logs", scenarios, "kafka")
+    for target in (1.25, 1.5):
+        ours = on_real_logs(run.scratch / "logs", scenarios, "generational", space_target=target)
+        yield _measured(f"16 partitions, target {target}", ours, theirs, "strategy kafka")
+
+
+@workload("simulate")
+def simulated(run: Run) -> Iterator[Measured]:
+    """The same on paper: every kind of traffic at targets of 1.25 to 3, against Kafka's own cleaner there."""
+    keys = max(run.records // 10, 1000)
+    kinds = [Scenario(kind, keys) for kind in ("uniform", "zipf", "hot-cold", "drift", "insert-only")]
+    kinds += [Scenario("zipf", keys, skew=0.8), Scenario("zipf", keys, skew=1.2)]
+    kinds += [Scenario(kind, keys) for kind in ("ttl", "deletes")]
+    for scenario in kinds:
+        theirs = on_paper([scenario], "broker")
+        for target in (1.25, 1.5, 2.0, 3.0):
+            ours = on_paper(
+                [scenario],
+                "generational",
+                space_target=target,
+                min_cleanable_dirty_ratio=max(0.5, 1 - 0.9 / target),
+            )
+            yield _measured(f"{scenario.name}, target {target:g}", ours, theirs, "Kafka's rule", "simulate")
+
+
+def _measured(what: str, ours: Cost, theirs: Cost, rival: str, name: str = "cost") -> Measured:
+    """Bytes written; less is better. Everything else goes into the facts."""
+    ratio = theirs.written / ours.written if ours.written else float("inf") if theirs.written else 1.0
+    facts = {"ours": asdict(ours), "rival": asdict(theirs)}
+    unit = f"bytes written per byte; {ours}"
+    return Measured(name, what, unit, ours.written, theirs.written, f"{rival}: {theirs}", ratio, facts)

@@ -1,0 +1,61 @@
+"""The simulator and the real cleaner agree, and both cost what was promised."""
+
+import pytest
+from bench.cost_workloads import Scenario, mixed, on_paper, on_real_logs
+
+from lastword.tools.traffic import KINDS
+
+SMALL = {"keys": 2000, "updates": 3, "live_segments": 20}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["uniform", "zipf", "deletes"])
+def test_real_logs_cost_what_the_simulator_says(tmp_path, kind):
+    scenario = Scenario(kind, **SMALL)
+    real = on_real_logs(tmp_path / "logs", [scenario], "generational")
+    paper = on_paper([scenario], "generational")
+    assert real.written == pytest.approx(paper.written, rel=0.1)
+    assert real.mean == pytest.approx(paper.mean, abs=0.06)
+    assert real.peak == pytest.approx(paper.peak, abs=0.1)
+
+
+@pytest.mark.slow
+def test_so_does_strategy_kafka(tmp_path):
+    scenario = Scenario("zipf", **SMALL)
+    real = on_real_logs(tmp_path / "logs", [scenario], "kafka")
+    paper = on_paper([scenario], "kafka")
+    assert real.written == pytest.approx(paper.written, rel=0.1)
+    assert real.rounds == paper.rounds
+    assert real.peak == pytest.approx(paper.peak, abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["insert-only", "ttl"])
+def test_nothing_is_written_for_inserts_and_for_keys_that_expire(tmp_path, kind):
+    real = on_real_logs(tmp_path / "logs", [Scenario(kind, **SMALL)], "generational")
+    assert real.written < 0.002 and real.peak < 1.7  # an empty batch stays for a range without records
+
+
+def test_sixteen_partitions_are_mixed():
+    found = mixed(1000, 4)
+    assert len(found) == 16 and {one.kind for one in found} < set(KINDS)
+    assert len({one.rate for one in found}) == 5 and len({one.keys for one in found}) == 3
+    for one in found:
+        assert (one.times_ms[1:] >= one.times_ms[:-1]).all()
+        assert one.times_ms[one.traffic.loaded - 1] < 1000
+
+
+@pytest.mark.slow
+def test_one_target_for_sixteen_partitions_writes_less_than_one_for_each():
+    scenarios = mixed(1000, 3)
+    together = on_paper(scenarios, "generational")
+    kafka = on_paper(scenarios, "broker")
+    apart = (
+        sum(
+            cost.written * cost.appended_bytes
+            for cost in (on_paper([one], "generational") for one in scenarios)
+        )
+        / together.appended_bytes
+    )
+    assert together.written < 0.8 * apart and together.written < 0.5 * kafka.written
+    assert together.peak < 1.55 and together.worst_end < 2.3
