@@ -1,0 +1,173 @@
+"""Random lives of a log against a dict: appends, deletes, rounds of both strategies over all of it or a run,
+restarts with and without accounts, truncations, trims.
+
+After every step: the newest values are the dict's; what is left lies at its old offset, in order; a tombstone
+went only when `delete.retention.ms` had passed since no older copy of its key was on disk; and a Kafka that
+took over at the checkpoint would find a newer record for each dead one.
+"""
+
+import random
+
+import pytest
+
+from lastword.accounts.ledger import Ledger
+from lastword.cleaner.accounted import account_of
+from lastword.cleaner.cleaner import clean
+from lastword.cleaner.generational import all_garbage
+from lastword.cleaner.runs import Columns, best_runs
+from lastword.config import TopicConfig
+from lastword.files import DEFAULT
+from tests.cleaner.test_accounted import HOUR, NOW, Log
+
+CONFIG = TopicConfig(
+    cleanup_policy=frozenset({"compact"}),
+    segment_bytes=900,
+    index_interval_bytes=200,
+    delete_retention_ms=HOUR,
+)
+
+
+class Model:
+    def __init__(self, log):
+        self.log = log
+        self.seen = {}  # offset to (key, value): everything that was ever appended and not cut off
+        self.free_ms = {}  # tombstone's offset to when the last older copy of its key had left
+        self.before = []
+
+    def append(self, key, value):
+        self.log.put((key, value))
+        self.seen[self.log.log.log_end - 1] = (key, value)
+
+    def check(self, step):
+        now_ms = self.log.clock.now_ms()
+        records = self.log.records()
+        offsets = [offset for offset, _, _ in records]
+        assert offsets == sorted(set(offsets)), step
+        for offset, key, value in records:
+            assert self.seen[offset] == (key, value), step
+        newest = {}
+        for offset, (key, value) in sorted(self.seen.items()):
+            if offset >= self.log.log.log_start:
+                newest[key] = (offset, value)
+        held = {}
+        for offset, key, value in records:
+            if offset >= self.log.log.log_start:
+                held[key] = (offset, value)
+        there = set(offsets)
+        for key, (offset, value) in newest.items():
+            if value is not None:
+                assert held.get(key) == (offset, value), (step, key)
+            elif offset not in there:
+                assert key not in held, (step, key, "a deleted value came back")
+                assert now_ms >= self.free_ms[offset] + HOUR, (step, key, "a tombstone went early")
+        self._clocks(records, now_ms)
+        checkpoint = self.log.first_dirty
+        if checkpoint is not None:
+            copies = {}
+            for offset, key, _ in records:
+                if offset < self.log.ledger.limit:
+                    copies.setdefault(key, []).append(offset)
+            for key, found in copies.items():
+                assert len(found) == 1 or found[-1] >= checkpoint, (step, key, found, checkpoint)
+
+    def _clocks(self, records, now_ms):
+        first = {}
+        for offset, key, value in records:
+            older = key in first
+            first.setdefault(key, offset)
+            if value is None and not older:
+                self.free_ms.setdefault(offset, now_ms)
+
+    def cut(self):
+        """The end went: also what had replaced records that a round has dropped since."""
+        there = {offset for offset, _, _ in self.log.records()}
+        for gone in [one for one in self.seen if one not in there]:
+            del self.seen[gone]
+            self.free_ms.pop(gone, None)
+
+
+def _round(model, rng, strategy):
+    log = model.log
+    if strategy == "kafka":
+        clean(
+            log.log,
+            log.config,
+            first_dirty=log.first_dirty,
+            record_first_dirty=log.record,
+            map_bytes=log.map_bytes,
+        )
+        log.ledger.fit(log.log.segments)
+        return
+    if rng.random() < 0.3:
+        log.clean()
+        return
+    run = None
+    if log.ledger.entries:
+        account = account_of(log.log, log.config, log.ledger, drive="d", quarantined=False)
+        runs = list(all_garbage(account)) + best_runs(account, Columns.of(account, log.ledger.t, 0.0))
+        run = rng.choice(runs) if runs else None
+    log.clean(due=True, run=run)
+
+
+def live(tmp_path, seed, steps=60, map_bytes=1 << 20):
+    rng = random.Random(seed)
+    log = Log(tmp_path, CONFIG, map_bytes=map_bytes)
+    model = Model(log)
+    keys = rng.choice([4, 12, 40])
+    try:
+        for number in range(steps):
+            what = rng.random()
+            if what < 0.45:
+                for _ in range(rng.randrange(1, 25)):
+                    key = b"k%02d" % rng.randrange(keys)
+                    model.append(key, None if rng.random() < 0.25 else b"v%d" % rng.randrange(99999))
+            elif what < 0.75:
+                _round(model, rng, "generational")
+            elif what < 0.80:
+                _round(model, rng, "kafka")
+            elif what < 0.88:
+                log.clock.advance(rng.choice([1, HOUR // 2, HOUR, 3 * HOUR]))
+            elif what < 0.97:
+                how = rng.random()
+                log.restart(save=how < 0.7)
+                if how > 0.9 and (log.path / "lastword" / "accounts").exists():
+                    (log.path / "lastword" / "accounts").unlink()
+                    log.ledger = Ledger.open(DEFAULT, str(log.path), log.log.segments, map_bytes=map_bytes)
+            elif what < 0.985 and log.log.log_end > 5:
+                offset = rng.randrange(log.log.log_end - 4, log.log.log_end)
+                log.log.truncate_to(offset)
+                model.cut()
+                log.first_dirty = (
+                    None if log.first_dirty is None else min(log.first_dirty, log.log.active.base_offset)
+                )
+            else:
+                log.log.raise_log_start(min(log.log.log_start + rng.randrange(20), log.log.log_end))
+                log.log.remove_front()
+            model.check((seed, number, round(what, 2)))
+        log.clean()
+        model.check((seed, "last but one"))
+        log.clock.advance(2 * HOUR)
+        log.clean()
+        model.check((seed, "end"))
+        log.clean()
+        assert all(value is not None for offset, _, value in log.records() if offset < log.ledger.limit - 1)
+    finally:
+        log.close()
+    assert log.clock.now_ms() > NOW
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_life(tmp_path, seed):
+    live(tmp_path, seed, steps=25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 118))
+def test_lives(tmp_path, seed):
+    live(tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 204))
+def test_lives_with_a_map_that_holds_a_few_keys(tmp_path, seed):
+    live(tmp_path, seed, map_bytes=1024)
