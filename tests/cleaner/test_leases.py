@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastword
+from lastword.accounts.ledger import Ledger
 from lastword.cleaner import leased
 from lastword.clock import ManualClock
 from lastword.errors import LeaseRefusedError
@@ -219,6 +220,7 @@ def test_accounts_wait_for_a_lease_too(logs, clock):
 
 def test_a_lease_below_a_tombstone_that_accounts_had_marked_as_due(logs, clock, monkeypatch):
     """The round that meets it stops; the next one cleans all but that tombstone, and does not stop again."""
+    monkeypatch.setattr(Ledger, "worth_saving", property(lambda ledger: True))  # as of a larger log
     topic = generational(logs)
     topic.clean()
     clock.advance(25 * HOUR)
@@ -232,7 +234,7 @@ def test_a_lease_below_a_tombstone_that_accounts_had_marked_as_due(logs, clock, 
 
     monkeypatch.setattr(leased, "check", meanwhile)
     (stopped,) = topic.clean()
-    monkeypatch.undo()
+    monkeypatch.setattr(leased, "check", check)
     assert not stopped.complete and 1 in offsets(topic)
     (done,) = topic.clean()
     assert done.complete
