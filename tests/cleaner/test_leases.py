@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastword
-from lastword.accounts.ledger import Ledger
 from lastword.cleaner import leased
 from lastword.clock import ManualClock
 from lastword.errors import LeaseRefusedError
 from lastword.files import DEFAULT
 from lastword.partition import leases
+from tests.cleaner.test_accounted import Log as Accounted
 
 BEGIN = 1_795_168_800_000
 HOUR = 3_600_000
@@ -218,32 +218,42 @@ def test_accounts_wait_for_a_lease_too(logs, clock):
     assert leases.dropped_up_to(DEFAULT, directory) == 2
 
 
-def test_a_lease_below_a_tombstone_that_accounts_had_marked_as_due(logs, clock, monkeypatch):
+def test_a_lease_below_a_tombstone_that_accounts_had_marked_as_due(tmp_path, monkeypatch):
     """The round that meets it stops; the next one cleans all but that tombstone, and does not stop again."""
-    monkeypatch.setattr(Ledger, "worth_saving", property(lambda ledger: True))  # as of a larger log
-    topic = generational(logs)
-    topic.clean()
-    clock.advance(25 * HOUR)
+    log = Accounted(tmp_path)
+    log.put((b"bob", b"old"))
+    log.put((b"bob", None))
+    log.put((b"ada", b"1"), roll=True)
+    log.clean()
+    log.clock.advance(25 * HOUR)
     for n in range(3):
-        topic.append(b"ada", b"more %d" % n)
+        log.put((b"ada", b"more %d" % n))
+
+    def late_lease(position):
+        arguments = {"log_start": 0, "log_end": 6, "now_ms": log.clock.now_ms()}
+        return leases.register(DEFAULT, log.log.directory, "late", position, **arguments)
+
     check = leased.check
 
     def meanwhile(*arguments):
-        topic.lease("late", position=1)
+        late_lease(1)
         return check(*arguments)
 
     monkeypatch.setattr(leased, "check", meanwhile)
-    (stopped,) = topic.clean()
-    monkeypatch.setattr(leased, "check", check)
-    assert not stopped.complete and 1 in offsets(topic)
-    (done,) = topic.clean()
+    stopped = log.clean()
+    monkeypatch.undo()
+    assert not stopped.complete
+    assert [offset for offset, *_ in log.records()] == [1, 2, 3, 4, 5]
+    done = log.clean()
     assert done.complete
-    assert offsets(topic) == [1, 5]
-    topic.lease("late").release()
-    topic.append(b"ada", b"last")
-    clock.advance(25 * HOUR)
-    topic.clean()
-    assert 1 not in offsets(topic)
+    assert [offset for offset, *_ in log.records()] == [1, 5]
+    assert log.ledger.rebuilt_because == "a lease was taken below a tombstone that was due"
+    log.clock.advance(25 * HOUR)
+    late_lease(6)
+    log.put((b"ada", b"last"))
+    log.clean()
+    assert [offset for offset, *_ in log.records()] == [6]
+    log.close()
 
 
 steps = st.lists(
