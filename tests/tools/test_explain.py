@@ -5,8 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastword
+from lastword.cleaner import accounted
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, UsageError
+from lastword.files import DEFAULT
+from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import scan
 from lastword.partition.view import PartitionView
 from lastword.tools import explain as tool
@@ -235,3 +238,50 @@ def test_what_it_says_is_what_a_due_round_does(tmp_path_factory, history):
         gone = {offset for offset, version in said.items() if version.reason == "next-round"}
         assert set(said) - left == gone
         assert all(not said[offset].kept for offset in gone)
+
+
+def test_accounts_tell_when_a_tombstone_may_go(logs, clock):
+    """The clock of the accounts counts there, which starts when the last older copy has gone."""
+    topic = made(logs, lastword_strategy="generational", delete_retention_ms="3h")
+    topic.append("a", b"1")
+    topic.delete("a")
+    topic.append("b", b"1")
+    topic.clean()
+    with logs._home("t", 0).ledgers.of(TopicPartition("t", 0), logs._log("t", 0)) as ledger:
+        accounted.look(
+            logs._log("t", 0), DEFAULT, ledger, topic.plan(due=True)[-1], logs._log("t", 0).segments
+        )
+    (version,) = topic.explain(key="a").versions
+    assert (version.kept, version.reason, version.until) == (True, "tombstone-horizon", BEGIN_MS + 3 * HOUR)
+    clock.advance(3 * HOUR)
+    assert rules(topic.explain(key="a")) == [(1, False, "next-round")]
+
+
+@settings(max_examples=25, deadline=None)
+@given(history=STEPS)
+def test_what_goes_was_free_to_go_by_its_own_word(tmp_path_factory, history):
+    """Whatever a round takes under the generational strategy, no record of it was said to stay for longer."""
+    clock = ManualClock(BEGIN_MS)
+    path = tmp_path_factory.mktemp("explain") / "data"
+    with lastword.open(path, "a", clock=clock, log_cleaner_enable=False) as logs:
+        topic = made(logs, lastword_strategy="generational", delete_retention_ms="1h")
+        for what, key in history:
+            if what == "put":
+                topic.append(key, b"v")
+            elif what == "delete":
+                topic.delete(key)
+            elif what == "roll":
+                roll(logs)
+            elif what == "clean":
+                topic.clean()
+            else:
+                clock.advance(2 * HOUR)
+        said = {v.offset: v for key in "abc" for v in topic.explain(key=key).versions}
+        topic.clean()
+        for offset in said.keys() - {record.offset for record in topic.read()}:
+            version = said[offset]
+            assert not version.kept or version.tombstone
+            assert version.until is None or version.reason == "active-segment"
+        for version in said.values():
+            if version.reason == "next-round":
+                assert version.offset not in {record.offset for record in topic.read()}

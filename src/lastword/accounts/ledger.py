@@ -420,6 +420,16 @@ class Ledger:
             self._accrue(now_ms)
         return int(due.size)
 
+    def due_ms(self, offset: int, delete_retention_ms: int) -> int | None:
+        """When the tombstone at `offset` may go, in ms since 1970 (0: it is garbage already); None while no
+        clock runs for it."""
+        if (self.due == offset).any():
+            return 0
+        at = int(np.searchsorted(self.clocks.offset, offset))
+        if at == len(self.clocks) or self.clocks.offset[at] != offset:
+            return None
+        return int(self.clocks.due_ms(self.tombstones(), delete_retention_ms)[at])
+
     def next_due(self, delete_retention_ms: int) -> tuple[int, int]:
         """(offset, ms) of the tombstone that is due next; (-1, -1) while no clock runs. After `mark_due`."""
         return self.clocks.first_due(self.tombstones(), delete_retention_ms)

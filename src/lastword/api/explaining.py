@@ -60,4 +60,23 @@ def _one(logs: Verbs, topic: str, partition: int, key: bytes | None) -> Explanat
         plans[0],
         key=key,
         now_ms=logs._clock.now_ms(),
+        due_ms=lambda offset: _due_ms(logs, topic, partition, offset),
     )
+
+
+def _due_ms(logs: Verbs, topic: str, partition: int, offset: int) -> int | None:
+    """When a tombstone may go by the clock of the garbage accounts: those in memory, if no round has them
+    now, else those that were saved last."""
+    from lastword.accounts.ledger import Ledger
+    from lastword.logdir.checkpoints import TopicPartition
+
+    home, view = logs._home(topic, partition), logs._view(topic, partition)
+    retention_ms = logs._config(topic).delete_retention_ms
+    if logs.mode == "a":
+        with home.try_claim(topic, partition) as mine:
+            if mine:
+                with home.ledgers.of(TopicPartition(topic, partition), home.log(topic, partition)) as ledger:
+                    return ledger.due_ms(offset, retention_ms)
+    map_bytes = logs.settings.instance.map_bytes
+    saved = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)
+    return saved.due_ms(offset, retention_ms)

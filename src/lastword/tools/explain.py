@@ -117,11 +117,19 @@ class Explanation(Value):
 
 
 def explain(
-    view: PartitionView, config: TopicConfig, plan: Plan, *, key: bytes | None = None, now_ms: int
+    view: PartitionView,
+    config: TopicConfig,
+    plan: Plan,
+    *,
+    key: bytes | None = None,
+    now_ms: int,
+    due_ms: Callable[[int], int | None] = lambda _: None,
 ) -> Explanation:
     """Judge every version of `key` in a partition, or with None only the partition.
 
-    plan   what the scheduler would do with it: `cleaner.plan(..., due=True)`
+    plan     what the scheduler would do with it: `cleaner.plan(..., due=True)`
+    due_ms   when the tombstone at an offset may go by the clock that the garbage accounts keep; None: no
+             clock runs for it
 
     Raises CorruptBatchError and its like where the log is damaged before the key was found.
     """
@@ -131,7 +139,7 @@ def explain(
         attempt = 0
         while True:
             try:
-                found = _Judge(view, config, plan, set_aside, now_ms).versions(key)
+                found = _Judge(view, config, plan, set_aside, now_ms, due_ms).versions(key)
                 break
             except FileVanishedError:  # rewritten meanwhile: listed again, and judged anew
                 attempt += 1
@@ -198,12 +206,14 @@ class _Judge:
         plan: Plan,
         set_aside: Quarantine | None,
         now_ms: int,
+        due_ms: Callable[[int], int | None],
     ) -> None:
         self.view = view
         self.config = config
         self.plan = plan
         self.quarantine = set_aside
         self.now_ms = now_ms
+        self.due_ms = due_ms
         self.leases = leases.load(view.files, view.directory, now_ms)
 
     def versions(self, key: bytes) -> tuple[Version, ...]:
@@ -263,19 +273,19 @@ class _Judge:
             return rule(True, NEWEST, f"{NEWEST}; {NO_POLICY}, nothing is compacted")
         wait = format_duration(self.config.delete_retention_ms)
         held = self._held(one.segment)
-        horizon_ms = one.header.delete_horizon_ms
-        if horizon_ms is None or (held is not None and held[0] != QUARANTINED):
-            if older and self.plan.strategy == "generational":
+        may_go_ms = one.header.delete_horizon_ms
+        if self.plan.strategy == "generational":
+            if older:
                 copies = "1 older copy" if len(older) == 1 else f"{len(older)} older copies"
-                text = (
-                    f"{OLDER_SEGMENT}, {copies} on disk: may go {wait} after the round that removes the last"
-                )
+                text = f"{OLDER_SEGMENT}, {copies} on disk: may go {wait} after the last has gone"
                 return rule(True, OLDER_SEGMENT, f"{NEWEST}; {text}")
+            may_go_ms = self.due_ms(one.offset)
+        if may_go_ms is None or (held is not None and held[0] != QUARANTINED):
             text = f"{TOMBSTONE_HORIZON}: may go {wait} after the round that cleans it"
             return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}")
-        if horizon_ms > self.now_ms:
-            text = f"{TOMBSTONE_HORIZON}: may go at {format_time(horizon_ms)}"
-            return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}", horizon_ms)
+        if may_go_ms > self.now_ms:
+            text = f"{TOMBSTONE_HORIZON}: may go at {format_time(may_go_ms)}"
+            return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}", may_go_ms)
         lowest = self.leases.lowest
         if lowest is not None and lowest.position <= one.offset:
             text = f"{LEASE}: {lowest.name} is at {lowest.position}, lapses {_minute(lowest.lapses_ms)}"
@@ -283,7 +293,7 @@ class _Judge:
         if held is not None:
             code, text, until = held
             return rule(False, code, f"{TOMBSTONE_HORIZON} passed; {code}, {text}", until)
-        return rule(False, NEXT_ROUND, f"{TOMBSTONE_HORIZON} passed {format_time(horizon_ms)}; {NEXT_ROUND}")
+        return rule(False, NEXT_ROUND, f"{TOMBSTONE_HORIZON} passed {format_time(may_go_ms)}; {NEXT_ROUND}")
 
     def _had_its_time(self, one: _Found) -> bool:
         horizon_ms = one.header.delete_horizon_ms
