@@ -49,6 +49,7 @@ NO_FLOOR = (1 << 63) - 1
 
 DEFAULT_MAX_AGE_MS = 7 * 86_400_000
 _SCRATCH = ".tmp"
+_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +339,15 @@ def _token() -> str:
 
 def _write(files: Files, directory: str, one: LeaseFacts, token: Callable[[], str] = _token) -> LeaseFacts:
     """Replace the lease's file as a whole. Two writers of one lease do not meet: each has a scratch file of
-    its own, and the later rename stands."""
+    its own, and the later rename stands. Whoever opens the log to write removes scratch files, which may be
+    this one: then it is written again."""
+    for _ in range(_TRIES):
+        with suppress(FileVanishedError):
+            return _write_once(files, directory, one, token)
+    return _write_once(files, directory, one, token)
+
+
+def _write_once(files: Files, directory: str, one: LeaseFacts, token: Callable[[], str]) -> LeaseFacts:
     _make_private(files, directory)
     path = _path(directory, one.name)
     scratch = f"{path}.{token()}{_SCRATCH}"

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from lastword.errors import FileVanishedError
 from lastword.metrics import READ_BYTES
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.reads import read_batches, read_chunks
@@ -88,8 +89,11 @@ def is_short(view: PartitionView, start: int, end: int) -> bool:
     for segment in overlapping(view, start, end):
         size = segment.size
         if size > left:
-            first = segment.position_of(start) if start > segment.base_offset else 0
-            size = segment.end_position_of(end) - first
+            try:
+                first = segment.position_of(start) if start > segment.base_offset else 0
+                size = segment.end_position_of(end) - first
+            except FileVanishedError:
+                pass  # rewritten since it was listed: whoever reads lists again, this is only a guess
         left -= size
         if left < 0:
             return False
