@@ -24,34 +24,32 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition import front, reads, swap, truncate
+from lastword.partition import front, swap, truncate
 from lastword.partition.appending import AppendedBatch, Appending
 from lastword.partition.durability import Durability
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.health import Health
 from lastword.partition.pending import Batch, marker_batch
 from lastword.partition.producer_state import Producer, ProducerState
+from lastword.partition.reads import Reads
 from lastword.partition.replacing import after_failed_swap, own_segments
-from lastword.partition.replay import replay
 from lastword.partition.rolling import RollRule
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
 from lastword.partition.tail import Tail
-from lastword.records.batch import BatchHeader
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
-from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
+from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
-    from lastword.records.chunk import Chunk
 
 PRODUCER_EXPIRATION_MS = 86_400_000
 """Kafka's default of `producer.id.expiration.ms`."""
@@ -73,7 +71,7 @@ class OpenState(NamedTuple):
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS
 
 
-class PartitionLog:
+class PartitionLog(Reads):
     """Append, roll, sync, replace, read. Made by `partition.open.open_log`."""
 
     def __init__(
@@ -435,39 +433,31 @@ class PartitionLog:
         truncate.forget_accounts(self.files, self.directory)
         self._durability.mark.lower(offset)
         self._tail.close()
-        interval = self.config.index_interval_bytes
-        segments = truncate.cut_segments(
-            self.files, self.directory, self._segments, offset, index_interval_bytes=interval
-        )
-        if self._snapshots.remove_outside(segments[0].base_offset - 1, offset):
-            self.files.fsync_dir(self.directory)
-        self._epochs.truncate_from_end(offset)
-        appender = SegmentAppender.resume(segments.active, index_interval_bytes=interval)
-        self._begin(segments, appender, replay(self._snapshots, segments, offset).state, offset)
+        self._begin(truncate.to_offset(self._parts(), offset), offset)
 
     def _start_at(self, offset: int) -> None:
         truncate.forget_accounts(self.files, self.directory)
         self._durability.mark.lower(0)
         self._tail.close()
         self._epoch = self._epochs.latest or self._epoch
-        truncate.remove_segments(self.files, self.directory, list(self._segments))
-        self._snapshots.remove_outside(-1, -1)
-        self._epochs.truncate_from_end(0)
-        appender = self._new_segment(offset)
-        self.files.fsync_dir(self.directory)
+        left = truncate.everything(self._parts(), offset)
         self._log_start = offset
-        self._begin(SegmentSet([appender.segment]), appender, ProducerState(offset), offset)
+        self._begin(left, offset)
 
-    def _begin(
-        self, segments: SegmentSet, appender: SegmentAppender, producers: ProducerState, offset: int
-    ) -> None:
+    def _parts(self) -> truncate.Parts:
+        interval = self.config.index_interval_bytes
+        return truncate.Parts(
+            self.files, self.directory, self._segments, self._snapshots, self._epochs, interval
+        )
+
+    def _begin(self, left: truncate.Left, offset: int) -> None:
         """Go on with other files, all synced, at `offset`."""
-        appender.segment.next_offset = offset
-        self._segments = segments
-        self._durability.begun(appender.segment)
+        left.appender.segment.next_offset = offset
+        self._segments = left.segments
+        self._durability.begun(left.appender.segment)
         self._durability.lower(offset)
         self._log_start = min(self._log_start, offset)
-        self._tail.begin(appender, producers)
+        self._tail.begin(left.appender, left.producers)
         self._tail.find_stable_offset(self._log_start)
         self._roll_rule.begun()
 
@@ -525,28 +515,6 @@ class PartitionLog:
         """For readers whose file vanished: waits until the swap that is under way is done."""
         with self.lock:
             return
-
-    def chunks(
-        self,
-        start_offset: int,
-        end_offset: int | None = None,
-        *,
-        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-        verify: bool = True,
-    ) -> Iterator[Chunk]:
-        """Chunks of [start, end) offsets; see `reads.read_chunks`."""
-        return reads.read_chunks(self, start_offset, end_offset, chunk_bytes=chunk_bytes, verify=verify)
-
-    def batches(
-        self, start_offset: int, end_offset: int | None = None
-    ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
-        """Batches of [start, end) offsets in plain Python; see `reads.read_batches`."""
-        return reads.read_batches(self, start_offset, end_offset)
-
-    def offset_at(self, timestamp: int) -> int | None:
-        """Offset of the first record not older than `timestamp` (ms), or None."""
-        found = reads.offset_at(self, timestamp)
-        return None if found is None else max(found, self.log_start)
 
     # -------------------------------------------------------------- close
 

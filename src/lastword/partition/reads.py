@@ -42,6 +42,32 @@ class Readable(Protocol):
     def refresh(self) -> None: ...
 
 
+class Reads:
+    """What can be read from either end of a log; for classes that are `Readable`."""
+
+    def chunks(
+        self: Readable,
+        start_offset: int,
+        end_offset: int | None = None,
+        *,
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        verify: bool = True,
+    ) -> Iterator[Chunk]:
+        """Chunks of [start, end) offsets; see `read_chunks`."""
+        return read_chunks(self, start_offset, end_offset, chunk_bytes=chunk_bytes, verify=verify)
+
+    def batches(
+        self: Readable, start_offset: int, end_offset: int | None = None
+    ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
+        """Batches of [start, end) offsets in plain Python; see `read_batches`."""
+        return read_batches(self, start_offset, end_offset)
+
+    def offset_at(self: Readable, timestamp: int) -> int | None:
+        """Offset of the first record not older than `timestamp` (ms), or None."""
+        found = offset_at(self, timestamp)
+        return None if found is None else max(found, self.log_start)
+
+
 def read_chunks(
     log: Readable,
     start_offset: int,

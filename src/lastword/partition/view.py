@@ -12,33 +12,32 @@ made with `chunks` do that by themselves.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError
 from lastword.files import Files
 from lastword.partition import swap
 from lastword.partition.checkpoint_file import number, read_lines
-from lastword.partition.reads import offset_at, read_batches, read_chunks
+from lastword.partition.reads import Reads
 from lastword.partition.replay import Stability
 from lastword.partition.segment_set import SegmentSet
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok
 from lastword.segment import names
 from lastword.segment.scan import Damage, headers, sound_batch_after
-from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
+from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from lastword.records.chunk import Chunk
     from lastword.records.record import RawRecord
 
 _TRIES = 1000
 
 
-class PartitionView:
+class PartitionView(Reads):
     """Segments, log start and log end of one partition at one moment. Build it with `load`."""
 
     def __init__(
@@ -138,23 +137,6 @@ class PartitionView:
         need not be found again."""
         self._stability = older._stability
 
-    def chunks(
-        self,
-        start_offset: int,
-        end_offset: int | None = None,
-        *,
-        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
-        verify: bool = True,
-    ) -> Iterator[Chunk]:
-        """Chunks of [start, end) offsets; see `reads.read_chunks`."""
-        return read_chunks(self, start_offset, end_offset, chunk_bytes=chunk_bytes, verify=verify)
-
-    def batches(
-        self, start_offset: int, end_offset: int | None = None
-    ) -> Iterator[tuple[Segment, BatchHeader, bytes]]:
-        """Batches of [start, end) offsets in plain Python; see `reads.read_batches`."""
-        return read_batches(self, start_offset, end_offset)
-
     def positions_of(self, offsets: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of each offset the number of its segment and where reading for it begins; see `lookups`."""
         from lastword.partition.lookups import positions_of
@@ -166,10 +148,6 @@ class PartitionView:
         from lastword.partition.lookups import records_at
 
         return records_at(self, offsets)
-
-    def offset_at(self, timestamp: int) -> int | None:
-        """Offset of the first record not older than `timestamp` (ms), or None."""
-        return offset_at(self, timestamp)
 
 
 def _log_files(listing: list[str]) -> list[str]:
