@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+_Rows = tuple[NDArray[Any], ...]
 
 MOST_ROWS = 1_000_000  # kept at once: 33 bytes each, and about 100 more while they are put in order
 NEVER = int(np.iinfo(np.int64).max)
+HOT_RATIO = 0.001  # of all bytes: a key with more is hot
+_HOT = np.uint64(2**64 - 1)  # stands for all of them; no sample reaches it
 _RECORD_BYTES = 8  # a record's own fields, about
 
 
@@ -115,15 +118,20 @@ def deaths_of(
 
 class _Kept:
     """Records whose hash lies in the first `share` of all hashes, a share that is halved when they are too
-    many."""
+    many; and of each chunk, how many bytes all of its records take."""
 
     def __init__(self, most_rows: int) -> None:
         self.most_rows = most_rows
         self.share = 1.0
         self.rows = 0
-        self.parts: list[tuple[NDArray[Any], ...]] = []
+        self.parts: list[_Rows] = []
+        self.chunks: list[tuple[int, int, float]] = []  # first and last offset, bytes
 
     def take(self, *columns: NDArray[Any]) -> None:
+        """hashes uint64, offsets int64, times int64, sizes float64, tombstones bool; of one chunk."""
+        if not columns[0].size:
+            return
+        self.chunks.append((int(columns[1][0]), int(columns[1][-1]), float(columns[3].sum())))
         chosen = self._chosen(columns)
         self.parts.append(chosen)
         self.rows += chosen[0].size
@@ -132,7 +140,7 @@ class _Kept:
             self.parts = [self._chosen(part) for part in self.parts]
             self.rows = sum(part[0].size for part in self.parts)
 
-    def _chosen(self, columns: tuple[NDArray[Any], ...]) -> tuple[NDArray[Any], ...]:
+    def _chosen(self, columns: _Rows) -> _Rows:
         if self.share == 1.0:
             return columns
         mask = columns[0] < np.uint64(2**64 * self.share)
@@ -142,13 +150,14 @@ class _Kept:
         if not self.parts:
             none = np.zeros(0, np.int64)
             return Deaths(none, none, none, none, np.zeros(0, bool))
-        hashes, offsets, times, sizes, tombstones = (
-            np.concatenate(one) for one in zip(*self.parts, strict=True)
-        )
+        columns: _Rows = tuple(np.concatenate(one) for one in zip(*self.parts, strict=True))
         self.parts = []
+        if self.share < 1.0:
+            columns = _with_hot_keys(columns, self.share, self.chunks)
+        hashes, offsets, times, sizes, tombstones = columns
         return deaths_between(
             hashes,
-            size_bytes=np.rint(sizes / self.share).astype(np.int64),
+            size_bytes=np.rint(sizes).astype(np.int64),
             time_ms=np.maximum.accumulate(np.maximum(times, 0)),
             tombstone=tombstones,
             loaded=int(np.searchsorted(offsets, loaded_below)),
@@ -156,7 +165,47 @@ class _Kept:
         )
 
 
-def _rows(chunk: Chunk, salt: bytes, fates: Fates | None) -> tuple[NDArray[Any], ...]:
+def _with_hot_keys(columns: _Rows, share: float, chunks: list[tuple[int, int, float]]) -> _Rows:
+    """A sample that stands for all: sizes divided by its share, but for hot keys.
+
+    Whether one of the few keys with much of all traffic is in a sample or not would make it twice too large
+    or too small. So they are taken out, and what is missing of each chunk's bytes is given to one key that
+    stands for them: records that die almost at once, as those of hot keys do.
+    """
+    hashes, offsets, _, sizes, _ = columns
+    _, number = np.unique(hashes, return_inverse=True)
+    total = sum(chunk_bytes for _, _, chunk_bytes in chunks)
+    cold = np.bincount(number, weights=sizes)[number] <= HOT_RATIO * total
+    hashes, offsets, times, sizes, tombstones = (column[cold] for column in columns)
+    sizes = sizes / share
+    edges = np.searchsorted(offsets, [last for _, last, _ in chunks], "right")
+    seen = np.concatenate(([0.0], np.cumsum(sizes)))[edges]
+    missing = np.cumsum([chunk_bytes for _, _, chunk_bytes in chunks]) - seen
+    grown = np.diff(np.maximum.accumulate(np.maximum(missing, 0)), prepend=0.0)
+    row_bytes = max(total / max(sizes.size, 1), 1.0)
+    made_offsets, made_sizes = [], []
+    for (first, last, _), size in zip(chunks, grown.tolist(), strict=True):
+        count = int(np.ceil(size / row_bytes))
+        made_offsets.append(np.linspace(first, last, count, dtype=np.int64))
+        made_sizes.append(np.full(count, size / max(count, 1)))
+    more_offsets, more_sizes = np.concatenate(made_offsets), np.concatenate(made_sizes)
+    if not sizes.size:  # only hot keys
+        times, nearest = np.zeros(1, np.int64), np.zeros(more_offsets.size, np.int64)
+    else:
+        nearest = np.minimum(np.searchsorted(offsets, more_offsets), sizes.size - 1)
+    offsets = np.concatenate((offsets, more_offsets))
+    order = np.argsort(offsets, kind="stable")
+    found = (
+        np.concatenate((hashes, np.full(more_sizes.size, _HOT, np.uint64))),
+        offsets,
+        np.concatenate((times[: hashes.size], times[nearest])),
+        np.concatenate((sizes, more_sizes)),
+        np.concatenate((tombstones, np.zeros(more_sizes.size, bool))),
+    )
+    return tuple(column[order] for column in found)
+
+
+def _rows(chunk: Chunk, salt: bytes, fates: Fates | None) -> _Rows:
     """Of the records that a compacted log tells apart: hash, offset, time, size on disk, tombstone.
 
     A batch's bytes, header and all, are shared out by the lengths of keys and values.
