@@ -17,7 +17,7 @@ from lastword.api.work import DirectoryWork
 from lastword.cleaner import quarantine
 from lastword.cleaner.scheduler import STOP_SECONDS, Done, Scheduler
 from lastword.cleaner.states import Kind, State, States
-from lastword.errors import QuarantinedError
+from lastword.errors import NoPolicyError, QuarantinedError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.units import format_bytes, parse_bytes
 from lastword.values import Value
@@ -228,6 +228,8 @@ class Cleaner:
     ) -> None:
         """Start at once, look so often, at one topic only if it is named, and tell of every round."""
         self._found._check_writable()
+        if only is not None and self._found._config(only[0]).cleanup_policy is None:
+            raise NoPolicyError.of(only[0], self._found.paths[0])
         self._work.only = only
         self._scheduler.backoff_ms = backoff_ms
         self._scheduler.on_done = on_done

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lastword.cli.keep_cleaning import keep_cleaning
 from lastword.cli.options import (
     Directory,
     MoreDirs,
@@ -17,8 +18,8 @@ from lastword.cli.options import (
     interruptible,
 )
 from lastword.cli.text import plural
-from lastword.errors import LastwordError
-from lastword.units import format_bytes
+from lastword.errors import LastwordError, UsageError
+from lastword.units import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
     from lastword.cleaner import Plan
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 EXAMPLES = """
 lastword clean data --dry-run
 lastword clean data users
-lastword clean data --due
+lastword clean data --due --max-rate 80MiB
+lastword clean data --every 15s --metrics 9464
 """
 
 
@@ -42,10 +44,29 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show the plan; change nothing")] = False,
     due: Annotated[bool, typer.Option("--due", help="only what is due by its settings")] = False,
     strategy: Annotated[str | None, typer.Option(metavar="NAME", help="which segments a round takes")] = None,
+    max_rate: Annotated[
+        str | None,
+        typer.Option("--max-rate", metavar="SIZE", help="read and write so much a second and drive"),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="TIME", help="stay, and clean and expire what is due so often"),
+    ] = None,
+    metrics: Annotated[
+        int | None,
+        typer.Option("--metrics", metavar="PORT", help="with --every: for Prometheus, loopback only"),
+    ] = None,
     more: MoreDirs = None,
 ) -> None:
     """Remove records that a newer one with the same key has replaced."""
     target = Target.of(directory, topic, partition, more)
+    rate = None if max_rate is None else parse_bytes(max_rate)
+    if every is not None:
+        _refuse_with_every(dry_run, strategy)
+        keep_cleaning(out, target, _interval_ms(every), metrics, rate)
+        return
+    if metrics is not None:
+        raise UsageError("--metrics needs --every", remedy="lastword clean DIR --every 15s --metrics 9464")
     if dry_run:
         with out.open(target) as logs, out.progress("plan") as progress:
             plans = logs.plan(target.topic, target.partition, due=due, strategy=strategy, progress=progress)
@@ -54,6 +75,8 @@ def clean(
         return
     failed: LastwordError | None = None
     with out.change(target) as logs, out.progress("clean") as progress, interruptible() as stop:
+        if rate is not None:
+            logs.cleaner.set_budget(rate)
         try:
             rounds = logs.clean(
                 target.topic, target.partition, due=due, strategy=strategy, progress=progress, stop=stop
@@ -85,6 +108,23 @@ def clean(
         raise failed
     if stop():
         raise KeyboardInterrupt
+
+
+def _interval_ms(text: str) -> int:
+    interval_ms = parse_duration_ms(text)
+    if interval_ms < 1:
+        raise UsageError(f"--every {text} is no interval", remedy="a time such as 15s or 5m")
+    return interval_ms
+
+
+def _refuse_with_every(dry_run: bool, strategy: str | None) -> None:
+    if dry_run:
+        raise UsageError("--dry-run changes nothing, and --every stays to do so", remedy="give one of them")
+    if strategy is not None:
+        raise UsageError(
+            "--every goes by the settings of each topic",
+            remedy="lastword config DIR TOPIC --set lastword.strategy=NAME",
+        )
 
 
 def _show_plans(out: Session, plans: list[Plan], directory: str) -> None:

@@ -1,0 +1,89 @@
+"""`lastword clean --every`: the background cleaner as a process of its own, until somebody ends it."""
+
+from __future__ import annotations
+
+import queue
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from lastword.cli.options import Session, Target
+from lastword.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from lastword.cleaner.scheduler import Done
+
+LOOK_SECONDS = 0.2  # a signal is seen after so long
+
+
+def keep_cleaning(
+    out: Session, target: Target, every_ms: int, port: int | None, bytes_per_second: int | None
+) -> None:
+    """Clean and expire what is due, look so often, and tell of each round as it ends. SIGINT ends it with
+    KeyboardInterrupt, SIGTERM without; a round that runs then ends at its next safe point.
+    """
+    ended: queue.SimpleQueue[Done] = queue.SimpleQueue()
+    totals = {"rounds": 0, "deletions": 0, "failed": 0, "read_bytes": 0, "written_bytes": 0, "freed_bytes": 0}
+    with ExitStack() as stack:
+        logs = stack.enter_context(out.change(target))
+        if port is not None:
+            from lastword.cli.exporter import exporter
+
+            address = stack.enter_context(exporter(port))
+            out.say(f"metrics on {address}")
+        told = stack.enter_context(_signals())
+        if bytes_per_second is not None:
+            logs.cleaner.set_budget(bytes_per_second)
+        only = None if target.topic is None else (target.topic, target.partition)
+        logs.cleaner.run_for(only, every_ms, ended.put)
+        out.say(f"cleaning what is due every {format_duration(every_ms)}; Ctrl-C ends it")
+        while not told:
+            try:
+                _show(out, ended.get(timeout=LOOK_SECONDS), totals)
+            except queue.Empty:
+                continue
+        logs.cleaner.stop()
+        while not ended.empty():
+            _show(out, ended.get(), totals)
+    read, written, freed = (format_bytes(totals[f"{what}_bytes"]) for what in ("read", "written", "freed"))
+    out.summary(f"read {read}, wrote {written}, freed {freed}", ok=not totals["failed"], **totals)
+    if signal.SIGINT in told:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Takes note of SIGINT and SIGTERM; the second SIGINT interrupts at once."""
+    told: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if number == signal.SIGINT and number in told:
+            raise KeyboardInterrupt
+        told.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(out: Session, done: Done, totals: dict[str, int]) -> None:
+    if done.round is not None:
+        totals["rounds"] += 1
+        totals["read_bytes"] += done.round.read_bytes
+        totals["written_bytes"] += done.round.written_bytes
+        totals["freed_bytes"] += done.round.freed_bytes
+        out.row("round", done.round.to_dict())
+        out.line(str(done.round))
+    elif done.deletion is not None:
+        totals["deletions"] += 1
+        totals["freed_bytes"] += done.deletion.freed_bytes
+        out.row("deletion", done.deletion.to_dict())
+        out.line(str(done.deletion))
+    if done.error is not None:
+        totals["failed"] += 1
+        out.warning(f"{done.topic}-{done.partition}: {done.error}")
+    out.stdout.flush()

@@ -1,0 +1,107 @@
+"""`lastword clean --every` as a process: rounds as they end, metrics over HTTP, and two ways to end it."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+
+import lastword
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def data(tmp_path):
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        settings = {"segment_bytes": 2000, "min_cleanable_dirty_ratio": 0.1}
+        users = logs.create_topic("users", cleanup_policy="compact", **settings)
+        others = logs.create_topic("others", cleanup_policy="compact", **settings)
+        old = logs.create_topic("old", cleanup_policy="delete", retention_ms="1h", segment_bytes=2000)
+        for number in range(60):
+            for topic in (users, others):
+                topic.append(b"k%d" % (number % 4), b"." * 100)
+            old.append(b"k", b"." * 100, timestamp=1_000_000_000_000)
+    return tmp_path / "data"
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@contextmanager
+def running(*arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lastword", "clean", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def lines(process, done):
+    found = []
+    while not done(found):
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        found.append(json.loads(line))
+    return found
+
+
+def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
+    port = free_port()
+    with running(data, "--every", "50ms", "--metrics", port, "--max-rate", "200MiB", "--json") as process:
+
+        def both(found):
+            rounds = {one["topic"] for one in found if one["type"] == "round"}
+            return rounds == {"users", "others"} and any(one["type"] == "deletion" for one in found)
+
+        found = lines(process, both)
+        assert all(one["complete"] for one in found if one["type"] == "round")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        root = str(data)
+        assert f'lastword_cleaner_rounds_total{{dir="{root}",result="ok"}}' in text
+        assert "lastword_cleaner_threads_alive 1.0" in text
+        assert f'lastword_cleaner_last_pick_timestamp_seconds{{dir="{root}"}}' in text
+        assert 'lastword_log_dirty_ratio{partition="0",topic="users"}' in text
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/elsewhere", timeout=10)
+        with pytest.raises(lastword.errors.BusyError):
+            lastword.open(data, "a")
+        process.send_signal(signal.SIGTERM)
+        rest = [json.loads(line) for line in process.stdout]
+        assert process.wait(30) == 0
+        summary = rest[-1]
+        assert summary["type"] == "summary" and summary["ok"] and summary["freed_bytes"] > 0
+        assert summary["rounds"] == sum(one["type"] == "round" for one in found + rest) >= 2
+    with lastword.open(data) as logs:
+        assert {record.key for record in logs.topic("users").read()} == {b"k0", b"k1", b"k2", b"k3"}
+        assert logs.verify().ok
+
+
+def test_ctrl_c_ends_a_round_at_a_safe_point_and_with_130(data):
+    with running(data, "users", "--every", "10ms", "--max-rate", "500", "-v") as process:
+        said = process.stderr.readline()
+        assert said.startswith("cleaning what is due every 10 ms")
+        with pytest.raises(subprocess.TimeoutExpired):  # 500 bytes a second: it takes half a minute
+            process.wait(1.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    assert not list(data.rglob("rewrite-*"))
+    assert (data / ".kafka_cleanshutdown").exists()
+    with lastword.open(data) as logs:
+        assert len(list(logs.topic("users").read())) == 60
