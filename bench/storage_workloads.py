@@ -22,7 +22,7 @@ import pyarrow as pa
 
 import lastword
 from bench import kafka
-from bench.registry import Measured, Run, compared, rate, workload
+from bench.registry import Measured, Run, Times, compared, rate, timed, workload
 from bench.workloads import CODECS, CONFIG, link_partition, view_of
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT
@@ -53,26 +53,30 @@ def batches(run: Run) -> Iterator[Measured]:
     size = sum(len(batch) for batch in ready)
     directory = run.scratch / "batches"
 
-    def append() -> float:
+    def append() -> Times:
         (directory / "a-0").mkdir(parents=True)
         log, _ = open_log(DEFAULT, str(directory / "a-0"), "a", 0, CONFIG, SystemClock(), clean=True)
-        began = time.perf_counter()
-        for call in calls:
-            log.append_batches(call, sync_follows=True)
-        log.sync()
-        took = time.perf_counter() - began
+
+        def work() -> None:
+            for call in calls:
+                log.append_batches(call, sync_follows=True)
+            log.sync()
+
+        took = timed(work)
         log.close()
         return took
 
-    def write() -> float:
+    def write() -> Times:
         directory.mkdir()
         blocks = [b"".join(call) for call in calls]
-        began = time.perf_counter()
         with (directory / "plain").open("wb", buffering=0) as file:
-            for block in blocks:
-                file.write(block)
-            os.fsync(file.fileno())
-        return time.perf_counter() - began
+
+            def work() -> None:
+                for block in blocks:
+                    file.write(block)
+                os.fsync(file.fileno())
+
+            return timed(work)
 
     # By turns, as a drive is not as fast at one time as at another.
     ours, theirs = [], []
@@ -84,10 +88,14 @@ def batches(run: Run) -> Iterator[Measured]:
     yield compared(
         "batches",
         "ready batches, one sync",
-        size / statistics.median(ours[1:]) / 1e6,
-        size / statistics.median(theirs[1:]) / 1e6,
+        size / statistics.median(t.wall for t in ours[1:]) / 1e6,
+        size / statistics.median(t.wall for t in theirs[1:]) / 1e6,
         "a plain file, synced",
         unit="MB/s",
+        cpu_seconds=statistics.median(t.cpu for t in ours[1:]),
+        rival_cpu_seconds=statistics.median(t.cpu for t in theirs[1:]),
+        best_seconds=min(t.wall for t in ours[1:]),
+        rival_best_seconds=min(t.wall for t in theirs[1:]),
     )
 
 
