@@ -222,7 +222,7 @@ def _bounded(
         why = reasons[0] if reasons else Reason(NEWEST, "the log is empty")
         return plan.kept(why.code, why.text), closed
     limit = closed[-1].next_offset if len(closed) == len(segments) else segments[len(closed)].base_offset
-    dirty_bytes = _dirty_bytes(closed, plan.start)
+    dirty_bytes = _dirty_bytes(closed, plan.start, to_the_byte=plan.strategy == "kafka")
     total_bytes = sum(s.size for s in closed)
     ratio = dirty_bytes / total_bytes if total_bytes else 0.0
     plan = replace(
@@ -284,14 +284,16 @@ def _cleanable(
     return segments[:count], reasons
 
 
-def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int) -> int:
-    """Bytes from the batch of `first_dirty` on; by position in its segment, so no byte counts twice."""
+def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int, *, to_the_byte: bool) -> int:
+    """Bytes from the batch of `first_dirty` on: by position in its segment, so no byte counts twice, or whole
+    segments, for where nothing depends on it and looking the position up would cost a read at every look.
+    """
     dirty = 0
     for one in closed:
         if one.next_offset <= first_dirty:
             continue
         dirty += one.size
-        if one.base_offset < first_dirty:
+        if to_the_byte and one.base_offset < first_dirty:
             dirty -= one.position_of(first_dirty)
     return dirty
 
