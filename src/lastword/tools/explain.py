@@ -275,11 +275,12 @@ class _Judge:
         held = self._held(one.segment)
         may_go_ms = one.header.delete_horizon_ms
         if self.plan.strategy == "generational":
-            if older:
-                copies = "1 older copy" if len(older) == 1 else f"{len(older)} older copies"
+            elsewhere = sum(copy.segment != one.segment for copy in older)
+            if elsewhere:
+                copies = "1 older copy" if elsewhere == 1 else f"{elsewhere} older copies"
                 text = f"{OLDER_SEGMENT}, {copies} on disk: may go {wait} after the last has gone"
                 return rule(True, OLDER_SEGMENT, f"{NEWEST}; {text}")
-            may_go_ms = self.due_ms(one.offset)
+            may_go_ms = None if older else self.due_ms(one.offset)
         if may_go_ms is None or (held is not None and held[0] != QUARANTINED):
             text = f"{TOMBSTONE_HORIZON}: may go {wait} after the round that cleans it"
             return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}")
@@ -290,6 +291,11 @@ class _Judge:
         if lowest is not None and lowest.position <= one.offset:
             text = f"{LEASE}: {lowest.name} is at {lowest.position}, lapses {_minute(lowest.lapses_ms)}"
             return rule(True, LEASE, f"{NEWEST}; {text}", lowest.lapses_ms)
+        active = self.view.active
+        last = active is not None and one.offset == active.base_offset - 1
+        if held is None and last and self.plan.strategy == "generational":
+            text = f"{ACTIVE_SEGMENT}: the last closed record stays until another segment closes"
+            return rule(True, ACTIVE_SEGMENT, f"{NEWEST}; {text}")
         if held is not None:
             code, text, until = held
             return rule(False, code, f"{TOMBSTONE_HORIZON} passed; {code}, {text}", until)
