@@ -1,11 +1,11 @@
 """How many bytes a second the cleaning of a drive may read and write, all together.
 
-One `DriveBudget` for each drive, shared by every round there, in the background or called for. Its rule is
-that of a bucket that may be overdrawn: who takes finds it at or above zero, or sleeps until it is; then it
-sinks by what was taken, and it refills at the rate. So nothing is used before it was earned, but one piece.
-The bucket holds at most `CREDIT_SECONDS` of the rate, to make up for moments in which nobody asked. In any
-stretch of T seconds at most `rate * (T + CREDIT_SECONDS)` and one piece are used: with pieces of
-`PIECE_SECONDS`, 3 % above the rate for T = 2.
+One `DriveBudget` for each drive, shared by every round there, in the background or called for. Bytes are
+earned at the rate; who takes books his own behind those that were booked before, and sleeps until those have
+been earned. So nothing is used before it was earned, but one piece. What is earned runs ahead of what is
+booked by at most `CREDIT_SECONDS` of the rate, to make up for moments in which nobody asked. In any stretch
+of T seconds at most `rate * (T + CREDIT_SECONDS)` and one piece are used: with pieces of `PIECE_SECONDS`, 3 %
+above the rate for T = 2.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class DriveBudget:
         self._clock = clock
         self._lock = threading.Lock()
         self._rate = _checked(bytes_per_second)
-        self._level = 0.0  # bytes; below zero what was taken in advance
-        self._filled_at = clock.monotonic()
+        self._booked = 0.0  # bytes that were ever asked for
+        self._earned = 0.0  # bytes that may have been used by now
+        self._earned_at = clock.monotonic()
 
     @property
     def bytes_per_second(self) -> int | None:
@@ -52,10 +53,8 @@ class DriveBudget:
         """Another rate, from now on, also for who is asleep."""
         rate = _checked(bytes_per_second)
         with self._lock:
-            self._fill()
+            self._earn()
             self._rate = rate
-            if rate is None:
-                self._level = 0.0
 
     @property
     def piece_bytes(self) -> int:
@@ -66,30 +65,37 @@ class DriveBudget:
         return min(max(int(rate * PIECE_SECONDS), SMALLEST_PIECE_BYTES), LARGEST_PIECE_BYTES)
 
     def take(self, size_bytes: int, stop: Callable[[], bool] | None = None) -> None:
-        """Returns when these bytes may be read or written. `Stopped` when `stop()` says so meanwhile; nothing
-        was taken then."""
+        """Returns when these bytes may be read or written; who came first goes first. `Stopped` when `stop()`
+        says so meanwhile; nothing was taken then."""
+        with self._lock:
+            self._earn()
+            mine = self._booked
+            self._booked += size_bytes
         while True:
             with self._lock:
-                self._fill()
-                if self._rate is None or self._level > -0.5:  # bytes: a rounding is no reason to sleep
+                self._earn()
+                short = mine - self._earned
+                if self._rate is None or short < 0.5:  # bytes: a rounding is no reason to sleep
                     self.used_bytes += size_bytes
-                    if self._rate is not None:
-                        self._level -= size_bytes
                     return
-                seconds = min(-self._level / self._rate, NAP_SECONDS)
+                seconds = min(short / self._rate, NAP_SECONDS)
             if stop is not None and stop():
+                with self._lock:
+                    self._earned += size_bytes  # for those who come after
                 raise Stopped
             self._clock.sleep(seconds)
             with self._lock:
                 self.throttled_seconds += seconds
             metrics.CLEANER_THROTTLED_SECONDS.add(seconds, self.drive)
 
-    def _fill(self) -> None:
+    def _earn(self) -> None:
         now = self._clock.monotonic()
-        if self._rate is not None:
-            earned = (now - self._filled_at) * self._rate
-            self._level = min(self._level + earned, self._rate * CREDIT_SECONDS)
-        self._filled_at = now
+        if self._rate is None:
+            self._earned = self._booked
+        else:
+            most = self._booked + self._rate * CREDIT_SECONDS
+            self._earned = min(self._earned + (now - self._earned_at) * self._rate, most)
+        self._earned_at = now
 
 
 def _checked(bytes_per_second: int | None) -> int | None:
