@@ -1,0 +1,171 @@
+"""The two processes of a soak: a writer that also cleans, until it is killed, and a slow sink beside it."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import lastword
+from tests.soak.workload import Workload
+
+TOPIC = "soak"
+LEASE = "slow-sink"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One soak. `map_bytes`: of key maps, one of which each writer gets."""
+
+    workload: Workload
+    strategy: str
+    chunk: int
+    segment_bytes: int
+    delete_retention_ms: int
+    map_bytes: tuple[int, ...]
+    patience_seconds: float  # before a writer is killed that is not waited for in a round
+
+
+def opened(root: str, plan: Plan, mode: Any, **more: Any) -> lastword.LogDir:
+    return lastword.open(root, mode, log_cleaner_threads=1, lastword_strategy=plan.strategy, **more)
+
+
+def write_on(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> None:
+    """Appends, and cleans in between or in the background. Lines: `open end`, `try first end`, `ack end`,
+    `round`, `cleaned`, `done`."""
+    rng = random.Random(seed)
+    background = rng.random() < 0.3
+    total = plan.workload.records
+    settings = {
+        "log_cleaner_enable": background,
+        "log_cleaner_backoff_ms": 50,
+        "log_cleaner_dedupe_buffer_size": rng.choice(plan.map_bytes),
+    }
+    with opened(root, plan, "a", **settings) as logs:
+        topic = logs.create_topic(
+            TOPIC,
+            exist_ok=True,
+            key_serializer="bytes",
+            value_serializer="bytes",
+            cleanup_policy="compact",
+            segment_bytes=plan.segment_bytes,
+            delete_retention_ms=plan.delete_retention_ms,
+            file_delete_delay_ms=rng.choice((0, 200)),
+        )
+        end = topic.bounds()[0][1]
+        tell(f"open {end}")
+        while end < total and rng.random() > 0.04:
+            after = min(end + rng.randint(1, plan.chunk), total)
+            tell(f"try {end} {after}")
+            topic.extend(plan.workload.pairs(end, after), ack=rng.choice(("os", "os", "disk")))
+            end = after
+            tell(f"ack {end}")
+            if not background and rng.random() < 0.2:
+                tell("round")
+                logs.clean(TOPIC, due=rng.random() < 0.5)
+                tell("cleaned")
+    tell("done")
+
+
+def follow(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> None:
+    """Reads everything, more slowly than it is written, under a lease that it advances. `at position` as it
+    goes; at the end of the workload `state` and the digest of what it holds, or `wrong` and what."""
+    rng = random.Random(seed)
+    held: dict[bytes, int] = {}
+    position, last = 0, -1
+    lease = None
+    while position < plan.workload.records:
+        time.sleep(rng.choice((0.0, 0.002, 0.02)))
+        with opened(root, plan, "r") as logs:
+            topic = logs.topic(TOPIC)
+            if lease is None:
+                topic.lease(LEASE, position=0)
+                lease = True
+            for record in topic.read(position):
+                offset = record.offset
+                if offset <= last:
+                    return tell(f"wrong offset {offset} follows {last}")
+                last = offset
+                problem = plan.workload.wrong([offset], [record.key], [record.value])
+                if problem is not None:
+                    return tell(f"wrong {problem}")
+                if record.value is None:
+                    held.pop(record.key, None)
+                else:
+                    held[record.key] = offset
+                position = offset + 1
+                if offset % (4 * plan.chunk) == 0:
+                    break
+            end = topic.bounds()[0][1]
+            if position >= end or last >= plan.workload.records - 1:
+                position = max(position, end)
+            topic.lease(LEASE).advance(position)
+        tell(f"at {position}")
+    with opened(root, plan, "r") as logs:
+        logs.topic(TOPIC).lease(LEASE).release()
+    return tell(f"state {digest(held)}")
+
+
+def digest(held: dict[bytes, int]) -> str:
+    import hashlib
+
+    found = hashlib.sha256()
+    for key in sorted(held):
+        found.update(b"%s %d\n" % (key, held[key]))
+    return f"{len(held)} {found.hexdigest()}"
+
+
+class Child:
+    """A fork that tells lines through a pipe."""
+
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:  # no way out of here but os._exit and the signal
+            code = 1
+            try:
+                os.close(reading)
+                work(*arguments, lambda text: os.write(writing, f"{text}\n".encode()))
+                code = 0
+            except BaseException as error:
+                traceback.print_exc()
+                os.write(
+                    writing, f"failed {type(error).__name__}: {error}\n".replace("\n", " ").encode() + b"\n"
+                )
+            os._exit(code)
+        os.close(writing)
+        self.pipe = reading
+        self.words = b""
+        self.ended = False
+
+    def lines(self, seconds: float) -> Iterator[str]:
+        """What it says within `seconds`, as it comes; ends early when the process does."""
+        deadline = time.monotonic() + seconds
+        while not self.ended and (left := deadline - time.monotonic()) > 0:
+            ready, _, _ = select.select([self.pipe], [], [], left)
+            if not ready:
+                return
+            chunk = os.read(self.pipe, 1 << 16)
+            self.ended = not chunk
+            self.words += chunk
+            while b"\n" in self.words:
+                line, _, self.words = self.words.partition(b"\n")
+                assert not line.startswith((b"failed", b"wrong")), line.decode()
+                yield line.decode()
+
+    def kill(self) -> list[str]:
+        """SIGKILL; what it had said before. A line that was cut off is not one."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self.rest()
+
+    def rest(self) -> list[str]:
+        found = list(self.lines(3600))
+        os.waitpid(self.pid, 0)
+        os.close(self.pipe)
+        return found
