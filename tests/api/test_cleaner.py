@@ -49,7 +49,12 @@ def logs(tmp_path, clock):
 
 def filled(logs, name="users", count=40, keys=4, value_bytes=100, **config):
     """A topic of many small segments, most of them garbage."""
-    config = {"cleanup_policy": "compact", "segment_bytes": 2000, "min_cleanable_dirty_ratio": 0.1} | config
+    config = {
+        "cleanup_policy": "compact",
+        "segment_bytes": 2000,
+        "min_cleanable_dirty_ratio": 0.1,
+        "lastword_strategy": "kafka",
+    } | config
     topic = logs.create_topic(name, **config)
     for number in range(count):
         topic.append(b"k%d" % (number % keys), b"%d" % number + b"." * value_bytes)
@@ -192,7 +197,9 @@ def test_all_partitions_of_several_directories_by_drive(tmp_path, clock):
         path.mkdir()
     settings = {"log_cleaner_io_max_bytes_per_second": "5MiB", "drives": {str(paths[2]): "1MiB"}}
     with lastword.open(paths, "a", clock=clock, files=Devices(), **settings) as logs:
-        topic = logs.create_topic("users", 6, cleanup_policy="compact", segment_bytes=2000)
+        topic = logs.create_topic(
+            "users", 6, cleanup_policy="compact", segment_bytes=2000, lastword_strategy="kafka"
+        )
         for number in range(200):
             topic.append(b"k%d" % (number % 12), b"%d" % number + b"." * 100)
         first, second = logs.cleaner.status().drives
@@ -274,7 +281,7 @@ def test_what_cannot_be_cleaned_does_not_hold_up_the_others(tmp_path, clock, wro
         while turn(logs):
             pass
         done = logs.cleaner.history()
-        assert [one.partition for one in done if one.result == "ok"] == [1]
+        assert {one.partition for one in done if one.result == "ok"} == {1}
         assert all("symbolic link" in one.error for one in done if one.result == "failed")
         assert len(logs.cleaner.status().drives) == 1
         failed.clear()

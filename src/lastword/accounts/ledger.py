@@ -54,7 +54,8 @@ NO_FLOOR = (1 << 63) - 1
 FEWEST_SAMPLED_KEYS = 250
 """Below this a segment thought clean may stay so for long: then the estimate of the whole is spread."""
 _VERSION = 1
-_TAIL_BYTES = 4096
+_MAGIC_POSITION = 16  # of a batch's format, the same in all of them
+_TAIL_BYTES = 512
 _SMALLEST_SHARE = 2.0**-40
 
 
@@ -141,6 +142,7 @@ class Ledger:
         self.clocks = TombstoneClocks(most=max(self.map_bytes // 8 // 16, 1024))
         self.due: NDArray[np.int64] = np.empty(0, np.int64)
         self.transactions_from = -1
+        self.ends_old = False
         self._gone = 0  # leading segments of `running` that have left the log at its front
         self._changed = True
         self._tombstones: Any = None
@@ -292,6 +294,9 @@ class Ledger:
             self.transactions_from = noted.first if first < 0 else min(first, noted.first)
         self._touched()
         self.scanned_bytes += read
+        last = next((one for one in reversed(new) if one.size), None)
+        if last is not None:
+            self.ends_old = _has_old(last)
         self._begin(known, bytes_above)
         if self.share != share:
             self._keep_ages(old)
@@ -403,14 +408,16 @@ class Ledger:
     def mark_due(self, now_ms: int, delete_retention_ms: int, *, floor: int = NO_FLOOR) -> int:
         """Tombstones whose time has come are garbage from now on; returns how many became so.
 
-        `floor`: the lowest offset that a reader with a lease has yet to read. The last record below the limit
-        stays: without it the end of a log of old formats would be out of reach.
+        `floor`: the lowest offset that a reader with a lease has yet to read. In a log that ends with a
+        message of an old format that one stays: no empty batch could take its place, and without it the
+        log's end would be out of reach.
         """
         if not self.exact:
             return 0
         found = self.tombstones()
         self.clocks.update(found, now_ms)
-        due = self.clocks.due(found, now_ms, delete_retention_ms, floor=floor, keep=self.limit - 1)
+        keep = self.limit - 1 if self.ends_old else -1
+        due = self.clocks.due(found, now_ms, delete_retention_ms, floor=floor, keep=keep)
         due = due[due >= self._first_offset]
         if due.size:
             self.running.mark_due(due)
@@ -601,6 +608,7 @@ class Ledger:
             "share": self.share,
             "gone": self._gone,
             "transactions_from": self.transactions_from,
+            "ends_old": self.ends_old,
             "segments": [list(dataclasses.astuple(one)) for one in self.entries],
         }
         arrays: dict[str, NDArray[Any]] = {
@@ -651,6 +659,7 @@ class Ledger:
         self.clocks.offset, self.clocks.since_ms = arrays["clock_offset"], arrays["clock_since_ms"]
         self.due = arrays["due"]
         self.transactions_from = int(header["transactions_from"])
+        self.ends_old = bool(header["ends_old"])
         self.t = int(header["t"])
         self.seen = (int(header["seen"][0]), int(header["seen"][1]))
         self._changed = False
@@ -701,6 +710,13 @@ def tail_crc(segment: Segment) -> int:
         return 0
     length = min(segment.size, _TAIL_BYTES)
     return int(google_crc32c.value(segment.handle.pread(length, segment.size - length)))
+
+
+def _has_old(segment: Segment) -> bool:
+    """Are there messages of magic 0 or 1? Looks at the first batch and at the last one of the index."""
+    places = (0, segment.offset_index.last.position)
+    found = [segment.handle.pread(1, position + _MAGIC_POSITION) for position in places]
+    return any(magic in (b"\0", b"\1") for magic in found)
 
 
 def saved_clock(files: Files, directory: str) -> int:

@@ -36,7 +36,7 @@ class LogConfig:
         "os", "behaviour", "As the topic setting, for all topics that do not say.", ACKS
     )
     lastword_strategy: str = choice(
-        "kafka", "cost", "As the topic setting, for all topics that do not say.", STRATEGIES
+        "generational", "cost", "As the topic setting, for all topics that do not say.", STRATEGIES
     )
     lastword_space_target: float = ratio(
         1.5,

@@ -135,7 +135,7 @@ class TopicConfig:
         ACKS,
     )
     lastword_strategy: str = choice(
-        "kafka",
+        "generational",
         "cost",
         "Which segments a round takes. generational: those whose garbage pays; kafka: all, by dirty ratio.",
         STRATEGIES,

@@ -291,11 +291,6 @@ class _Judge:
         if lowest is not None and lowest.position <= one.offset:
             text = f"{LEASE}: {lowest.name} is at {lowest.position}, lapses {_minute(lowest.lapses_ms)}"
             return rule(True, LEASE, f"{NEWEST}; {text}", lowest.lapses_ms)
-        active = self.view.active
-        last = active is not None and one.offset == active.base_offset - 1
-        if held is None and last and self.plan.strategy == "generational":
-            text = f"{ACTIVE_SEGMENT}: the last closed record stays until another segment closes"
-            return rule(True, ACTIVE_SEGMENT, f"{NEWEST}; {text}")
         if held is not None:
             code, text, until = held
             return rule(False, code, f"{TOMBSTONE_HORIZON} passed; {code}, {text}", until)
