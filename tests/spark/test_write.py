@@ -15,11 +15,12 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
+import lastword
 from lastword.api.partitioners import PARTITIONERS
 from lastword.errors import (
-    CorruptFileError,
+    BusyError,
+    DataError,
     KeyRequiredError,
-    LogDirLockedError,
     RecordTooLargeError,
     SparkOptionError,
     UnknownTopicError,
@@ -30,7 +31,7 @@ from lastword.spark.options import parse_write
 from lastword.spark.rows import TaskRows
 from lastword.spark.schema import sink_columns
 from lastword.spark.source import LastwordDataSource
-from lastword.spark.write import LogWriter, StagedMessage, prepare_writer
+from lastword.spark.write import LogWriter, StagedMessage, prepare
 from tests.spark.conftest import create, read_directly
 
 
@@ -59,16 +60,17 @@ def batch(*rows: tuple[bytes | None, bytes | None]) -> pa.RecordBatch:
 def writer(root: Path, schema: StructType = KEY_VALUE, **options: str) -> LogWriter:
     given = {"path": str(root), "topic": "t", **{k.replace("_", "."): v for k, v in options.items()}}
     given = {name: value for name, value in given.items() if value}
-    made = prepare_writer(parse_write(given), sink_columns(schema))
+    made = LogWriter(prepare(parse_write(given), sink_columns(schema)))
     return pickle.loads(pickle.dumps(made))
 
 
 def attempt(made: LogWriter, task: tuple[int, int], *batches: pa.RecordBatch) -> StagedMessage:
     """One attempt (Spark partition, attempt number) of a task, run to its end."""
-    rows = TaskRows(made.settings, made.columns, made.target, made.job, task)
+    job = made.job
+    rows = TaskRows(job.options, job.columns, job.target, job.name, task)
     for one in batches:
         rows.add(one)
-    return StagedMessage(rows.finish())
+    return StagedMessage(rows.finish(), job.name)
 
 
 def keys_of(root: Path, partition: int | None = None) -> list[bytes]:
@@ -193,12 +195,12 @@ def test_a_commit_that_stopped_goes_on_where_it_was(
     real = PartitionLog.append_batches
     calls = 0
 
-    def stopping(self: PartitionLog, batches: Any) -> Any:
+    def stopping(self: PartitionLog, batches: Any, **more: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > stop_after:
             raise Halfway
-        return real(self, batches)
+        return real(self, batches, **more)
 
     monkeypatch.setattr(PartitionLog, "append_batches", stopping)
     with pytest.raises(Halfway):
@@ -215,7 +217,7 @@ def test_staged_files_that_vanished_are_an_error_and_not_nothing(tmp_path: Path)
     made = writer(tmp_path)
     message = attempt(made, (0, 0), batch((b"a", b"")))
     made.abort([])
-    with pytest.raises(CorruptFileError, match="nothing was appended"):
+    with pytest.raises(DataError, match="nothing was appended"):
         made.commit([message])
 
 
@@ -374,7 +376,34 @@ def test_a_topic_that_is_there_must_be_as_the_options_say(tmp_path: Path) -> Non
         writer(tmp_path, partitions="3", segment_bytes="2MiB")
 
 
-def test_a_locked_directory_is_told_before_the_job_starts(tmp_path: Path) -> None:
-    create(tmp_path, "t")
-    with LogDirectory.open(str(tmp_path), "a"), pytest.raises(LogDirLockedError):
-        writer(tmp_path)
+def test_beside_a_broker_a_commit_is_taken_back(tmp_path: Path) -> None:
+    """Who holds the lock and does not look at the inbox: nothing is written, and the job fails."""
+    made = writer(tmp_path, commitTimeout="200ms")
+    message = attempt(made, (0, 0), batch((b"a", b"")))
+    with LogDirectory.open(str(tmp_path), "a"), pytest.raises(BusyError, match="nothing was written"):
+        made.commit([message])
+    made.abort([message])
+    assert keys_of(tmp_path) == [] and private_files(tmp_path) == []
+    assert [one.name for one in tmp_path.iterdir() if "inbox" in one.name] == []
+
+
+def test_a_log_that_is_open_to_append_takes_commits_in(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    message = attempt(made, (0, 0), batch((b"a", b"1"), (b"b", b"2")))
+    with lastword.open(tmp_path, "a") as logs:
+        logs.topic("t").append(b"before", b"0")
+        made.commit([message])
+        logs.topic("t").append(b"after", b"3")
+        assert [r.key for r in logs.topic("t").read()] == [b"before", b"a", b"b", b"after"]
+
+
+def test_a_batch_with_a_name_comes_in_once(tmp_path: Path) -> None:
+    for sequence in ("0", "1", "1", "0"):
+        made = writer(tmp_path, producer="loader", sequence=sequence)
+        made.commit([attempt(made, (0, 0), batch((b"batch", sequence.encode())))])
+    again = writer(tmp_path, producer="another", sequence="0")
+    again.commit([attempt(again, (0, 0), batch((b"batch", b"of another")))])
+    assert [row["value"] for row in read_directly(tmp_path)] == [b"0", b"1", b"of another"]
+    assert private_files(tmp_path) == []
+    with pytest.raises(SparkOptionError, match="come together"):
+        writer(tmp_path, producer="loader")

@@ -31,6 +31,7 @@ from lastword.errors import (
 )
 from lastword.files import Files
 from lastword.logdir import LogDirectory, SetAside, Spread, move, partition_numbers
+from lastword.logdir.inbox import Watch
 from lastword.segment import names
 from lastword.values import ProgressLike, table_html
 
@@ -94,8 +95,10 @@ def open(
             directory.close()
         raise
     # Beside a clock of the caller's own nothing runs by itself.
-    if mode == "a" and logs.settings.instance.log_cleaner_enable and isinstance(clock, SystemClock):
-        logs.cleaner.start()
+    if mode == "a" and isinstance(clock, SystemClock):
+        logs._watch_inboxes()
+        if logs.settings.instance.log_cleaner_enable:
+            logs.cleaner.start()
     return logs
 
 
@@ -359,6 +362,12 @@ class LogDir(Verbs):
 
     # -------------------------------------------------------------- lifetime
 
+    _watches: tuple[Watch, ...] = ()
+
+    def _watch_inboxes(self) -> None:
+        """Take in what writers in other processes commit (Spark's tasks), for as long as this is open."""
+        self._watches = tuple(Watch(directory) for directory in self._directories)
+
     def sync(self) -> None:
         """What was acknowledged "os" is "disk" when this returns."""
         self._check_open()
@@ -376,5 +385,7 @@ class LogDir(Verbs):
         with ExitStack() as stack:  # every directory is closed, whatever another one raises
             for directory in reversed(self._directories):
                 stack.callback(directory.close)
+            for watch in self._watches:
+                stack.callback(watch.close)
             if "cleaner" in self.__dict__:
                 stack.callback(self.cleaner.stop)

@@ -5,6 +5,7 @@
 <root>/meta.properties  .kafka_cleanshutdown     Kafka's
 <root>/*-checkpoint                              text checkpoints (logdir.checkpoints)
 <root>/lastword.toml  lastword.partitions        ours
+<root>/lastword.inbox-*  lastword.applying-*  lastword.refused-*  lastword.writers   ours (logdir.inbox)
 <root>/<topic>-<partition>/                      one partition; the number follows the *last* dash
 <root>/<topic>-<partition>.<32 hex>-delete       being deleted; also -future (moving) and -stray (not served)
     <20 digits>.log .index .timeindex .txnindex  one segment; the number is its base offset
@@ -48,6 +49,11 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 FIRST_DIRTY = "cleaner-offset-checkpoint"
 SETTINGS = "lastword.toml"
 PARTITION_LIST = "lastword.partitions"
+INBOX = "lastword.inbox-"
+"""`lastword.inbox-<number>-<job>`: a commit that waits to be taken in (logdir.inbox)."""
+APPLYING = "lastword.applying-"
+REFUSED = "lastword.refused-"
+WRITERS = "lastword.writers"
 ROOT_FILES = (
     META_PROPERTIES,
     CLEAN_SHUTDOWN,

@@ -65,6 +65,7 @@ def clean(
     need_pyspark()
     from lastword.cleaner import cleaner
     from lastword.cleaner.report import CleanRound
+    from lastword.logdir.inbox import Watch
     from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.frames import frame_of
 
@@ -72,6 +73,7 @@ def clean(
     failed: list[LastwordError] = []
     with ExitStack() as held:
         directory = held.enter_context(LogDirectory.open(path, "a"))
+        held.callback(Watch(directory).close)  # writers go on while this holds the lock
         tasks: list[RoundTask] = []
         for tp in _chosen(directory, topic, partition):
             log, config = directory.log(*tp), directory.topic_config(tp.topic)

@@ -110,8 +110,12 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a batch write asks for. `settings` holds topic settings by their Kafka names, for a topic to be
-    created.
+    """What a write asks for.
+
+    settings             topic settings by their Kafka names, for a topic to be created
+    commit_timeout_ms    how long a commit waits for who holds the lock and does not take it in
+    producer, sequence   name a batch for ever, so that it is written once, whoever runs it again; a stream
+                         does so by itself
     """
 
     path: str
@@ -120,6 +124,9 @@ class WriteOptions:
     ack: Literal["disk", "os"]
     null_value: Literal["delete", "error"]
     settings: dict[str, str]
+    commit_timeout_ms: int = 60_000
+    producer: str | None = None
+    sequence: int | None = None
 
 
 def hint(name: str, known: Iterable[str]) -> str:
@@ -166,6 +173,16 @@ def _duration(text: str) -> int:
         number = -1
     if number < 0:
         raise Problem("is a duration, such as 15m")
+    return number
+
+
+def _sequence(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise Problem("is a whole number, 0 or above, that rises from batch to batch")
     return number
 
 
@@ -357,6 +374,9 @@ WRITE: dict[str, Callable[[str], Any]] = {
     "partitions": _count,
     "ack": _one_of("disk", "os"),
     "nullValue": _one_of("delete", "error"),
+    "commitTimeout": _duration,
+    "producer": _text,
+    "sequence": _sequence,
     "includeHeaders": _flag,  # Kafka's sink needs it to look at `headers`; here the column is enough
 }
 
@@ -437,13 +457,21 @@ def _stream_problems(values: Mapping[str, Any], limits: Limits) -> list[str]:
     return problems
 
 
-def parse_write(options: Mapping[str, str], *, warn: bool = True) -> WriteOptions:
+def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool = True) -> WriteOptions:
     """SparkOptionError with everything that is wrong, and a remedy; a warning for what has no effect."""
     from lastword.config import TOPIC_SETTINGS
 
     values, problems = _parse(
         options, WRITE, other=READ, direction="writing", settings=TOPIC_SETTINGS, warn=warn
     )
+    if not stream and ("producer" in values) != ("sequence" in values) and not problems:
+        problems.append("producer and sequence come together: who writes, and which of its batches this is")
+    if stream:
+        problems += [
+            f"option '{name}' is not for a stream: its query and batch take its place"
+            for name in ("producer", "sequence")
+            if name in values
+        ]
     _refuse(problems)
     return WriteOptions(
         path=values["path"],
@@ -452,6 +480,9 @@ def parse_write(options: Mapping[str, str], *, warn: bool = True) -> WriteOption
         ack=values.get("ack", "disk"),
         null_value=values.get("nullValue", "delete"),
         settings=values.get("settings", {}),
+        commit_timeout_ms=values.get("commitTimeout", 60_000),
+        producer=values.get("producer"),
+        sequence=values.get("sequence"),
     )
 
 

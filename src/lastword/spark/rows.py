@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.clock import SystemClock
 from lastword.errors import KeyRequiredError, RecordTooLargeError, SparkOptionError
 from lastword.files import DEFAULT, Files
-from lastword.spark import staging
+from lastword.partition import staged
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.targets import Target, existing_target
@@ -31,7 +31,7 @@ need not hurry, and larger batches compress better.
 class Pending:
     """Rows on their way into one partition of the log."""
 
-    writer: staging.StagedWriter
+    writer: staged.StagedWriter
     target: Target
     parts: list[pa.RecordBatch] = field(default_factory=list)
     size_bytes: int = 0
@@ -73,7 +73,7 @@ class TaskRows:
         for topic, indices in _groups_of(batch.column(self._columns.topic)):
             self._spread(self._known(topic), rows.take(indices), batch.take(indices))
 
-    def finish(self) -> tuple[staging.StagedFile, ...]:
+    def finish(self) -> tuple[staged.StagedFile, ...]:
         """Pack the rest; the files of this attempt, synced if the write is acknowledged at `disk`."""
         for pending in self._pending.values():
             self._pack(pending)
@@ -108,7 +108,7 @@ class TaskRows:
             key = (target.topic, number)
             pending = self._pending.get(key)
             if pending is None:
-                writer = staging.StagedWriter(
+                writer = staged.StagedWriter(
                     self._files, self._options.path, target.topic, number, self._job, self._task
                 )
                 pending = self._pending[key] = Pending(writer, target)

@@ -10,12 +10,11 @@ the user's options.
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
 )
 from pyspark.sql.types import StructType
@@ -23,6 +22,9 @@ from pyspark.sql.types import StructType
 from lastword.errors import SparkOptionError
 from lastword.spark.options import CHOICES, parse_read, parse_schema, parse_write
 from lastword.spark.schema import SINK_SCHEMA, full_schema, sink_columns
+
+CHECKPOINT = "checkpointlocation"
+"""Spark hands the query's own option over with ours."""
 
 
 class LastwordDataSource(DataSource):
@@ -50,7 +52,7 @@ class LastwordDataSource(DataSource):
         return LogReader(parse_read(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        from lastword.spark.write import prepare_writer
+        from lastword.spark.write import LogWriter, prepare
 
         if overwrite:
             raise SparkOptionError(
@@ -58,15 +60,22 @@ class LastwordDataSource(DataSource):
                 remedy='use .mode("append"); for a fresh log delete the topic first, or take another name',
             )
         options = parse_write(self.options)
-        return prepare_writer(options, sink_columns(schema))
+        return LogWriter(prepare(options, sink_columns(schema)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from lastword.spark.stream_read import LogStreamReader
 
         return LogStreamReader(parse_read(self.options, stream=True), schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise SparkOptionError(
-            "lastword is written in batches, not by a stream",
-            remedy="df.write, or foreachBatch of the stream",
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from lastword.spark.write import LogStreamWriter, prepare
+
+        if overwrite:
+            raise SparkOptionError(
+                "a log is only ever appended to: output mode complete is refused",
+                remedy='outputMode("append"), or foreachBatch with the keys that changed',
+            )
+        options = parse_write(
+            {name: text for name, text in self.options.items() if name.lower() != CHECKPOINT}, stream=True
         )
+        return LogStreamWriter(prepare(options, sink_columns(schema), stream=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
@@ -59,7 +58,6 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> Target:
     if exists(options.path, topic):
         target = existing_target(options.path, topic)
         _check_same(options, target, LogDirectory.open(options.path, "r").topic_config(topic))
-        DEFAULT.lock(os.path.join(options.path, names.LOCK)).release()
     else:
         for which, is_text in (("key", columns.key_is_text), ("value", columns.value_is_text)):
             settings.setdefault(f"lastword.{which}.serializer", "str" if is_text else "bytes")

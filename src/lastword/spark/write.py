@@ -1,9 +1,10 @@
-"""The batch sink: rows to staged batches to offsets.
+"""The sink, batch and streaming: rows to staged batches to one commit.
 
-Where it runs. `writer(...)` once, in a Python process beside the driver: it checks the frame and makes the
-topic if it is new. `write()` once for each attempt of each task, in a worker: it packs rows into record
-batches and stages them (`staging.py`). `commit()` once, beside the driver: it takes the directory's lock
-and appends what was staged; `abort()` instead, if the job failed.
+Where it runs. `writer(...)` once (of a stream: once a micro-batch), in a Python process beside the driver: it
+checks the frame and makes the topic if it is new. `write()` once for each attempt of each task, in a worker:
+it packs rows into record batches and stages them (`partition.staged`). `commit()` once, beside the driver: it
+puts one manifest into the directory's inbox (`logdir.inbox`) and waits until it has been taken in, by
+itself if nobody holds the lock, else by who does; `abort()` instead, if the job failed.
 
 What travels. The writer to the tasks; from each task a `StagedMessage` with the files of that attempt.
 
@@ -13,26 +14,34 @@ in every partition of the log, written by many tasks; of a frame that is not sor
 partition keep their order.
 
 When tasks fail. A retry or a speculative copy stages files of its own, and only the files that a message
-names are appended. Nothing is in the log before `commit`; an abort leaves a log as it was. A commit that
-was stopped half-way has appended some partitions and not others; made again for the same job it adds only
-the rest.
+names are appended. Nothing is in the log before the commit; an abort leaves a log as it was. A commit is one
+rename: a driver that dies before it has written nothing, one that dies after it has written everything, as
+soon as somebody opens the directory to append.
+
+Once. A stream names itself and its batch (`query id`, `batch id`), a batch may do so by the options
+`producer` and `sequence`: what was taken in under such a name is not taken in again, whoever runs it again.
+What a job staged that died before its commit is removed after a week, never by guess.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 
-from lastword.errors import LogDirLockedError, SparkOptionError
+from lastword.errors import SparkOptionError
 from lastword.files import DEFAULT, Files
+from lastword.logdir import inbox
 from lastword.logdir.log_dir import LogDirectory
-from lastword.spark import staging
+from lastword.partition import staged
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.targets import Target, make_target
@@ -43,15 +52,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOCK_WAIT_SECONDS = 30.0
-"""How long a commit waits for another writer to leave the directory."""
+QUERY = "sql.streaming.queryId"
+BATCH = "streaming.sql.batchId"
+"""Local properties in which Spark tells a task its streaming query, the same after a restart, and batch."""
 
 
-def prepare_writer(options: WriteOptions, columns: SinkColumns) -> LogWriter:
+def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False) -> Job:
     """Check that the rows can go where they are told to, make the topic if it is new, compile the kernels.
 
-    A wrong call changes nothing: all checks come before the topic is made. The lock is tried, so that a job
-    does not run for an hour to find the directory taken.
+    A wrong call changes nothing: all checks come before the topic is made. Only making a topic needs the
+    directory's lock.
     """
     from lastword import kernels
 
@@ -68,41 +78,33 @@ def prepare_writer(options: WriteOptions, columns: SinkColumns) -> LogWriter:
         raise SparkOptionError(
             f"{options.path} has no topic yet", remedy="make one, or give the option `topic`"
         )
-    writer = LogWriter(options, columns, target, directory.directory(*home))
-    staging.open_job(DEFAULT, writer.home, writer.job)
-    return writer
-
-
-def open_waiting(path: str) -> LogDirectory:
-    """The directory, to append; waits LOCK_WAIT_SECONDS for another writer to leave it."""
-    deadline = time.monotonic() + LOCK_WAIT_SECONDS
-    while True:
-        try:
-            return LogDirectory.open(path, "a")
-        except LogDirLockedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+    job = Job(uuid.uuid4().hex, options, columns, target, directory.directory(*home))
+    if not stream:
+        staged.open_job(DEFAULT, job.home, job.name)
+    return job
 
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """What one task has staged."""
+    """What one task has staged, under which job; of a stream also which query it is."""
 
-    staged: tuple[staging.StagedFile, ...]
+    files: tuple[staged.StagedFile, ...]
+    job: str
+    writer: str | None = None
 
 
-class LogWriter(DataSourceArrowWriter):
-    """One write of one frame. `job` names what it stages; a new one for each writer."""
+@dataclass(frozen=True)
+class Job:
+    """One write of one frame: what its tasks and its driver share. `name` names what it stages; `home` is
+    the directory of the partition that has its mark."""
 
-    def __init__(self, options: WriteOptions, columns: SinkColumns, target: Target | None, home: str) -> None:
-        self.settings = options
-        self.columns = columns
-        self.target = target
-        self.home = home
-        self.job = uuid.uuid4().hex
+    name: str
+    options: WriteOptions
+    columns: SinkColumns
+    target: Target | None
+    home: str
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def stage(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """One attempt of one task."""
         from pyspark import TaskContext
 
@@ -110,41 +112,101 @@ class LogWriter(DataSourceArrowWriter):
 
         context = TaskContext.get()
         task = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
-        rows = TaskRows(self.settings, self.columns, self.target, self.job, task)
+        query = context.getLocalProperty(QUERY) if context is not None else None
+        if query is None:
+            name, writer, batch = self.name, None, -1
+        else:
+            # Spark hands one writer to the tasks and makes another for the commit, so the job is named here.
+            batch = int(context.getLocalProperty(BATCH))
+            name, writer = f"{self.name}-{batch}", f"spark-{query}"
+        rows = TaskRows(self.options, self.columns, self.target, name, task)
         try:
-            for batch in iterator:
-                rows.add(batch)
-            staged = rows.finish()
+            for frame in iterator:
+                rows.add(frame)
+            files = rows.finish()
         except BaseException:
             rows.remove()
             raise
-        if not staging.job_is_open(DEFAULT, self.home, self.job):
+        if self._is_over(writer, batch):
             rows.remove()
-        return StagedMessage(staged)
+        return StagedMessage(files, name, writer)
+
+    def _is_over(self, writer: str | None, batch: int) -> bool:
+        """Did the job end while this attempt was staging? Then nobody will ask for its files."""
+        if writer is None:
+            return not staged.job_is_open(DEFAULT, self.home, self.name)
+        return inbox.Writers.load(DEFAULT, self.options.path).last(writer) >= batch
+
+    def commit(
+        self, messages: list[WriterCommitMessage | None], writer: str | None, sequence: int | None
+    ) -> None:
+        """Append what the messages name, in the order of Spark's partitions, and acknowledge it at `ack`."""
+        told = [message for message in messages if isinstance(message, StagedMessage)]
+        files = [file for message in told for file in message.files]
+        if not files:
+            self.abort(told)  # nothing to append; an attempt that lost may have left something
+            return
+        job = told[0].job
+        path = self.options.path
+        staged.close_job(DEFAULT, self.home, job)
+        manifest = inbox.Manifest(
+            job, tuple(files), sync=self.options.ack == "disk", writer=writer, sequence=sequence
+        )
+        inbox.commit(
+            path,
+            manifest,
+            DEFAULT,
+            lambda: LogDirectory.open(path, "a"),
+            patience_seconds=self.options.commit_timeout_ms / 1000,
+        )
+        discard_job(path, job)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Remove what any attempt has staged, also those that no message names. Never touches the log, and
+        nothing of a commit that may still come in."""
+        jobs = {self.name, *(one.job for one in messages if isinstance(one, StagedMessage))}
+        for job in jobs:
+            staged.close_job(DEFAULT, self.home, job)
+            if not inbox.holds(DEFAULT, self.options.path, job):
+                discard_job(self.options.path, job)
+
+
+class LogWriter(DataSourceArrowWriter):
+    """A batch write."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        return self.job.stage(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append what the messages name, in the order of Spark's partitions, and acknowledge it at `ack`."""
-        staged: dict[tuple[str, int], list[staging.StagedFile]] = {}
-        for message in messages:
-            for one in message.staged if isinstance(message, StagedMessage) else ():
-                staged.setdefault((one.topic, one.partition), []).append(one)
-        if not staged:
-            self.abort([])  # nothing to append; an attempt that lost may have left something
-            return
-        with open_waiting(self.settings.path) as directory:
-            staging.close_job(DEFAULT, self.home, self.job)
-            for (topic, partition), files in sorted(staged.items()):
-                partition_log = directory.log(topic, partition)
-                staging.take_in(partition_log, self.job, files, sync=self.settings.ack == "disk")
+        self.job.commit(messages, self.job.options.producer, self.job.options.sequence)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Remove what any attempt has staged, also those that no message names. Never touches the log."""
-        staging.close_job(DEFAULT, self.home, self.job)
-        discard_job(self.settings.path, self.job)
+        self.job.abort(messages)
+
+
+class LogStreamWriter(DataSourceStreamArrowWriter):
+    """One micro-batch of a streaming query; Spark makes a writer for each. A batch that is run again, for
+    Spark's own note of it was lost with the driver, comes with the same query and batch, and adds nothing."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        return self.job.stage(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        writer = next((one.writer for one in messages if isinstance(one, StagedMessage)), None)
+        self.job.commit(messages, writer, None if writer is None else batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self.job.abort(messages)
 
 
 def discard_job(path: str, job: str, files: Files = DEFAULT) -> None:
     """Remove a job's staged files from every partition, found by listing."""
     directory = LogDirectory.open(path, "r", files)
     for tp in directory.topic_partitions():
-        staging.discard(files, directory.directory(tp.topic, tp.partition), job)
+        staged.discard(files, directory.directory(tp.topic, tp.partition), job)

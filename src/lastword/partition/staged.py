@@ -1,24 +1,25 @@
-"""Batches on their way into the log: staged by tasks, taken in by the driver.
+"""Batches on their way into the log: staged by tasks, taken in by whoever holds the log open to append.
 
 Below <partition>/lastword/:
 
-    staging-<job>/<spark partition>-<attempt>.batches    whole batches, base offset 0 in each
-    staging-<job>/begun.json                             where the log ended when taking in began
-    committed-<job>                                      this partition has taken in the job
-    open-<job>                                           attempts may still stage (in one partition: `home`)
+    staging-<job>/<task>-<attempt>.batches    whole batches, base offset 0 in each
+    staging-<job>/begun.json                  where the log ended when taking in began
+    committed-<job>                           this partition has taken in the job
+    open-<job>                                attempts may still stage (in one partition: `home`)
 
 An attempt writes into files of its own, so two attempts of one task never meet, and what a lost attempt
-left is never named by a commit message. In a batch's checksum neither base offset nor leader epoch takes
-part, so taking in means to give out offsets, and no record is touched.
+left is never named by a commit. In a batch's checksum neither base offset nor leader epoch takes part, so
+taking in means to give out offsets, and no record is touched.
 
-Valid when: the driver holds a commit message that names the file. Durable: synced by its task, before the
-message. A crash while taking in leaves a part of the batches in the log; `begun.json` says from where on to
-compare, batch by batch, what is there already, so the same commit can be made again and adds only what is
-missing. An abort removes staged files and never a record: what was taken in stays.
+Valid when: a commit (`logdir.inbox`) names the file. Durable: synced by its task, before it is named. A
+crash while taking in leaves a part of the batches in the log; `begun.json` says from where on to compare,
+batch by batch, what is there already, so the same commit can be made again and adds only what is missing.
+Nobody else appends to the partition in between: the log's lock is held, and after a crash commits are
+finished before anything else. An abort removes staged files and never a record: what was taken in stays.
 
-Spark aborts a job, and commits one that had speculative copies, while attempts may still run. So commit and
-abort first remove the job's `open` mark and then what is staged, and an attempt stages first and then looks
-for the mark: whichever comes last cleans up.
+A job is aborted, and one that had speculative copies is committed, while attempts may still run. So commit
+and abort first remove the job's `open` mark and then what is staged, and an attempt stages first and then
+looks for the mark: whichever comes last cleans up.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ import contextlib
 import json
 import os
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ class StagedFile:
 
     topic: str
     partition: int
-    spark_partition: int
+    task: int
     name: str
     size_bytes: int
     records: int
@@ -97,8 +97,8 @@ class StagedWriter:
         self._files = files
         self._private = private_dir(os.path.join(root, names.partition_dir(topic, partition)))
         self._directory = os.path.join(self._private, STAGING + job)
-        self._spark_partition, attempt = task
-        self._name = f"{self._spark_partition:05d}-{attempt}{BATCHES}"
+        self._task, attempt = task
+        self._name = f"{self._task:05d}-{attempt}{BATCHES}"
         self._handle: Handle | None = None
 
     def write(self, batches: Iterable[bytes | bytearray], records: int) -> None:
@@ -121,9 +121,7 @@ class StagedWriter:
             for directory in (self._directory, self._private, os.path.dirname(self._private)):
                 self._files.fsync_dir(directory)
         self._handle.close()
-        return StagedFile(
-            self.topic, self.partition, self._spark_partition, self._name, self.size_bytes, self.records
-        )
+        return StagedFile(self.topic, self.partition, self._task, self._name, self.size_bytes, self.records)
 
     def remove(self) -> None:
         """Take back what this attempt has staged."""
@@ -141,48 +139,73 @@ def make_dir(files: Files, path: str) -> None:
             files.mkdir(path)
 
 
+def check(files: Files, directory: str, job: str, staged: Iterable[StagedFile]) -> None:
+    """CorruptFileError if a file is not as its task left it, unless the partition has taken it in already."""
+    if files.exists(os.path.join(private_dir(directory), COMMITTED + job)):
+        return
+    folder = staging_dir(directory, job)
+    missing = [one.name for one in staged if _size(files, os.path.join(folder, one.name)) != one.size_bytes]
+    if missing:
+        raise CorruptFileError(
+            f"{folder}: {', '.join(missing)} of this job is not as its task left it; nothing was appended to "
+            f"{os.path.basename(directory)}",
+            remedy="run the job again",
+            file=folder,
+        )
+
+
 def take_in(log: PartitionLog, job: str, staged: Iterable[StagedFile], *, sync: bool) -> int:
-    """Append a job's batches to the log, in the order of Spark's partitions; returns how many records were
+    """Append a job's batches to the log, in the order of their tasks; returns how many records were
     new.
 
     The order: remember where the log ends; append; sync the log; remember that the job is in; remove what
     was staged. Made again after a stop at any point, it adds what is missing and nothing twice.
     """
     files, directory = log.files, log.directory
-    wanted = sorted(staged, key=lambda one: one.spark_partition)
+    wanted = sorted(staged, key=lambda one: one.task)
     mark = os.path.join(private_dir(directory), COMMITTED + job)
     if not wanted or files.exists(mark):
         discard(files, directory, job)
         return 0
     folder = staging_dir(directory, job)
-    missing = [one.name for one in wanted if _size(files, os.path.join(folder, one.name)) != one.size_bytes]
-    if missing:
-        raise CorruptFileError(
-            f"{folder}: {', '.join(missing)} of this job is not as its task left it; nothing was appended to "
-            f"{log.topic}-{log.partition}",
-            remedy="run the job again",
-            file=folder,
-        )
-    already = deque(_begin(log, folder))
+    check(files, directory, job, wanted)
     added = 0
-    for one in wanted:
-        for group in _groups(files, os.path.join(folder, one.name)):
-            fresh = []
-            for batch in group:
-                if already and already[0] == _identity(batch):
-                    already.popleft()
-                else:
-                    already.clear()
-                    fresh.append(batch)
-            if fresh:
-                log.append_batches(fresh, sync_follows=sync)
-                added += sum(read_header(batch, 0, len(batch), one.name).count for batch in fresh)
+    with log.lock:  # nobody's batch may come between these, or a second try could not tell its own
+        already = _Already(_begin(log, folder))
+        for one in wanted:
+            for group in _groups(files, os.path.join(folder, one.name)):
+                fresh = []
+                for batch in group:
+                    if not already.has(batch):
+                        fresh.append(batch)
+                if fresh:
+                    log.append_batches(fresh, sync_follows=sync)
+                    added += sum(read_header(batch, 0, len(batch), one.name).count for batch in fresh)
     if sync:
         log.sync()
     files.write_atomic(mark, b"")
     discard(files, directory, job)
     _forget_old(files, directory, log.clock.now_ms())
     return added
+
+
+class _Already:
+    """What earlier tries have appended: each a run of the job's batches in their order, maybe with others'
+    batches between two tries."""
+
+    def __init__(self, found: list[tuple[int, int]]) -> None:
+        self._found = found
+        self._at = 0
+
+    def has(self, batch: bytearray) -> bool:
+        """Asked batch by batch; the first one that is not there ends it."""
+        wanted = _identity(batch) if self._at < len(self._found) else None
+        for at in range(self._at, len(self._found)):
+            if self._found[at] == wanted:
+                self._at = at + 1
+                return True
+        self._at = len(self._found)
+        return False
 
 
 def discard(files: Files, directory: str, job: str) -> None:

@@ -1,0 +1,345 @@
+"""The inbox of a log directory: commits of writers that do not hold its lock.
+
+Tasks of a job stage batches (`partition.staged`); the job's end is one file in the root, a *manifest* that
+names them. Renaming it into the inbox is the commit: from then on it is taken in wholly, whatever dies.
+
+```
+<root>/lastword.inbox-<number>-<job>       waits; numbers rise, the lowest goes first
+<root>/lastword.applying-<number>-<job>    is being taken in, by whoever holds the lock
+<root>/lastword.refused-<number>-<job>     could not be: its text says why, and nothing more will come of it
+<root>/lastword.writers                    of each writer with a name, the last sequence that was taken in
+```
+
+Who takes in: the process that has the directory open to append, when it opens it and whenever a manifest
+comes (`Watch`); or, when nobody holds the lock, the job's own driver. So a pipeline writes while another
+process appends and cleans.
+
+    driver                                    holder of the lock
+    ------                                    ------------------
+    stages; renames the manifest in
+    waits until it is gone                    renames it to `applying`; takes in each partition, syncs it;
+                                              notes writer and sequence; removes the manifest
+    still in the inbox after its patience:
+    takes it back, and nothing was written
+
+A crash of the holder leaves `applying`: the next one that opens the directory finishes it before anything
+else, and each partition knows what it has already (`staged.take_in`), so nothing comes in twice. A manifest
+with a writer whose sequence was taken in before, also under the name of another job, appends nothing: that is
+what makes a batch that is run again after a crash of its driver come in once. The note is written after the
+last partition is synced, so it never promises what a power cut can take; partitions may appear one after
+another.
+
+All files are plain, for a directory of ours in the root would stop a broker from starting.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lastword.errors import (
+    BusyError,
+    CorruptFileError,
+    DataError,
+    FileVanishedError,
+    LastwordError,
+    LogDirLockedError,
+    UsageError,
+)
+from lastword.files import Files
+from lastword.partition import staged
+from lastword.partition.staged import StagedFile
+from lastword.segment import names
+
+if TYPE_CHECKING:
+    from lastword.logdir.log_dir import LogDirectory
+
+log = logging.getLogger(__name__)
+
+KEEP_WRITERS_MS = 30 * 24 * 3600 * 1000
+"""How long a writer that commits nothing is remembered."""
+KEEP_REFUSED_MS = 7 * 24 * 3600 * 1000
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One commit. `writer` and `sequence` name it for ever (a streaming query and its batch), or are None.
+
+    sync   the records are durable when it has been taken in; a commit with a writer always is
+    """
+
+    job: str
+    files: tuple[StagedFile, ...]
+    sync: bool
+    writer: str | None = None
+    sequence: int | None = None
+
+    def encoded(self) -> bytes:
+        body = json.dumps({"format": _FORMAT, **asdict(self)}, separators=(",", ":")).encode()
+        return b"%08x %s\n" % (zlib.crc32(body), body)
+
+    @classmethod
+    def decoded(cls, data: bytes, file: str) -> Manifest:
+        """CorruptFileError for bytes that are no manifest."""
+        checksum, _, rest = data.partition(b" ")
+        body = rest.rstrip(b"\n")
+        try:
+            if int(checksum, 16) != zlib.crc32(body):
+                raise ValueError("its checksum differs")
+            fields = json.loads(body)
+            if fields.pop("format") != _FORMAT:
+                raise ValueError("another version wrote it")
+            files = tuple(StagedFile(**one) for one in fields.pop("files"))
+            return cls(files=files, **fields)
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptFileError(
+                f"{file} is no commit: {error}", remedy="remove it, and run the job again", file=file
+            ) from None
+
+
+# ---------------------------------------------------------------- the driver's side
+
+
+def commit(
+    root: str,
+    manifest: Manifest,
+    files: Files,
+    open_to_append: Callable[[], LogDirectory],
+    *,
+    patience_seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+) -> None:
+    """Put the manifest into the inbox, and return when it has been taken in, here or elsewhere.
+
+    BusyError: nobody took it in within the patience (a broker holds the lock, or a process that does not
+    look); it was taken back, nothing was written. The error of who refused it, if its files are damaged.
+    """
+    name = f"{_next_number(files, root, now_ms()):020d}-{manifest.job}"
+    waiting = os.path.join(root, names.INBOX + name)
+    files.write_atomic(waiting, manifest.encoded())
+    deadline = monotonic() + patience_seconds
+    while True:
+        refused = os.path.join(root, names.REFUSED + name)
+        if files.exists(refused):
+            why = files.read_bytes(refused).decode("utf-8", "replace")
+            raise DataError(f"the commit of job {manifest.job} was refused: {why}", file=refused)
+        if not files.exists(waiting) and not files.exists(os.path.join(root, names.APPLYING + name)):
+            if files.exists(refused):
+                continue
+            return
+        try:
+            with open_to_append():
+                continue  # opening takes in what waits
+        except LogDirLockedError as error:
+            late = monotonic() - deadline
+            if late > 10 * patience_seconds:
+                raise BusyError(
+                    f"{error.message}, and takes in the commit for {late:.0f} s; how that ends is not known",
+                    remedy="run the job again with the same producer and sequence: it comes in once",
+                ) from error
+            if late > 0 and _take_back(files, root, waiting):
+                raise BusyError(
+                    f"{error.message}, and did not take in the commit within {patience_seconds:.0f} s; "
+                    "nothing was written",
+                    remedy="stop that process, or let it be one that has the directory open in mode 'a'",
+                ) from error
+        sleep(0.05)
+
+
+def _next_number(files: Files, root: str, now_ms: int) -> int:
+    """Above every number that is there: commits keep the order in which they were made, whatever the clock
+    does."""
+    taken = [number for number, *_ in _entries(files, root, (names.INBOX, names.APPLYING))]
+    return max([now_ms, *(number + 1 for number in taken)])
+
+
+def _take_back(files: Files, root: str, waiting: str) -> bool:
+    """False if somebody has begun to take it in: then it will come in."""
+    try:
+        files.unlink(waiting)
+    except FileVanishedError:
+        return False
+    files.fsync_dir(root)
+    return True
+
+
+def holds(files: Files, root: str, job: str) -> bool:
+    """Is a commit of this job waiting, or being taken in?"""
+    return any(
+        name.partition("-")[2] == job for _, name, _ in _entries(files, root, (names.INBOX, names.APPLYING))
+    )
+
+
+# ---------------------------------------------------------------- the side of who holds the lock
+
+
+def pending(files: Files, root: str) -> bool:
+    """Does a commit wait, or one that was begun?"""
+    return bool(_entries(files, root, (names.INBOX, names.APPLYING)))
+
+
+def take_in(directory: LogDirectory) -> int:
+    """Take in every commit that waits, the oldest first; returns how many records were new.
+
+    One that cannot be taken in (a file that is not as its task left it, a topic that is gone) is set aside
+    as refused, and the next has its turn. StorageError and CapacityError leave it where it is, to be tried
+    again.
+    """
+    files, root = directory.files, directory.path
+    added = 0
+    # What was begun goes first: its batches are the last ones in the log.
+    for _, name, prefix in sorted(
+        _entries(files, root, (names.APPLYING, names.INBOX)),
+        key=lambda one: (one[2] != names.APPLYING, one[0]),
+    ):
+        applying = os.path.join(root, names.APPLYING + name)
+        if prefix == names.INBOX:
+            try:
+                files.rename(os.path.join(root, names.INBOX + name), applying)
+            except FileVanishedError:
+                continue  # taken back
+        try:
+            manifest = Manifest.decoded(files.read_bytes(applying), applying)
+            added += _apply(directory, manifest)
+        except (DataError, UsageError) as error:
+            log.warning("lastword: a commit was refused: %s", error)
+            files.write_atomic(os.path.join(root, names.REFUSED + name), str(error).encode())
+        files.unlink(applying, missing_ok=True)
+        files.fsync_dir(root)
+    _forget_old(directory)
+    return added
+
+
+def _apply(directory: LogDirectory, manifest: Manifest) -> int:
+    writers = Writers.load(directory.files, directory.path)
+    known = manifest.writer is not None and manifest.sequence is not None
+    if known and writers.last(manifest.writer) >= (manifest.sequence or 0):
+        for topic, number in {(one.topic, one.partition) for one in manifest.files}:
+            staged.discard(directory.files, directory.directory(topic, number), manifest.job)
+        return 0
+    parts: dict[tuple[str, int], list[StagedFile]] = {}
+    for one in manifest.files:
+        parts.setdefault((one.topic, one.partition), []).append(one)
+    there = set(directory.topic_partitions())
+    gone = [f"{topic}-{number}" for topic, number in parts if (topic, number) not in there]
+    if gone:
+        raise UsageError(f"{', '.join(sorted(gone))} is not there any more", remedy="run the job again")
+    for (topic, number), found in sorted(parts.items()):
+        staged.check(directory.files, directory.directory(topic, number), manifest.job, found)
+    added = 0
+    for (topic, number), found in sorted(parts.items()):
+        sync = manifest.sync or known
+        added += staged.take_in(directory.log(topic, number), manifest.job, found, sync=sync)
+    if manifest.writer is not None and manifest.sequence is not None:
+        writers.note(manifest.writer, manifest.sequence, directory.clock.now_ms())
+        writers.save(directory.files, directory.path)
+    return added
+
+
+class Writers:
+    """The last sequence of each writer, in one small file of the root."""
+
+    def __init__(self, last: dict[str, tuple[int, int]]) -> None:
+        self._last = last  # writer -> (sequence, when it was noted in ms)
+
+    @classmethod
+    def load(cls, files: Files, root: str) -> Writers:
+        """CorruptFileError for a damaged file: to believe that a writer is new would write a batch twice."""
+        path = os.path.join(root, names.WRITERS)
+        if not files.exists(path):
+            return cls({})
+        try:
+            given: dict[str, Any] = json.loads(files.read_bytes(path))
+            return cls({str(name): (int(one[0]), int(one[1])) for name, one in given.items()})
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise CorruptFileError(
+                f"{path}: {error}",
+                remedy="restore it from a copy; without it nobody knows which batches were written",
+                file=path,
+            ) from None
+
+    def last(self, writer: str | None) -> int:
+        return self._last.get(writer or "", (-1, 0))[0]
+
+    def note(self, writer: str, sequence: int, now_ms: int) -> None:
+        self._last[writer] = (sequence, now_ms)
+        for name in [n for n, (_, at) in self._last.items() if at < now_ms - KEEP_WRITERS_MS]:
+            del self._last[name]
+
+    def save(self, files: Files, root: str) -> None:
+        files.write_atomic(os.path.join(root, names.WRITERS), json.dumps(self._last, sort_keys=True).encode())
+
+
+def _entries(files: Files, root: str, prefixes: Sequence[str]) -> list[tuple[int, str, str]]:
+    """(number, number and job, prefix) of the manifests there, ascending."""
+    found = []
+    for name in files.listdir(root):
+        for prefix in prefixes:
+            rest = name.removeprefix(prefix)
+            number, dash, _ = rest.partition("-")
+            if rest != name and dash and number.isdecimal() and not name.endswith(".tmp"):
+                found.append((int(number), rest, prefix))
+    return sorted(found)
+
+
+def _forget_old(directory: LogDirectory) -> None:
+    """Refusals that nobody needs any more, and what a driver that died had begun to write."""
+    files, now_ms = directory.files, directory.clock.now_ms()
+    for name in files.listdir(directory.path):
+        begun = name.startswith(names.INBOX) and name.endswith(".tmp")
+        if not begun and not name.startswith(names.REFUSED):
+            continue
+        path = os.path.join(directory.path, name)
+        facts = files.stat(path)
+        if facts is not None and facts.mtime_ms < now_ms - KEEP_REFUSED_MS:
+            files.unlink(path, missing_ok=True)
+
+
+class Watch:
+    """A thread that takes in what comes while a directory is open to append.
+
+    It looks at the root's time of change, a call that costs a microsecond, and lists only when that has
+    moved (a rename into a directory moves it) or something was left to do.
+    """
+
+    def __init__(self, directory: LogDirectory, every_seconds: float = 0.1) -> None:
+        self._directory = directory
+        self._every = every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lastword-inbox", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        seen: int | None = None
+        while not self._stop.wait(self._every):
+            try:
+                facts = self._directory.files.stat(self._directory.path)
+                changed = None if facts is None else facts.mtime_ms
+                if changed == seen and not self._recent(changed):
+                    continue
+                if pending(self._directory.files, self._directory.path):
+                    take_in(self._directory)
+                seen = changed
+            except LastwordError as error:
+                log.warning("lastword: the inbox of %s: %s", self._directory.path, error)
+                seen = None
+
+    @staticmethod
+    def _recent(changed: int | None) -> bool:
+        """Times of files are coarse: a change within the same tick would not show."""
+        return changed is None or time.time_ns() // 1_000_000 - changed < 1000
+
+    def close(self) -> None:
+        """Returns when nothing is being taken in any more."""
+        self._stop.set()
+        self._thread.join()

@@ -1,0 +1,291 @@
+"""Commits from outside: each comes in wholly and once, whatever dies at which step."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import BusyError, CorruptFileError, DataError, DiskFullError, LastwordError
+from lastword.files import DEFAULT, Files, OsFiles
+from lastword.logdir import inbox
+from lastword.logdir.log_dir import LogDirectory
+from lastword.partition import staged
+from lastword.records.builder import BatchBuilder
+from tests.doubles.forgetful import ForgetfulFiles
+from tests.doubles.recording import RecordingFiles, Stopped
+
+NOW_MS = 1_795_168_800_000
+
+
+def make(root: Path, partitions: int = 2, files: Files = DEFAULT) -> None:
+    with LogDirectory.open(str(root), "a", files, ManualClock(NOW_MS)) as directory:
+        directory.create_topic("t", partitions, {"cleanup.policy": "compact"})
+
+
+def batch(*values: str) -> bytes:
+    builder = BatchBuilder(0)
+    for value in values:
+        builder.append(NOW_MS, value.encode(), value.encode())
+    return builder.build(0)
+
+
+def stage(
+    root: Path, job: str, parts: dict[int, list[str]], files: Files = DEFAULT
+) -> tuple[staged.StagedFile, ...]:
+    """One attempt's files: a batch for each value of each partition."""
+    found = []
+    for number, values in parts.items():
+        writer = staged.StagedWriter(files, str(root), "t", number, job, (0, 0))
+        for value in values:
+            writer.write([batch(value)], 1)
+        closed = writer.close(sync=True)
+        assert closed is not None
+        found.append(closed)
+    return tuple(found)
+
+
+def commit(root: Path, manifest: inbox.Manifest, files: Files = DEFAULT, patience: float = 5.0) -> None:
+    clock = ManualClock(NOW_MS)
+    inbox.commit(
+        str(root),
+        manifest,
+        files,
+        lambda: LogDirectory.open(str(root), "a", files, clock),
+        patience_seconds=patience,
+        now_ms=clock.now_ms,
+    )
+
+
+def values(root: Path) -> dict[int, list[str]]:
+    with lastword.open(root) as logs:
+        found: dict[int, list[str]] = {0: [], 1: []}
+        for record in logs.topic("t").read():
+            found[record.partition].append(record.value.decode())
+        return found
+
+
+def leftovers(root: Path) -> list[str]:
+    return sorted(
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and ("inbox" in path.name or "applying" in path.name or "staging-" in str(path))
+    )
+
+
+def test_nobody_holds_the_lock(tmp_path: Path) -> None:
+    make(tmp_path)
+    commit(tmp_path, inbox.Manifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True))
+    assert values(tmp_path) == {0: ["a", "b"], 1: ["c"]} and leftovers(tmp_path) == []
+
+
+def test_who_holds_the_lock_takes_in_while_others_append(tmp_path: Path) -> None:
+    make(tmp_path)
+    with lastword.open(tmp_path, "a") as logs:
+        done = threading.Event()
+
+        def appends() -> None:
+            while not done.is_set():
+                logs.topic("t").append(b"mine", b"mine", partition=0)
+
+        thread = threading.Thread(target=appends)
+        thread.start()
+        try:
+            for n in range(5):
+                files = stage(tmp_path, f"j{n}", {0: [f"{n}a", f"{n}b"], 1: [f"{n}c"]})
+                commit(tmp_path, inbox.Manifest(f"j{n}", files, sync=False))
+        finally:
+            done.set()
+            thread.join()
+    found = values(tmp_path)
+    assert [v for v in found[0] if v != "mine"] == [f"{n}{x}" for n in range(5) for x in "ab"]
+    assert found[1] == [f"{n}c" for n in range(5)] and leftovers(tmp_path) == []
+
+
+def test_a_batch_is_one_run_in_its_partition(tmp_path: Path) -> None:
+    """Nobody's record comes between those of one commit: the log is locked while they are appended."""
+    make(tmp_path)
+    with lastword.open(tmp_path, "a") as logs:
+        mine = threading.Thread(
+            target=lambda: [logs.topic("t").append(b"m", b"m", partition=0) for _ in range(200)]
+        )
+        mine.start()
+        commit(
+            tmp_path, inbox.Manifest("j", stage(tmp_path, "j", {0: [str(n) for n in range(50)]}), sync=False)
+        )
+        mine.join()
+    found = values(tmp_path)[0]
+    first = found.index("0")
+    assert found[first : first + 50] == [str(n) for n in range(50)]
+
+
+def test_commits_come_in_in_their_order(tmp_path: Path) -> None:
+    make(tmp_path)
+    with LogDirectory.open(str(tmp_path), "a"):  # holds the lock and does not look
+        for n in range(3):
+            manifest = inbox.Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
+            number = inbox._next_number(DEFAULT, str(tmp_path), NOW_MS)
+            DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j{n}", manifest.encoded())
+    with LogDirectory.open(str(tmp_path), "a"):
+        pass
+    assert values(tmp_path)[0] == ["0", "1", "2"]
+
+
+def test_a_broker_that_does_not_look_makes_it_fail_and_nothing_is_written(tmp_path: Path) -> None:
+    make(tmp_path)
+    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    with LogDirectory.open(str(tmp_path), "a"), pytest.raises(BusyError, match="nothing was written"):
+        commit(tmp_path, manifest, patience=0.1)
+    assert values(tmp_path) == {0: [], 1: []}
+    assert not inbox.pending(DEFAULT, str(tmp_path))
+
+
+def test_the_same_batch_of_the_same_writer_comes_in_once(tmp_path: Path) -> None:
+    make(tmp_path)
+    for job, sequence in (("a", 0), ("b", 0), ("c", 1), ("d", 0), ("e", 2)):
+        files = stage(tmp_path, job, {0: [job], 1: [job]})
+        commit(tmp_path, inbox.Manifest(job, files, sync=False, writer="q", sequence=sequence))
+    assert values(tmp_path) == {0: ["a", "c", "e"], 1: ["a", "c", "e"]} and leftovers(tmp_path) == []
+
+
+def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(tmp_path: Path) -> None:
+    make(tmp_path)
+    bad = inbox.Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y"]}), sync=True)
+    next((tmp_path / "t-1").rglob("*.batches")).write_bytes(b"short")
+    with pytest.raises(DataError, match="not as its task left it"):
+        commit(tmp_path, bad)
+    commit(tmp_path, inbox.Manifest("good", stage(tmp_path, "good", {0: ["a"]}), sync=True))
+    assert values(tmp_path) == {0: ["a"], 1: []}  # all files are looked at before the first is taken in
+
+
+def test_a_topic_that_is_gone_is_refused(tmp_path: Path) -> None:
+    make(tmp_path)
+    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        logs.delete_topic("t")
+        with pytest.raises(DataError, match="t-0 is not there any more"):
+            commit(tmp_path, manifest)
+
+
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "lastword.inbox-00000000000000000001-j").write_bytes(b"00000000 {}")
+    with LogDirectory.open(str(tmp_path), "a"):
+        pass
+    assert "no commit" in (tmp_path / "lastword.refused-00000000000000000001-j").read_text()
+    with pytest.raises(CorruptFileError):
+        inbox.Manifest.decoded(b"zz", "f")
+
+
+def test_a_damaged_memory_of_writers_stops_commits_with_names(tmp_path: Path) -> None:
+    make(tmp_path)
+    commit(tmp_path, inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True, writer="q", sequence=0))
+    (tmp_path / "lastword.writers").write_text("{")
+    with pytest.raises(DataError, match="nobody knows which batches"):
+        commit(
+            tmp_path, inbox.Manifest("k", stage(tmp_path, "k", {0: ["b"]}), sync=True, writer="q", sequence=1)
+        )
+    assert values(tmp_path)[0] == ["a"]
+
+
+def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(tmp_path: Path) -> None:
+    make(tmp_path)
+
+    def full(call: object) -> LastwordError | None:
+        return DiskFullError("full") if full.on and "append" in str(call) and ".log" in str(call) else None  # type: ignore[attr-defined]
+
+    full.on = True  # type: ignore[attr-defined]
+    files = RecordingFiles(OsFiles(), fail=full)
+    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    number = inbox._next_number(DEFAULT, str(tmp_path), NOW_MS)
+    DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j", manifest.encoded())
+    LogDirectory.open(str(tmp_path), "a", files, ManualClock(NOW_MS)).close()
+    assert inbox.pending(DEFAULT, str(tmp_path))
+    full.on = False  # type: ignore[attr-defined]
+    LogDirectory.open(str(tmp_path), "a", files, ManualClock(NOW_MS)).close()
+    assert values(tmp_path) == {0: ["a"], 1: ["b"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", [None, "q"])
+def test_killed_at_every_step_and_run_again(tmp_path: Path, writer: str | None) -> None:
+    """A driver dies before each change that it makes, and half-way in each append. Then somebody opens the
+    directory; a stream runs its batch again. All of it is there once, or nothing is and nothing was
+    committed."""
+    sequence = None if writer is None else 7
+    outcomes = set()
+    for step, torn in itertools.product(range(200), (False, True)):
+        root = tmp_path / f"{step}{torn}"
+        make(root)
+        with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
+            logs.topic("t").append(b"before", b"before", partition=0)
+        manifest = inbox.Manifest(
+            "j", stage(root, "j", {0: ["a", "b"], 1: ["c"]}), True, writer=writer, sequence=sequence
+        )
+        files = RecordingFiles(OsFiles(), stop_at=step, torn=torn)
+        try:
+            commit(root, manifest, files)
+        except Stopped:
+            pass
+        else:
+            break
+        finally:
+            files.stop()
+        LogDirectory.open(str(root), "a", clock=ManualClock(NOW_MS)).close()
+        found = values(root)
+        assert found in ({0: ["before"], 1: []}, {0: ["before", "a", "b"], 1: ["c"]}), (step, torn)
+        outcomes.add(len(found[1]))
+        if writer is not None:
+            again = stage(root, "again", {0: ["a", "b"], 1: ["c"]})
+            commit(root, inbox.Manifest("again", again, True, writer=writer, sequence=sequence))
+            assert values(root) == {0: ["before", "a", "b"], 1: ["c"]}, (step, torn)
+            # What died with its driver goes by age: its files, if it had not committed.
+            assert all("staging-j/" in name or name.endswith(".tmp") for name in leftovers(root))
+    else:
+        pytest.fail("the commit has more steps than the test takes")
+    assert outcomes == {0, 1} and step > 10
+
+
+@pytest.mark.slow
+def test_a_power_cut_at_every_step(tmp_path: Path) -> None:
+    """What had returned is there afterwards, whatever was not synced; and what is there is whole."""
+    root = tmp_path / "data"
+    make(root)
+    files = ForgetfulFiles(root)
+    for sequence, (job, parts) in enumerate(
+        {"j": {0: ["a", "b"], 1: ["c"]}, "k": {0: ["d"], 1: ["e"]}}.items()
+    ):
+        manifest = inbox.Manifest(job, stage(root, job, parts, files), True, writer="q", sequence=sequence)
+        commit(root, manifest, files)
+        files.mark(f"returned {job}")
+    none, one, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
+    seen = set()
+    for number, image in enumerate(files.images(seeds=range(1))):
+        if number % 6:
+            continue
+        target = tmp_path / "image"
+        image.write(target)
+        LogDirectory.open(str(target), "a", clock=ManualClock(NOW_MS)).close()
+        allowed = [none, one, both][len(image.marks) :]
+        found = values(target)
+        assert found in allowed, image.label
+        seen.add(len(found[0]))
+        shutil.rmtree(target)
+    assert seen == {0, 2, 3}
+
+
+def test_the_lock_is_free_again_after_a_take_in_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path)
+    (tmp_path / "lastword.inbox-00000000000000000001-j").write_bytes(b"x")
+    monkeypatch.setattr(inbox, "take_in", lambda directory: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        LogDirectory.open(str(tmp_path), "a")
+    monkeypatch.undo()
+    LogDirectory.open(str(tmp_path), "a").close()
