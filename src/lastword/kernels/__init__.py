@@ -54,15 +54,23 @@ results never do.
 """
 
 
+_OPTIONS = {
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cfunc_wrapper": True,
+    # No counting of references: kernels allocate nothing, and their callers hold the arrays. Numba leaves
+    # some of it in inner loops, at several atomic operations a record.
+    "_nrt": False,
+}
+
+
 def _decorate(function: Callable[..., Any], **options: Any) -> Any:
     # Numba reads CACHE_DIR while it decorates; put back, other users of Numba in this process keep their
     # own folder.
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(cache_folder())
     try:
-        return numba.njit(nogil=True, cache=True, error_model="numpy", no_cfunc_wrapper=True, **options)(
-            function
-        )
+        return numba.njit(cache=True, **_OPTIONS, **options)(function)
     finally:
         numba.config.CACHE_DIR = before
 
@@ -74,9 +82,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def inline(function: Callable[..., Any]) -> Any:
     """A step of a kernel, put into its callers by LLVM; not callable from Python."""
-    return numba.njit(
-        nogil=True, error_model="numpy", forceinline=True, no_cfunc_wrapper=True, no_cpython_wrapper=True
-    )(function)
+    return numba.njit(forceinline=True, no_cpython_wrapper=True, **_OPTIONS)(function)
 
 
 def warm(progress: Callable[[str], None] | None = None) -> None:

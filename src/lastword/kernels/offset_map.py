@@ -5,8 +5,8 @@ replaced is marked.
 40 bits of arena position; 0 is empty. The number of slots need not be a power of two. A tag that matches is
 only a candidate: the key's bytes decide.
 
-Three loops over some records hide the cache misses: ask for every slot; read the slots and ask for the arena
-entries; only then go through the records in order.
+Asking ahead hides the cache misses: while a record is looked at, the entry of one further on and the slot of
+one further still are on their way. One at a time, for a processor forgets what it is asked for all at once.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ ABORTED_RECORDS = 6  # of DEAD_RECORDS: in batches whose transaction was aborted
 LOWEST_KILLER = 7  # of those that still lie there; NO_OFFSET: none
 STAT_FIELDS = 8
 
-STEP = 512  # records whose slots and entries are asked for at once
+AHEAD = 24  # by so many records is a slot asked for before it is read, and an entry after that
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _TAG_SHIFT = np.uint64(40)
@@ -118,6 +118,26 @@ def no_longer_counts(stats, digests, owner, flags, offset, key_digest, digest0, 
         digests[owner] -= pair_digest(key_digest, offset, digest0, digest1)
 
 
+@inline
+def ask_slot(spans, hashes, homes, slots, i):
+    """Where the search for record i starts; its slot is on the way."""
+    if spans[KEY_LENGTH, i] >= 0:
+        slot = first_slot(hashes[0, i], slots.size)
+        homes[i] = slot
+        prefetch(slots, slot)
+
+
+@inline
+def ask_entry(spans, hashes, homes, slots, arena, i):
+    """If that slot looks like the key's, its entry is on the way."""
+    if spans[KEY_LENGTH, i] >= 0:
+        found = slots[homes[i]]
+        if found >> _TAG_SHIFT == hashes[0, i] & _TAG_MASK:
+            entry = np.int64(found & _ENTRY_MASK)
+            prefetch(arena, entry)
+            prefetch(arena, entry + FIXED_BYTES + min(spans[KEY_LENGTH, i], 49))
+
+
 @kernel
 def settle_piece(
     plain,
@@ -141,8 +161,8 @@ def settle_piece(
     """Put the first `filled` records of a piece into the map, from state[NEXT] on; their pages are known.
 
     Every record adds its pair digest to its segment's sum; a newer record of a key kills the older one: its
-    bit is set, its bytes counted, and its digest, made with the killer's key, subtracted. `homes`
-    (int64[STEP]) is scratch. Returns OK, FULL or BAD_OFFSET; state[NEXT] then says where it stopped,
+    bit is set, its bytes counted, and its digest, made with the killer's key, subtracted. `homes` (int64, as
+    long as the piece) is scratch. Returns OK, FULL or BAD_OFFSET; state[NEXT] then says where it stopped,
     everything before has been done.
     """
     arena_limit = state[ARENA_LIMIT]
@@ -155,110 +175,103 @@ def settle_piece(
     pages = state[PAGES]
     digest = np.uint64(0)
     start = state[NEXT]
-    while start < filled:
-        end = min(start + STEP, filled)
-        for i in range(start, end):
-            if spans[KEY_LENGTH, i] >= 0:
-                slot = first_slot(hashes[0, i], places)
-                homes[i - start] = slot
-                prefetch(slots, slot)
-        for i in range(start, end):
-            if spans[KEY_LENGTH, i] >= 0:
-                found = slots[homes[i - start]]
-                if found >> _TAG_SHIFT == hashes[0, i] & _TAG_MASK:
-                    entry = np.int64(found & _ENTRY_MASK)
-                    prefetch(arena, entry)
-                    prefetch(arena, entry + FIXED_BYTES + min(spans[KEY_LENGTH, i], 49))
-        for i in range(start, end):
-            key_length = spans[KEY_LENGTH, i]
-            offset = spans[OFFSET, i]
-            size = spans[SIZE, i]
-            if key_length < 0:
-                if size & (ABORTED | GONE):
-                    page = find_page(page_ids, pages, offset)
-                    mark(page_slots, page_bits, state, stats, page, segment, offset, size)
-                    stats[segment, ABORTED_RECORDS if size & ABORTED else KEYLESS] += 1
-                else:
-                    stats[segment, KEYLESS] += 1
-                    if size & TOMBSTONE:
-                        stats[segment, TOMBSTONES] += 1
-                    digest += pair_digest(NULL_KEY, offset, digest0, digest1)
-                continue
-            hashed = hashes[0, i]
-            if hashed - range_first > range_width:  # the range was narrowed since
-                continue
-            tag = hashed & _TAG_MASK
-            key_digest = hashes[1, i]
-            key_position = spans[KEY_POSITION, i]
-            slot = homes[i - start]
-            probes = 1
-            new = False
-            while True:
-                found = slots[slot]
-                if found == np.uint64(0):
-                    entry = state[ARENA_END]
-                    need = entry_bytes(key_length)
-                    if state[USED] >= most_used or need > arena_limit - entry:
-                        state[NEXT] = i
-                        digests[segment] += digest
-                        return FULL
-                    slots[slot] = (tag << _TAG_SHIFT) | np.uint64(entry)
-                    write_entry(arena, entry, plain, key_position, key_length)
-                    state[ARENA_END] = entry + need
-                    state[USED] += 1
-                    new = True
-                    break
-                if found >> _TAG_SHIFT == tag:
-                    entry = np.int64(found & _ENTRY_MASK)
-                    if same_key(arena, entry, plain, key_position, key_length):
-                        break
-                slot += 1
-                if slot == places:
-                    slot = 0
-                probes += 1
-            state[PROBES] += probes
-            if size & ABORTED:  # replaces nothing, but lies there
-                if new:
-                    store64(arena, entry, np.uint64(NO_OFFSET))
-                    store32(arena, entry + 8, VACANT)
-                    state[VACANCIES] += 1
-                else:
-                    copies = load8(arena, entry + COPIES_AT)
-                    store8(arena, entry + COPIES_AT, min(copies + 1, MOST_COPIES))
+    for i in range(start, min(start + 2 * AHEAD, filled)):
+        ask_slot(spans, hashes, homes, slots, i)
+    for i in range(start, min(start + AHEAD, filled)):
+        ask_entry(spans, hashes, homes, slots, arena, i)
+    for i in range(start, filled):
+        if i + 2 * AHEAD < filled:
+            ask_slot(spans, hashes, homes, slots, i + 2 * AHEAD)
+        if i + AHEAD < filled:
+            ask_entry(spans, hashes, homes, slots, arena, i + AHEAD)
+        key_length = spans[KEY_LENGTH, i]
+        offset = spans[OFFSET, i]
+        size = spans[SIZE, i]
+        if key_length < 0:
+            if size & (ABORTED | GONE):
                 page = find_page(page_ids, pages, offset)
                 mark(page_slots, page_bits, state, stats, page, segment, offset, size)
-                stats[segment, ABORTED_RECORDS] += 1
-                continue
-            if not new:
-                old = np.int64(load64(arena, entry))
-                flags = load32(arena, entry + 8)
-                if flags & KIND == VACANT:
-                    state[VACANCIES] -= 1
-                else:
-                    if old >= offset:
-                        state[NEXT] = i
-                        return BAD_OFFSET
-                    page = find_page(page_ids, pages, old)
-                    owner = owner_of(page_segments, page, bases, old)
-                    mark(page_slots, page_bits, state, stats, page, owner, old, flags)
-                    if offset < stats[owner, LOWEST_KILLER]:
-                        stats[owner, LOWEST_KILLER] = offset
-                    no_longer_counts(stats, digests, owner, flags, old, key_digest, digest0, digest1)
-                copies = load8(arena, entry + COPIES_AT)
-                store8(arena, entry + COPIES_AT, min(copies + 1, MOST_COPIES))
-            store64(arena, entry, np.uint64(offset))
-            store32(arena, entry + 8, size)
-            if size & DUE:
-                page = find_page(page_ids, pages, offset)
-                mark(page_slots, page_bits, state, stats, page, segment, offset, size)
-                stats[segment, DUE_TOMBSTONES] += 1
+                stats[segment, ABORTED_RECORDS if size & ABORTED else KEYLESS] += 1
             else:
+                stats[segment, KEYLESS] += 1
                 if size & TOMBSTONE:
                     stats[segment, TOMBSTONES] += 1
-                if size & UNCLOCKED:
-                    stats[segment, UNCLOCKED_TOMBSTONES] += 1
-                digest += pair_digest(key_digest, offset, digest0, digest1)
-        start = end
+                digest += pair_digest(NULL_KEY, offset, digest0, digest1)
+            continue
+        hashed = hashes[0, i]
+        if hashed - range_first > range_width:  # the range was narrowed since
+            continue
+        tag = hashed & _TAG_MASK
+        key_digest = hashes[1, i]
+        key_position = spans[KEY_POSITION, i]
+        slot = homes[i]
+        probes = 1
+        new = False
+        while True:
+            found = slots[slot]
+            if found == np.uint64(0):
+                entry = state[ARENA_END]
+                need = entry_bytes(key_length)
+                if state[USED] >= most_used or need > arena_limit - entry:
+                    state[NEXT] = i
+                    digests[segment] += digest
+                    return FULL
+                slots[slot] = (tag << _TAG_SHIFT) | np.uint64(entry)
+                write_entry(arena, entry, plain, key_position, key_length)
+                state[ARENA_END] = entry + need
+                state[USED] += 1
+                new = True
+                break
+            if found >> _TAG_SHIFT == tag:
+                entry = np.int64(found & _ENTRY_MASK)
+                if same_key(arena, entry, plain, key_position, key_length):
+                    break
+            slot += 1
+            if slot == places:
+                slot = 0
+            probes += 1
+        state[PROBES] += probes
+        if size & ABORTED:  # replaces nothing, but lies there
+            if new:
+                store64(arena, entry, np.uint64(NO_OFFSET))
+                store32(arena, entry + 8, VACANT)
+                state[VACANCIES] += 1
+            else:
+                copies = load8(arena, entry + COPIES_AT)
+                store8(arena, entry + COPIES_AT, min(copies + 1, MOST_COPIES))
+            page = find_page(page_ids, pages, offset)
+            mark(page_slots, page_bits, state, stats, page, segment, offset, size)
+            stats[segment, ABORTED_RECORDS] += 1
+            continue
+        if not new:
+            old = np.int64(load64(arena, entry))
+            flags = load32(arena, entry + 8)
+            if flags & KIND == VACANT:
+                state[VACANCIES] -= 1
+            else:
+                if old >= offset:
+                    state[NEXT] = i
+                    return BAD_OFFSET
+                page = find_page(page_ids, pages, old)
+                owner = owner_of(page_segments, page, bases, old)
+                mark(page_slots, page_bits, state, stats, page, owner, old, flags)
+                if offset < stats[owner, LOWEST_KILLER]:
+                    stats[owner, LOWEST_KILLER] = offset
+                no_longer_counts(stats, digests, owner, flags, old, key_digest, digest0, digest1)
+            copies = load8(arena, entry + COPIES_AT)
+            store8(arena, entry + COPIES_AT, min(copies + 1, MOST_COPIES))
+        store64(arena, entry, np.uint64(offset))
+        store32(arena, entry + 8, size)
+        if size & DUE:
+            page = find_page(page_ids, pages, offset)
+            mark(page_slots, page_bits, state, stats, page, segment, offset, size)
+            stats[segment, DUE_TOMBSTONES] += 1
+        else:
+            if size & TOMBSTONE:
+                stats[segment, TOMBSTONES] += 1
+            if size & UNCLOCKED:
+                stats[segment, UNCLOCKED_TOMBSTONES] += 1
+            digest += pair_digest(key_digest, offset, digest0, digest1)
     digests[segment] += digest
     state[NEXT] = filled
     return OK

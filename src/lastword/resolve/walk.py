@@ -52,6 +52,7 @@ class Piece:
         self.hashes = np.empty((2, records), np.uint64)
         self.spans = np.empty((piece.SPAN_FIELDS, records), np.int64)
         self.pages = np.empty(records, np.int64)
+        self.homes = np.empty(records, np.int64)
 
     def start(self, rules: Rules, *, first_pass: bool, old_due: bool) -> None:
         """At the beginning of a chunk."""
@@ -103,7 +104,6 @@ class Walk:
         self.map: OffsetMap | None = None
         self.spill: Callable[[int], NDArray[np.uint8]] | None = None
         self._piece = Piece()
-        self._homes = np.empty(loops.STEP, np.int64)
 
     def source(
         self,
@@ -141,7 +141,7 @@ class Walk:
                 made.hashes,
                 made.spans,
                 filled,
-                self._homes,
+                made.homes,
                 segment,
                 offset_map.arena,
                 offset_map.slots,
