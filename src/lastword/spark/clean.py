@@ -54,7 +54,8 @@ def clean(
     topic      None: every topic whose cleanup.policy is known to compact
     partition  None: all of the topic's
     due        only what the scheduler would choose; otherwise all garbage goes that may go
-    strategy   None: the topic's own
+    strategy   None is `kafka` here, whatever the topic's own: executors have no garbage accounts, so a round
+               takes the whole log, and is due by the dirty ratio
 
     Runs at the call, once; the rows are local. Each task takes `log.cleaner.dedupe.buffer.size` of memory
     for its map. LogDirLockedError, UnknownTopicError, NoPolicyError (of a topic that was named); the first
@@ -225,6 +226,6 @@ def _arguments(
     return {
         "first_dirty": directory.first_dirty(*tp),
         "due": due,
-        "strategy": strategy or config.lastword_strategy,
+        "strategy": strategy or "kafka",
         "map_bytes": directory.settings.instance.map_bytes,
     }
