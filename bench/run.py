@@ -25,7 +25,13 @@ from tests.support.jars import KafkaMissing, cache_directory
 from bench.registry import SIZES, WORKLOADS, Measured, Run
 
 #: Modules that hold workloads, in the order in which they are listed and run.
-MODULES = ("bench.workloads", "bench.storage_workloads", "bench.cost_workloads", "bench.spark_workloads")
+MODULES = (
+    "bench.workloads",
+    "bench.storage_workloads",
+    "bench.cost_workloads",
+    "bench.drive_workloads",
+    "bench.spark_workloads",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
