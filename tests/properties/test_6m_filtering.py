@@ -20,6 +20,14 @@ from tests.cleaner.support import plan, rewrite_all, write_segment
 from tests.partition.nosync import UNSYNCED
 from tests.properties.support import FORMS, T, batch, entry, header_of, records_of
 
+
+@pytest.fixture(autouse=True)
+def each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of neighbours is not joined (`cleaner/test_joining.py`): these are properties of one
+    batch."""
+    monkeypatch.setattr("lastword.cleaner.rewrite.BATCH_BYTES", 0)
+
+
 NEWER = 100
 """Offset of the batch that supersedes."""
 

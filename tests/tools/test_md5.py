@@ -98,7 +98,7 @@ def test_the_golden_case_and_a_log_of_kafka_without(tmp_path: Path) -> None:
 
 def test_verify_tells_and_damage_does_not_stop_it(tmp_path: Path) -> None:
     heard = []
-    with lastword.open(tmp_path / "d", "a") as logs:
+    with lastword.open(tmp_path / "d", "a", log_cleaner_enable=False) as logs:
         for name in ("t", "u"):
             topic = logs.create_topic(name, cleanup_policy="compact")
             for key in KEYS:

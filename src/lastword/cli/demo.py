@@ -166,7 +166,7 @@ def _write(path: str, history: History) -> list[int]:
     import lastword
 
     ends = []
-    with lastword.open(path, "a") as logs:
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic(
             TOPIC,
             key_serializer="str",
@@ -215,7 +215,7 @@ def _kafka(path: str, ends: Sequence[int]) -> tuple[Cleaned, list[Lost]]:
 def _ours(path: str, history: History, strategy: str) -> tuple[Cleaned, list[Lost]]:
     import lastword
 
-    with lastword.open(path, "a") as logs:
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic(
             TOPIC,
             key_serializer="str",

@@ -1,0 +1,9 @@
+"""Every strategy that a topic may have: a property of the cleaner is one of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from lastword.config.topic import STRATEGIES
+
+by_strategy = pytest.mark.parametrize("strategy", STRATEGIES)

@@ -1,0 +1,85 @@
+"""6.A: the map of Kafka's cleaner, as `resolve.digest_map` models it. Our own, which keeps the keys, has the
+same tests in `resolve/test_offset_map.py`, with the one difference that a full map takes known keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from lastword.resolve.digest_map import DigestMap
+from lastword.resolve.kafka_model import KafkaCleaner
+
+
+def key(number: int) -> bytes:
+    return b"%d" % number
+
+
+def filled(slots: int, keys: int) -> DigestMap:
+    found = DigestMap(slots * 24)
+    for number in range(keys):
+        found.put(key(number), number)
+    return found
+
+
+@pytest.mark.parametrize("keys", [10, 100, 1000, 5000])
+def test_6A_1_every_key_reads_back_its_offset(keys: int) -> None:
+    found = DigestMap(keys * 48)
+    for number in range(keys):
+        found.put(key(number), number)
+        assert found.get(key(number)) == number
+    assert [found.get(key(number)) for number in range(keys)] == list(range(keys))
+
+
+def test_6A_2_a_cleared_map_knows_no_key() -> None:
+    found = filled(100, 90)
+    found.clear()
+    assert {found.get(key(number)) for number in range(90)} == {-1}
+    assert (len(found), found.latest_offset, found.used_ratio) == (0, -1, 0.0)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 13, 14, 64])
+def test_6A_3_a_full_map_still_answers(slots: int) -> None:
+    found = filled(slots, slots)
+    assert len(found) == slots
+    assert found.get(b"absent") == -1
+    assert found.get(key(slots - 1)) == slots - 1
+    with pytest.raises(ValueError, match="taken"):
+        found.put(key(0), 99)
+
+
+def test_6A_4_the_latest_offset_can_be_set_and_changes_no_entry() -> None:
+    found = filled(8, 8)
+    for latest in (100, 3):
+        found.latest_offset = latest
+        assert found.latest_offset == latest
+        assert [found.get(key(number)) for number in range(8)] == list(range(8))
+
+
+def test_6A_5_the_latest_offset_is_that_of_the_last_put() -> None:
+    found = DigestMap(100 * 24)
+    assert found.latest_offset == -1
+    for number in range(5):
+        found.put(key(number), number)
+        assert found.latest_offset == number
+    found.put(key(0), 3)
+    assert (found.latest_offset, found.get(key(0)), len(found)) == (3, 3, 5), "the last put wins, no max"
+
+
+def test_6A_6_use_is_entries_over_slots() -> None:
+    found = DigestMap(10 * 24)
+    assert found.used_ratio == 0.0
+    for number in range(5):
+        found.put(key(number), number)
+        assert found.used_ratio == (number + 1) / 10
+
+
+@pytest.mark.parametrize(
+    ("slots", "load_factor", "keys"), [(1, 1.0, 0), (2, 0.5, 0), (2, 0.9, 1), (3, 0.75, 2)]
+)
+def test_6A_7_a_cleaner_without_room_for_a_key_cannot_be_made(
+    slots: int, load_factor: float, keys: int
+) -> None:
+    if not keys:
+        with pytest.raises(ValueError, match="take no key"):
+            KafkaCleaner(slots * 24, load_factor)
+    else:
+        assert KafkaCleaner(slots * 24, load_factor).most_keys == keys

@@ -1,0 +1,144 @@
+"""6.D: how dirty a log is, and which segments a round puts together. Kafka groups by the sizes that segments
+have before a round, ours by the bytes that will be left; the limits are the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from lastword.cleaner.groups import MAX_OFFSET_RANGE, Limits, group
+from tests.build import LogBuilder
+from tests.cleaner.transactional import Producer
+from tests.properties.strategies import by_strategy
+from tests.properties.support import batch
+
+HUGE = Limits(segment_bytes=1 << 40, segment_index_bytes=1 << 40, index_interval_bytes=4096)
+
+
+@dataclass(frozen=True)
+class Facts:
+    base_offset: int
+    next_offset: int
+    live_bytes: int = 100
+    dead_records: int = 1
+    tombstones_without_horizon: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self.live_bytes + 10 * self.dead_records
+
+
+def facts(count: int, live_bytes: int = 100) -> list[Facts]:
+    return [Facts(100 * n, 100 * n + 100, live_bytes) for n in range(count)]
+
+
+def ranges(found: list[Facts], limits: Limits) -> list[tuple[int, int]]:
+    return [(one.first, one.last) for one in group(found, limits)]
+
+
+def test_6D_30_31_what_is_clean_dirty_and_neither(tmp_path: Path) -> None:
+    """Bytes by position: the segment that holds the first dirty offset is not counted twice, as in Kafka."""
+    log = LogBuilder(tmp_path, min_cleanable_dirty_ratio=0.99)
+    for _ in range(4):
+        for n in range(5):
+            log.put(f"k{n}", "v")
+        log.roll()
+    (_, one), *_ = log.sizes()
+    plan = log.plan(due=True)
+    assert (plan.total_bytes, plan.dirty_bytes, plan.dirty_ratio) == (4 * one, 4 * one, 1.0)
+    log.first_dirty = 5
+    plan = log.plan(due=True)
+    assert (plan.dirty_bytes, plan.dirty_ratio) == (3 * one, 0.75)
+    Producer(log).put(("k0", 1))
+    log.roll()
+    plan = log.plan(due=True)
+    assert (plan.limit, plan.dirty_bytes, plan.dirty_ratio) == (20, 3 * one, 0.75)
+    log.first_dirty = 7
+    plan = log.plan(due=True)
+    assert plan.dirty_bytes == 3 * one - 2 * one // 5
+    log.close()
+
+
+def test_6D_32_huge_limits_make_one_group() -> None:
+    assert ranges(facts(9), HUGE) == [(0, 8)]
+
+
+@pytest.mark.parametrize("limits", [replace(HUGE, segment_bytes=1), replace(HUGE, segment_index_bytes=1)])
+def test_6D_33_limits_of_one_byte_make_groups_of_one(limits: Limits) -> None:
+    assert ranges(facts(5), limits) == [(n, n) for n in range(5)]
+
+
+@pytest.mark.parametrize("count", [9, 10])
+def test_6D_34_three_fit(count: int) -> None:
+    limits = replace(HUGE, segment_bytes=3 * 100 + 1)
+    expected = [(n, min(n + 2, count - 1)) for n in range(0, count, 3)]
+    assert ranges(facts(count), limits) == expected
+
+
+@pytest.mark.parametrize(("span", "together"), [(MAX_OFFSET_RANGE, True), (MAX_OFFSET_RANGE + 1, False)])
+def test_6D_35_37_offsets_of_a_group_fit_an_index_entry(span: int, together: bool) -> None:
+    """The last offset of a group lies at most 2^31 - 1 above its first base."""
+    two = [Facts(0, 10), Facts(span, span + 1)]
+    assert ranges(two, HUGE) == ([(0, 1)] if together else [(0, 0), (1, 1)])
+    assert MAX_OFFSET_RANGE == (1 << 31) - 1
+
+
+@by_strategy
+def test_6D_36_what_became_empty_is_merged_however_far_apart(tmp_path: Path, strategy: str) -> None:
+    far = 3_000_000_000
+    directory = tmp_path / "users-0"
+    directory.mkdir()
+    for base in (0, far, far + 10, far + 20):
+        data = batch(base, b"v", timestamp=1) if base != far + 10 else batch(base, b"w")
+        (directory / f"{base:020d}.log").write_bytes(data)
+    log = LogBuilder(tmp_path)
+    for key in (f"k{far}", f"k{far + 10}", f"k{far + 20}", "k0"):
+        log.put(key, "newest")
+    log.roll()
+    for _ in range(3):
+        log.clean(strategy=strategy)
+    assert log.offsets() == [far + 21, far + 22, far + 23, far + 24]
+    assert len(log.log.segments) <= 3
+    log.close()
+
+
+@by_strategy
+def test_6D_38_an_index_that_understates_the_data(tmp_path: Path, strategy: str) -> None:
+    """Empty index files: offsets are those of the batches, nothing is grouped by what an index says."""
+    far = 3_000_000_000
+    directory = tmp_path / "users-0"
+    directory.mkdir()
+    for base in (0, far):
+        data = b"".join(batch(base + n, b"v") for n in range(3))
+        (directory / f"{base:020d}.log").write_bytes(data + batch(base + 3, b"v"))
+        (directory / f"{base:020d}.index").write_bytes(b"")
+        (directory / f"{base:020d}.timeindex").write_bytes(b"")
+    log = LogBuilder(tmp_path)
+    for base in (0, far):
+        for n in range(3):
+            log.put(f"k{base + n}", "newest")
+    log.roll().clean(strategy=strategy)
+    assert log.offsets()[:2] == [3, far + 3] and len(log.offsets()) == 8
+    bases = [one.base_offset for one in log.log.segments]
+    assert all(b - a <= MAX_OFFSET_RANGE or a == 0 for a, b in pairwise(bases))
+    log.close()
+
+
+@by_strategy
+def test_6D_39_a_segment_too_wide_is_split_when_it_is_opened(tmp_path: Path, strategy: str) -> None:
+    """Kafka splits one that it meets while cleaning, and aborts; ours is split before any round sees it."""
+    far = 1 << 31
+    directory = tmp_path / "users-0"
+    directory.mkdir()
+    data = batch(0, b"v") + batch(1, b"v") + batch(far, b"v") + batch(far + 1, b"v")
+    (directory / f"{0:020d}.log").write_bytes(data)
+    (directory / f"{far + 2:020d}.log").write_bytes(batch(far + 2, b"v"))
+    log = LogBuilder(tmp_path)
+    log.put("k0", "newest").put(f"k{far}", "newest").roll()
+    assert [base for base, _ in log.sizes()][:3] == [0, far, far + 2]
+    log.clean(strategy=strategy)
+    assert log.offsets() == [1, far + 1, far + 2, far + 3, far + 4]
+    log.close()

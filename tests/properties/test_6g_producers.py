@@ -1,0 +1,73 @@
+"""6.G: a producer's sequences survive what happens to its records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lastword.segment import names
+from tests.build import LogBuilder
+from tests.cleaner.test_transactions import state_of
+from tests.cleaner.transactional import Producer
+from tests.properties.strategies import by_strategy
+
+
+def compacted(root: Path, strategy: str) -> LogBuilder:
+    """Four producers, every record of theirs superseded, in merged segments."""
+    log = LogBuilder(root)
+    for producer_id in range(1, 5):
+        one = Producer(log, producer_id)
+        one.put(("a", 1), ("b", 1), transactional=False).put(("a", 2), ("b", 2), transactional=False)
+        log.roll()
+    log.put("a", "newest").put("b", "newest").roll()
+    log.clean(strategy=strategy)
+    assert log.offsets() == [16, 17]
+    return log
+
+
+@by_strategy
+def test_6G_62_64_the_last_of_each_is_known_after_a_reopening(tmp_path: Path, strategy: str) -> None:
+    log = compacted(tmp_path, strategy)
+    expected = {n: (0, 3, 4 * n - 1) for n in range(1, 5)}
+    assert state_of(log) == expected
+    log.close()
+    for snapshot in Path(log.directory).glob(f"*{names.SNAPSHOT}"):
+        snapshot.unlink()
+    log.reopen()
+    assert state_of(log) == expected, "rebuilt from what is left of the batches"
+    log.close()
+
+
+@by_strategy
+def test_6G_63_a_last_batch_sent_again_is_answered_with_its_offsets(tmp_path: Path, strategy: str) -> None:
+    log = compacted(tmp_path, strategy).reopen()
+    end = log.log.log_end
+    for producer_id in range(1, 5):
+        again = Producer(log, producer_id)
+        again.sequence = 2
+        again.put(("a", 2), ("b", 2), transactional=False)
+    assert log.log.log_end == end and log.offsets() == [16, 17]
+    log.close()
+
+
+@by_strategy
+def test_6G_67_a_truncation_rebuilds_the_original_last_sequence(tmp_path: Path, strategy: str) -> None:
+    log = LogBuilder(tmp_path)
+    one = Producer(log)
+    one.put(("a", 1), ("b", 1), ("c", 1), transactional=False)  # 0-2, of which b is left
+    log.put("a", 2).put("c", 2).roll()
+    log.clean(strategy=strategy)
+    one.put(("d", 1), transactional=False)
+    assert state_of(log) == {7: (0, 3, 5)}
+    log.log.truncate_to(5)
+    assert state_of(log) == {7: (0, 2, 2)} and log.offsets() == [1, 3, 4]
+    log.close()
+
+
+@by_strategy
+def test_6G_69_snapshots_are_those_of_the_segments_that_are_left(tmp_path: Path, strategy: str) -> None:
+    log = compacted(tmp_path, strategy)
+    bases = {one.base_offset for one in log.log.segments}
+    kept = {int(path.name[:20]) for path in Path(log.directory).glob(f"*{names.SNAPSHOT}")}
+    assert len(bases) < 6, "segments were merged"
+    assert kept <= bases | {log.log.log_end}
+    log.close()
