@@ -252,3 +252,14 @@ def test_stability_goes_on_as_if_it_began_anew(tmp_path):
             assert stability.offset(view) == (view.log_end if first is None else first)
             assert stability.offset(view) == log.stable_offset
     log.close()
+
+
+def test_a_quiet_log_of_ones_own_is_not_listed_again(writer, clock, monkeypatch):
+    put(writer, 1)()
+    writer._clock = clock
+    views = []
+    look = writer._view
+    monkeypatch.setattr(writer, "_view", lambda *of: views.append(of) or look(*of))
+    clock.todo = [lambda: None] * 20 + [put(writer, 2)]
+    assert len(seen(writer.topic("a").read(follow=True, timeout=9, partition=0))) == 2
+    assert views == [("a", 0)]

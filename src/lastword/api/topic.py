@@ -352,8 +352,16 @@ class Topic(Generic[K, V]):
     def _follow(
         self, views: Mapping[int, PartitionView], timeout: float | None, committed: bool
     ) -> Callable[[dict[int, int]], Follow]:
+        def ends(number: int) -> tuple[int, int, int]:
+            log = self._logs._log(self.name, number)
+            return log.log_start, log.stable_offset, log.log_end
+
         def watch(number: int, view: PartitionView) -> Watch:
-            return Watch(view, lambda: self._logs._view(self.name, number))
+            return Watch(
+                view,
+                lambda: self._logs._view(self.name, number),
+                (lambda: ends(number)) if self._logs.mode == "a" else None,
+            )
 
         def following(position: dict[int, int]) -> Follow:
             watches = {number: watch(number, view) for number, view in sorted(views.items())}
