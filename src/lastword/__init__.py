@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lastword import errors, metrics, spark, testing
+    from lastword.api.cleaner import Cleaner
     from lastword.api.lease import Lease, LeaseInfo
     from lastword.api.logs import LogDir, open
     from lastword.api.reader import Reader
@@ -41,6 +42,7 @@ __all__ = [
     "Appended",
     "Audit",
     "CleanRound",
+    "Cleaner",
     "Deletion",
     "Duplication",
     "Explanation",
@@ -71,6 +73,7 @@ _HOMES = {
     "Appended": "api.record",
     "Audit": "tools.audit",
     "CleanRound": "cleaner.report",
+    "Cleaner": "api.cleaner",
     "Deletion": "retention.rules",
     "Duplication": "tools.duplication",
     "Explanation": "tools.explain",

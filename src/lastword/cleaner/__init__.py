@@ -125,7 +125,14 @@ What it does not do, and why that is fine
 - It keeps no account of garbage between runs: each round reads the log below its limit once. Nothing but time
   is lost.
 - It merges segments, not batches: many small batches of survivors compress worse than one big one would.
-- It runs when it is called; nothing here waits in the background.
+
+In the background
+-----------------
+
+`scheduler.py` runs rounds on threads of the process; `states.py` says who may be cleaned when, `budget.py`
+what a drive may be used for, and `paced.py` makes every byte of a round come out of it. Whoever needs a
+partition for himself (to trim, move, truncate or delete it) does not wait for a round: it ends at its next
+safe point, its unpublished files go, and what it had published stays.
 """
 
 from __future__ import annotations

@@ -397,7 +397,7 @@ class _Worker:
             if not self.counted:
                 self._count(1)
             scheduler.work_on()
-            seconds = scheduler.backoff_ms / 1000
+            seconds = max(scheduler.backoff_ms, 1) / 1000
             if scheduler._stopping or self.leave:
                 return
             del scheduler
