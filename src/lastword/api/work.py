@@ -1,9 +1,9 @@
 """What the scheduler cleans: the partitions of open log directories, drive by drive.
 
 Choosing looks at sizes, times, checkpoints and garbage accounts and reads no record, so a log in which
-nothing is due costs a look, and no import before its first segment is closed. What `rounds.py` then does holds
-the partition's claim. Whoever waits for that claim (to trim, move, truncate or delete, to clean or expire by
-hand) ends it at its next safe point. The background itself never waits for a claim.
+nothing is due costs a look, and no import before its first segment is closed. What `rounds.py` then does
+holds the partition's claim. Whoever waits for that claim (to trim, move, truncate or delete, to clean or
+expire by hand) ends it at its next safe point. The background itself never waits for a claim.
 
 By strategy:
 

@@ -17,7 +17,9 @@ class LogConfig:
     producer_id_expiration_ms: int = duration(
         "1d", "behaviour", "A producer that was silent for longer is forgotten.", low=1
     )
-    log_cleaner_enable: bool = flag(True, "behaviour", "Clean and expire in the background while opened to append.")
+    log_cleaner_enable: bool = flag(
+        True, "behaviour", "Clean and expire in the background while opened to append."
+    )
     log_cleaner_threads: int = count(
         1, "cost", "Rounds at once; they share the key map's memory.", low=1, high=1024
     )
@@ -30,7 +32,9 @@ class LogConfig:
     log_cleaner_io_max_bytes_per_second: int | None = size(
         None, "cost", "What cleaning may read and write per drive and second. Not set: no limit.", low=1
     )
-    log_cleaner_backoff_ms: int = duration("15s", "cost", "Pause of the background when nothing was due, and before its first look.")
+    log_cleaner_backoff_ms: int = duration(
+        "15s", "cost", "Pause of the background when nothing was due, and before its first look."
+    )
     drives: dict[str, int] = sizes_by_path("cost", "The limit of single drives, by path.")  # noqa: RUF009
     lastword_ack: str = choice(
         "os", "behaviour", "As the topic setting, for all topics that do not say.", ACKS
