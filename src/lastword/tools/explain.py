@@ -187,12 +187,15 @@ def _bulk(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, Bat
 
     for chunk in read_chunks(view, view.log_start, view.log_end):
         columns = decode_columns(chunk)
+        headers: dict[int, BatchHeader] = {}
         for i in np.flatnonzero(columns.key_length == len(key)).tolist():
             start = int(columns.key_position[i])
             offset = int(columns.offset[i])
             if offset >= view.log_start and chunk.plain[start : start + len(key)].tobytes() == key:
                 tombstone = bool(columns.value_length[i] < 0)
-                yield offset, int(columns.timestamp[i]), tombstone, chunk.header(int(columns.row[i]))
+                row = int(columns.row[i])
+                header = headers[row] if row in headers else headers.setdefault(row, chunk.header(row))
+                yield offset, int(columns.timestamp[i]), tombstone, header
 
 
 # ---------------------------------------------------------------- judging them
@@ -226,7 +229,7 @@ class _Judge:
             if fates[i] is Fate.COMMITTED:
                 killers[i], newest = newest, found[i]
         return tuple(
-            self._judged(one, fate, killer, found[:i])
+            self._judged(one, fate, killer, found[:i] if killer is None else ())
             for i, (one, fate, killer) in enumerate(zip(found, fates, killers, strict=True))
         )
 
