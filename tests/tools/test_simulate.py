@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 
 import lastword
 from lastword.config import TopicConfig
+from lastword.errors import UnknownSettingError, UsageError
+from lastword.partition.outcomes import Outcomes
+from lastword.partition.view import PartitionView
+from lastword.records.builder import BatchBuilder
 from lastword.tools.death import NEVER, Deaths, _Kept, deaths_between, deaths_of
 from lastword.tools.picture import picture
 from lastword.tools.replay import PaperLog, closings
 from lastword.tools.simulate import Part, simulate
 from lastword.tools.traffic import KINDS, traffic
+from tests.api.conftest import tree_digest
+from tests.build import LogBuilder
+from tests.cleaner.transactional import Producer
 
 KEYS = 20_000
 LIVE_SEGMENTS = 50
@@ -123,7 +130,8 @@ def test_a_large_log_is_sampled_by_whole_keys(tmp_path):
 @pytest.mark.parametrize("hot", [False, True])
 def test_a_sample_with_or_without_a_hot_key_costs_the_same(hot):
     made = traffic("zipf", 4000, 20_000, seed=5)
-    exact = simulate([Part("t", 0, made.deaths(), settings_of(4000))], strategy="generational").drive
+    config = settings_of(10_000)
+    exact = simulate([Part("t", 0, made.deaths(), config)], strategy="generational").drive
     hashes = np.random.default_rng(2).integers(0, 2**64 - 1, 4000, np.uint64)
     hottest = np.bincount(made.keys).argmax()
     hashes[hottest] = 0 if hot else 2**64 - 2
@@ -134,12 +142,27 @@ def test_a_sample_with_or_without_a_hot_key_costs_the_same(hot):
     found = kept.deaths(4000)
     assert found.share == 0.5
     assert found.size_bytes.sum() == pytest.approx(2_400_000, rel=0.01)
-    sampled = simulate([Part("t", 0, found, settings_of(4000))], strategy="generational").drive
+    sampled = simulate([Part("t", 0, found, config)], strategy="generational").drive
     assert sampled.write_amplification == pytest.approx(exact.write_amplification, rel=0.1)
 
 
-def test_aborted_and_keyless_records_have_no_say():
-    """A transaction that was aborted kills nothing, so the older value counts as live."""
+def test_aborted_and_keyless_records_have_no_say(tmp_path):
+    log = LogBuilder(tmp_path)
+    producer = Producer(log)
+    producer.put(("a", "1"), ("b", "1")).commit()
+    producer.put(("a", "aborted")).abort()
+    producer.put(("b", "2"), transactional=False)
+    keyless = BatchBuilder()
+    keyless.append(5, None, b"no key")
+    log.log.append_batch(keyless.build())
+    log.log.sync()
+    view = PartitionView.load(log.files, log.directory)
+    found = deaths_of(view.segments, salt=b"s", fates=Outcomes(view, view.log_end))
+    assert found.previous.tolist() == [-1, -1, 1]
+    assert found.key.tolist()[1] == found.key.tolist()[2] != found.key.tolist()[0]
+
+
+def test_a_log_without_records():
     kept = _Kept(10)
     assert len(kept.deaths(0)) == 0
     simulated = simulate([Part("t", 0, kept.deaths(0), settings_of())]).drive
@@ -259,11 +282,11 @@ def test_max_compaction_lag_is_kept():
 
 
 def test_what_is_loaded_costs_nothing():
-    deaths = traffic("uniform", 1000, 4000, seed=1).deaths()
+    deaths = traffic("uniform", 1000, 2000, seed=1).deaths()
     assert deaths.loaded == 1000
-    found = simulate([Part("t", 0, deaths, settings_of(1000))]).drive
-    assert (found.records, found.appended_bytes) == (4000, 400_000)
-    assert found.curve[0].appended_bytes >= 100_000 and found.curve[-1].appended_bytes == 500_000
+    found = simulate([Part("t", 0, deaths, settings_of(2000))]).drive
+    assert (found.records, found.appended_bytes) == (2000, 200_000)
+    assert found.curve[0].appended_bytes >= 100_000 and found.curve[-1].appended_bytes == 300_000
 
 
 def test_the_same_twice():
@@ -276,7 +299,7 @@ def test_the_same_twice():
 def test_every_byte_is_accounted_for():
     """Appended less freed lies on the disk, under every strategy."""
     for strategy in ("generational", "kafka", "broker"):
-        deaths = traffic("deletes", 1000, 6000, seed=3).deaths()
+        deaths = traffic("deletes", 1000, 2500, seed=3).deaths()
         deaths = replace(deaths, loaded=0)
         found = simulate([Part("t", 0, deaths, settings_of(1000))], strategy=strategy).drive
         last = found.curve[-1]
@@ -286,9 +309,9 @@ def test_every_byte_is_accounted_for():
 
 
 def test_a_drive_shares_its_target():
-    still = traffic("insert-only", 4000, 4000, seed=1).deaths(per_ms=1)
-    hot = traffic("uniform", 1000, 8000, seed=2).deaths(per_ms=2)
-    config = settings_of(2000)
+    still = traffic("insert-only", 2000, 2000, seed=1).deaths(per_ms=1)
+    hot = traffic("uniform", 500, 4000, seed=2).deaths(per_ms=2)
+    config = settings_of(1000)
     alone = simulate([Part("hot", 0, hot, config)]).drive
     both = simulate([Part("hot", 0, hot, config), Part("still", 0, still, config)])
     assert both.partitions[1].written_bytes == 0
@@ -296,6 +319,60 @@ def test_a_drive_shares_its_target():
     assert both.drive.space_amplification_peak < 1.55 < both.partitions[0].space_amplification_peak
     turned = simulate([Part("still", 0, still, config), Part("hot", 0, hot, config)])
     assert turned.drive.written_bytes == both.drive.written_bytes
+
+
+# ---------------------------------------------------------------- the verb
+
+
+def test_the_verb_shows_todays_settings_beside_others(tmp_path):
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        users = logs.create_topic("users", 2, cleanup_policy="compact", segment_bytes=700)
+        other = logs.create_topic("other", cleanup_policy="compact")
+        for number in range(120):
+            users.append(b"k%d" % (number * number % 31), b"v" * 40, partition=number % 2)
+        other.append(b"a", b"b")
+    before = tree_digest(tmp_path / "data")
+    with lastword.open(tmp_path / "data") as logs:
+        today = logs.simulate("users", 0)
+        assert [(one.topic, one.partition, one.settings) for one in today] == [("users", 0, {})]
+        assert logs.topic("users").simulate(0) == today
+        found = logs.simulate("users", lastword_space_target=4.0, min_cleanable_dirty_ratio=0.9)
+        assert [(one.partition, bool(one.settings)) for one in found] == [
+            *((0, False), (0, True), (1, False), (1, True)),
+            *((-1, False), (-1, True)),
+        ]
+        tried = {"lastword_space_target": 4.0, "min_cleanable_dirty_ratio": 0.9}
+        assert found[1].settings == found[5].settings == tried
+        assert found[4].written_bytes == found[0].written_bytes + found[2].written_bytes
+        assert found[5].written_bytes < found[4].written_bytes > 0
+        assert found[5].space_amplification > found[4].space_amplification
+        assert {one.strategy for one in logs.simulate("users", 1, strategy="broker")} == {
+            "broker",
+            logs.topic("users").config.lastword_strategy,
+        }
+        assert [one.topic for one in logs.simulate()] == ["other", "users", "users", ""]
+        with pytest.raises(UsageError, match="unknown strategy 'levelled'"):
+            logs.simulate("users", strategy="levelled")
+        with pytest.raises(UnknownSettingError, match="nearest: segment_bytes"):
+            logs.simulate("users", segment_byte=100)
+        heard = []
+        logs.simulate("users", progress=heard.append)
+        assert heard[-1].verb == "simulate" and heard[-1].done_bytes == heard[-1].total_bytes
+    assert tree_digest(tmp_path / "data") == before
+
+
+def test_what_was_cleaned_before_is_only_loaded(tmp_path):
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            "t", cleanup_policy="compact", segment_bytes=1000, lastword_strategy="kafka"
+        )
+        for number in range(60):
+            topic.append(b"k%d" % (number % 40), b"v" * 40)
+        logs.clean("t")
+        assert logs.simulate("t")[0].records == 0
+        for number in range(30):
+            topic.append(b"k%d" % (number % 3), b"v" * 40)
+        assert logs.simulate("t")[0].records == 30
 
 
 # ---------------------------------------------------------------- the policy's own figures
