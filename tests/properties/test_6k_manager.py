@@ -1,7 +1,7 @@
 """6.K: who may clean, expire and truncate when, and the cleaner's checkpoint.
 
-Kafka's manager has states (in progress, aborted, paused) because its threads run by themselves. Here cleaning
-and retention run when they are called, one at a time in each partition: `LogDirectory.claim`."""
+Whoever changes segments does so one at a time in each partition: `LogDirectory.claim`. The states of the
+background (cleaning, aborted, paused, quarantined) are shown in tests/cleaner/test_scheduler.py."""
 
 from __future__ import annotations
 
