@@ -1,0 +1,41 @@
+"""`explain` and `duplication` on directories that Kafka wrote: all magics, codecs, and transactions."""
+
+import pytest
+
+import lastword
+from tests.golden.loader import case, names
+
+CASES = [name for pattern in ("compact-*", "v0*", "v1*", "*txn*") for name in names(pattern)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(CASES)))
+def test_every_record_is_explained_and_counted(name, tmp_path):
+    one = case(name)
+    for stage in one.stages:
+        root = one.unpack(tmp_path, stage) / stage
+        with lastword.open(root) as logs:
+            for topic in logs.topics():
+                topic = logs.topic(topic.name, key_serializer="bytes", value_serializer="bytes")
+                exact, about = topic.duplication(exact=True), topic.duplication()
+                assert [_figures(row) for row in exact] == [_figures(row) for row in about]
+                for row in exact:
+                    records = list(topic.read(partition=row.partition, isolation="read_uncommitted"))
+                    assert row.records >= len(records)  # what lies below the log start is still on disk
+                    for key in sorted({record.key for record in records if record.key is not None})[:3]:
+                        found = topic.explain(row.partition, key=key)
+                        expected = [record.offset for record in records if record.key == key]
+                        assert [version.offset for version in found.versions] == expected
+                        newest = [version for version in found.versions if version.superseded_by is None]
+                        assert newest and all(version.text for version in found.versions)
+
+
+def _figures(row):
+    return (
+        row.partition,
+        row.records,
+        row.keyless,
+        row.distinct_keys,
+        row.superseded_records,
+        row.tombstones,
+    )
