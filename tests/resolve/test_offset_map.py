@@ -6,7 +6,7 @@ from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.resolve.offset_map import OffsetMap
 from lastword.resolve.resolver import _Resolver
-from lastword.resolve.walk import Rules
+from lastword.resolve.rules import Rules
 from tests.naive.pack import Record, encode_batch
 from tests.resolve.support import segments
 

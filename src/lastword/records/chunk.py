@@ -9,6 +9,7 @@ before a bad one are still given out, then the error is raised.
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
@@ -19,22 +20,19 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.errors import (
     CorruptBatchError,
-    DataError,
-    DecompressionLimitError,
     UnknownMagicError,
 )
 from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
 from lastword.kernels.crc32c import crc32c
 from lastword.records.batch import BatchHeader
-from lastword.records.legacy_rows import inflate_rows
+from lastword.records.plain import PlainBuffer
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
 
 CHUNK_BYTES = 1 << 20
 SMALLEST_ENTRY_BYTES = 26  # of magic 0
-LEGACY_LIMIT_BYTES = 256 << 20
 _HEADER_COLUMNS = (
     fields.FILE_POSITION,
     fields.SIZE,
@@ -80,7 +78,7 @@ class Chunk:
     batch is compressed.
 
     `table`: int64[rows, FIELDS], columns named in `kernels.table`. Both buffers have slack after their last
-    batch.
+    batch. `compressed`: while records wait for `inflate`, where they are to go and the first offset due.
     """
 
     raw: Bytes
@@ -88,6 +86,16 @@ class Chunk:
     table: Table
     file: str
     scratch: dict[str, Any] = field(default_factory=dict, repr=False)
+    compressed: tuple[PlainBuffer, int] | None = field(default=None, repr=False)
+
+    def inflate(self) -> None:
+        """Put the records where kernels can read them, if they are compressed still. Raises
+        CorruptBatchError and DecompressionLimitError.
+        """
+        if self.compressed is not None:
+            buffer, first_offset = self.compressed
+            self.plain = buffer.inflate(self.raw, self.table, first_offset)
+            self.compressed = None
 
     @property
     def rows(self) -> int:
@@ -175,9 +183,10 @@ class ChunkReader:
         self._raw = np.empty(capacity + kernels.SLACK, np.uint8)
         self._have = 0  # bytes in `_raw`, the first of them from `position`
         self._used = 0  # of those, bytes given out
-        self._plain = np.empty(0, np.uint8)
+        self._plain = PlainBuffer(file)
         self._table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
         self._scratch: dict[str, Any] = {}
+        self._waiting: deque[tuple[Bytes, PlainBuffer, Table, dict[str, Any]]] = deque()
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
@@ -198,10 +207,24 @@ class ChunkReader:
             self._raise(status)
         raise StopIteration
 
+    def in_lanes(self, lanes: int) -> None:
+        """Read into as many sets of buffers in turn: a chunk holds until the `lanes`-th one after it is asked
+        for, so that threads can be busy with several. Records stay compressed until `Chunk.inflate`.
+        """
+        for _ in range(lanes - 1):
+            table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
+            self._waiting.append((np.empty(self._raw.size, np.uint8), PlainBuffer(self._file), table, {}))
+
     def _drop_used(self) -> None:
         if self._used:
             rest = self._have - self._used
-            self._raw[:rest] = self._raw[self._used : self._have]
+            before = self._raw
+            if self._waiting:
+                self._waiting.append((self._raw, self._plain, self._table, self._scratch))
+                self._raw, self._plain, self._table, self._scratch = self._waiting.popleft()
+                if self._raw.size < before.size:
+                    self._raw = np.empty(before.size, np.uint8)
+            self._raw[:rest] = before[self._used : self._have]
             self.position += self._used
             self._have = rest
             self._used = 0
@@ -251,82 +274,14 @@ class ChunkReader:
         if self._max_batch_bytes is not None and (table[:, fields.SIZE] > self._max_batch_bytes).any():
             row = int(np.argmax(table[:, fields.SIZE] > self._max_batch_bytes))
             Chunk(self._raw, self._raw, table, self._file).raise_status(row, kernels.BAD_LENGTH)
-        plain = self._raw
-        coded = (table[:, fields.ATTRIBUTES] & fields.CODEC).any() or (table[:, fields.MAGIC] < 2).any()
+        chunk = Chunk(self._raw, self._raw, table, self._file, self._scratch)
+        old = (table[:, fields.MAGIC] < 2).any()
+        coded = old or (table[:, fields.ATTRIBUTES] & fields.CODEC).any()
         if coded and self._inflates:
-            self._inflate(table, first_offset)
-            plain = self._plain
-        return Chunk(self._raw, plain, table, self._file, self._scratch)
-
-    def _inflate(self, table: Table, first_offset: int) -> None:
-        """Put the records of every batch into `_plain`, one batch after another."""
-        raw = self._raw.data
-        done = row = 0
-        while row < table.shape[0]:
-            if table[row, fields.MAGIC] < 2:
-                row, self._plain, done = inflate_rows(
-                    self._raw,
-                    table,
-                    row,
-                    self._plain,
-                    done,
-                    self._room,
-                    file=self._file,
-                    limit=LEGACY_LIMIT_BYTES,
-                    first_offset=first_offset,
-                )
-                continue
-            start = int(table[row, fields.POSITION]) + fields.HEADER_BYTES
-            end = int(table[row, fields.POSITION] + table[row, fields.SIZE])
-            codec = int(table[row, fields.ATTRIBUTES]) & fields.CODEC
-            if codec and end > start:
-                size = self._inflate_one(codec, raw[start:end], done, table, row)
-            else:
-                size = end - start
-                self._need_plain(done, size)
-                self._plain[done : done + size] = self._raw[start:end]
-            table[row, fields.PLAIN_POSITION] = done
-            table[row, fields.PLAIN_END] = done + size
-            done += size
-            row += 1
-
-    def _room(self, used: int, room: int) -> Bytes:
-        self._need_plain(used, room)
-        return self._plain
-
-    def _inflate_one(self, codec: int, data: memoryview, done: int, table: Table, row: int) -> int:
-        from lastword.records.compression import decompress_into
-
-        believable = min(max(64 << 20, 1024 * len(data)), (1 << 31) - 1)
-        room = max(8 * len(data), 1 << 16)
-        while True:
-            room = min(room, believable)
-            self._need_plain(done, room)
-            usable = min(self._plain.size - kernels.SLACK, done + believable)
-            try:
-                return decompress_into(codec, data, self._plain[:usable], done)
-            except DecompressionLimitError as error:
-                if usable - done >= believable:
-                    raise self._located(error, table, row) from None
-                room = 4 * (usable - done)
-            except DataError as error:
-                raise self._located(error, table, row) from None
-
-    def _located(self, error: DataError, table: Table, row: int) -> DataError:
-        return type(error)(
-            error.message,
-            code=error.code,
-            remedy=error.remedy,
-            file=self._file,
-            position=int(table[row, fields.FILE_POSITION]),
-            offset=int(table[row, fields.BASE_OFFSET]),
-        )
-
-    def _need_plain(self, used: int, room: int) -> None:
-        if used + room + kernels.SLACK > self._plain.size:
-            larger = np.empty(2 * (used + room) + kernels.SLACK, np.uint8)
-            larger[:used] = self._plain[:used]
-            self._plain = larger
+            chunk.compressed = self._plain, first_offset
+            if old or not self._waiting:  # the table of old ones says nothing before
+                chunk.inflate()
+        return chunk
 
     def _raise(self, status: int) -> NoReturn:
         """Raise for the batch at `position`, which is at the start of `_raw`."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.facts import Fates, Resolution, SegmentSource, check_order, digest_seed_of
 from lastword.resolve.offset_map import too_large_key
-from lastword.resolve.walk import LAST_HASH, Rules, Walk, records_at_most
+from lastword.resolve.rules import LAST_HASH, Rules
+from lastword.resolve.walk import Walk, records_at_most
 
 _FILL = 0.9  # share of the map that a range is planned to fill
 _WINDOW = 16  # chunks over which the rate of new keys is measured
@@ -28,6 +30,7 @@ def resolve(
     due_below: int = NEVER,
     progress: Callable[[int, int], None] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    threads: int = 1,
 ) -> Resolution:
     """Find every dead record of a log.
 
@@ -47,6 +50,7 @@ def resolve(
         due_below: for a cleaning: tombstones at this offset and above are not due, whatever their horizon: a
             reader that holds a lease has not passed them.
         progress: hears (bytes done, bytes in all of this pass and those before) after every chunk.
+        threads: 2 lets a second one read, verify, inflate and parse ahead; the result is the same.
 
     Raises CorruptBatchError, UnknownMagicError, UnsupportedBatchError (a transaction without `fates`, or an
     undecided one in a cleaning).
@@ -54,7 +58,7 @@ def resolve(
     rules = Rules()
     if now_ms is not None:
         rules = Rules(decided=True, keyless_go=True, now_ms=now_ms, due_below=due_below)
-    return _Resolver(sources, map_bytes, salt, rules, fates, old_due, progress, chunk_bytes).run()
+    return _Resolver(sources, map_bytes, salt, rules, fates, old_due, progress, chunk_bytes, threads).run()
 
 
 class _Resolver:
@@ -68,11 +72,13 @@ class _Resolver:
         old_due: Sequence[bool] = (),
         progress: Callable[[int, int], None] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        threads: int = 1,
     ) -> None:
         check_order(sources)
         self.sources = sources
         self.fates = fates
-        self.old_due = old_due or [False] * len(sources)
+        self.old_due = old_due
+        self.threads = threads
         self.progress = progress
         self.chunk_bytes = chunk_bytes
         self.total_bytes = sum(source.size for source in sources)
@@ -105,18 +111,18 @@ class _Resolver:
         self.done_bytes = 0
         self.recent.clear()
         before = (number - 1) * self.total_bytes
-        most = partial(records_at_most, self.sources)
-        for segment, source in enumerate(self.sources):
-            for chunk in self.walk.source(
-                source,
-                segment,
-                self.fates,
-                most,
-                self._make_room,
-                first_pass=number == 1,
-                old_due=self.old_due[segment],
-                chunk_bytes=self.chunk_bytes,
-            ):
+        chunks = self.walk.take(
+            self.sources,
+            self.fates,
+            partial(records_at_most, self.sources),
+            self._make_room,
+            first_pass=number == 1,
+            old_due=self.old_due,
+            chunk_bytes=self.chunk_bytes,
+            threads=self.threads,
+        )
+        with closing(chunks):
+            for chunk in chunks:
                 self.done_bytes += chunk.size_bytes
                 if self.walk.map is not None:
                     self.recent.append((self.done_bytes, self.walk.map.distinct_keys))

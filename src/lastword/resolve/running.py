@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,9 @@ from lastword.resolve.facts import (
     digest_seed_of,
 )
 from lastword.resolve.horizons import Horizons
+from lastword.resolve.rules import LAST_HASH, Rules
 from lastword.resolve.tally import Tally
-from lastword.resolve.walk import LAST_HASH, Rules, Walk, records_at_most
+from lastword.resolve.walk import Walk, records_at_most
 
 _GROWTH = 1.6  # of the slots, when a map that is kept is full
 _MOST_VACANCIES = 0.2  # share of the entries that may wait to be used again
@@ -72,18 +74,20 @@ class RunningResolution:
             as large a share of the records without a key. Dead and live counts, bytes and tombstones are
             then those of the sample: divide them by `share`. `records` counts all. A sample never decides
             about a record.
+        threads: as for `resolve`.
 
     `limit` is one past the last offset taken. `exact`: every key is in the map, bits and copies are the
     truth. After an error of `absorb` the object must not be used again.
     """
 
-    def __init__(self, *, map_bytes: int, salt: bytes, share: float = 1.0) -> None:
+    def __init__(self, *, map_bytes: int, salt: bytes, share: float = 1.0, threads: int = 1) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"a share lies in (0, 1], unlike {share}")
         self.limit = 0
         self.exact = share == 1
         self.seconds = 0.0
         self._share = share
+        self._threads = threads
         last_hash = LAST_HASH if share == 1 else int(LAST_HASH * share)
         rules = Rules(decided=True, keyless_go=True, keep_copies=True, last_hash=last_hash)
         self._walk = Walk(map_bytes, salt, digest_seed_of(salt), rules)
@@ -117,15 +121,22 @@ class RunningResolution:
         first = len(self._walk.tally)
         self._walk.tally.add(sources)
         total, done = sum(source.size for source in sources), 0
-        for segment, source in enumerate(sources, first):
-            for chunk in self._walk.source(
-                source, segment, fates, most, self._make_room, chunk_bytes=chunk_bytes
-            ):
+        chunks = self._walk.take(
+            sources,
+            fates,
+            most,
+            self._make_room,
+            first_segment=first,
+            chunk_bytes=chunk_bytes,
+            threads=self._threads,
+        )
+        with closing(chunks):
+            for chunk in chunks:
                 self._horizons.add(chunk)
                 done += chunk.size_bytes
                 if progress is not None:
                     progress(done, total)
-            self.limit = max(source.next_offset, int(self._walk.tally.ends[segment]))
+        self.limit = max(sources[-1].next_offset, int(self._walk.tally.ends[-1]))
         if self._walk.map is not None:
             self._walk.map.trim()
         if self._horizons.crowded:
@@ -309,7 +320,7 @@ class RunningResolution:
         return parts
 
     @classmethod
-    def from_parts(cls, parts: Mapping[str, Any], *, map_bytes: int) -> RunningResolution:
+    def from_parts(cls, parts: Mapping[str, Any], *, map_bytes: int, threads: int = 1) -> RunningResolution:
         """What `to_parts` gave, with a budget of its own. Raises MapFull; ValueError for parts that do not
         fit together.
         """
@@ -317,6 +328,7 @@ class RunningResolution:
             map_bytes=map_bytes,
             salt=np.asarray(parts["salt"], np.uint8).tobytes(),
             share=float(parts["share"]),
+            threads=threads,
         )
         walk = made._walk
         walk.tally = Tally.from_parts({k[6:]: v for k, v in parts.items() if k.startswith("tally_")})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,75 +15,10 @@ from lastword.kernels import table as fields
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.bitmaps import PageStore
 from lastword.resolve.facts import Fates, Resolution, SegmentSource, fates_of
+from lastword.resolve.lanes import Piece, chunks_of, prepared
 from lastword.resolve.offset_map import OffsetMap
+from lastword.resolve.rules import Rules
 from lastword.resolve.tally import Tally
-
-PIECE = 4096
-LAST_HASH = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What decides about a record, other than newer ones of its key.
-
-    decided       a transaction whose end is not known is an error
-    keyless_go    records without a key are dead
-    now_ms        tombstones below `due_below` whose batch has a delete horizon at or before it are dead
-    keep_copies   aborted records count as copies of their keys
-    last_hash     only keys up to this hash are looked at
-    """
-
-    decided: bool = False
-    keyless_go: bool = False
-    now_ms: int = 0
-    due_below: int = 0
-    keep_copies: bool = False
-    last_hash: int = LAST_HASH
-
-
-class Piece:
-    """Records made ready for the map, and where in their chunk the next ones begin. Used again and again."""
-
-    def __init__(self, records: int = PIECE) -> None:
-        self.cursor = np.zeros(piece.CURSOR_FIELDS, np.int64)
-        self.make(records)
-
-    def make(self, records: int) -> None:
-        self.hashes = np.empty((2, records), np.uint64)
-        self.spans = np.empty((piece.SPAN_FIELDS, records), np.int64)
-        self.pages = np.empty(records, np.int64)
-        self.homes = np.empty(records, np.int64)
-
-    def start(self, rules: Rules, *, first_pass: bool, old_due: bool) -> None:
-        """At the beginning of a chunk."""
-        self.cursor[piece.ROW] = 0
-        self.cursor[piece.ORDINAL] = 0
-        self.cursor[piece.KEYLESS_GO] = rules.keyless_go
-        self.cursor[piece.NOW] = rules.now_ms
-        self.cursor[piece.OLD_DUE] = old_due
-        self.cursor[piece.DUE_BELOW] = rules.due_below
-        self.cursor[piece.FIRST_PASS] = first_pass
-        self.cursor[piece.KEEP_COPIES] = rules.keep_copies
-        self.cursor[piece.SAMPLED] = rules.last_hash != LAST_HASH
-
-    def fill(self, chunk: Chunk, fates: NDArray[np.uint8], words: NDArray[np.uint64]) -> bool:
-        """The next records; False when there are none. Raises CorruptBatchError."""
-        if self.cursor[piece.ROW] >= chunk.rows:
-            return False
-        status = piece.fill_piece(
-            chunk.plain,
-            chunk.table,
-            fates,
-            chunk.rows,
-            self.cursor,
-            words,
-            self.hashes,
-            self.spans,
-            self.pages,
-        )
-        if status != kernels.OK:
-            chunk.raise_status(int(self.cursor[piece.ROW]), status)
-        return True
 
 
 class Walk:
@@ -103,30 +38,50 @@ class Walk:
         self.store = PageStore(self.state)
         self.map: OffsetMap | None = None
         self.spill: Callable[[int], NDArray[np.uint8]] | None = None
-        self._piece = Piece()
 
-    def source(
+    def take(
         self,
-        source: SegmentSource,
-        segment: int,
+        sources: Sequence[SegmentSource],
         fates: Fates | None,
         most_records: Callable[[Chunk], int],
         make_room: Callable[[Chunk], None],
         *,
+        first_segment: int = 0,
         first_pass: bool = True,
-        old_due: bool = False,
+        old_due: Sequence[bool] = (),
         chunk_bytes: int = CHUNK_BYTES,
-    ) -> Iterator[Chunk]:
-        """Take all chunks of a segment; each is given out when it has been taken."""
-        for chunk in source.chunk_reader(chunk_bytes=chunk_bytes, verify=True):
-            if first_pass:
-                self.tally.count(chunk, segment)
+        threads: int = 1,
+    ) -> Generator[Chunk]:
+        """Take all chunks of some segments; each is given out when it has been taken. To be closed: another
+        thread may be at work for it.
+        """
+
+        def read(lanes: int) -> Iterator[tuple[int, Chunk]]:
+            for segment, source in enumerate(sources, first_segment):
+                for chunk in chunks_of(source, chunk_bytes, lanes):
+                    yield segment, chunk
+
+        def begin(made: Piece, segment: int, chunk: Chunk) -> NDArray[np.uint8]:
             found = fates_of(chunk, fates, decided=self.rules.decided)
-            self._piece.start(self.rules, first_pass=first_pass, old_due=old_due)
-            offset_map = self.map or self._first_map(chunk, most_records(chunk))
-            while self._piece.fill(chunk, found, offset_map.words):
-                self.settle(self._piece, chunk, segment, make_room)
-            yield chunk
+            due = bool(old_due) and bool(old_due[segment - first_segment])
+            made.start(self.rules, first_pass=first_pass, old_due=due)
+            if self.map is None:
+                chunk.inflate()
+                self._first_map(chunk, most_records(chunk))
+            return found
+
+        def fill(made: Piece, chunk: Chunk, found: NDArray[np.uint8]) -> bool:
+            assert self.map is not None
+            chunk.inflate()
+            return made.fill(chunk, found, self.map.words)
+
+        with closing(prepared(read, begin, fill, threads)) as chunks:
+            for ready in chunks:
+                if first_pass:
+                    self.tally.count(ready.chunk, ready.segment)
+                while ready.filled():
+                    self.settle(ready.piece, ready.chunk, ready.segment, make_room)
+                yield ready.chunk
 
     def settle(self, made: Piece, chunk: Chunk, segment: int, make_room: Callable[[Chunk], None]) -> None:
         """Put a piece of `chunk` into the map."""
