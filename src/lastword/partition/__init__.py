@@ -1,10 +1,12 @@
 """An ordered set of segments is the log of one partition.
 
 Stands on `segment`. `log.py` is the writing side: append, roll, sync, replace, and what is promised at which
-level. `view.py` is the reading side, without a lock. `swap.py` publishes rewritten segments and says what
-every crash of that leaves. `open.py` puts right what a crash left. `producer_state.py` is what a partition
-remembers of its producers, `replay.py` how that is found again, `named.py` the journal of producers with
-names. Start reading at log.py.
+level; its parts are `tail.py` (the end that grows), `appending.py` (how batches come in), `rolling.py` (when
+a segment ends) and `durability.py` (what is synced when). `view.py` is the reading side, without a lock;
+`follow.py` looks again and again. `swap.py` publishes rewritten segments and says what every crash of that
+leaves. `open.py` puts right what a crash left. `producer_state.py` is what a partition remembers of its
+producers, `replay.py` how that is found again, `named.py` the journal of producers with names. Start reading
+at log.py.
 """
 
 from lastword.partition.appending import AppendedBatch
