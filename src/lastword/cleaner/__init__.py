@@ -61,6 +61,15 @@ A horizon is set on tombstones below the limit that are the newest of their key,
 leave the log in the same round at the latest, swaps go in ascending order, so nobody can see the old value
 after the clock began.
 
+Leases
+------
+
+A clock alone is a promise to readers that are quick. One that stopped between a value and its tombstone, and
+comes back after the horizon, finds neither, and keeps the value for ever. So a reader may take a lease
+(`partition.leases`): a tombstone at or above the lowest live position is not due, whatever the clock says.
+Leases are read when a round decides, and again right before each swap that drops a tombstone (`leased.py`):
+one that came in between stops the round there.
+
 Transactions
 ------------
 

@@ -1,8 +1,8 @@
 """Looking: `dump` shows any file of a log directory decoded, `verify` checks every invariant of its logs,
-
+`explain` names the rule that keeps or frees each record of a key, `duplication` counts what is superseded,
 `simulate` replays which record replaced which under other settings, with the cleaner's own choice.
 
-Stands on `segment` and `partition`, and for what is decided on `cleaner`; takes no lock and changes nothing, so both may be used on the
-directory of a running broker. Damage does not stop them: it is reported and passed over. Start reading at
-`walk.py`.
+Stands on `segment`, `partition` and `resolve`, and for what is decided on `cleaner`; takes no lock and
+changes nothing, so all of them may be used on the directory of a running broker. Damage does not stop `dump`
+and `verify`: it is reported and passed over. Start reading at `walk.py`.
 """
