@@ -26,6 +26,7 @@ def clean_partition(
     clean_stop: bool = True,
     recorded: list[int] | None = None,
     due: bool = False,
+    strategy: str = "kafka",
 ) -> CleanRound | None:
     """One round over `directory`. `recorded` gets the new first dirty offset."""
     topic, _, number = directory.name.rpartition("-")
@@ -37,6 +38,7 @@ def clean_partition(
             first_dirty=first_dirty,
             record_first_dirty=(recorded if recorded is not None else []).append,
             due=due,
+            strategy=strategy,
         )
 
 
