@@ -118,6 +118,10 @@ LOG_GARBAGE_BYTES = Gauge(
     "Bytes that a cleaning could drop, at the last look at the accounts",
     (*_PARTITION, "exact"),
 )
+LOG_LIVE_RECORDS = Gauge(
+    "log_live_records", "Records of closed segments that no newer one replaced", (*_PARTITION, "exact")
+)
+LOG_TOMBSTONES = Gauge("log_tombstones", "Live tombstones of closed segments", (*_PARTITION, "exact"))
 LOG_DIRTY_RATIO = Gauge(
     "log_dirty_ratio", "Bytes not cleaned yet over all that may be cleaned, at the last look", _PARTITION
 )

@@ -246,6 +246,12 @@ def test_by_accounts_what_is_new_is_scanned_and_then_the_best_run_of_the_drive_g
     }
     assert all(one.result == "ok" and one.round.freed_bytes > 0 for one in done)
     assert {one.name: newest(one) for one in (hot, once)} == before
+    assert metrics.LOG_GARBAGE_BYTES.value("once", "0", "true") == 0
+    once_bytes = sum(one.size_bytes for one in once.segments())
+    assert metrics.LOG_LIVE_BYTES.value("once", "0", "true") == once_bytes
+    closed = [one for one in once.segments() if not one.active]
+    assert metrics.LOG_LIVE_RECORDS.value("once", "0", "true") == sum(one.records for one in closed)
+    assert metrics.LOG_TOMBSTONES.value("once", "0", "true") == 0
     shares = [metrics.LOG_DIRTY_RATIO.value(name, "0") for name in ("users", "once")]
     assert shares[1] == 0 and 0 <= shares[0] < 0.5
     for number in range(40):

@@ -184,6 +184,8 @@ def _show(account: PartitionAccount, now_ms: int) -> None:
     for gauge, value in (
         (metrics.LOG_GARBAGE_BYTES, dead),
         (metrics.LOG_LIVE_BYTES, account.total_bytes - dead),
+        (metrics.LOG_LIVE_RECORDS, sum(one.records - one.dead_records for one in account.segments)),
+        (metrics.LOG_TOMBSTONES, sum(one.tombstones for one in account.segments)),
     ):
         gauge.remove(*labels, other)
         gauge.set(value, *labels, exact)

@@ -24,6 +24,12 @@ _PER_PARTITION = (
     metrics.LOG_DIRTY_RATIO,
     metrics.CLEANER_OVERDUE_SECONDS,
 )
+_ACCOUNTED = (
+    metrics.LOG_LIVE_BYTES,
+    metrics.LOG_GARBAGE_BYTES,
+    metrics.LOG_LIVE_RECORDS,
+    metrics.LOG_TOMBSTONES,
+)
 
 
 class LogGauges:
@@ -72,6 +78,6 @@ class LogGauges:
         for tp in gone:
             for gauge in _PER_PARTITION:
                 gauge.remove(tp.topic, str(tp.partition))
-            for accounted in (metrics.LOG_LIVE_BYTES, metrics.LOG_GARBAGE_BYTES):
+            for accounted in _ACCOUNTED:
                 for exact in ("true", "false"):
                     accounted.remove(tp.topic, str(tp.partition), exact)
