@@ -144,3 +144,23 @@ def test_a_tombstone_goes_when_its_time_has_come_and_not_before(log):
     done = log.clean()
     assert done.removed.tombstone == 1
     assert [key for _, key, _ in log.records()] == [b"b", b"c"]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_reader_inside_gets_no_record_twice_though_batches_were_joined_behind_it(log, plain):
+    """What it has read and what it has not may lie in one batch by now."""
+    from lastword.partition import PartitionView
+    from lastword.partition.scan import records
+
+    for number in range(60):
+        log.put((b"k%d" % number, b"v" * 40))
+    view = PartitionView.load(DEFAULT, str(log.path))
+    reader = records(view, 0, 60, plain=plain)
+    seen = [next(reader).offset for _ in range(23 if plain else 1)]
+    for number in range(0, 60, 2):
+        log.put((b"k%d" % number, b"w"))
+    done = log.clean()
+    assert done.segments_after < done.segments_before
+    seen += [record.offset for record in reader]
+    assert seen == sorted(set(seen))
+    assert set(range(1, 60, 2)) <= set(seen)

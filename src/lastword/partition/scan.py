@@ -75,6 +75,7 @@ def _columns(
             found = found.select((found.offset >= start) & (found.offset < end))
         if len(found):
             yield chunk, found
+        start = max(start, chunk.next_offset)  # a rewrite may put what was read and what was not in one batch
 
 
 def overlapping(view: PartitionView, start: int, end: int) -> Sequence[Segment]:
@@ -123,6 +124,7 @@ def _plain(
         for record in read_records(data, header, segment.file, position=0):
             if start <= record.offset < end and (keys is None or record.key in keys):
                 yield record
+        start = max(start, header.next_offset)
 
 
 def _bulk(
