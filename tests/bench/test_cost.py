@@ -1,9 +1,10 @@
 """The simulator and the real cleaner agree, and both cost what was promised."""
 
 import pytest
-from bench.cost_workloads import Scenario, mixed, on_paper, on_real_logs
+from bench.cost_workloads import Scenario, in_kafka, mixed, on_paper, on_real_logs
 
 from lastword.tools.traffic import KINDS
+from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
 SMALL = {"keys": 2000, "updates": 3, "live_segments": 20}
 
@@ -27,6 +28,25 @@ def test_so_does_strategy_kafka(tmp_path):
     assert real.written == pytest.approx(paper.written, rel=0.1)
     assert real.rounds == paper.rounds
     assert real.peak == pytest.approx(paper.peak, abs=0.1)
+
+
+@pytest.mark.kafka
+@pytest.mark.xdist_group("kafka")
+def test_so_does_kafkas_own_cleaner(tmp_path):
+    try:
+        KafkaJars.find_or_fetch()
+    except KafkaMissing as missing:
+        if must_not_skip(missing):
+            raise
+        pytest.skip(str(missing))
+    scenario = Scenario("zipf", keys=4000, updates=4, live_segments=20)
+    real = in_kafka(tmp_path / "kafka", scenario)
+    paper = on_paper([scenario], "broker")
+    assert real.written == pytest.approx(paper.written, rel=0.1)
+    assert real.read == pytest.approx(paper.read, rel=0.1)
+    assert real.peak == pytest.approx(paper.peak, abs=0.15)
+    ours = on_real_logs(tmp_path / "logs", [scenario], "generational")
+    assert ours.written < 0.75 * real.written and ours.peak < real.peak - 0.3
 
 
 @pytest.mark.slow
