@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills bench golden clean
+.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills differential soak nightly bench golden clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -59,6 +59,17 @@ crash: $(READY) kernels ## power cuts: so many different states recovered and ju
 
 kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kills N=20000
 	@$(PY) -m tests.crash.kills --kills $(or $(N),2000)
+
+differential: java $(READY) kernels ## random logs cleaned by ours, by lists and by Kafka's own cleaner: make differential N=5000
+	@$(PY) -m tests.differential.compare --logs $(or $(N),5000)
+
+soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and killed all the while: make soak N=10000000
+	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
+
+nightly: ## every longer proof at its larger size, one after the other; some hours
+	@failed=; for proof in test 'model N=5000' 'crash N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'bench SIZE=full'; do \
+	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 bench: java $(READY) kernels ## named workloads beside a rival measured in the same run: make bench SIZE=full ONLY=clean
 	@$(PY) -m bench.run --size $(or $(SIZE),small) $(if $(ONLY),--only $(ONLY))

@@ -1,0 +1,26 @@
+"""What runs each night is what the Makefile says, and every longer proof is among it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+PROOFS = {"test", "model", "crash", "kills", "differential", "soak", "bench"}
+
+
+def test_nightly_has_every_longer_proof() -> None:
+    (line,) = re.findall(r"for proof in (.*); do", MAKEFILE)
+    named = {word.strip("'").split()[0] for word in re.findall(r"'[^']*'|\S+", line)}
+    assert named == PROOFS
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+    assert named <= targets
+
+
+def test_workflows_call_what_anyone_can_call() -> None:
+    workflows = ROOT / ".github" / "workflows"
+    scheduled, ordinary = ((workflows / f"{name}.yml").read_text() for name in ("nightly", "ci"))
+    assert "schedule:" in scheduled and "run: make nightly\n" in scheduled
+    assert "schedule:" not in ordinary and "run: .ci/run\n" in ordinary
+    assert (ROOT / ".ci" / "run").is_file()
