@@ -5,8 +5,8 @@ level; its parts are `tail.py` (the end that grows), `appending.py` (how batches
 a segment ends) and `durability.py` (what is synced when). `view.py` is the reading side, without a lock;
 `follow.py` looks again and again. `swap.py` publishes rewritten segments and says what every crash of that
 leaves. `open.py` puts right what a crash left. `producer_state.py` is what a partition remembers of its
-producers, `replay.py` how that is found again, `named.py` the journal of producers with names. `leases.py` is how
-far readers have come, for whoever drops tombstones. Start reading at log.py.
+producers, `replay.py` how that is found again, `named.py` the journal of producers with names. `leases.py` is
+how far readers have come, for whoever drops tombstones. Start reading at log.py.
 """
 
 from lastword.partition.appending import AppendedBatch
