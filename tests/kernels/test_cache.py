@@ -82,7 +82,19 @@ def test_warm_leaves_nothing_to_compile() -> None:
     kernels.warm()
     dispatchers = {
         f"{module.__name__}.{name}": found
-        for module in (batches, columns, copies, digest, gather, legacy, offset_map, pack, pages, piece, repack)
+        for module in (
+            batches,
+            columns,
+            copies,
+            digest,
+            gather,
+            legacy,
+            offset_map,
+            pack,
+            pages,
+            piece,
+            repack,
+        )
         for name, found in vars(module).items()
         if hasattr(found, "signatures")
     }

@@ -203,6 +203,13 @@ class TestForeignFrames:
             assert decompress(ZSTD, zstandard.ZstdCompressor(**options).compress(data), len(data)) == data
         twice = compress(ZSTD, b"one") + compress(ZSTD, b"two")
         assert decompress(ZSTD, twice, 6) == b"onetwo"
+        out = bytearray(20)
+        assert decompress_into(ZSTD, twice, out, 5) == 6 and out == bytes(5) + b"onetwo" + bytes(9)
+
+    def test_a_zstd_frame_that_grows_by_far(self) -> None:
+        packed = compress(ZSTD, bytes(5 << 20))
+        assert len(packed) < 1000
+        assert decompress(ZSTD, packed, 5 << 20) == bytes(5 << 20)
 
     def test_xxh32(self) -> None:
         assert xxh32(b"") == 0x02CC5D05

@@ -50,6 +50,7 @@ from lastword.kernels.repack import (
     KEEP_BASE,
     MIXED,
     RETAIN,
+    mark_dead_rows,
     repack_rows,
     room_needed,
 )
@@ -60,9 +61,10 @@ from lastword.records.compression import compress
 from lastword.records.legacy_build import filter_entry
 from lastword.records.legacy_rows import header_of
 from lastword.records.reader import read_records
-from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts, SegmentSource
+from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
 from lastword.segment import names
 from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction, encode_entries
 
 OUT_BYTES = 4 << 20
@@ -133,7 +135,7 @@ class Output:
 
 def rewrite(
     group: Group,
-    sources: Sequence[SegmentSource],
+    sources: Sequence[Segment],
     resolution: Resolution,
     plan: Plan,
     output: Output | None,
@@ -150,10 +152,16 @@ def rewrite(
     facts = resolution.segments[group.first : group.last + 1]
     contents = controls = markers = 0
     ends_with_old = False
+
+    def wholly_dead(table: NDArray[np.int64]) -> NDArray[np.uint8]:
+        marks = np.empty(table.shape[0], np.uint8)
+        mark_dead_rows(table, table.shape[0], *resolution.dead.arrays, marks)
+        return marks
+
     for number, one in enumerate(facts, group.first):
         clocks = one.tombstones_without_horizon or number in transactions.segments
         horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
-        for chunk in sources[number].chunk_reader(verify=True):
+        for chunk in sources[number].chunk_reader(verify=True, unwanted=wholly_dead):
             total, _, row, status = sum_contents(
                 chunk.plain, chunk.table, chunk.rows, *resolution.dead.arrays
             )

@@ -13,13 +13,14 @@ from lastword.kernels.columns import read_bounds, read_key
 from lastword.kernels.crc32c import crc_of
 from lastword.kernels.keyhash import NULL_KEY, key_hash, pair_digest
 from lastword.kernels.memory import multiply_fold
-from lastword.kernels.pages import test_bit
+from lastword.kernels.pages import bits_between, test_bit
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
     CONTROL,
     COUNT,
+    LAST_OFFSET,
     LOG_APPEND,
     MAX_TIMESTAMP,
     PLAIN_END,
@@ -73,15 +74,21 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits):
     """(sum of the content digests of every user record whose bit is not set, records, row, status).
 
     A record's content is its offset, its absolute timestamp, and the bytes from its key's length to its end.
+    A batch whose records are all dead is not looked into.
     """
     total = np.uint64(0)
     records = 0
+    pages = page_ids.size
     for row in range(rows):
         attributes = table[row, ATTRIBUTES]
         if attributes & CONTROL:
             continue
         if _bad_row(plain, table, row):
             return total, records, row, NO_SLACK
+        last = table[row, LAST_OFFSET]
+        dead = bits_between(page_ids, pages, page_slots, page_bits, table[row, BASE_OFFSET], last)
+        if 0 < dead == table[row, COUNT]:
+            continue
         position = table[row, PLAIN_POSITION]
         end = table[row, PLAIN_END]
         base_offset = table[row, BASE_OFFSET]
@@ -93,7 +100,7 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits):
             if not sound:
                 return total, records, row, BAD_RECORD
             offset = base_offset + offset_delta
-            if not test_bit(page_ids, page_ids.size, page_slots, page_bits, offset):
+            if dead == 0 or not test_bit(page_ids, pages, page_slots, page_bits, offset):
                 timestamp = table[row, BASE_TIMESTAMP] + delta
                 if attributes & LOG_APPEND:
                     timestamp = table[row, MAX_TIMESTAMP]

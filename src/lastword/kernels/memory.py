@@ -59,6 +59,7 @@ def _load(bits, result, swap=False, name=""):
 
 
 load8 = _load(8, types.int64, name="load8")
+load16 = _load(16, types.int64, name="load16")
 load32 = _load(32, types.int64, name="load32")
 load64 = _load(64, types.uint64, name="load64")
 load16_be = _load(16, types.int64, swap=True, name="load16_be")

@@ -36,6 +36,7 @@ from lastword.kernels.table import (
     HORIZON,
     LAST_OFFSET,
     LOG_APPEND,
+    MAGIC,
     MAX_TIMESTAMP,
     PLAIN_END,
     PLAIN_POSITION,
@@ -368,3 +369,14 @@ def repack_rows(
 def room_needed(table, row, side):
     """Bytes of room that `repack_rows` wants in its output before it takes this batch."""
     return max(table[row, SIZE], _growth_bound(table, row)) + side.size + SLACK
+
+
+@kernel
+def mark_dead_rows(table, rows, page_ids, page_slots, page_bits, marks):
+    """marks[row] = 1 for each batch of users' records (magic 2) of which every one is dead, else 0."""
+    for row in range(rows):
+        count = table[row, COUNT]
+        marks[row] = 0
+        if table[row, MAGIC] == 2 and table[row, ATTRIBUTES] & CONTROL == 0 and count > 0:
+            first, last = table[row, BASE_OFFSET], table[row, LAST_OFFSET]
+            marks[row] = bits_between(page_ids, page_ids.size, page_slots, page_bits, first, last) >= count

@@ -19,6 +19,7 @@ from lastword.kernels import (
     indexes,
     join,
     legacy,
+    lz4,
     offset_map,
     pack,
     pages,
@@ -66,6 +67,8 @@ def _run_all() -> None:
     rest = (target, 0, np.empty_like(table), 0, classes, joining, side)
     repack.repack_rows(out, out, table, 1, 0, retain, *bits, -1, 0, *rest)
     repack.room_needed(table, 0, side)
+    lz4.inflate_lz4_rows(out, table, 0, 1, retain, target, 0)
+    repack.mark_dead_rows(table, 1, *bits, retain)
     _resolve(out, table)
     _legacy()
 

@@ -26,7 +26,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import walk_batches
 from lastword.kernels.crc32c import crc32c
 from lastword.records.batch import BatchHeader
-from lastword.records.plain import PlainBuffer
+from lastword.records.plain import PlainBuffer, Unwanted
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
@@ -147,6 +147,8 @@ class ChunkReader:
         start_position, end_position: where a batch starts, and where the bytes to read end.
         verify: check every CRC. Lengths, magic and offsets are checked always.
         inflate: False gives chunks of which only the headers can be used: compressed records stay so.
+        unwanted: given a chunk's table, which of its batches (uint8, one a row) nobody will look into:
+            where batches are compressed, theirs are not inflated, and have no bytes in `plain`.
         max_batch_bytes: a larger batch is an error; None: whatever fits the file.
         first_offset: no batch may start below it.
         stop_at_partial_tail: end quietly at a batch whose bytes are not all there, as a reader of a growing
@@ -166,6 +168,7 @@ class ChunkReader:
         chunk_bytes: int = CHUNK_BYTES,
         verify: bool = True,
         inflate: bool = True,
+        unwanted: Unwanted | None = None,
         max_batch_bytes: int | None = None,
         first_offset: int = 0,
         stop_at_partial_tail: bool = False,
@@ -177,13 +180,14 @@ class ChunkReader:
         self._end = end_position
         self._verify = verify
         self._inflates = inflate
+        self._unwanted = unwanted
         self._max_batch_bytes = max_batch_bytes
         self._stop_at_partial_tail = stop_at_partial_tail
         capacity = max(min(chunk_bytes, end_position - start_position), fields.HEADER_BYTES)
         self._raw = np.empty(capacity + kernels.SLACK, np.uint8)
         self._have = 0  # bytes in `_raw`, the first of them from `position`
         self._used = 0  # of those, bytes given out
-        self._plain = PlainBuffer(file)
+        self._plain = PlainBuffer(file, unwanted)
         self._table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
         self._scratch: dict[str, Any] = {}
         self._waiting: deque[tuple[Bytes, PlainBuffer, Table, dict[str, Any]]] = deque()
@@ -213,7 +217,8 @@ class ChunkReader:
         """
         for _ in range(lanes - 1):
             table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
-            self._waiting.append((np.empty(self._raw.size, np.uint8), PlainBuffer(self._file), table, {}))
+            plain = PlainBuffer(self._file, self._unwanted)
+            self._waiting.append((np.empty(self._raw.size, np.uint8), plain, table, {}))
 
     def _drop_used(self) -> None:
         if self._used:

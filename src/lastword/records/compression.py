@@ -43,6 +43,8 @@ _LZ4_FAST = 9
 _LZ4_MOST = 255
 """No lz4 block grows by more: one byte of a match length adds at most 255."""
 
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct(">i")
 _FIRST_ROOM = 64 << 10
@@ -410,6 +412,10 @@ def _unzstd(data: Any, limit: int) -> bytes:
 
 
 def _unzstd_into(data: Any, out: memoryview) -> int:
+    plain = _unzstd_whole(data, min(len(out), max(_FIRST_ROOM, 8 * len(data))))
+    if plain is not None:
+        out[: len(plain)] = plain
+        return len(plain)
     import cramjam
 
     try:
@@ -418,6 +424,41 @@ def _unzstd_into(data: Any, out: memoryview) -> int:
         if "write whole buffer" in str(error):
             raise _too_large("zstd", len(out)) from None
         raise _corrupt("zstd", error) from None
+
+
+def _unzstd_whole(data: Any, room: int) -> bytes | None:
+    """One frame without a content size, as Kafka writes it, by a context that is used again and again: the
+    way of nearly every batch. None for anything else, and for what does not fit.
+    """
+    if room == 0 or not _is_plain_zstd(data):
+        return None
+    inflater = getattr(_local, "unzstd", None)
+    if inflater is None:
+        import zstandard
+
+        _local.zstd_error = zstandard.ZstdError
+        inflater = _local.unzstd = zstandard.ZstdDecompressor()
+    try:
+        plain: bytes = inflater.decompress(data, max_output_size=room)
+    except _local.zstd_error:
+        return None
+    return plain
+
+
+def _is_plain_zstd(data: Any) -> bool:
+    """Is this one frame and nothing after it, with neither content size (its reader would allocate what is
+    claimed) nor checksum nor dictionary? By the heads of its blocks: last (1 bit), kind (2), size (21).
+    """
+    end = len(data)
+    if end < 9 or data[4] or data[:4] != _ZSTD_MAGIC:
+        return False
+    position = 6
+    while end - position >= 3:
+        head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
+        position += 3 + (1 if head & 6 == 2 else head >> 3)  # of a run of one byte only that byte is there
+        if head & 1:
+            return position == end
+    return False
 
 
 CODECS: tuple[Codec, ...] = (

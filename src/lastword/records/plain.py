@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.errors import DataError, DecompressionLimitError
 from lastword.kernels import table as fields
+from lastword.kernels.lz4 import BLOCK_BYTES, inflate_lz4_rows
 from lastword.records.legacy_rows import inflate_rows
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
+Unwanted = Callable[[Table], NDArray[np.uint8]]
 
 LEGACY_LIMIT_BYTES = 256 << 20
+LZ4 = 3  # attribute bits
+_NONE = np.empty(0, np.uint8)
 
 
 class PlainBuffer:
     """One array that grows to what the largest chunk needs, and is used again for every chunk."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, unwanted: Unwanted | None = None) -> None:
+        """`unwanted`: given a table, the batches (uint8, one a row) of which no record is needed."""
         self._file = file  # for errors
-        self._plain = np.empty(0, np.uint8)
+        self._unwanted = unwanted
+        self._plain = np.empty(kernels.SLACK, np.uint8)
 
     def inflate(self, raw: Bytes, table: Table, first_offset: int) -> Bytes:
         """The records of every batch, one batch after another; `table` learns where each begins and ends.
 
         `first_offset`: no record of magic 0 or 1 may lie below it. The array holds until the next call.
         """
-        data = raw.data
+        rows = table.shape[0]
+        unwanted = _NONE if self._unwanted is None else self._unwanted(table)
         done = row = 0
-        while row < table.shape[0]:
-            if table[row, fields.MAGIC] < 2:
+        while row < rows:
+            row, done, status = inflate_lz4_rows(raw, table, row, rows, unwanted, self._plain, done)
+            if status == kernels.OK:
+                break
+            if status == kernels.FULL:
+                twice = 2 * (self._plain.size - kernels.SLACK - done)  # of what was not enough
+                self._need_plain(done, max(twice, 8 * int(table[row, fields.SIZE]), 2 * BLOCK_BYTES))
+            elif table[row, fields.MAGIC] < 2:
                 row, self._plain, done = inflate_rows(
                     raw,
                     table,
@@ -43,21 +58,33 @@ class PlainBuffer:
                     limit=LEGACY_LIMIT_BYTES,
                     first_offset=first_offset,
                 )
-                continue
-            start = int(table[row, fields.POSITION]) + fields.HEADER_BYTES
-            end = int(table[row, fields.POSITION] + table[row, fields.SIZE])
-            codec = int(table[row, fields.ATTRIBUTES]) & fields.CODEC
-            if codec and end > start:
-                size = self._inflate_one(codec, data[start:end], done, table, row)
             else:
-                size = end - start
-                self._need_plain(done, size)
-                self._plain[done : done + size] = raw[start:end]
-            table[row, fields.PLAIN_POSITION] = done
-            table[row, fields.PLAIN_END] = done + size
-            done += size
-            row += 1
+                row, done = self._inflate_alike(raw, table, row, unwanted, done)
         return self._plain
+
+    def _inflate_alike(
+        self, raw: Bytes, table: Table, row: int, unwanted: NDArray[np.uint8], done: int
+    ) -> tuple[int, int]:
+        """The batch at `row` and those after it with the same codec, through its library."""
+        codec = int(table[row, fields.ATTRIBUTES]) & fields.CODEC
+        alike = (table[row:, fields.MAGIC] == 2) & (table[row:, fields.ATTRIBUTES] & fields.CODEC == codec)
+        if codec == LZ4:  # an odd one
+            end = row + 1
+        else:
+            end = table.shape[0] if alike.all() else row + int(np.argmin(alike))
+        starts = table[row:end, fields.POSITION] + fields.HEADER_BYTES
+        ends = starts + table[row:end, fields.SIZE] - fields.HEADER_BYTES
+        if unwanted.size:
+            ends[unwanted[row:end] != 0] = 0
+        places = [done]
+        data = raw.data
+        for number, (first, last) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True), row):
+            if last > first:
+                done += self._inflate_one(codec, data[first:last], done, table, number)
+            places.append(done)
+        table[row:end, fields.PLAIN_POSITION] = places[:-1]
+        table[row:end, fields.PLAIN_END] = places[1:]
+        return end, done
 
     def _room(self, used: int, room: int) -> Bytes:
         self._need_plain(used, room)

@@ -31,6 +31,7 @@ from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
 
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
+    from lastword.records.plain import Unwanted
 
 DEFAULT_CHUNK_BYTES = 1 << 20
 
@@ -191,9 +192,10 @@ class Segment:
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         verify: bool = True,
         inflate: bool = True,
+        unwanted: Unwanted | None = None,
     ) -> Iterator[Chunk]:
         """Chunks of whole batches, checksums verified; each is valid until the next one. Without `inflate`
-        they are good for their headers only.
+        they are good for their headers only; `unwanted` names such batches by a chunk's table.
         """
         from lastword.records.chunk import ChunkReader
 
@@ -207,6 +209,7 @@ class Segment:
                 chunk_bytes=chunk_bytes,
                 verify=verify,
                 inflate=inflate,
+                unwanted=unwanted,
             )
         )
 

@@ -1,0 +1,175 @@
+"""lz4 frames as Kafka writes them, inflated for a whole chunk in one call.
+
+Taken here: the frame that Kafka's and our own writer make (04 22 4d 18 · 60 40 82: independent blocks of
+64 KiB, no sizes, no checksums). Every other frame, and every damaged one, is left to
+`records.compression`, which knows all of them and says what is wrong.
+"""
+
+from __future__ import annotations
+
+from lastword.kernels import FULL, NO_SLACK, OK, SLACK, inline, kernel
+from lastword.kernels.memory import copy_exact, copy_wide, load8, load16, load32, load64, store8, store64
+from lastword.kernels.table import (
+    ATTRIBUTES,
+    CODEC,
+    HEADER_BYTES,
+    MAGIC,
+    PLAIN_END,
+    PLAIN_POSITION,
+    POSITION,
+    SIZE,
+)
+
+OTHER = 100
+"""Status: this batch is for somebody else."""
+
+BLOCK_BYTES = 64 << 10
+_FRAME = 0x184D2204
+_FRAME_HEAD_BYTES = 7
+_LZ4 = 3
+_SHORT = 16  # literals up to here are copied without a loop; reads and writes pass the end by less than SLACK
+_SHORTEST_MATCH = 4
+
+
+@inline
+def _longer(data, position, end, size):
+    """(size, position) with the further bytes of a size whose first four bits are all ones; position -1 when
+    they pass the end.
+    """
+    while True:
+        if position >= end:
+            return 0, -1
+        byte = load8(data, position)
+        position += 1
+        size += byte
+        if byte != 255:
+            return size, position
+
+
+@inline
+def _copy_match(data, target, distance, size):
+    """Repeat what lies `distance` bytes back; `target` may overlap it."""
+    done = 0
+    if distance < 8:
+        while done < size and done < 16:  # then a multiple of the distance is at least 8
+            store8(data, target + done, load8(data, target + done - distance))
+            done += 1
+        distance *= (7 + distance) // distance
+    while done < size:
+        store64(data, target + done, load64(data, target + done - distance))
+        done += 8
+
+
+@inline
+def inflate_block(source, position, end, out, start, limit):
+    """Position behind the plain bytes of the block source[position:end] at `start`; -1 for a damaged one or
+    one that passes `limit`. May write SLACK bytes more.
+    """
+    write = start
+    while position < end:
+        token = load8(source, position)
+        position += 1
+        size = token >> 4
+        if size == 15:
+            size, position = _longer(source, position, end, size)
+        if position < 0 or size > end - position or size > limit - write:
+            return -1
+        if size <= _SHORT:
+            store64(out, write, load64(source, position))
+            store64(out, write + 8, load64(source, position + 8))
+        else:
+            copy_wide(out, write, source, position, size)
+        position += size
+        write += size
+        if position == end:
+            return write
+        if end - position < 2:
+            return -1
+        distance = load16(source, position)
+        position += 2
+        size = token & 15
+        if size == 15:
+            size, position = _longer(source, position, end, size)
+        size += _SHORTEST_MATCH
+        if position < 0 or distance == 0 or distance > write - start or size > limit - write:
+            return -1
+        if distance >= 8 and size <= 24:
+            store64(out, write, load64(out, write - distance))
+            store64(out, write + 8, load64(out, write + 8 - distance))
+            store64(out, write + 16, load64(out, write + 16 - distance))
+        else:
+            _copy_match(out, write, distance, size)
+        write += size
+    return -1
+
+
+@inline
+def inflate_frame(source, position, end, out, start, limit):
+    """(position behind the plain bytes, status): OK, OTHER, or FULL when less than a block of room is left
+    before `limit`.
+    """
+    if end - position < _FRAME_HEAD_BYTES or load32(source, position) != _FRAME:
+        return start, OTHER
+    if load32(source, position + 3) >> 8 != 0x824060:  # flags, descriptor, their checksum
+        return start, OTHER
+    position += _FRAME_HEAD_BYTES
+    write = start
+    while end - position >= 4:
+        word = load32(source, position)
+        position += 4
+        size = word & 0x7FFFFFFF
+        if size == 0:
+            return write, OK
+        if size > BLOCK_BYTES or size > end - position:
+            return start, OTHER
+        if limit - write < BLOCK_BYTES:
+            return start, FULL
+        if word >> 31:
+            copy_exact(out, write, source, position, size)
+            write += size
+        else:
+            write = inflate_block(source, position, position + size, out, write, write + BLOCK_BYTES)
+            if write < 0:
+                return start, OTHER
+        position += size
+    return start, OTHER
+
+
+@kernel
+def inflate_lz4_rows(raw, table, row, rows, unwanted, plain, done):
+    """Put the records of row.. into `plain` behind `done`, and where they are into the table.
+
+    `unwanted` (uint8, by row; empty: none): a batch of which no record is needed; it has no bytes in `plain`.
+
+    Returns (row, done, status): OK when all rows are done; OTHER at one that is neither lz4 as above nor
+    uncompressed (magic 2); FULL: make room for more than 64 KiB, or all of an uncompressed batch, and call
+    again.
+    """
+    limit = plain.size - SLACK
+    while row < rows:
+        start = table[row, POSITION] + HEADER_BYTES
+        end = table[row, POSITION] + table[row, SIZE]
+        if start < 0 or end < start or end > raw.size - SLACK:
+            return row, done, NO_SLACK
+        codec = table[row, ATTRIBUTES] & CODEC
+        if table[row, MAGIC] != 2:
+            return row, done, OTHER
+        after = done
+        if row < unwanted.size and unwanted[row]:
+            pass
+        elif codec == 0 or end == start:
+            if end - start > limit - done:
+                return row, done, FULL
+            copy_exact(plain, done, raw, start, end - start)
+            after = done + end - start
+        elif codec == _LZ4:
+            after, status = inflate_frame(raw, start, end, plain, done, limit)
+            if status != OK:
+                return row, done, status
+        else:
+            return row, done, OTHER
+        table[row, PLAIN_POSITION] = done
+        table[row, PLAIN_END] = after
+        done = after
+        row += 1
+    return row, done, OK
