@@ -5,8 +5,8 @@ replaced is marked.
 40 bits of arena position; 0 is empty. The number of slots need not be a power of two. A tag that matches is
 only a candidate: the key's bytes decide.
 
-Asking ahead hides the cache misses: while a record is looked at, the entry of one further on and the slot of
-one further still are on their way. One at a time, for a processor forgets what it is asked for all at once.
+Asking ahead hides the cache misses: while a record is looked at, the bit that one further on will set is on
+its way, the entry of one further still, and the slot of one behind that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lastword.kernels.arena import (
 )
 from lastword.kernels.keyhash import NULL_KEY, key_hash, pair_digest
 from lastword.kernels.memory import load8, load32, load64, multiply_high, prefetch, store8, store32, store64
-from lastword.kernels.pages import find_page, set_bit
+from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, find_page, set_bit
 from lastword.kernels.piece import (
     ABORTED,
     DIGEST0,
@@ -74,7 +74,8 @@ ABORTED_RECORDS = 6  # of DEAD_RECORDS: in batches whose transaction was aborted
 LOWEST_KILLER = 7  # of those that still lie there; NO_OFFSET: none
 STAT_FIELDS = 8
 
-AHEAD = 24  # by so many records is a slot asked for before it is read, and an entry after that
+AHEAD = 12  # by so many records is a slot asked for before it is read, then an entry, then a bit
+NEAR_SLOTS = 6
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _TAG_SHIFT = np.uint64(40)
@@ -123,19 +124,42 @@ def ask_slot(spans, hashes, homes, slots, i):
     """Where the search for record i starts; its slot is on the way."""
     if spans[KEY_LENGTH, i] >= 0:
         slot = first_slot(hashes[0, i], slots.size)
-        homes[i] = slot
+        homes[0, i] = slot
         prefetch(slots, slot)
 
 
 @inline
 def ask_entry(spans, hashes, homes, slots, arena, i):
-    """If that slot looks like the key's, its entry is on the way."""
+    """The first slots that are looked at tell which entry it will be; that is on the way."""
+    entry = np.int64(0)
     if spans[KEY_LENGTH, i] >= 0:
-        found = slots[homes[i]]
-        if found >> _TAG_SHIFT == hashes[0, i] & _TAG_MASK:
-            entry = np.int64(found & _ENTRY_MASK)
-            prefetch(arena, entry)
-            prefetch(arena, entry + FIXED_BYTES + min(spans[KEY_LENGTH, i], 49))
+        slot = homes[0, i]
+        for _ in range(NEAR_SLOTS):
+            found = slots[slot]
+            if found == np.uint64(0):
+                break
+            if found >> _TAG_SHIFT == hashes[0, i] & _TAG_MASK:
+                entry = np.int64(found & _ENTRY_MASK)
+                prefetch(arena, entry)
+                prefetch(arena, entry + FIXED_BYTES + min(spans[KEY_LENGTH, i], 49))
+                break
+            slot += 1
+            if slot == slots.size:
+                slot = 0
+    homes[1, i] = entry
+
+
+@inline
+def ask_bit(homes, arena, state, page_ids, page_slots, page_bits, i):
+    """The bit of the record that this one replaces is on the way."""
+    entry = homes[1, i]
+    if entry > 0:
+        offset = np.int64(load64(arena, entry))
+        page = (offset >> PAGE_BITS) - page_ids[0]
+        if 0 <= page < state[PAGES]:  # of a log without holes; elsewhere it is only a guess
+            stored = np.int64(page_slots[page])
+            if stored >= 0:
+                prefetch(page_bits, stored * PAGE_WORDS + ((offset >> 6) & (PAGE_WORDS - 1)))
 
 
 @kernel
@@ -161,8 +185,8 @@ def settle_piece(
     """Put the first `filled` records of a piece into the map, from state[NEXT] on; their pages are known.
 
     Every record adds its pair digest to its segment's sum; a newer record of a key kills the older one: its
-    bit is set, its bytes counted, and its digest, made with the killer's key, subtracted. `homes` (int64, as
-    long as the piece) is scratch. Returns OK, FULL or BAD_OFFSET; state[NEXT] then says where it stopped,
+    bit is set, its bytes counted, and its digest, made with the killer's key, subtracted. `homes` (int64[2, n],
+    as long as the piece) is scratch. Returns OK, FULL or BAD_OFFSET; state[NEXT] then says where it stopped,
     everything before has been done.
     """
     arena_limit = state[ARENA_LIMIT]
@@ -175,15 +199,19 @@ def settle_piece(
     pages = state[PAGES]
     digest = np.uint64(0)
     start = state[NEXT]
-    for i in range(start, min(start + 2 * AHEAD, filled)):
+    for i in range(start, min(start + 3 * AHEAD, filled)):
         ask_slot(spans, hashes, homes, slots, i)
-    for i in range(start, min(start + AHEAD, filled)):
+    for i in range(start, min(start + 2 * AHEAD, filled)):
         ask_entry(spans, hashes, homes, slots, arena, i)
+    for i in range(start, min(start + AHEAD, filled)):
+        ask_bit(homes, arena, state, page_ids, page_slots, page_bits, i)
     for i in range(start, filled):
+        if i + 3 * AHEAD < filled:
+            ask_slot(spans, hashes, homes, slots, i + 3 * AHEAD)
         if i + 2 * AHEAD < filled:
-            ask_slot(spans, hashes, homes, slots, i + 2 * AHEAD)
+            ask_entry(spans, hashes, homes, slots, arena, i + 2 * AHEAD)
         if i + AHEAD < filled:
-            ask_entry(spans, hashes, homes, slots, arena, i + AHEAD)
+            ask_bit(homes, arena, state, page_ids, page_slots, page_bits, i + AHEAD)
         key_length = spans[KEY_LENGTH, i]
         offset = spans[OFFSET, i]
         size = spans[SIZE, i]
@@ -204,7 +232,7 @@ def settle_piece(
         tag = hashed & _TAG_MASK
         key_digest = hashes[1, i]
         key_position = spans[KEY_POSITION, i]
-        slot = homes[i]
+        slot = homes[0, i]
         probes = 1
         new = False
         while True:

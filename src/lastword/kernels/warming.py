@@ -136,7 +136,7 @@ def _resolve(plain: np.ndarray, table: np.ndarray) -> None:
     tally = bases, stats, sums
     piece.fill_piece(plain, table, np.zeros(4, np.uint8), 1, cursor, words, hashes, spans, met)
     state[offset_map.PAGES] = cursor[piece.PAGES_MET]
-    homes = np.empty(8, np.int64)
+    homes = np.empty((2, 8), np.int64)
     filled = int(cursor[piece.FILLED])
     offset_map.settle_piece(
         plain, hashes, spans, filled, homes, 0, arena_block, slots, state, words, *store, *tally

@@ -41,7 +41,7 @@ class Piece:
         self.hashes = np.empty((2, records), np.uint64)
         self.spans = np.empty((piece.SPAN_FIELDS, records), np.int64)
         self.pages = np.empty(records, np.int64)
-        self.homes = np.empty(records, np.int64)
+        self.homes = np.empty((2, records), np.int64)
 
     def start(self, rules: Rules, *, first_pass: bool, old_due: bool) -> None:
         """At the beginning of a chunk."""
