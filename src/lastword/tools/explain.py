@@ -297,7 +297,8 @@ class _Judge:
         if held is not None:
             code, text, until = held
             return rule(False, code, f"{TOMBSTONE_HORIZON} passed; {code}, {text}", until)
-        return rule(False, NEXT_ROUND, f"{TOMBSTONE_HORIZON} passed {format_time(may_go_ms)}; {NEXT_ROUND}")
+        when = f" {format_time(may_go_ms)}" if may_go_ms > 0 else ""  # 0: marked as garbage already
+        return rule(False, NEXT_ROUND, f"{TOMBSTONE_HORIZON} passed{when}; {NEXT_ROUND}")
 
     def _had_its_time(self, one: _Found) -> bool:
         horizon_ms = one.header.delete_horizon_ms
