@@ -7,9 +7,11 @@ import pytest
 
 from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT
-from lastword.logdir.checkpoints import Checkpoints, TopicPartition, read_offsets
+from lastword.logdir.checkpoints import Checkpoints, OffsetCheckpoint, TopicPartition, read_offsets
 from lastword.logdir.identity import format_partition_metadata, new_id, read_topic_id
 from lastword.partition.epochs import EpochEntry, LeaderEpochs
+from tests.doubles.recording import RecordingFiles
+from tests.partition.nosync import UNSYNCED
 
 
 def test_golden(tmp_path: Path) -> None:
@@ -120,3 +122,20 @@ class TestLeaderEpochs:
             epochs = self.epochs(tmp_path, (2, 6), (3, 8), (4, 11))
             epochs.truncate_from_start(offset)
             assert self.listed(epochs) == left
+
+
+def test_one_line_is_told_without_reading_the_file_again(tmp_path: Path) -> None:
+    """And after every change, by whomever, the new one is."""
+    files = RecordingFiles(UNSYNCED)
+    checkpoint = OffsetCheckpoint(files, str(tmp_path), "offsets")
+    one, two = TopicPartition("a", 0), TopicPartition("a", 1)
+    assert checkpoint.get(one) is None
+    checkpoint.update({one: 5})
+    assert [checkpoint.get(one), checkpoint.get(two), checkpoint.get(one)] == [5, None, 5]
+    assert files.count("pread") == 1
+    checkpoint.update({two: 6})
+    assert [checkpoint.get(one), checkpoint.get(two)] == [5, 6]
+    OffsetCheckpoint(UNSYNCED, str(tmp_path), "offsets").update({one: 70})
+    assert checkpoint.get(one) == 70
+    (tmp_path / "offsets").unlink()
+    assert checkpoint.get(one) is None

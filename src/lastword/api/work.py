@@ -69,7 +69,6 @@ class DirectoryWork:
         """The most urgent round on a drive."""
         found: list[Due] = []
         accounted: list[tuple[TopicPartition, LogDirectory]] = []
-        first_dirty: dict[str, dict[TopicPartition, int]] = {}
         kept = set(held)
         worth_it = False  # is there a closed segment to look at?
         for tp, home, config in self._partitions(drive):
@@ -84,9 +83,7 @@ class DirectoryWork:
             if tp in held or not (wanted or generational):
                 continue
             try:
-                if home.path not in first_dirty:
-                    first_dirty[home.path] = home.checkpoints.first_dirty.read_sound()
-                plan, urgency = self._look(tp, home, config, first_dirty[home.path].get(tp))
+                plan, urgency = self._look(tp, home, config)
             except LastwordError:  # told to whoever uses that partition; the others are cleaned
                 continue
             if plan.action == "clean" and generational:
@@ -125,12 +122,6 @@ class DirectoryWork:
         for place in stale:
             if place.partition not in held:
                 yield Scan(self, place.partition, place.home, drive, Urgency(SCAN))
-        for one in account.partitions:
-            labels = one.topic, str(one.partition)
-            metrics.LOG_DIRTY_RATIO.set(one.dead_bytes / max(1, one.total_bytes), *labels)
-            since = [segment.oldest_dead_ms for segment in one.segments if segment.oldest_dead_ms >= 0]
-            late_ms = now_ms - min(since) - one.max_compaction_lag_ms if since else 0
-            metrics.CLEANER_OVERDUE_SECONDS.set(max(0, late_ms) / 1000, *labels)
         choice = choose_drive(account, now_ms)
         if choice.run is not None:
             homes = dict(accounted)
@@ -157,9 +148,7 @@ class DirectoryWork:
                 if self.budgets.drive_of(home.path) == drive:
                     yield TopicPartition(topic, number), home, home.topic_config(topic)
 
-    def _look(
-        self, tp: TopicPartition, home: LogDirectory, config: TopicConfig, first_dirty: int | None
-    ) -> tuple[Plan, Urgency]:
+    def _look(self, tp: TopicPartition, home: LogDirectory, config: TopicConfig) -> tuple[Plan, Urgency]:
         log = home.log(*tp)
         log.roll_if_due()
         noted = quarantine.load(home.files, log.directory)
@@ -173,7 +162,7 @@ class DirectoryWork:
             log_start=log.log_start,
             log_end=log.log_end,
             stable_offset=log.stable_offset,
-            first_dirty=first_dirty,
+            first_dirty=home.first_dirty(*tp),
             now_ms=self.clock.now_ms(),
             map_bytes=home.settings.instance.map_bytes,
             due=True,

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from lastword.errors import CorruptFileError
-from lastword.files import Files
+from lastword.files import FileFacts, Files
 from lastword.partition.checkpoint_file import format_lines, number, read_lines
 from lastword.segment import names
 
@@ -36,6 +36,7 @@ class OffsetCheckpoint:
     def __init__(self, files: Files, root: str, name: str) -> None:
         self._files = files
         self.path = os.path.join(root, name)
+        self._known: tuple[FileFacts, dict[TopicPartition, int]] | None = None
 
     def read(self) -> dict[TopicPartition, int]:
         """All its lines. CorruptFileError if it is damaged."""
@@ -48,8 +49,19 @@ class OffsetCheckpoint:
         except CorruptFileError:
             return {}
 
+    def get(self, tp: TopicPartition) -> int | None:
+        """One line of it, as of `read_sound`; the file is read again only if it is another one by now."""
+        facts = self._files.stat(self.path)
+        if facts is None:
+            return None
+        known = self._known
+        if known is None or known[0] != facts:
+            known = self._known = (facts, self.read_sound())
+        return known[1].get(tp)
+
     def update(self, offsets: Mapping[TopicPartition, int], *, drop: Iterable[TopicPartition] = ()) -> None:
         """Set some lines, take others out; the rest stays. Unchanged, the file is not written."""
+        self._known = None
         before = self.read_sound()
         gone = set(drop)
         after = {tp: offset for tp, offset in {**before, **offsets}.items() if tp not in gone}

@@ -529,7 +529,7 @@ class LogDirectory:
 
     def first_dirty(self, topic: str, partition: int) -> int | None:
         """The cleaner's checkpoint: everything below was cleaned. None if there is none."""
-        return self.checkpoints.first_dirty.read_sound().get(TopicPartition(topic, partition))
+        return self.checkpoints.first_dirty.get(TopicPartition(topic, partition))
 
     def set_first_dirty(self, topic: str, partition: int, offset: int) -> None:
         """Move it, durably; it stays between log start and log end."""
