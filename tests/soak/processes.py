@@ -85,7 +85,7 @@ def follow(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> Non
         with opened(root, plan, "r") as logs:
             topic = logs.topic(TOPIC)
             if lease is None:
-                topic.lease(LEASE, position=0)
+                topic.lease(LEASE)  # it holds nothing yet: whatever is gone, it need not hear of
                 lease = True
             for record in topic.read(position):
                 offset = record.offset
