@@ -185,9 +185,9 @@ def settle_piece(
     """Put the first `filled` records of a piece into the map, from state[NEXT] on; their pages are known.
 
     Every record adds its pair digest to its segment's sum; a newer record of a key kills the older one: its
-    bit is set, its bytes counted, and its digest, made with the killer's key, subtracted. `homes` (int64[2, n],
-    as long as the piece) is scratch. Returns OK, FULL or BAD_OFFSET; state[NEXT] then says where it stopped,
-    everything before has been done.
+    bit is set, its bytes counted, and its digest, made with the killer's key, subtracted. `homes` is scratch,
+    int64[2, n], as long as the piece. Returns OK, FULL or BAD_OFFSET; state[NEXT] then says where it
+    stopped, everything before has been done.
     """
     arena_limit = state[ARENA_LIMIT]
     most_used = state[MOST_USED]

@@ -1,0 +1,158 @@
+"""One suite for all forms of the offset map: the exact one in plain Python, the fast one, and a model of
+Kafka's, which knows keys by their MD5. Where they differ is the last part."""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lastword.resolve import MapFull, RunningResolution, resolve
+from lastword.resolve.digest_map import DigestMap
+from tests.naive.exact_map import ExactMap
+from tests.naive.pack import Record, encode_batch
+from tests.resolve.support import MemorySegment
+from tests.resolve.test_resolver import dense
+
+
+class Map(Protocol):
+    def __len__(self) -> int: ...
+    def put(self, key: bytes, offset: int) -> None: ...
+    def get(self, key: bytes) -> int: ...
+
+
+class FastMap:
+    """The map of a running resolution, one record at a time."""
+
+    def __init__(self, map_bytes: int, salt: bytes = b"salt") -> None:
+        self.running = RunningResolution(map_bytes=map_bytes, salt=salt)
+
+    def __len__(self) -> int:
+        return self.running.distinct_keys
+
+    def put(self, key: bytes, offset: int) -> None:
+        data = encode_batch([Record(offset, 0, key, b"")])
+        try:
+            self.running.absorb([MemorySegment(data, offset, offset + 1)])
+        except MapFull as full:
+            raise ValueError(str(full)) from None
+
+    def get(self, key: bytes) -> int:
+        offset_map = self.running._walk.map
+        return -1 if offset_map is None else offset_map.newest(key)
+
+
+FORMS = {"plain": ExactMap, "fast": FastMap, "kafka": DigestMap}
+EXACT = {name: form for name, form in FORMS.items() if name != "kafka"}
+every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+every_exact_form = pytest.mark.parametrize("form", EXACT.values(), ids=EXACT)
+
+some_keys = st.one_of(
+    st.sampled_from([b"", b"a", b"aa", b"a" * 8, b"a" * 16, b"a" * 17, b"a" * 254, b"a" * 255, b"a" * 256]),
+    st.binary(max_size=40),
+)
+
+
+@every_form
+@settings(max_examples=25)
+@given(st.lists(some_keys, max_size=25), st.lists(some_keys, max_size=5))
+def test_the_newest_offset_of_each_key(form: type[Map], keys: list[bytes], others: list[bytes]) -> None:
+    found, wanted = form(1 << 14), {}
+    for offset, key in enumerate(keys):
+        found.put(key, offset)
+        wanted[key] = offset
+    assert len(found) == len(wanted)
+    for key in [*keys, *others]:
+        assert found.get(key) == wanted.get(key, -1)
+
+
+@every_form
+def test_one_more_key_than_there_is_room_for_is_refused(form: type[Map]) -> None:
+    found = form(2048)
+    with pytest.raises(ValueError, match=r"\d"):
+        for offset in range(200):
+            found.put(b"key-%03d" % offset, offset)
+    assert 40 <= len(found) <= 2048 // 24
+
+
+@every_exact_form
+def test_known_keys_update_a_full_map(form: type[Map]) -> None:
+    """Kafka's counts as full before it asks whether the key is there."""
+    full = form(2048)
+    room = 0
+    with pytest.raises(ValueError, match=r"\d"):
+        for room in range(200):
+            full.put(b"key-%03d" % room, room)
+    again = form(2048)
+    for offset in range(3 * room):
+        again.put(b"key-%03d" % (offset % room), offset)
+    assert len(again) == room
+    assert [again.get(b"key-%03d" % n) for n in range(room)] == list(range(2 * room, 3 * room))
+
+
+@every_exact_form
+def test_two_keys_of_one_md5_are_two(form: type[Map]) -> None:
+    first, second = (
+        b"TEXTCOLLBYfGiJUETHQ4h%scKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak" % letter
+        for letter in (b"A", b"E")
+    )
+    found, kafka = form(2048), DigestMap(2048)
+    for one in (found, kafka):
+        one.put(first, 0)
+        one.put(second, 1)
+    assert (len(found), found.get(first), found.get(second)) == (2, 0, 1)
+    assert (len(kafka), kafka.get(first)) == (1, 1), "the older of the two is lost"
+
+
+def test_the_exact_forms_refuse_at_about_the_same_key() -> None:
+    """Within the shares that the fast form sets aside for its slots."""
+    rng = random.Random(3)
+    keys = [rng.randbytes(rng.randrange(4, 60)) for _ in range(2000)]
+    room = []
+    for form in EXACT.values():
+        found = form(20_000)
+        with pytest.raises(ValueError, match=r"\d"):
+            for offset, key in enumerate(keys):
+                found.put(key, offset)
+        room.append(len(found))
+    assert 0.93 * room[0] <= room[1] <= room[0] + 2
+
+
+def test_the_salt_decides_where_keys_go() -> None:
+    """Two maps of other salts put the same keys into other slots, and answer alike."""
+    maps = [FastMap(1 << 14, salt) for salt in (b"one", b"two", b"one")]
+    for offset in range(100):
+        for one in maps:
+            one.put(b"key-%d" % offset, offset)
+    slots = [one.running._walk.map.slots.tolist() for one in maps]  # type: ignore[union-attr]
+    assert slots[0] == slots[2] != slots[1]
+    assert all(one.get(b"key-%d" % n) == n for one in maps for n in range(100))
+
+
+@pytest.mark.slow
+def test_keys_chosen_for_another_salt_cost_no_more_probes() -> None:
+    """Somebody knows the hash, and all but the salt: keys that meet in few slots of a map whose salt he
+    guessed cost a map with another salt at most twice the probes of random ones.
+    """
+    from lastword.kernels.keyhash import seeds
+    from tests.naive.keyhash import MASK, key_hash
+
+    seed0, seed1 = (int(seed) for seed in seeds(b"guessed", b"lastword map"))
+    rng, slots, hostile = random.Random(6), 4096, []
+    while len(hostile) < 1500:
+        key = rng.randbytes(16)
+        if (key_hash(key, seed0, seed1) * 0x9E3779B97F4A7C15 & MASK) * slots >> 64 < slots // 64:
+            hostile.append(key)
+    chosen = np.frombuffer(b"".join(hostile), np.uint8).reshape(-1, 16)
+    usual = np.frombuffer(rng.randbytes(16 * len(hostile)), np.uint8).reshape(-1, 16)
+
+    def probes(keys: np.ndarray, salt: bytes) -> float:
+        found = resolve(dense(keys), map_bytes=45 * len(keys), salt=salt, now_ms=None)
+        return found.probes / found.records
+
+    assert probes(chosen, b"guessed") > 10 * probes(usual, b"guessed"), "they do meet where the salt is known"
+    assert probes(chosen, b"secret") <= 2 * probes(usual, b"secret")
