@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner.choose import Plan, choose, corrected_first_dirty
+from lastword.cleaner.choose import Plan, choose, corrected_first_dirty, overdue_ms
 from lastword.config import TopicConfig
 from lastword.errors import UsageError
 
@@ -196,3 +196,14 @@ def test_a_plan_is_a_value_with_its_fields() -> None:
     ]
     assert set(wanted) <= set(fields)
     assert fields["reasons"][0]["code"] == "active-segment"
+
+
+def test_a_lag_that_cannot_pass_is_known_without_reading() -> None:
+    """The default of max.compaction.lag.ms: a look at a large log must not cost a read for each segment."""
+
+    class Unread:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"{name} was asked for")
+
+    unread: Any = Unread()
+    assert overdue_ms([unread], 0, 1_000_000, (1 << 63) - 1) is None

@@ -300,6 +300,8 @@ def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int, *, to_the_byte: 
 
 def overdue_ms(closed: Iterable[Choosable], first_dirty: int, now_ms: int, max_lag_ms: int) -> int | None:
     """By how long the oldest dirty segment has passed `max.compaction.lag.ms`; None while it has not."""
+    if now_ms <= max_lag_ms:
+        return None  # no record is as old as that, and nothing need be read to know it
     stamps = []
     for one in closed:
         if one.next_offset <= first_dirty or one.size == 0:
