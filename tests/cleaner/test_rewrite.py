@@ -93,6 +93,35 @@ def test_the_last_batch_of_a_producer_stays_with_its_sequence(tmp_path: Path) ->
     assert (none, [r.value for r in kept]) == ([], [b"4"])
 
 
+def test_a_silent_producer_is_kept_until_it_is_forgotten(tmp_path: Path) -> None:
+    """As in Kafka: only what the log remembers of producers holds their last batches."""
+    from lastword.partition.producer_state import FIRST_NAMED_ID
+
+    day = 24 * HOUR
+    batches = [
+        batch(0, [(0, b"k", b"1")], producer_id=7, timestamp=NOW - day),
+        batch(1, [(1, b"k", b"2")], producer_id=8, timestamp=NOW - day),
+        batch(2, [(2, b"k", b"3")], producer_id=FIRST_NAMED_ID + 1, timestamp=NOW - day),
+        batch(3, [(3, b"only", b"4")], producer_id=9, timestamp=NOW - 9 * day),
+        batch(4, [(4, b"k", b"5")]),
+    ]
+    segment = write_segment(tmp_path / "s", 0, batches)
+    named = FIRST_NAMED_ID + 1
+    cases = [
+        (NOW - 1, day, [7, 8, named]),
+        (NOW, day, [8, named]),  # silent for exactly that long
+        (NOW + 1, day, [named]),
+        (NOW + 1, day + 1, [8, named]),
+        (NOW + 99, 1 << 60, [7, 8, named]),
+    ]
+    for number, (now_ms, expiration_ms, left) in enumerate(cases):
+        the_plan = plan(now_ms=now_ms, producer_expiration_ms=expiration_ms)
+        ((_, new),) = rewrite_all([segment], tmp_path / f"o{number}", the_plan)
+        found = contents(new)
+        assert [h.producer_id for h, records in found if not records] == left
+        assert [r.value for _, records in found for r in records] == [b"4", b"5"]
+
+
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
 def test_a_cut_batch_keeps_its_codec(tmp_path: Path, codec: int) -> None:
     values = [(i, b"k%d" % (i % 6), b"value %d " % i * 20) for i in range(10)]

@@ -192,7 +192,7 @@ def test_6F_57_the_marker_of_a_producer_without_data_is_kept_whole(users: LogBui
     users.put("a", 1).put("a", 2).roll()
     for _ in range(3):
         users.clean()
-        users.wait(10 * DAY)
+        users.wait(7 * HOUR)  # within the day for which a producer is remembered
         assert [m.type for m in markers(users)] == ["abort"]
     users.reopen()
     assert {p.producer_id for p in users.log.producers} == {3}
@@ -255,6 +255,25 @@ def test_6G_62_64_the_last_batch_of_each_producer_stays(users: LogBuilder) -> No
     two.sequence = 0
     two.put(("a", 3), ("b", 3), transactional=False)
     assert users.log.log_end == again, "63: its last batch, sent again, is known"
+
+
+def test_6G_62_of_a_silent_producer_nothing_stays(users: LogBuilder) -> None:
+    """What the log has forgotten needs no batch to be remembered by: neither an empty one nor a marker."""
+    one, two = Producer(users, 1), Producer(users, 2)
+    one.put(("a", 1)).commit()
+    two.put(("b", 1)).abort()
+    left = []
+    for n in range(5):
+        users.put("a", n).put("b", n).roll()
+        expected = users.plan()
+        done = users.clean()
+        assert (expected.write_bytes, expected.free_bytes) == (done.written_bytes, done.freed_bytes)
+        left.append((empty_batches(users), [m.offset for m in markers(users)]))
+        users.wait(25 * HOUR)
+        two.put(("c", n), transactional=False)
+    assert left[0] == ([0, 2], [1, 3])
+    assert left[-1] == ([], []), "of the other one the data alone tells"
+    assert set(state_of(users)) == {2}
 
 
 def state_of(log: LogBuilder) -> dict[int, tuple[int, int, int]]:

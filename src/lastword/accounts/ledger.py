@@ -679,6 +679,8 @@ class Watched(Segment):
         self._dead = dead
 
     def chunk_reader(self, *args: Any, **options: Any) -> Iterator[Chunk]:
+        if self._ledger.exact:
+            options.pop("unwanted", None)  # of a dead record the key is wanted: it has one copy less
         for chunk in super().chunk_reader(*args, **options):
             if self._ledger.exact:
                 self._ledger.running.dropping(chunk, self._dead)

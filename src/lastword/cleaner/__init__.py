@@ -38,7 +38,12 @@ of the hash range; the bitmaps collect, and there is still one rewrite. Example,
 A batch without a dead bit is copied as it is, byte for byte; one with dead bits only is skipped; a mixed
 one is cut by record lengths. The last batch of each output stays, at least as an empty one (61 bytes): the
 file still covers its range of offsets, for Kafka's recovery too. So does the last batch of each producer,
-which carries its sequence.
+which carries its sequence, until the producer has been silent for `producer.id.expiration.ms`.
+
+What is left of neighbouring batches becomes one, up to 32 KiB of plain records: scattered over many small
+batches, survivors would compress worse with every round. Only batches that agree on everything a batch keeps
+once for its records are joined (timestamp kind, leader epoch, codec, delete horizon), and never those of
+producers, transactions or control records. `kernels/join.py` has the rule.
 
 What is left alone
 ------------------
@@ -133,7 +138,6 @@ What it does not do, and why that is fine
 
 - It keeps no account of garbage between runs: each round reads the log below its limit once. Nothing but time
   is lost.
-- It merges segments, not batches: many small batches of survivors compress worse than one big one would.
 
 In the background
 -----------------

@@ -59,7 +59,7 @@ def look(
     bytes read. `segments`: the log's, maybe through a budget. The ledger fits the log (`Ledger.fit`).
     `dry`: damage that is met quarantines nothing.
     """
-    transactions = Transactions(log.segments, plan.limit, plan.now_ms)
+    transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     above = sum(one.size for one in segments if one.base_offset >= plan.limit)
     name = f"{plan.topic}-{plan.partition}"
     floor = leases.load(files, log.directory, plan.now_ms).floor
@@ -128,7 +128,7 @@ def transactions_of(ledger: Ledger, log: PartitionLog | PartitionView, plan: Pla
     """What a rewrite has to know of transactions: a walk over headers, if the log has any."""
     if ledger.transactions_from < 0:
         return NOTHING
-    walk = Transactions(log.segments, plan.limit, plan.now_ms)
+    walk = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     walk.look(ledger.transactions_from)
     return walk.found
 

@@ -24,6 +24,7 @@ from typing import Literal, Protocol
 from lastword.config import TopicConfig
 from lastword.config.topic import STRATEGIES
 from lastword.errors import UsageError
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.units import format_bytes, format_duration
 from lastword.values import Value
 
@@ -91,6 +92,7 @@ class Plan(Value):
     segment_index_bytes: int = 10 << 20
     index_interval_bytes: int = 4096
     max_message_bytes: int = 1 << 20
+    producer_expiration_ms: int = PRODUCER_EXPIRATION_MS
 
     def __str__(self) -> str:
         name = f"{self.topic}-{self.partition}"
@@ -156,12 +158,14 @@ def choose(
     due: bool = False,
     strategy: str = "kafka",
     quarantine: str | None = None,
+    producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
 ) -> Plan:
     """Decide about one partition from its segments (in offset order; the last is the active one).
 
     stable_offset no transaction below it is undecided; None: the log end
     first_dirty   the cleaner's checkpoint, None if there is none; corrected here where it makes no sense
     quarantine    why the partition is in quarantine, or None
+    producer_expiration_ms   after how long a silent producer is forgotten, and its last batch not kept for it
     """
     if strategy not in STRATEGIES:
         raise UsageError(f"unknown strategy {strategy!r}", remedy=f"use one of: {', '.join(STRATEGIES)}")
@@ -190,6 +194,7 @@ def choose(
         segment_index_bytes=config.segment_index_bytes,
         index_interval_bytes=config.index_interval_bytes,
         max_message_bytes=config.max_message_bytes,
+        producer_expiration_ms=producer_expiration_ms,
     )
     if config.cleanup_policy is None:
         return plan.kept(NO_POLICY, "cleanup.policy is not known: nothing may be removed")

@@ -241,7 +241,7 @@ def plan(
         )
     sources = below(view.segments, chosen.limit)
     steps = Steps("plan", sum(one.size for one in sources), clock, progress, None)
-    transactions = Transactions(view.segments, chosen.limit, chosen.now_ms)
+    transactions = Transactions(view.segments, chosen.limit, chosen.now_ms, chosen.producer_expiration_ms)
     due_below = leases.load(files, view.directory, chosen.now_ms).floor
     resolution = _resolve(sources, chosen, salt, steps, transactions, due_below)
     found = group(resolution.segments, limits_of(chosen), transactions.found.segments)
@@ -313,6 +313,7 @@ def _choose(
         due=due,
         strategy=strategy,
         quarantine=None if set_aside is None else set_aside.reason,
+        producer_expiration_ms=log.producer_expiration_ms,
     )
 
 
@@ -329,7 +330,7 @@ def build_whole(
     """Map now; rewrite each group when it is asked for."""
     sources = below(segments, plan.limit)
     steps = Steps("clean", sum(one.size for one in sources), clock, progress, stop)
-    transactions = Transactions(segments, plan.limit, plan.now_ms)
+    transactions = Transactions(segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     due_below = leases.load(files, directory, plan.now_ms).floor
     with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
         resolution = _resolve(sources, plan, salt, steps, transactions, due_below)

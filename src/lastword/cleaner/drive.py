@@ -210,6 +210,7 @@ def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int) -> Pla
         map_bytes=home.settings.instance.map_bytes,
         due=True,
         strategy="generational",
+        producer_expiration_ms=home.settings.instance.producer_id_expiration_ms,
     )
 
 

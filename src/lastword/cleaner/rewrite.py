@@ -11,8 +11,8 @@ and never batches of producers, transactions or control records (`kernels.join`)
 takes part only if it is small, with less than half of that; so what was joined is left alone afterwards.
 
 Two kinds of batch stay at least as a header of 61 bytes: the last one of the group, so that the file covers
-its range of offsets, and the last one of each producer, whose sequence the log must remember. What becomes
-of control batches `transactions` says.
+its range of offsets, and the last one of each producer, whose sequence the log must remember until it forgets
+a silent one (`producer.id.expiration.ms`). What becomes of control batches `transactions` says.
 
 Entries of magic 0 and 1 keep magic and codec. A compressed one is cut inside; nothing holds the place of one
 that goes, for these formats have no empty batch. Then the output ends where its last survivor does, and the
@@ -35,7 +35,7 @@ from lastword import kernels
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group
 from lastword.cleaner.report import TombstonesWaiting
-from lastword.cleaner.transactions import NOTHING, Found
+from lastword.cleaner.transactions import NOTHING, Found, is_forgotten
 from lastword.files import Files
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents
@@ -168,7 +168,7 @@ def rewrite(
             if status != kernels.OK:
                 chunk.raise_status(row, status)
             contents += int(total)
-            retain = _retain(chunk, group.next_offset, retained, transactions)
+            retain = _retain(chunk, group.next_offset, retained, transactions, plan)
             gone = retain == DROP
             controls += control_digest(chunk.table[~gone])
             markers += int(chunk.table[gone, fields.COUNT].sum())
@@ -207,7 +207,7 @@ def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
 
 
 def _retain(
-    chunk: Chunk, next_offset: int, producers: dict[int, int], transactions: Found
+    chunk: Chunk, next_offset: int, producers: dict[int, int], transactions: Found, plan: Plan
 ) -> NDArray[np.uint8]:
     """What the kernel is to do with each batch of the chunk, other than its bits say."""
     last_offsets = chunk.table[:, fields.LAST_OFFSET]
@@ -217,7 +217,13 @@ def _retain(
     ids = chunk.table[:, fields.PRODUCER_ID]
     if producers and ids.max() >= 0:
         for row in np.flatnonzero((ids >= 0) & ~control).tolist():
-            if producers[int(ids[row])] == last_offsets[row]:
+            producer_id = int(ids[row])
+            if producers[producer_id] != last_offsets[row]:
+                continue
+            spoke_ms = max(
+                int(chunk.table[row, fields.MAX_TIMESTAMP]), transactions.spoke_ms.get(producer_id, -1)
+            )
+            if not is_forgotten(producer_id, spoke_ms, plan.now_ms, plan.producer_expiration_ms):
                 retain[row] = RETAIN
     for row in np.flatnonzero(control).tolist():
         offset = int(last_offsets[row])

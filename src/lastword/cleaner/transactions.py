@@ -10,7 +10,8 @@ empty one: until then it says what became of it. The pass that finds none left g
 horizon, and it goes when that has passed, like a tombstone. What stays all the same:
 
 - a marker that is the last trace of its producer: it holds the epoch, and fences off older ones. It stays
-  whole; an emptied one would say nothing to Kafka's replay;
+  whole; an emptied one would say nothing to Kafka's replay. When the producer has been silent for
+  `producer.id.expiration.ms` the log has forgotten it, and the marker goes like any other;
 - one at the very end of an output, for the file must cover its range;
 - control records that are no markers.
 """
@@ -18,11 +19,12 @@ horizon, and it goes when that has passed, like a tombstone. What stays all the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError
+from lastword.partition.producer_state import FIRST_NAMED_ID, PRODUCER_EXPIRATION_MS
 from lastword.partition.transactions import Decisions, MarkerTracker, OpenTransactions, control_of
 from lastword.records.batch import BatchHeader, check_crc
 from lastword.records.control import ControlRecord
@@ -43,12 +45,14 @@ class Found:
     unclocked  get their delete horizon in it
     aborted    aborted transactions of which a batch is left, as a transaction index names them
     segments   indexes of the segments that a rewrite is worth for any of this
+    spoke_ms   producer id to the timestamp of its last batch or marker that the walk met
     """
 
     due: frozenset[int] = frozenset()
     unclocked: frozenset[int] = frozenset()
     aborted: tuple[AbortedTransaction, ...] = ()
     segments: frozenset[int] = frozenset()
+    spoke_ms: Mapping[int, int] = field(default_factory=dict)
 
 
 NOTHING = Found()
@@ -57,11 +61,18 @@ NOTHING = Found()
 class Transactions:
     """The fates of batches, for `resolve`; afterwards `found`."""
 
-    def __init__(self, segments: Sequence[Segment], limit: int, now_ms: int) -> None:
-        """`segments`: all of the log, also those above the limit."""
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        limit: int,
+        now_ms: int,
+        expiration_ms: int = PRODUCER_EXPIRATION_MS,
+    ) -> None:
+        """`segments`: all of the log, also those above the limit. `expiration_ms`: of silent producers."""
         self._segments = segments
         self._limit = limit
         self._now_ms = now_ms
+        self._expiration_ms = expiration_ms
         self._decisions: Decisions | None = None
         self.found = NOTHING
 
@@ -79,7 +90,7 @@ class Transactions:
         """Make the walk, from the batch of this offset on: the first of any transaction."""
         walk = _Walk(self._segments, self._limit)
         walk.run(first_offset)
-        self._decisions, self.found = walk.decisions(), walk.found(self._now_ms)
+        self._decisions, self.found = walk.decisions(), walk.found(self._now_ms, self._expiration_ms)
         return self._decisions
 
 
@@ -107,6 +118,7 @@ class _Walk:
     last: dict[int, int] = field(default_factory=dict)  # producer id to the end of its last batch
     last_data: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)  # segment to the end of its last batch
+    spoke_ms: dict[int, int] = field(default_factory=dict)
 
     def run(self, first_offset: int) -> None:
         bases = [segment.base_offset for segment in self.segments]
@@ -136,6 +148,7 @@ class _Walk:
         self.ends[number] = offset
         if producer_id >= 0:
             self.last[producer_id] = offset
+            self.spoke_ms[producer_id] = header.max_timestamp
         if header.control:
             if self.tracker.control(header, marker):
                 horizon_ms = header.delete_horizon_ms
@@ -155,11 +168,13 @@ class _Walk:
     def decisions(self) -> Decisions:
         return Decisions(self.aborted, undecided=self.open.first_offsets())
 
-    def found(self, now_ms: int) -> Found:
+    def found(self, now_ms: int, expiration_ms: int) -> Found:
         due, unclocked, worth = set(), set(), set()
         for one in self.may_go:
             if self.last.get(one.producer_id) == one.offset:
-                continue
+                spoke_ms = self.spoke_ms[one.producer_id]
+                if not is_forgotten(one.producer_id, spoke_ms, now_ms, expiration_ms):
+                    continue
             if one.emptied or (one.horizon_ms is not None and one.horizon_ms <= now_ms):
                 due.add(one.offset)
                 if self.ends[one.segment] != one.offset:
@@ -171,7 +186,12 @@ class _Walk:
             if offset not in (self.last_data[producer_id], self.ends[number]):
                 worth.add(number)  # no longer its producer's last: as long as it is there, its marker is
         below = tuple(entry for entry in self.aborted if entry.last_offset < self.limit)
-        return Found(frozenset(due), frozenset(unclocked), below, frozenset(worth))
+        return Found(frozenset(due), frozenset(unclocked), below, frozenset(worth), self.spoke_ms)
+
+
+def is_forgotten(producer_id: int, spoke_ms: int, now_ms: int, expiration_ms: int) -> bool:
+    """Has the log forgotten a producer that was last heard of then? One with a name is never forgotten."""
+    return producer_id < FIRST_NAMED_ID and now_ms - spoke_ms >= expiration_ms
 
 
 def index_entries(

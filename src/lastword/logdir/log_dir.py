@@ -499,7 +499,9 @@ class LogDirectory:
             return self.log(topic, partition).view()
         directory = self._own_directory(TopicPartition(topic, partition))
         self.check_topic_id(topic, partition)
-        return PartitionView.load(self.files, directory)
+        view = PartitionView.load(self.files, directory)
+        view.producer_expiration_ms = self.settings.instance.producer_id_expiration_ms
+        return view
 
     def _own_directory(self, tp: TopicPartition) -> str:
         if not self.holds(*tp) and tp.partition not in self.partitions(tp.topic):

@@ -37,7 +37,7 @@ from lastword.partition.durability import Durability
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.health import Health
 from lastword.partition.pending import Batch, marker_batch
-from lastword.partition.producer_state import Producer, ProducerState
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState
 from lastword.partition.reads import Reads
 from lastword.partition.replacing import after_failed_swap, own_segments
 from lastword.partition.rolling import RollRule
@@ -51,7 +51,6 @@ from lastword.segment.segment import Segment
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
 
-PRODUCER_EXPIRATION_MS = 86_400_000
 """Kafka's default of `producer.id.expiration.ms`."""
 PRODUCER_EXPIRATION_CHECK_MS = 600_000
 """And how often it looks for such producers."""
@@ -97,7 +96,7 @@ class PartitionLog(Reads):
         self._epochs = state.epochs
         self._epoch = 0  # of a log that has none
         self._snapshots = state.snapshots
-        self._producer_expiration_ms = state.producer_expiration_ms
+        self.producer_expiration_ms = state.producer_expiration_ms
         self._expired_ms = clock.now_ms()  # opening left out those that were silent for too long
         self._health = Health(files, directory)
         self._durability = Durability(
@@ -301,7 +300,7 @@ class PartitionLog(Reads):
         now_ms = self.clock.now_ms()
         if now_ms - self._expired_ms >= PRODUCER_EXPIRATION_CHECK_MS:
             self._expired_ms = now_ms
-            self._tail.producers.expire(now_ms, self._producer_expiration_ms)
+            self._tail.producers.expire(now_ms, self.producer_expiration_ms)
 
     def roll_if_due(self) -> bool:
         """Roll if the first record of the active segment is older than `segment.ms`, by the clock: the
@@ -509,6 +508,7 @@ class PartitionLog(Reads):
                 self.log_end,
                 stable_offset=self._tail.stable_offset,
                 trusted=True,
+                producer_expiration_ms=self.producer_expiration_ms,
             )
 
     def refresh(self) -> None:

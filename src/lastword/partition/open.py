@@ -34,8 +34,8 @@ from lastword.errors import CorruptBatchError, DataError
 from lastword.files import Files
 from lastword.partition import swap
 from lastword.partition.epochs import LeaderEpochs
-from lastword.partition.log import PRODUCER_EXPIRATION_MS, OpenState, PartitionLog
-from lastword.partition.producer_state import ProducerState
+from lastword.partition.log import OpenState, PartitionLog
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
 from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots

@@ -48,6 +48,7 @@ NO_PRODUCER = -1
 NO_SEQUENCE = -1
 NO_EPOCH = -1
 FIRST_NAMED_ID = 1 << 62
+PRODUCER_EXPIRATION_MS = 86_400_000  # Kafka's default
 """Producer ids from here on belong to producers with names (`api.producers`); no controller gives them. They
 are never forgotten: whoever named one may come back after years."""
 KEPT_BATCHES = 5

@@ -19,6 +19,7 @@ from lastword.errors import BusyError, CorruptFileError, DataError, FileVanished
 from lastword.files import Files
 from lastword.partition import swap
 from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.partition.reads import Reads
 from lastword.partition.replay import Stability
 from lastword.partition.segment_set import SegmentSet
@@ -50,6 +51,7 @@ class PartitionView(Reads):
         *,
         stable_offset: int | None = None,
         trusted: bool = False,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
         self.files = files
         self.directory = directory
@@ -62,6 +64,7 @@ class PartitionView(Reads):
         self._stable_offset = stable_offset
         self._stability = Stability()
         self._listed_bytes = segments.active.size if len(segments) else 0
+        self.producer_expiration_ms = producer_expiration_ms
         self.trusted = trusted
         """Has this process recovered the log, and does it hold its lock? Then its indexes are complete."""
         self.grows = False
