@@ -231,6 +231,7 @@ class Cleaner:
         if only is not None and self._found._config(only[0]).cleanup_policy is None:
             raise NoPolicyError.of(only[0], self._found.paths[0])
         self._work.only = only
+        self._work.forget()
         self._scheduler.backoff_ms = backoff_ms
         self._scheduler.on_done = on_done
         self._scheduler.start(at_once=True)
@@ -251,6 +252,7 @@ class Cleaner:
         limits = now.log_cleaner_io_max_bytes_per_second, now.drives
         if limits != (before.log_cleaner_io_max_bytes_per_second, before.drives):
             self._drives.set_all(*limits)
+        self._work.forget()
         self._scheduler.wake()
 
     def _named(self, topic: str, partition: int) -> TopicPartition:

@@ -15,6 +15,7 @@ By strategy:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from lastword import metrics
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 OVERDUE, SCAN, CEILING, DIRTY, FILES = range(5)
 """Ranks: garbage older than max.compaction.lag.ms; segments that no account knows yet; a partition beyond its
 ceiling; a drive above its target, or a partition above its dirty ratio; too many files."""
+KEEP_SECONDS = 5.0
 _RANKS = {"overdue": OVERDUE, "ceiling": CEILING, "target": DIRTY, "files": FILES}
 
 
@@ -60,13 +62,33 @@ class DirectoryWork:
         self._states = states
         self.clock = clock
         self.only = only
+        self._found: dict[str, tuple[float, list[Due]]] = {}
 
     def drives(self) -> list[str]:
         self._look_at_quarantine()
         return self.budgets.names
 
     def next(self, drive: str, held: Collection[TopicPartition]) -> Due | None:
-        """The most urgent round on a drive."""
+        """The most urgent round on a drive. A look at many partitions finds many: they are given one after
+        another, for a while."""
+        until, found = self._found.pop(drive, (0.0, []))
+        now = self.clock.monotonic()
+        found = [one for one in found if one.partition not in held] if now < until else []
+        if not found:
+            found, until = self._look_at_drive(drive, held), now + KEEP_SECONDS
+        if not found:
+            return None
+        # A run was the best before what goes first now was done: it is chosen anew then.
+        rest = list(takewhile(lambda one: not isinstance(one, Rewrite), found[1:]))
+        self._found[drive] = until, rest
+        return found[0]
+
+    def forget(self) -> None:
+        """Look anew: settings have changed."""
+        self._found.clear()
+
+    def _look_at_drive(self, drive: str, held: Collection[TopicPartition]) -> list[Due]:
+        """All that could be done there now, the most urgent first."""
         found: list[Due] = []
         accounted: list[tuple[TopicPartition, LogDirectory]] = []
         kept = set(held)
@@ -92,7 +114,7 @@ class DirectoryWork:
                 found.append(Whole(self, tp, home, drive, urgency))
         if worth_it:
             found += self._by_accounts(drive, accounted, kept)
-        return min(found, key=lambda one: (one.urgency, one.partition), default=None)
+        return sorted(found, key=lambda one: (one.urgency, one.partition))
 
     def _wanted(self, tp: TopicPartition) -> bool:
         return self.only is None or self.only in ((tp.topic, None), (tp.topic, tp.partition))

@@ -357,7 +357,7 @@ class _Worker:
         self._thread = threading.Thread(target=self._run, name=f"lastword-cleaner-{number}", daemon=True)
 
     def start(self, wait_seconds: float, *, counted: bool) -> None:
-        self._wait_seconds = wait_seconds
+        self._begin_at = self._clock.monotonic() + wait_seconds
         if counted:
             self._count(1)
         self._thread.start()
@@ -387,7 +387,7 @@ class _Worker:
                 scheduler.replace(self)
 
     def _loop(self) -> None:
-        seconds = self._wait_seconds
+        seconds = self._begin_at - self._clock.monotonic()
         while True:
             self._clock.wait(self.wake, seconds)
             self.wake.clear()
