@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
+from lastword.files.scratch import Scratch
 from lastword.kernels import copies as loops
 from lastword.kernels import offset_map as fields
 from lastword.kernels.arena import NO_OFFSET
@@ -74,13 +75,17 @@ class RunningResolution:
             as large a share of the records without a key. Dead and live counts, bytes and tombstones are
             then those of the sample: divide them by `share`. `records` counts all. A sample never decides
             about a record.
+        scratch: a file to make for the keys, mapped and unlinked at once; then `map_bytes` bounds the slots
+            alone, and a full drive is a DiskFullError.
         threads: as for `resolve`.
 
     `limit` is one past the last offset taken. `exact`: every key is in the map, bits and copies are the
     truth. After an error of `absorb` the object must not be used again.
     """
 
-    def __init__(self, *, map_bytes: int, salt: bytes, share: float = 1.0, threads: int = 1) -> None:
+    def __init__(
+        self, *, map_bytes: int, salt: bytes, share: float = 1.0, scratch: str | None = None, threads: int = 1
+    ) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"a share lies in (0, 1], unlike {share}")
         self.limit = 0
@@ -91,6 +96,8 @@ class RunningResolution:
         last_hash = LAST_HASH if share == 1 else int(LAST_HASH * share)
         rules = Rules(decided=True, keyless_go=True, keep_copies=True, last_hash=last_hash)
         self._walk = Walk(map_bytes, salt, digest_seed_of(salt), rules)
+        if scratch is not None:
+            self._walk.spill = _Spill(scratch)
         self._horizons = Horizons()
         self._going: tuple[int, int] | None = None  # offsets from and to that `dropping` has heard of
 
@@ -320,7 +327,9 @@ class RunningResolution:
         return parts
 
     @classmethod
-    def from_parts(cls, parts: Mapping[str, Any], *, map_bytes: int, threads: int = 1) -> RunningResolution:
+    def from_parts(
+        cls, parts: Mapping[str, Any], *, map_bytes: int, scratch: str | None = None, threads: int = 1
+    ) -> RunningResolution:
         """What `to_parts` gave, with a budget of its own. Raises MapFull; ValueError for parts that do not
         fit together.
         """
@@ -328,6 +337,7 @@ class RunningResolution:
             map_bytes=map_bytes,
             salt=np.asarray(parts["salt"], np.uint8).tobytes(),
             share=float(parts["share"]),
+            scratch=scratch,
             threads=threads,
         )
         walk = made._walk
@@ -344,6 +354,19 @@ class RunningResolution:
             if not offset_map.load(np.asarray(parts["arena"], np.uint8), keys, int(parts["vacancies"])):
                 raise MapFull(keys, map_bytes)
         return made
+
+
+class _Spill:
+    """The arena's bytes in a scratch file, made when the first key comes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._scratch: Scratch | None = None
+
+    def __call__(self, size_bytes: int) -> NDArray[np.uint8]:
+        if self._scratch is None:
+            self._scratch = Scratch(self._path)
+        return np.frombuffer(self._scratch.grow(size_bytes), np.uint8)
 
 
 def _check_pages(bits: DeadBitmaps, segments: NDArray[np.int32], rows: int) -> None:

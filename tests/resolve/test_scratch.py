@@ -1,0 +1,84 @@
+"""The keys of a map in a mapped file: the same results, and anonymous memory for the slots alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lastword.errors import DiskFullError, StorageError
+from lastword.files.scratch import Scratch
+from lastword.resolve import MapFull, RunningResolution
+from tests.naive.pack import Record, encode_batch
+from tests.naive.strategies import T
+from tests.resolve.support import MemorySegment, segments
+from tests.resolve.test_resolver import dense, synthetic
+
+SALT = b"salt"
+
+
+def test_keys_in_a_file_or_in_memory(tmp_path: Path) -> None:
+    sources = synthetic(1, 3000, 700, 500)
+    plain = RunningResolution(map_bytes=1 << 20, salt=SALT)
+    spilled = RunningResolution(map_bytes=1 << 14, salt=SALT, scratch=str(tmp_path / "keys"))
+    for one in (plain, spilled):
+        one.absorb(sources[:3])
+        one.absorb(sources[3:])
+    assert spilled.facts() == plain.facts()
+    assert spilled.tombstones().copies.tolist() == plain.tombstones().copies.tolist()
+    assert not list(tmp_path.iterdir()), "the file has no name"
+    back = RunningResolution.from_parts(
+        spilled.to_parts(), map_bytes=1 << 14, scratch=str(tmp_path / "again")
+    )
+    assert back.facts() == plain.facts()
+
+
+def test_only_slots_are_anonymous(tmp_path: Path) -> None:
+    """Keys of 200 bytes, more than a megabyte of them: the file grows, and the budget is of the slots."""
+    count = 20_000
+    rows = np.zeros((count, 200), np.uint8)
+    rows[:, :8] = np.arange(count, dtype=np.uint64).reshape(-1, 1).view(np.uint8)
+    running = RunningResolution(map_bytes=10 * count + 4096, salt=SALT, scratch=str(tmp_path / "keys"))
+    running.absorb(dense(rows))
+    assert running.distinct_keys == count
+    assert running.memory_bytes < 12 * count
+    with pytest.raises(MapFull):
+        RunningResolution(map_bytes=10 * count, salt=SALT).absorb(dense(rows))
+
+
+def test_a_budget_too_small_for_the_slots(tmp_path: Path) -> None:
+    records = [Record(i, T, b"%05d" % i, b"") for i in range(400)]
+    running = RunningResolution(map_bytes=2048, salt=SALT, scratch=str(tmp_path / "keys"))
+    with pytest.raises(MapFull):
+        running.absorb(segments([encode_batch(records)], []))
+
+
+def test_a_full_drive_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.posix_fallocate
+
+    def full(fd: int, position: int, size: int) -> None:
+        if size > 1 << 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(fd, position, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    records = [Record(i, T, b"%05d" % i + bytes(3000), b"") for i in range(500)]
+    running = RunningResolution(map_bytes=1 << 16, salt=SALT, scratch=str(tmp_path / "keys"))
+    with pytest.raises(DiskFullError, match=r"cannot enlarge .*keys"):
+        running.absorb([MemorySegment(encode_batch(records), 0, 500)])
+    assert not list(tmp_path.iterdir())
+
+
+def test_scratch_bytes_stay_while_it_grows(tmp_path: Path) -> None:
+    scratch = Scratch(str(tmp_path / "one"))
+    small = scratch.grow(4096)
+    small[:3] = b"abc"
+    large = scratch.grow(1 << 16)
+    large[3:6] = b"def"
+    assert small[:6] == large[:6] == b"abcdef"
+    scratch.close()
+    with pytest.raises(StorageError, match="cannot open"):
+        Scratch(str(tmp_path / "absent" / "one"))
