@@ -68,6 +68,7 @@ class Entry:
     own_*                of a sample: garbage within the segment itself when it was scanned, and the part of
                          it that the sample saw (bytes, records)
     generation           how often it was rewritten
+    survived_ratio       share of its sources' bytes that the last rewrite kept; below 0: there was none
     """
 
     base_offset: int
@@ -87,6 +88,7 @@ class Entry:
     own_seen_bytes: int = 0
     own_seen_records: int = 0
     generation: int = 0
+    survived_ratio: float = -1.0
 
     def is_of(self, segment: Segment) -> bool:
         """Is it this very file, as it was left? Asks the file, for a segment that was appended to is younger
@@ -566,6 +568,7 @@ class Ledger:
         fresh = _entry(published, self.t)
         fresh.rent_at = fresh.rate_at = self.t
         fresh.generation = max(one.generation for one in old) + 1
+        fresh.survived_ratio = published.size / max(sum(one.size_bytes for one in old), 1)
         self.entries[first : last + 1] = [fresh]
         self.due = self.due[(self.due < first_base) | (self.due >= end)]
         self._learned = True
@@ -719,6 +722,17 @@ def _has_old(segment: Segment) -> bool:
     places = (0, segment.offset_index.last.position)
     found = [segment.handle.pread(1, position + _MAGIC_POSITION) for position in places]
     return any(magic in (b"\0", b"\1") for magic in found)
+
+
+def saved_entries(files: Files, directory: str) -> list[Entry]:
+    """What was saved of each segment, unchecked: for figures that nothing relies on."""
+    header = snapshot.load_header(files, _path(directory, names.ACCOUNTS))
+    try:
+        if header is not None and header["version"] == _VERSION:
+            return [Entry(*values) for values in header["segments"]]
+    except (KeyError, TypeError):
+        pass
+    return []
 
 
 def saved_clock(files: Files, directory: str) -> int:

@@ -10,6 +10,7 @@ from lastword.api.values import PartitionInfo, SegmentInfo
 from lastword.cleaner import quarantine
 from lastword.cleaner.choose import corrected_first_dirty
 from lastword.errors import FileVanishedError
+from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.values import ProgressLike
@@ -69,7 +70,9 @@ def segments(
     found = []
     for number, view in sorted(views.items()):
         resolution = _resolved(logs, view, meter)
+        rewritten = _rewritten(logs, view)
         for segment, facts in zip(view.segments, resolution.segments, strict=True):
+            generation, survived = rewritten.get((segment.base_offset, segment.inode), (None, None))
             found.append(
                 SegmentInfo(
                     topic=topic,
@@ -81,13 +84,29 @@ def segments(
                     garbage_bytes=facts.dead_bytes,
                     records=facts.records,
                     exact=True,
-                    generation=None,
-                    survivorship=None,
+                    generation=generation,
+                    survivorship=survived,
                     largest_timestamp=segment.largest_timestamp,
                     active=segment is view.active,
                 )
             )
     return found
+
+
+def _rewritten(logs: LogDir, view: PartitionView) -> dict[tuple[int, int], tuple[int, float | None]]:
+    """How often each segment was rewritten, and what share of the bytes the last rewrite kept, as far as the
+    garbage accounts know; by base offset and inode."""
+    from lastword.accounts.ledger import saved_entries
+
+    held = logs._home(view.topic, view.partition).ledgers.held(TopicPartition(view.topic, view.partition))
+    entries = held.entries if held is not None else saved_entries(view.files, view.directory)
+    return {
+        (one.base_offset, one.inode): (
+            one.generation,
+            None if one.survived_ratio < 0 else round(one.survived_ratio, 4),
+        )
+        for one in list(entries)
+    }
 
 
 def _resolved(logs: LogDir, view: PartitionView, meter: Meter) -> Resolution:

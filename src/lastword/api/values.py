@@ -51,7 +51,11 @@ class PartitionInfo(Value):
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo(Value):
-    """One segment. generation and survivorship are None until a round has measured them."""
+    """One segment.
+
+    generation    how often it was rewritten; None while no garbage account knows it
+    survivorship  share of the bytes that its last rewrite kept; None if there was none that is known
+    """
 
     topic: str
     partition: int

@@ -1,0 +1,155 @@
+"""The accounts of a log directory: kept, shared out over the memory there is, shown."""
+
+import json
+import logging
+import random
+
+import pytest
+
+from lastword import metrics
+from lastword.clock import ManualClock
+from lastword.logdir import TopicPartition
+from tests.cleaner.test_due import fill, newest, opened
+
+NOW = 1_700_000_000_000
+HOUR = 3_600_000
+T = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(NOW)
+
+
+def test_kept_over_a_restart_a_segment_is_scanned_once_in_its_life(tmp_path, clock):
+    rng = random.Random(1)
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 800, 40, rng)
+        logs.clean()
+        assert logs._home("t", 0).ledgers.held(T).limit > 0
+    assert (tmp_path / "t-0" / "lastword" / "accounts").exists()
+    with opened(tmp_path, clock) as logs:
+        (done,) = logs.clean()
+        assert done.read_bytes == 0
+        assert logs._home("t", 0).ledgers.held(T).rebuilt_because == ""
+
+
+def test_the_drives_time_is_what_was_appended_also_over_a_restart(tmp_path, clock):
+    rng = random.Random(2)
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 400, 40, rng)
+        appended = sum(one.size for one in logs._log("t", 0).segments)
+        logs.clean(due=True)
+        assert logs._home("t", 0).ledgers.t == appended
+        before = logs._home("t", 0).ledgers.t
+    with opened(tmp_path, clock) as logs:
+        assert logs._home("t", 0).ledgers.t == before
+        logs.clean(due=True)
+        assert logs._home("t", 0).ledgers.t == before
+        topic = logs.topic("t")
+        size = logs._log("t", 0).active.size
+        topic.extend([(b"k", b"v")], partition=0)
+        grown = logs._log("t", 0).active.size - size
+        logs.clean(due=True)
+        assert logs._home("t", 0).ledgers.t == before + grown
+
+
+@pytest.mark.slow
+def test_all_ledgers_together_stay_within_the_memory_and_those_let_go_come_back(tmp_path, clock):
+    rng = random.Random(3)
+    budget = 200_000
+    with opened(tmp_path, clock, log_cleaner_dedupe_buffer_size=budget, segment_bytes=30_000) as logs:
+        for name in "abcdef":
+            fill(logs.create_topic(name, cleanup_policy="compact"), 3000, 2500, rng)
+        logs.clean(due=True)
+        ledgers = logs._home("a", 0).ledgers
+        assert 0 < ledgers.memory_bytes <= budget
+        held = [name for name in "abcdef" if ledgers.held(TopicPartition(name, 0)) is not None]
+        assert 0 < len(held) < 6
+        before = {name: newest(logs.topic(name)) for name in "abcdef"}
+        for done in logs.clean():
+            assert (
+                done.read_bytes
+                < 2 * 30_000
+                + sum(one.size for one in logs._log(done.topic, 0).segments)
+                + done.written_bytes
+                + done.freed_bytes
+            )
+        assert {name: newest(logs.topic(name)) for name in "abcdef"} == before
+
+
+def test_segments_show_how_often_they_were_rewritten_and_what_survived(tmp_path, clock):
+    rng = random.Random(4)
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 800, 100, rng)
+        assert {one.generation for one in topic.segments()} == {None}
+        logs.clean()
+        first = topic.segments()[0]
+        assert first.generation == 1
+        assert 0 < first.survivorship < 1
+        assert topic.segments()[-1].survivorship is None
+        told = [(one.generation, one.survivorship) for one in topic.segments()]
+    with opened(tmp_path, clock) as logs:
+        assert [(one.generation, one.survivorship) for one in logs.topic("t").segments()][:-1] == told[:-1]
+
+
+def test_one_json_line_for_each_round(tmp_path, clock, caplog):
+    rng = random.Random(5)
+    with opened(tmp_path, clock) as logs, caplog.at_level(logging.INFO, "lastword.cleaner"):
+        fill(logs.create_topic("t", cleanup_policy="compact"), 400, 20, rng)
+        (done,) = logs.clean()
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "lastword.cleaner"]
+    told = json.loads(line)
+    assert told["event"] == "round"
+    assert told["dir"] == str(tmp_path.resolve())
+    assert {name: told[name] for name in done.to_dict()} == json.loads(json.dumps(done.to_dict()))
+
+
+def test_metrics_tell_live_and_garbage_bytes(tmp_path, clock):
+    rng = random.Random(6)
+    with opened(tmp_path, clock, max_compaction_lag_ms=HOUR, lastword_space_target=10) as logs:
+        settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 1.0}
+        fill(logs.create_topic("figures", **settings), 400, 100, rng)
+        assert logs.clean(due=True) == []
+        size = sum(one.size for one in logs._log("figures", 0).segments)
+        live = metrics.LOG_LIVE_BYTES.value("figures", "0", "true")
+        garbage = metrics.LOG_GARBAGE_BYTES.value("figures", "0", "true")
+        assert live + garbage == size
+        assert garbage > size / 2
+        assert metrics.LOG_DIRTY_RATIO.value("figures", "0") == pytest.approx(garbage / size)
+        assert metrics.CLEANER_OVERDUE_SECONDS.value("figures", "0") == 0
+    assert metrics.LOG_GARBAGE_BYTES.value("figures", "0", "true") in (0, garbage)
+
+
+def test_a_lease_holds_a_tombstone_back_and_lets_it_go(tmp_path, clock):
+    with opened(tmp_path, clock, delete_retention_ms=HOUR) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        topic.append(b"a", b"1", partition=0)
+        lease = topic.lease("replica")
+        topic.append(b"a", None, partition=0)
+        topic.append(b"b", b"1", partition=0)
+        logs.clean()
+        clock.advance(2 * HOUR)
+        logs.clean()
+        assert [record.key for record in topic.read()] == [b"a", b"b"]
+        lease.advance({0: 3})
+        (done,) = logs.clean()
+        assert done.removed.tombstone == 1
+        assert [record.key for record in topic.read()] == [b"b"]
+
+
+def test_a_partition_that_moves_or_is_made_anew_takes_no_accounts_along(tmp_path, clock):
+    rng = random.Random(7)
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 300, 20, rng)
+        logs.clean()
+        logs.delete_topic("t")
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 300, 20, rng)
+        before = newest(topic)
+        logs.clean()
+        assert newest(topic) == before
