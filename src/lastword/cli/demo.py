@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 lastword demo
-lastword demo --keep /tmp/demo
+lastword demo --keep demo-logs
 """
 
 TOPIC = "accounts"
