@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastword.errors import UnsupportedBatchError
@@ -102,6 +102,7 @@ def test_a_tiny_map_finds_what_a_big_one_finds(now_ms: int | None) -> None:
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 4)), min_size=1, max_size=30))
 def test_many_pages(steps: list[tuple[int, bool, int]]) -> None:
     """Records of aborted transactions alone make pages too; the store grows in the middle of a batch."""
