@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills differential soak nightly bench golden clean
+.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills differential soak nightly bench bench-clean golden clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -73,6 +73,9 @@ nightly: ## every longer proof at its larger size, one after the other; some hou
 
 bench: java $(READY) kernels ## named workloads beside a rival measured in the same run: make bench SIZE=full ONLY=clean
 	@$(PY) -m bench.run --size $(or $(SIZE),small) $(if $(ONLY),--only $(ONLY))
+
+bench-clean: java $(READY) kernels ## only the cleaner beside Kafka's own, one thread each, on the same bytes: make bench-clean SIZE=full
+	@$(PY) -m bench.run --size $(or $(SIZE),small) --only clean,clean-size,clean-map,clean-accounts $(if $(SETS),--sets $(SETS))
 
 golden: $(READY) kernels ## rewrite the expected text of the golden scripts, to be read in the diff
 	@LASTWORD_REWRITE=1 $(PY) -m pytest tests/cli -q

@@ -20,11 +20,13 @@ import pyarrow as pa
 
 import lastword
 from bench import kafka
-from bench.registry import Measured, Run, compared, rate, timed, workload
-from lastword.cleaner import cleaner
+from bench.registry import FULL_RECORDS, Measured, Run, Times, compared, rate, timed, workload
+from lastword.accounts.ledger import Ledger
+from lastword.cleaner import accounted, cleaner
 from lastword.clock import SystemClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
+from lastword.partition.log import PartitionLog
 from lastword.partition.open import open_log
 from lastword.partition.view import PartitionView
 from lastword.records.columns import decode_columns
@@ -217,6 +219,85 @@ def clean(run: Run) -> Iterator[Measured]:
         yield from (line for line in _cleanings(run, name) if line.workload == "clean")
 
 
+@workload("clean-map")
+def clean_map(run: Run) -> Iterator[Measured]:
+    """A cleaning whose map does not hold all keys: 32 MiB for the 2 M of data set a, less for fewer.
+
+    Rival: Kafka's own cleaner with as large a buffer, which rewrites the log once for each filling of it. In
+    CPU seconds, and in bytes written.
+    """
+    for name in run.chosen("a-none"):
+        yield from _measure_cleaning(run, name, max(32 * MIB * run.records // FULL_RECORDS, 64 << 10))
+
+
+@workload("clean-accounts")
+def clean_accounts(run: Run) -> Iterator[Measured]:
+    """A round whose garbage accounts are up to date: it reads nothing but what it rewrites.
+
+    Rival: Kafka's own cleaner, which has no accounts and reads all of the log, twice.
+    """
+    for name in run.chosen("a-none", "b-none"):
+        data = run.data(name)
+        partition = run.scratch / "ours" / data.partitions[0].name
+        times: list[Times] = []
+        for _ in range(run.repetitions + 1):
+            shutil.rmtree(partition.parent, ignore_errors=True)
+            link_partition(data.partitions[0], partition)
+            log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
+            plan = cleaner.prepare(log, CONFIG, first_dirty=0, strategy="generational", map_bytes=MAP_BYTES)
+            ledger = accounted.opened(log, DEFAULT, MAP_BYTES)
+            accounted.look(log, DEFAULT, ledger, plan, log.segments)
+            done: list[Any] = []
+            times.append(timed(lambda log=log, ledger=ledger, done=done: done.append(_round(log, ledger))))
+            log.close()
+            assert done[0].records_kept == data.distinct
+            assert done[0].read_bytes <= data.bytes
+        shutil.rmtree(partition.parent)
+        theirs = _kafka_cleanings(run, data)
+        yield compared(
+            "clean-accounts",
+            f"data set {name}",
+            rate(data.records, [t.cpu for t in times[1:]]),
+            rate(data.records, [t.cpu_seconds for t in theirs]),
+            "Kafka's Cleaner",
+        )
+
+
+def _round(log: PartitionLog, ledger: Ledger) -> Any:
+    return accounted.clean(
+        log,
+        CONFIG,
+        ledger=ledger,
+        run=None,
+        first_dirty=0,
+        record_first_dirty=lambda offset: None,
+        due=False,
+        map_bytes=MAP_BYTES,
+        space_target=1.5,
+        alpha=0.3,
+    )
+
+
+@workload("clean-size")
+def clean_size(run: Run) -> Iterator[Measured]:
+    """Bytes on disk for each record that is left, over those for each record before, after a cleaning.
+
+    Rival: Kafka's own cleaner, which keeps every batch apart.
+    """
+    for name in run.chosen(*(f"{name}-{codec}" for name in "ab" for codec in CODECS)):
+        for line in _cleanings(run, name):
+            if line.workload == "clean":
+                facts = line.facts
+                before = facts["source_bytes"] / facts["records"]
+                ours, theirs = (
+                    facts[what] / facts["kept"] / before for what in ("written_bytes", "rival_written_bytes")
+                )
+                what, rival = f"data set {name}", "Kafka's Cleaner"
+                yield Measured(
+                    "clean-size", what, "x", ours, theirs, rival, theirs / ours, {"before": before}
+                )
+
+
 _DONE: dict[tuple[str, int], list[Measured]] = {}
 
 
@@ -227,7 +308,7 @@ def _cleanings(run: Run, name: str) -> list[Measured]:
     return _DONE[name, run.records]
 
 
-def _measure_cleaning(run: Run, name: str) -> list[Measured]:
+def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[Measured]:
     data = run.data(name)
     partition = run.scratch / "ours" / data.partitions[0].name
     times, rounds = [], []
@@ -239,18 +320,26 @@ def _measure_cleaning(run: Run, name: str) -> list[Measured]:
         times.append(
             timed(
                 lambda log=log: rounds.append(
-                    cleaner.clean(log, CONFIG, first_dirty=0, record_first_dirty=lambda offset: None)
+                    cleaner.clean(
+                        log,
+                        CONFIG,
+                        first_dirty=0,
+                        record_first_dirty=lambda offset: None,
+                        map_bytes=map_bytes,
+                    )
                 )
             )
         )
         log.close()
     shutil.rmtree(partition.parent)
     times, rounds = times[1:], rounds[1:]  # the first is cold, as Kafka's is
-    theirs = _kafka_cleanings(run, data)
+    theirs = _kafka_cleanings(run, data, map_bytes)
     kept = {done.records_kept for done in rounds if done} or {data.distinct}
     assert kept == {data.distinct} == {t.kept for t in theirs}, (name, kept, data.distinct, theirs)
     facts = {
+        "records": data.records,
         "kept": data.distinct,
+        "written_bytes": 0,
         "source_bytes": data.bytes,
         "wall_seconds": statistics.median(t.wall for t in times),
         "rival_wall_seconds": statistics.median(t.wall_seconds for t in theirs),
@@ -264,6 +353,26 @@ def _measure_cleaning(run: Run, name: str) -> list[Measured]:
             "map_passes": rounds[-1].map_passes,
             "phases": rounds[-1].phases.to_dict(),
         }
+    if map_bytes != MAP_BYTES:
+        what = f"data set {name}, {map_bytes / MIB:.1f} MiB"
+        ours, rival = (
+            facts[which] / facts["source_bytes"] for which in ("written_bytes", "rival_written_bytes")
+        )
+        cpu = compared(
+            "clean-map",
+            what,
+            rate(data.records, [t.cpu for t in times]),
+            rate(data.records, [t.cpu_seconds for t in theirs]),
+            "Kafka's Cleaner",
+            **facts,
+        )
+        written = f"{what}: written"
+        return [
+            cpu,
+            Measured(
+                "clean-map", written, "x", ours, rival, "Kafka's Cleaner", rival / ours if ours else 0.0
+            ),
+        ]
     lines = [
         compared(
             "clean",
@@ -292,17 +401,23 @@ def _share(phases: Any) -> float:
     return phases.rewrite / (phases.map + phases.rewrite + phases.swap)
 
 
-def _kafka_cleanings(run: Run, data: kafka.Generated) -> list[kafka.KafkaCleaning]:
-    """Warm repetitions of Kafka's cleaner; measured once for each data set."""
-    key = (data.name, data.records)
+def _kafka_cleanings(
+    run: Run, data: kafka.Generated, buffer_bytes: int = MAP_BYTES
+) -> list[kafka.KafkaCleaning]:
+    """Warm repetitions of Kafka's cleaner; measured once for each data set and buffer."""
+    key = (data.name, data.records, buffer_bytes)
     if key not in _KAFKA:
-        _KAFKA[key] = kafka.clean(data.partitions[0], run.scratch / "work", repetitions=run.repetitions + 1)[
-            1:
-        ]
+        done = kafka.clean(
+            data.partitions[0],
+            run.scratch / "work",
+            repetitions=run.repetitions + 1,
+            buffer_bytes=buffer_bytes,
+        )
+        _KAFKA[key] = done[1:]
     return _KAFKA[key]
 
 
-_KAFKA: dict[tuple[str, int], list[kafka.KafkaCleaning]] = {}
+_KAFKA: dict[tuple[str, int, int], list[kafka.KafkaCleaning]] = {}
 
 
 @workload("restore")

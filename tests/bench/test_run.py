@@ -12,7 +12,7 @@ from bench import run
 from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
-LOCAL = ("append", "scan", "map", "rewrite", "clean", "restore")
+LOCAL = ("append", "scan", "map", "rewrite", "clean", "clean-map", "clean-accounts", "clean-size", "restore")
 STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover")
 
 
