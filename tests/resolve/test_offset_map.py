@@ -5,14 +5,14 @@ import pytest
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
 from lastword.resolve.offset_map import OffsetMap
-from lastword.resolve.resolver import _Resolver
+from lastword.resolve.resolver import Resolver
 from lastword.resolve.rules import Rules
 from tests.naive.pack import Record, encode_batch
 from tests.resolve.support import segments
 
 
 def filled(records: list[Record], map_bytes: int = 1 << 16) -> OffsetMap:
-    resolver = _Resolver(segments([encode_batch(records)], []), map_bytes, b"s", Rules())
+    resolver = Resolver(segments([encode_batch(records)], []), map_bytes, b"s", Rules())
     resolver.run()
     assert resolver.walk.map is not None
     return resolver.walk.map

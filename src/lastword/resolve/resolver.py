@@ -58,10 +58,14 @@ def resolve(
     rules = Rules()
     if now_ms is not None:
         rules = Rules(decided=True, keyless_go=True, now_ms=now_ms, due_below=due_below)
-    return _Resolver(sources, map_bytes, salt, rules, fates, old_due, progress, chunk_bytes, threads).run()
+    return Resolver(sources, map_bytes, salt, rules, fates, old_due, progress, chunk_bytes, threads).run()
 
 
-class _Resolver:
+class Resolver:
+    """Passes over the records of a log, or of a share of all keys (`hashes`: the first and last of them)."""
+
+    hashes = (0, LAST_HASH)
+
     def __init__(
         self,
         sources: Sequence[SegmentSource],
@@ -89,25 +93,27 @@ class _Resolver:
 
     def run(self) -> Resolution:
         started = time.perf_counter()
-        first = passes = keys = 0
+        first, end = self.hashes
+        passes = keys = 0
         while True:
             passes += 1
-            self._pass(passes)
+            self.take_all(passes)
             offset_map = self.walk.map
             if offset_map is None:  # no batch at all
                 break
             last = offset_map.hash_range[1]
             found = offset_map.distinct_keys
             keys += found
-            if last == LAST_HASH:
+            if last >= end:
                 break
             width = last - first + 1
             share = _FILL * offset_map.capacity() / max(found, 1)
             first = last + 1
-            offset_map.start_pass(first, min(first + max(int(width * share), 1) - 1, LAST_HASH))
+            offset_map.start_pass(first, min(first + max(int(width * share), 1) - 1, end))
         return self.walk.resolution(passes, keys, time.perf_counter() - started)
 
-    def _pass(self, number: int) -> None:
+    def take_all(self, number: int) -> None:
+        """Pass `number`, from 1: every record of the map's range."""
         self.done_bytes = 0
         self.recent.clear()
         before = (number - 1) * self.total_bytes
@@ -115,7 +121,7 @@ class _Resolver:
             self.sources,
             self.fates,
             partial(records_at_most, self.sources),
-            self._make_room,
+            self.make_room,
             first_pass=number == 1,
             old_due=self.old_due,
             chunk_bytes=self.chunk_bytes,
@@ -129,7 +135,7 @@ class _Resolver:
                 if self.progress is not None:
                     self.progress(before + self.done_bytes, before + self.total_bytes)
 
-    def _make_room(self, chunk: Chunk) -> None:
+    def make_room(self, chunk: Chunk) -> None:
         """Regrow the slots, or else give up a part of the hash range: later passes will cover it."""
         offset_map = self.walk.map
         assert offset_map is not None

@@ -83,13 +83,15 @@ class Walk:
                     self.settle(ready.piece, ready.chunk, ready.segment, make_room)
                 yield ready.chunk
 
-    def settle(self, made: Piece, chunk: Chunk, segment: int, make_room: Callable[[Chunk], None]) -> None:
-        """Put a piece of `chunk` into the map."""
+    def settle(
+        self, made: Piece, chunk: Chunk, segment: int, make_room: Callable[[Chunk], None], *, first: int = 0
+    ) -> None:
+        """Put a piece of `chunk` into the map, from its `first` record on."""
         offset_map = self.map
         assert offset_map is not None
         filled = int(made.cursor[piece.FILLED])
         self.store.register(made.pages[: int(made.cursor[piece.PAGES_MET])], segment)
-        self.state[loops.NEXT] = 0
+        self.state[loops.NEXT] = first
         while True:
             status = loops.settle_piece(
                 chunk.plain,

@@ -1,0 +1,193 @@
+"""A log in shards finds what one map of all of it finds, to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lastword.errors import CorruptBatchError, CorruptFileError
+from lastword.files import DEFAULT, Handle
+from lastword.partition.transactions import Decisions
+from lastword.resolve import resolve
+from lastword.resolve.resolver import NEVER
+from lastword.resolve.rules import LAST_HASH, Rules
+from lastword.resolve.shards import (
+    Extent,
+    bits_of,
+    extract,
+    hash_range,
+    merged_resolution,
+    merged_tally,
+    resolve_shard,
+)
+from lastword.segment.txn_index import AbortedTransaction
+from tests.naive.pack import Record, encode_batch
+from tests.naive.strategies import T, batches
+from tests.resolve.support import MemorySegment, segments
+from tests.resolve.test_fates import data, marker
+from tests.resolve.test_resolver import synthetic
+
+SALT = b"salt"
+NO_FATES = Decisions()
+
+
+@contextmanager
+def extracted(
+    root: Path, sources: Sequence[MemorySegment], units: Sequence[int], shards: int, block_bytes: int = 4000,
+    now_ms: int = T, fates: Decisions = NO_FATES, due_below: int = NEVER,
+) -> Iterator[tuple[list[dict[str, object]], list[Handle], Rules]]:  # fmt: skip
+    rules = Rules(decided=True, keyless_go=True, now_ms=now_ms, due_below=due_below)
+    edges = [0, *sorted({u for u in units if 0 < u < len(sources)}), len(sources)]
+    parts, handles = [], []
+    for number, (first, end) in enumerate(pairwise(edges)):
+        path = root / f"unit-{number}"
+        path.unlink(missing_ok=True)
+        handle = DEFAULT.open_append(str(path), create=True, exclusive=True)
+        following = sources[end].base_offset if end < len(sources) else None
+        parts.append(
+            extract(
+                sources[first:end],
+                following,
+                handle,
+                shards=shards,
+                salt=SALT,
+                rules=rules,
+                fates=fates,
+                block_bytes=block_bytes,
+            )
+        )
+        handles.append(handle)
+    try:
+        yield parts, handles, rules
+    finally:
+        for handle in handles:
+            handle.close()
+
+
+def compare(
+    root: Path, sources: list[MemorySegment], units: Sequence[int], shards: int,
+    map_bytes: int = 1 << 20, **how: object,
+) -> list[int]:  # fmt: skip
+    """Passes of each shard."""
+    with extracted(root, sources, units, shards, **how) as (parts, handles, rules):  # type: ignore[arg-type]
+        extents = [Extent(s.base_offset, s.next_offset, s.size, s.file) for s in sources]
+        found = [
+            resolve_shard(extents, handles, shard, shards, map_bytes=map_bytes, salt=SALT, rules=rules)
+            for shard in range(shards)
+        ]
+    whole = resolve(
+        sources,
+        map_bytes=1 << 20,
+        salt=SALT,
+        now_ms=rules.now_ms,
+        fates=how.get("fates", NO_FATES),  # type: ignore[arg-type]
+        due_below=rules.due_below,
+    )
+    first, end = sources[0].base_offset, sources[-1].next_offset
+    bits = bits_of([one.dead for one in found], first, end)
+    tally = merged_tally(parts, found)
+    merged = merged_resolution(tally.facts(), bits, found, map_bytes=map_bytes, salt=SALT, seconds=0.0)
+    assert merged.segments == whole.segments
+    assert bits.offsets().tolist() == whole.dead.offsets().tolist()
+    assert (merged.distinct_keys, merged.records, merged.keyless, merged.digest_seed) == (
+        whole.distinct_keys,
+        whole.records,
+        whole.keyless,
+        whole.digest_seed,
+    )
+    for source in sources:
+        window = bits_of([one.dead for one in found], source.base_offset, source.next_offset)
+        got = window.offsets(source.base_offset, source.next_offset).tolist()
+        assert got == whole.dead.offsets(source.base_offset, source.next_offset).tolist()
+    return [one.passes for one in found]
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    log=batches(most=10),
+    cuts=st.lists(st.integers(1, 10), max_size=4),
+    units=st.lists(st.integers(1, 4), max_size=2),
+    shards=st.integers(1, 5),
+    block_bytes=st.sampled_from([100, 1 << 20]),
+)
+def test_any_log(
+    tmp_path: Path, log: list[bytes], cuts: list[int], units: list[int], shards: int, block_bytes: int
+) -> None:
+    compare(tmp_path, segments(log, cuts, chunk_bytes=200), units, shards, block_bytes=block_bytes)
+
+
+def test_many_records_and_maps_that_are_too_small(tmp_path: Path) -> None:
+    sources = synthetic(3, 6000, 900, 400)
+    passes = compare(tmp_path, sources, [3, 4, 9], 7, map_bytes=1500)
+    assert max(passes) > 2
+    assert compare(tmp_path, sources, [], 1) == [1]
+
+
+def test_transactions_and_leases(tmp_path: Path) -> None:
+    log = [
+        encode_batch([Record(0, T, b"a", b"1"), Record(1, T, b"b", b"1"), Record(2, T, b"d", None)],
+                     attributes=0x40, base_timestamp=T - 5),
+        data(3, (b"a", b"2"), (b"b", None), (None, b"x"), (b"new", b"1")),
+        marker(7, commit=False),
+        data(8, (b"b", b"2")),
+        marker(9, commit=True),
+        encode_batch([Record(10, T, b"e", None)], attributes=0x40, base_timestamp=T - 5),
+    ]  # fmt: skip
+    fates = Decisions([AbortedTransaction(5, 3, 7, 8)])
+    for due_below in (0, 5, NEVER):
+        compare(tmp_path, segments(log, [1, 3, 5]), [2], 3, fates=fates, due_below=due_below)
+
+
+def test_offsets_with_holes(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    offset, log = 1 << 40, []
+    for _ in range(40):
+        records = [Record(offset + n, T, b"k%d" % rng.randrange(9), b"v") for n in range(3)]
+        log.append(encode_batch(records))
+        offset += rng.choice([3, 1 << 13, 1 << 26])
+    compare(tmp_path, segments(log, [7, 20]), [1], 4)
+
+
+def test_shards_cover_every_hash_once() -> None:
+    for shards in (1, 2, 3, 7, 4096):
+        ranges = [hash_range(i, shards) for i in range(shards)]
+        assert ranges[0][0] == 0 and ranges[-1][1] == LAST_HASH
+        assert all(a[1] + 1 == b[0] for a, b in pairwise(ranges))
+        for first, last in ranges:
+            for hashed in (first, last):
+                assert ranges[((hashed >> 32) * shards) >> 32] == (first, last)
+
+
+def test_a_damaged_scratch_file_is_told(tmp_path: Path) -> None:
+    sources = synthetic(4, 500, 50, 400)
+    extents = [Extent(s.base_offset, s.next_offset, s.size, s.file) for s in sources]
+    with extracted(tmp_path, sources, [], 1) as (_, handles, rules):
+        path = tmp_path / "unit-0"
+        whole = path.read_bytes()
+        for position in (40, len(whole) // 2, len(whole) - 8):
+            damaged = bytearray(whole)
+            damaged[position] ^= 4
+            path.write_bytes(damaged)
+            with pytest.raises(CorruptFileError, match="not as it was written"):
+                resolve_shard(extents, handles, 0, 1, map_bytes=1 << 20, salt=SALT, rules=rules)
+
+
+def test_offsets_of_a_neighbour_are_told(tmp_path: Path) -> None:
+    log = [encode_batch([Record(n, T, b"k", b"v") for n in range(base, base + 5)]) for base in (0, 5, 10)]
+    sources = segments(log, [1, 2])
+    sources[2].base_offset = 8  # its neighbour ends above it
+    with pytest.raises(CorruptBatchError, match="do not increase"), extracted(tmp_path, sources, [1, 2], 2):
+        pass
+
+
+def test_bits_of_nothing() -> None:
+    assert bits_of([], 0, 1 << 62).offsets().size == 0
+    assert bits_of([np.array([1 << 61], np.int64)], 0, 1 << 62).offsets().tolist() == [1 << 61]
