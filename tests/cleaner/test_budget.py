@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -228,7 +227,6 @@ def test_taking_from_many_threads_counts_every_byte() -> None:
     clock.run(*[lambda: [budget.take(1000) for _ in range(500)] for _ in range(4)])
     assert budget.used_bytes == 2_000_000
     assert clock.monotonic() == pytest.approx(2_000_000 / MIB, rel=0.05)
-    assert threading.active_count() < 20
 
 
 # ---------------------------------------------------------------- the scheduler over two drives
