@@ -244,6 +244,49 @@ def test_a_small_output_buffer_changes_nothing(tmp_path: Path, monkeypatch: pyte
     assert Path(big.file).read_bytes() == Path(small.file).read_bytes()
 
 
+def test_sparse_offsets_split_a_group(tmp_path: Path) -> None:
+    """Two segments whose survivors would fit one file, but for the offsets, which an index cannot hold."""
+    far = (1 << 31) + 7
+    bases = (0, 10, far, far + 10)
+    segments = [
+        write_segment(tmp_path / "s", base, [batch(base, [(base, b"k", b"1"), (base + 5, b"k%d" % n, b"2")])])
+        for n, base in enumerate(bases)
+    ]
+    newest = write_segment(tmp_path / "s", far + 20, [batch(far + 20, [(far + 20, b"k", b"3")])])
+    (low, new_low), (high, new_high) = rewrite_all([*segments, newest], tmp_path / "o")
+    assert [len(facts.sources) for facts in (low, high)] == [2, 3]
+    assert [new.base_offset for new in (new_low, new_high)] == [0, far]
+    assert [r.offset for new in (new_low, new_high) for r in records_of(new)] == [
+        5,
+        15,
+        far + 5,
+        far + 15,
+        far + 20,
+    ]
+
+
+@pytest.mark.parametrize("codec", [0, 3, 4])
+def test_batches_larger_than_every_buffer(
+    tmp_path: Path, codec: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is larger than a chunk and than the output's buffer; one stays whole, one is cut."""
+    import random
+
+    noise = random.Random(3).randbytes
+    whole = batch(0, [(i, b"w%d" % i, noise(300_000)) for i in range(5)], codec=codec)
+    cut = batch(5, [(5 + i, b"k%d" % (i % 4), noise(300_000 - i)) for i in range(8)], codec=codec)
+    assert min(len(whole), len(cut)) > 1 << 20
+    segment = write_segment(tmp_path / "s", 0, [whole, cut, batch(13, [(13, b"k0", b"")])])
+    monkeypatch.setattr(module, "OUT_BYTES", 1000)
+    ((_, new),) = rewrite_all([segment], tmp_path / "o", plan(max_message_bytes=4 << 20))
+    assert Path(new.file).read_bytes().startswith(whole)
+    assert [(r.offset, len(r.value or b"")) for r in records_of(new)] == [
+        *((i, 300_000) for i in range(5)),
+        *((5 + i, 300_000 - i) for i in (5, 6, 7)),
+        (13, 0),
+    ]
+
+
 def test_counting_gives_the_size_to_the_byte(tmp_path: Path) -> None:
     from lastword.cleaner.groups import Limits, group
 
