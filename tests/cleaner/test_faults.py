@@ -90,7 +90,7 @@ def test_two_keys_taken_for_one(users: LogBuilder, monkeypatch: pytest.MonkeyPat
                 if used[place - 1] == 1:
                     used[place] = ord("e")
             slots[:] = 0
-            assert loops.rebuild(arena, slots, state, given["words"]) == kernels.OK
+            assert loops.rebuild(arena, slots, state, given["words"], given["homes"]) == kernels.OK
         return status
 
     monkeypatch.setattr(loops, "settle_piece", plant)

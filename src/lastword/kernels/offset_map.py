@@ -306,9 +306,11 @@ def settle_piece(
 
 
 @kernel
-def rebuild(arena, slots, state, words):
-    """Fill the (zeroed) slots from the arena. BAD_RECORD if the arena is not entries end to end, or they
-    are not as many as `state` says: its bytes may come from a file.
+def rebuild(arena, slots, state, words, homes):
+    """Fill the (zeroed) slots from the arena; `homes` (int64[2, n]) is scratch.
+
+    BAD_RECORD if the arena is not entries end to end, or they are not as many as `state` says: its bytes may
+    come from a file.
     """
     places = slots.size
     entry = np.int64(ARENA_START)
@@ -317,22 +319,31 @@ def rebuild(arena, slots, state, words):
         return BAD_RECORD
     used = 0
     while entry < end:
-        if end - entry < FIXED_BYTES or used == state[USED]:
-            return BAD_RECORD
-        if load8(arena, entry + LENGTH_AT) == LONG_KEY and end - entry < FIXED_BYTES + 4:
-            return BAD_RECORD
-        key_at, key_length = entry_key(arena, entry)
-        if key_length > end - key_at:
-            return BAD_RECORD
-        hashed = key_hash(arena, key_at, key_length, words[SEED0], words[SEED1])
-        slot = first_slot(hashed, places)
-        while slots[slot] != np.uint64(0):
-            slot += 1
-            if slot == places:
-                slot = 0
-        slots[slot] = ((hashed & _TAG_MASK) << _TAG_SHIFT) | np.uint64(entry)
-        used += 1
-        entry = key_at + key_length
+        # Some entries at once, so that their slots are on the way when they are needed.
+        filled = 0
+        while entry < end and filled < homes.shape[1]:
+            if end - entry < FIXED_BYTES or used == state[USED]:
+                return BAD_RECORD
+            if load8(arena, entry + LENGTH_AT) == LONG_KEY and end - entry < FIXED_BYTES + 4:
+                return BAD_RECORD
+            key_at, key_length = entry_key(arena, entry)
+            if key_length > end - key_at:
+                return BAD_RECORD
+            hashed = key_hash(arena, key_at, key_length, words[SEED0], words[SEED1])
+            slot = first_slot(hashed, places)
+            prefetch(slots, slot)
+            homes[0, filled] = slot
+            homes[1, filled] = np.int64(((hashed & _TAG_MASK) << _TAG_SHIFT) | np.uint64(entry))
+            filled += 1
+            used += 1
+            entry = key_at + key_length
+        for i in range(filled):
+            slot = homes[0, i]
+            while slots[slot] != np.uint64(0):
+                slot += 1
+                if slot == places:
+                    slot = 0
+            slots[slot] = np.uint64(homes[1, i])
     return OK if used == state[USED] else BAD_RECORD
 
 

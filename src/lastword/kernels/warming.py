@@ -149,4 +149,4 @@ def _resolve(plain: np.ndarray, table: np.ndarray) -> None:
     copies.settle_going(arena_block, state, True)
     offset_map.drop_entries(arena_block, state, words, ids, segments, *tally)
     slots[:] = 0
-    offset_map.rebuild(arena_block, slots, state, words)
+    offset_map.rebuild(arena_block, slots, state, words, homes)

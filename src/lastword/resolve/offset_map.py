@@ -238,7 +238,8 @@ class OffsetMap:
 
     def _rebuild(self, slots: int) -> None:
         self._place_slots(slots)
-        if loops.rebuild(self.arena, self.slots, self.state, self.words) != kernels.OK:
+        homes = np.empty((2, 64), np.int64)
+        if loops.rebuild(self.arena, self.slots, self.state, self.words, homes) != kernels.OK:
             raise ValueError("the arena of an offset map does not hold what it says")
 
     def note_peak(self) -> None:
