@@ -23,13 +23,9 @@ def duplication(
     progress: ProgressLike | bool | None,
 ) -> list[Duplication]:
     """See `LogDir.duplication`."""
-    from lastword.tools.duplication import BY, counted, estimated
+    from lastword.tools.duplication import counted, estimated
 
-    if by not in BY:
-        near = nearest(by, BY)
-        raise UsageError(
-            f"unknown by={by!r}" + (f"; nearest: {near}" if near else ""), remedy=f"one of {', '.join(BY)}"
-        )
+    check_by(by)
     chosen: dict[str, list[int]] = {}
     for name, number in logs._chosen(topic, partition):
         chosen.setdefault(name, []).append(number)
@@ -47,3 +43,14 @@ def duplication(
         else:
             found += estimated(name, of_topic, by, meter.part, whole=whole)
     return found
+
+
+def check_by(by: str) -> None:
+    """UsageError for what no row can stand for."""
+    from lastword.tools.duplication import BY
+
+    if by not in BY:
+        near = nearest(by, BY)
+        raise UsageError(
+            f"unknown by={by!r}" + (f"; nearest: {near}" if near else ""), remedy=f"one of {', '.join(BY)}"
+        )

@@ -202,7 +202,7 @@ class SnapshotFile:
 
     def pairs(self) -> Iterator[tuple[int, list[Pair]]]:
         """(partition, keys and values), as they lie in the file; CorruptFileError for rows that are none."""
-        if format_of(self._path) == ".jsonl":
+        if not self._files.is_dir(self._path) and format_of(self._path) == ".jsonl":
             for fields in read_lines(self._files, self._path):
                 key = field_bytes(fields.get("key"), self._names[0], "key")
                 value = field_bytes(fields.get("value"), self._names[1], "value")

@@ -8,6 +8,7 @@ this package. Only here is PySpark imported, and only when something of it is us
     register  makes `format("lastword")` known (`pyspark_lastword` does so by itself)
     plan      what `clean` would do now, and why
     clean     one round for each partition, built by tasks, published by the driver
+    duplication  audit  verify  restore  expire   as the library's verbs, the result a DataFrame
 
 Start reading at `source.py`; then `read.py`, `write.py`, `clean.py`, each of which opens with where its
 parts run, what travels between them, and what happens when half of the tasks fail.
@@ -18,12 +19,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lastword.spark.clean import clean, plan
+from lastword.spark.looks import audit, duplication, expire, restore, verify
 from lastword.spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["clean", "plan", "register", "session"]
+__all__ = ["audit", "clean", "duplication", "expire", "plan", "register", "restore", "session", "verify"]
 
 
 def register(spark: SparkSession) -> None:

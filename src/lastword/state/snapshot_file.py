@@ -1,7 +1,8 @@
 """The file that `restore` writes: the newest values of one topic as a table, and how far they reach.
 
-`.parquet`, `.arrow` (the IPC file format) or `.jsonl`. Columns: topic, partition, offset, timestamp (ms,
-UTC), timestamp_type, key, value, headers. What makes a table a snapshot that a state can start from is one
+`.parquet`, `.arrow` (the IPC file format) or `.jsonl`; or a directory of Parquet files that Spark wrote.
+Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers (a directory has
+no timestamp_type and headers). What makes a table a snapshot that a state can start from is one
 JSON object beside the rows, a `Reach`: in the schema's metadata under `lastword.snapshot`, in `.jsonl` as
 last line. A `.jsonl` file without it was not finished.
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".parquet", ".arrow", ".jsonl")
 _METADATA = b"lastword.snapshot"
+_MARK = "_lastword_snapshot"  # an underscore: other readers of the directory pass over it
 _FORMAT = 1
 
 
@@ -64,6 +66,11 @@ class Reach(Value):
                 remedy="restore to a new file",
                 file=file,
             ) from None
+
+
+def mark_directory(files: Files, path: str, reach: Reach) -> None:
+    """Make a directory of Parquet files, complete and durable where its writer made it so, a snapshot."""
+    files.write_atomic(f"{path}/{_MARK}", reach.to_json().encode())
 
 
 def format_of(path: str) -> str:
@@ -178,6 +185,13 @@ class _Sink(io.RawIOBase):
 
 def read_reach(files: Files, path: str) -> Reach:
     """How far a snapshot reaches. UsageError for a table that is none, CorruptFileError for a damaged one."""
+    if files.is_dir(path):
+        mark = f"{path}/{_MARK}"
+        if not files.exists(mark):
+            raise UsageError(
+                f"{path} is no snapshot: it has no {_MARK}", remedy="lastword.spark.restore(..., to=)"
+            )
+        return Reach.of_json(files.read_bytes(mark), path)
     if format_of(path) == ".jsonl":
         return Reach.of_json(_last_line(files, path), path)
     metadata = _opened(files, path)[0].metadata or {}
@@ -190,8 +204,13 @@ def read_reach(files: Files, path: str) -> Reach:
 
 
 def read_batches(files: Files, path: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a `.parquet` or `.arrow` file, batch by batch."""
-    return _opened(files, path)[1]
+    """The rows of a `.parquet` or `.arrow` file, or of a directory of Parquet files, batch by batch."""
+    if not files.is_dir(path):
+        yield from _opened(files, path)[1]
+        return
+    for name in sorted(files.listdir(path)):
+        if name.endswith(".parquet") and not name.startswith(("_", ".")):
+            yield from _opened(files, f"{path}/{name}")[1]
 
 
 def read_lines(files: Files, path: str) -> Iterator[dict[str, Any]]:

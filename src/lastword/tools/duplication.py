@@ -131,6 +131,21 @@ def of_sketches(topic: str, sketches: Mapping[int, Sketch], by: str, *, whole: b
     return [_row(topic, None, merged, split=split, live=_sum(live))]
 
 
+def sketch_of(view: PartitionView, wanted: Callable[[int], bool]) -> Sketch:
+    """A sketch of the segments whose base offset is wanted: a task's share of a partition."""
+
+    def look() -> Sketch:
+        sketcher = Sketcher()
+        outcomes = Outcomes(view, view.log_end)
+        for segment in view.segments:
+            if wanted(segment.base_offset):
+                for chunk in segment.chunk_reader(verify=True):
+                    sketcher.add(chunk, fates_of(chunk, outcomes) == Fate.COMMITTED)
+        return sketcher.sketch()
+
+    return _repeated([view], look)
+
+
 def _sketched(
     topic: str, view: PartitionView, by_segment: bool, part: Part
 ) -> tuple[Sketch, list[Duplication]]:

@@ -1,0 +1,374 @@
+"""The verbs that look, as DataFrames: `duplication`, `audit`, `verify`, `restore`; and `expire`, which
+changes but reads no record.
+
+Where it runs. `duplication` and `verify` give each task a partition, or some segments of one, call what the
+library calls (`tools`), and put the answers together in the caller's process. `audit` and `restore` are
+DataFrames over the source: lazy, planned by Spark, and each log's newest records come without a shuffle.
+`expire` runs in the caller's process.
+
+What travels. Names and numbers out; back sketches (128 KiB each), counts, problems. Records only where the
+result is made of records.
+
+When tasks fail. Nothing is changed, so a retry looks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lastword.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lastword.tools.duplication import Duplication
+    from lastword.tools.verify import Verification
+
+TASK_BYTES = 256 << 20
+"""Of a partition that is sketched by several tasks, about so much each; whole segments."""
+
+
+def duplication(
+    spark: SparkSession,
+    path: str,
+    topic: str | None = None,
+    partition: int | None = None,
+    *,
+    exact: bool = False,
+    by: Literal["topic", "partition", "segment"] = "partition",
+) -> DataFrame:
+    """How much is superseded: the rows of `LogDir.duplication`, counted or sketched by tasks.
+
+    Sketches of parts merge, so a partition is spread over tasks (not by segment, where each row needs all
+    later keys); exact counts of a topic need all of its keys in one place, so each topic is one task.
+    """
+    import lastword
+    from lastword.api.duplicates import check_by
+    from lastword.spark.frames import frame_of
+    from lastword.spark.session import need_pyspark
+    from lastword.spark.tasks import run_tasks
+    from lastword.tools.duplication import Duplication, of_sketches
+    from lastword.tools.sketches import Sketch
+
+    need_pyspark()
+    check_by(by)
+    with lastword.open(path) as logs:
+        chosen: dict[str, list[int]] = {}
+        for name, number in logs._chosen(topic, partition):
+            chosen.setdefault(name, []).append(number)
+        if exact or by == "segment":
+            work = [_Counted(path, name, partition, exact, by) for name in chosen]
+            rows = [row for found in run_tasks(spark, _count, work) for row in found]
+            return frame_of(spark, Duplication, rows)
+        pieces: list[_Piece] = []
+        for name, numbers in chosen.items():
+            for number in numbers:
+                view = logs._view(name, number)
+                pieces += _pieces(
+                    name, number, view.directory, [(s.base_offset, s.size) for s in view.segments]
+                )
+        whole = {name: len(logs._partitions(name)) == len(numbers) for name, numbers in chosen.items()}
+    sketches: dict[tuple[str, int], Sketch] = {}
+    for piece, data in zip(pieces, run_tasks(spark, _sketch, pieces), strict=True):
+        place = piece.topic, piece.partition
+        one = Sketch.from_bytes(data)
+        sketches[place] = Sketch.merged([sketches[place], one]) if place in sketches else one
+    rows = []
+    for name, numbers in chosen.items():
+        rows += of_sketches(name, {n: sketches[name, n] for n in numbers}, by, whole=whole[name])
+    return frame_of(spark, Duplication, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    path: str
+    topic: str
+    partition: int | None
+    exact: bool
+    by: str
+
+
+def _count(work: _Counted) -> list[Duplication]:
+    import lastword
+
+    with lastword.open(work.path) as logs:
+        return logs.duplication(work.topic, work.partition, exact=work.exact, by=work.by)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Segments of one partition with first <= base offset < end."""
+
+    topic: str
+    partition: int
+    directory: str
+    first: int
+    end: int
+
+
+def _pieces(topic: str, partition: int, directory: str, segments: Sequence[tuple[int, int]]) -> list[_Piece]:
+    """A partition in runs of whole segments, each of about TASK_BYTES; at least one."""
+    starts, size = [-1], 0
+    for base_offset, size_bytes in segments:
+        if size and size + size_bytes > TASK_BYTES:
+            starts.append(base_offset)
+            size = 0
+        size += size_bytes
+    ends = [*starts[1:], (1 << 63) - 1]
+    return [_Piece(topic, partition, directory, first, end) for first, end in zip(starts, ends, strict=True)]
+
+
+def _sketch(piece: _Piece) -> bytes:
+    """A sketch of the piece's records. Of a log that is rewritten between two tasks a record may count in
+    both pieces or in none, if the rewrite joined segments over their border."""
+    from lastword.files import DEFAULT
+    from lastword.partition.view import PartitionView
+    from lastword.tools.duplication import sketch_of
+
+    view = PartitionView.load(DEFAULT, piece.directory)
+    return sketch_of(view, lambda base_offset: piece.first <= base_offset < piece.end).to_bytes()
+
+
+# ---------------------------------------------------------------- verify
+
+
+def verify(
+    spark: SparkSession,
+    path: str,
+    topic: str | None = None,
+    partition: int | None = None,
+    *,
+    quick: bool = False,
+) -> DataFrame:
+    """Check every checksum, index, checkpoint and invariant, a task for each partition: the problems, one a
+    row; none if all is sound. Changes nothing."""
+    import lastword
+    from lastword.spark.frames import frame_of
+    from lastword.spark.session import need_pyspark
+    from lastword.spark.tasks import run_tasks
+    from lastword.tools.problem import Problem
+
+    need_pyspark()
+    with lastword.open(path) as logs:
+        work = [_Checked(path, name, number, quick) for name, number in logs._chosen(topic, partition)]
+    problems: dict[Problem, None] = {}  # a checkpoint that cannot be read is met by every task
+    for found in run_tasks(spark, _verify, work):
+        problems.update(dict.fromkeys(found.problems))
+    return frame_of(spark, Problem, list(problems))
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    path: str
+    topic: str
+    partition: int
+    quick: bool
+
+
+def _verify(work: _Checked) -> Verification:
+    import lastword
+
+    with lastword.open(work.path) as logs:
+        return logs.verify(work.topic, work.partition, quick=work.quick)
+
+
+# ---------------------------------------------------------------- audit and restore
+
+
+def audit(
+    spark: SparkSession, path: str, topic: str, partition: int | None = None, *, delivered: DataFrame
+) -> DataFrame:
+    """Per key, the newest offset that was delivered against the newest that is logged: a row for each key
+    that is not right, as `LogDir.audit` names it. Lazy.
+
+    delivered   columns `key` (binary, or string as its UTF-8) and `offset`; `partition` if it is known. Of a
+                key that is there twice the newest offset counts
+    """
+    import lastword
+    from lastword.partition import leases
+    from lastword.spark.session import need_pyspark
+
+    need_pyspark()
+    from pyspark.sql import functions as F
+
+    missing = [name for name in ("key", "offset") if name not in delivered.columns]
+    if missing:
+        raise UsageError(
+            f"delivered has no column {missing[0]!r}; it has {', '.join(delivered.columns)}",
+            remedy="columns key and offset; partition if you know it",
+        )
+    with lastword.open(path) as logs:
+        numbers = [number for _, number in logs._chosen(topic, partition)]
+        gone_below = {}
+        for number in numbers:
+            view = logs._view(topic, number)
+            cleaned = max(
+                logs._first_dirty(topic, number) or 0, leases.dropped_up_to(logs._files, view.directory)
+            )
+            gone_below[number] = max(view.log_start, min(cleaned, view.log_end))
+    changes = load(
+        spark,
+        path,
+        topic,
+        numbers,
+        view="changes",
+        schema="key binary, partition int, offset long, change string",
+    )
+    logged = changes.where(F.col("key").isNotNull()).select(
+        "key",
+        F.col("partition").alias("logged_partition"),
+        F.col("offset").alias("logged_offset"),
+        (F.col("change") == "delete").alias("deleted"),
+    )
+    known = "partition" in delivered.columns
+    key = F.col("key").cast("binary").alias("key")
+    at = [F.col("partition").cast("int").alias("delivered_partition")] if known else []
+    groups = ["key", *(["delivered_partition"] if known else [])]
+    other = (
+        delivered.select(key, *at, F.col("offset").cast("long").alias("offset"))
+        .groupBy(*groups)
+        .agg(F.max("offset").alias("delivered_offset"))
+    )
+    if known and partition is not None:
+        other = other.where(F.col("delivered_partition") == partition)
+    on = logged["key"] == other["key"]
+    if known:
+        on = on & (logged["logged_partition"] == other["delivered_partition"])
+    at_row = (
+        F.coalesce(logged["logged_partition"], other["delivered_partition"])
+        if known
+        else logged["logged_partition"]
+    )
+    bounds = F.lit(max(gone_below.values(), default=0))
+    if known:
+        for number, bound in gone_below.items():
+            bounds = F.when(other["delivered_partition"] == number, F.lit(bound)).otherwise(bounds)
+    logged_offset, delivered_offset = F.col("logged_offset"), F.col("delivered_offset")
+    kind = (
+        F.when(logged_offset.isNull(), F.when(delivered_offset < bounds, "gone").otherwise("phantom"))
+        .when(delivered_offset.isNull(), F.when(~F.col("deleted"), "missing"))
+        .when(delivered_offset < logged_offset, "stale")
+        .when(delivered_offset > logged_offset, "phantom")
+    )
+    joined = logged.join(other, on, "full_outer").select(
+        F.lit(topic).alias("topic"),
+        at_row.alias("partition"),
+        F.coalesce(logged["key"], other["key"]).alias("key"),
+        kind.alias("kind"),
+        logged_offset,
+        delivered_offset,
+    )
+    return joined.where(F.col("kind").isNotNull())
+
+
+def restore(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    partition: int | None = None,
+    *,
+    end: int | datetime | Literal["latest"] = "latest",
+    to: str | None = None,
+) -> DataFrame:
+    """The newest value of every key, as a lazy DataFrame of the source's columns; with `to`, written at the
+    call as a directory of Parquet files from which `state(snapshot=)` starts, and one row of `Restored` for
+    each partition is returned.
+
+    end   as of then: an offset, an aware datetime. OffsetOutOfRangeError where the log was cleaned with what
+          came after
+    """
+    import lastword
+    from lastword.api.ranges import ranges
+    from lastword.spark.session import need_pyspark
+
+    need_pyspark()
+    with lastword.open(path) as logs:
+        numbers = [number for _, number in logs._chosen(topic, partition)]
+        views = {number: logs._view(topic, number) for number in numbers}
+        chosen = ranges(views, "earliest", end)
+        ends = {one.partition: one.end for one in chosen}
+        for one in chosen:
+            logs._check_history(topic, one.partition, one.view, one.end)
+        frame = load(spark, path, topic, numbers, view="latest", ends=ends)
+        if to is None:
+            return frame
+        return _written(spark, logs, topic, frame, ends, to, complete=end == "latest")
+
+
+def _written(
+    spark: SparkSession,
+    logs: Any,
+    topic: str,
+    frame: DataFrame,
+    ends: dict[int, int],
+    to: str,
+    *,
+    complete: bool,
+) -> DataFrame:
+    import time
+
+    from pyspark.sql import functions as F
+
+    from lastword.spark.frames import frame_of
+    from lastword.state.snapshot_file import Reach, mark_directory
+    from lastword.state.state import Restored
+
+    began = time.monotonic()
+    home = logs._partitions(topic)[min(ends)]
+    # Asked before the records are read: a tombstone that goes later is younger than this.
+    reach = Reach(topic, home.topic_id(topic), ends, logs._clock.now_ms() if complete else -1)
+    to = str(Path(to).absolute())
+    frame.select("topic", "partition", "offset", "timestamp", "key", "value").write.mode("error").parquet(to)
+    mark_directory(logs._files, to, reach)
+    written = spark.read.parquet(to)
+    counted = (
+        written.groupBy("partition").agg(F.count("*"), F.sum(F.length("key") + F.length("value"))).collect()
+    )
+    found = {row[0]: (row[1], row[2] or 0) for row in counted}
+    seconds = time.monotonic() - began
+    rows = [Restored(topic, n, end, *found.get(n, (0, 0)), seconds) for n, end in sorted(ends.items())]
+    return frame_of(spark, Restored, rows)
+
+
+def load(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    numbers: Sequence[int],
+    *,
+    view: str,
+    schema: str | None = None,
+    ends: dict[int, int] | None = None,
+) -> DataFrame:
+    """The source, for some partitions of one topic."""
+    import json
+
+    reader = spark.read.format("lastword").option("view", view)
+    reader = reader.option("assign", json.dumps({topic: list(numbers)}))
+    if schema is not None:
+        reader = reader.schema(schema)
+    if ends is not None:
+        reader = reader.option("endingOffsets", json.dumps({topic: {str(n): end for n, end in ends.items()}}))
+    return reader.load(path)
+
+
+# ---------------------------------------------------------------- expire
+
+
+def expire(
+    spark: SparkSession, path: str, topic: str | None = None, partition: int | None = None
+) -> DataFrame:
+    """Apply retention by time, size and log start now: a row for each partition that lost segments. Runs at
+    the call, in the caller's process: no record is read for it."""
+    import lastword
+    from lastword.retention import Deletion
+    from lastword.spark.frames import frame_of
+    from lastword.spark.session import need_pyspark
+
+    need_pyspark()
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+        return frame_of(spark, Deletion, logs.expire(topic, partition))

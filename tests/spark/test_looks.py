@@ -1,0 +1,119 @@
+"""Duplication, audit, verify, restore and expire on Spark: the same answers as the library gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+import lastword.spark
+from lastword import errors
+from tests.spark.conftest import append, create, numbered
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("looks") / "data"
+    path.mkdir()
+    create(path, "t", 3, segment_bytes="4KiB")
+    for partition in range(3):
+        own = b"%d-" % partition  # a key lies in one partition, as a partitioner has it
+        batches = [numbered(100 * n + partition, 100, 40) for n in range(4)]
+        append(
+            path, "t", partition, [[(at, own + key, *rest) for at, key, *rest in rows] for rows in batches]
+        )
+    create(path, "u", 1)
+    append(path, "u", 0, [numbered(0, 20, 5)])
+    return path
+
+
+def plain(frame: Any) -> list[dict[str, Any]]:
+    return [row.asDict(recursive=True) for row in frame.collect()]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_duplication(spark: Any, root: Path, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lastword.spark.looks, "TASK_BYTES", 5000)  # several tasks for each partition
+    with lastword.open(root) as logs:
+        for by in ("topic", "partition"):
+            here = [one.to_dict() for one in logs.duplication(exact=exact, by=by)]
+            there = plain(lastword.spark.duplication(spark, str(root), exact=exact, by=by))
+            key = lambda row: (row["topic"], row["partition"] or 0)  # noqa: E731
+            assert sorted(there, key=key) == sorted(here, key=key)
+        segments = plain(lastword.spark.duplication(spark, str(root), "u", exact=exact, by="segment"))
+        assert segments == [one.to_dict() for one in logs.duplication("u", exact=exact, by="segment")]
+
+
+def test_verify(spark: Any, root: Path, tmp_path: Path) -> None:
+    import shutil
+
+    assert plain(lastword.spark.verify(spark, str(root))) == []
+    broken = Path(shutil.copytree(root, tmp_path / "broken"))
+    file = sorted((broken / "t-1").glob("*.log"))[0]
+    data = bytearray(file.read_bytes())
+    data[200] ^= 0xFF
+    file.write_bytes(data)
+    with lastword.open(broken) as logs:
+        here = [one.to_dict() for one in logs.verify().problems]
+    found = plain(lastword.spark.verify(spark, str(broken)))
+    assert found == here and {row["code"] for row in found} == {"bad-crc"}
+
+
+def test_audit(spark: Any, root: Path) -> None:
+    with lastword.open(root) as logs:
+        topic = logs.topic("t")
+        newest = {(r.partition, r.key): r.offset for r in topic.read(view="changes")}
+        table: dict[tuple[int, bytes], int] = {}
+        for number, (place, offset) in enumerate(sorted(newest.items())):
+            if number % 5 != 0:  # every fifth is missing
+                table[place] = offset - (number % 7 == 0) + (number % 11 == 0)
+        table[1, b"nobody"] = 3
+        rows = [(partition, bytearray(key), offset) for (partition, key), offset in table.items()]
+        frame = spark.createDataFrame(rows, "partition int, key binary, offset long")
+        found = plain(lastword.spark.audit(spark, str(root), "t", delivered=frame))
+        here = topic.audit(delivered=frame.toArrow())
+    key = lambda row: (row["partition"], row["key"])  # noqa: E731
+    expected = [{**row.to_dict(), "key": row.key} for row in here.rows]
+    assert sorted(({**row, "key": bytes(row["key"])} for row in found), key=key) == sorted(expected, key=key)
+    assert {row["kind"] for row in found} == {"missing", "stale", "phantom"}
+    with pytest.raises(errors.UsageError, match="no column 'offset'"):
+        lastword.spark.audit(spark, str(root), "t", delivered=frame.drop("offset"))
+
+
+def test_restore_is_the_state_and_starts_one(spark: Any, root: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    with lastword.open(copy) as logs:
+        state = dict(logs.state("t", key_serializer="bytes", value_serializer="bytes"))
+    frame = lastword.spark.restore(spark, str(copy), "t")
+    assert {bytes(row.key): bytes(row.value) for row in frame.collect()} == state
+    out = str(tmp_path / "snapshot")
+    restored = plain(lastword.spark.restore(spark, str(copy), "t", to=out))
+    assert sum(row["keys"] for row in restored) == len(state)
+    assert {row["partition"]: row["end_offset"] for row in restored} == {0: 400, 1: 400, 2: 400}
+    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
+        logs.topic("t").append(b"after", b"1")
+        started = logs.state("t", key_serializer="bytes", value_serializer="bytes", snapshot=out)
+        assert dict(started) == {**state, b"after": b"1"}
+    with lastword.open(copy) as logs, pytest.raises(errors.UsageError, match="is no snapshot"):
+        logs.state("t", snapshot=tmp_path)
+
+
+def test_restore_as_of_an_earlier_end(spark: Any, root: Path) -> None:
+    with lastword.open(root) as logs:
+        then = {r.key: r.value for r in logs.topic("u").read(end=7, view="latest")}
+    frame = lastword.spark.restore(spark, str(root), "u", end=7)
+    assert {bytes(row.key): bytes(row.value) for row in frame.collect()} == then
+
+
+def test_expire(spark: Any, tmp_path: Path) -> None:
+    create(tmp_path, "old", 1, cleanup_policy="delete", retention_ms="1000", segment_bytes="300")
+    append(tmp_path, "old", 0, [numbered(n * 10, 10, 3) for n in range(4)])
+    rows = plain(lastword.spark.expire(spark, str(tmp_path)))
+    assert [row["topic"] for row in rows] == ["old"] and rows[0]["segments"] >= 3
+    assert plain(lastword.spark.expire(spark, str(tmp_path))) == []
