@@ -87,7 +87,11 @@ class CleanerStatus(Value):
 
 
 class Cleaner:
-    """The background cleaner. Safe from any thread. All but `status` and `history` need mode "a"."""
+    """The background cleaner. Safe from any thread. All but `status` and `history` need mode "a".
+
+    A process that ends without closing ends a round at its next safe point, too. A forked child has none of
+    the threads, and must open the directory again.
+    """
 
     def __init__(self, found: Found) -> None:
         self._found = found
