@@ -461,6 +461,29 @@ def test_a_budget_that_is_lifted_lets_it_end(slow):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_a_process_that_forgets_to_close_leaves_nothing_behind(tmp_path, strategy):
+    """It ends while a round sleeps for its budget."""
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        before = newest(filled(logs, lastword_strategy=strategy))
+    code = f"""
+import sys, time, lastword
+settings = dict(log_cleaner_backoff_ms=1, log_cleaner_io_max_bytes_per_second=1000)
+logs = lastword.open({str(tmp_path / "data")!r}, "a", **settings)
+while not logs.cleaner.status().drives[0].throttled_seconds:
+    time.sleep(0.01)
+print(logs.cleaner.status().drives[0].running)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "('users-0',)" and done.stderr == ""
+    assert not list(tmp_path.rglob("rewrite-*"))
+    with lastword.open(tmp_path / "data") as logs:
+        assert newest(logs.topic("users")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
 def test_everything_at_once(tmp_path, strategy):
     """Two writers, a reader, a janitor who trims, expires, cleans and moves, and one who makes and deletes
     topics, for three seconds beside eager background threads. Nothing fails, nothing is lost."""
