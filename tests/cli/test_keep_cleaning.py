@@ -100,7 +100,8 @@ def test_ctrl_c_ends_a_round_at_a_safe_point_and_with_130(data):
         with pytest.raises(subprocess.TimeoutExpired):  # 500 bytes a second: it takes half a minute
             process.wait(1.5)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(30) == 130
+        assert "interrupted: stopped at a safe point" in process.stderr.read()
     assert not list(data.rglob("rewrite-*"))
     assert (data / ".kafka_cleanshutdown").exists()
     with lastword.open(data) as logs:

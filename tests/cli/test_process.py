@@ -93,6 +93,7 @@ def test_ctrl_c_while_cleaning_stops_at_a_safe_point(data, monkeypatch, capsys):
 
     monkeypatch.setattr(cleaner, "clean", clean)
     assert main.run(["clean", str(data)]) == 130
+    assert capsys.readouterr().err.startswith("interrupted: stopped at a safe point")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

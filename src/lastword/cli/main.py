@@ -48,6 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+INTERRUPTED = 130
 LOOKS = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
 CHANGES = (create, config, append, clean, expire, trim, drop, lease)
 for module in (*LOOKS, *CHANGES, demo, bench):
@@ -94,6 +95,8 @@ def run(arguments: list[str]) -> int:
     talk = Output(as_json="--json" in arguments)
     try:
         code = app(args=arguments, prog_name="lastword", standalone_mode=False)
+        if code == INTERRUPTED:  # the parser's library has taken the exception
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except LastwordError as error:
         talk.error(error)
@@ -103,7 +106,7 @@ def run(arguments: list[str]) -> int:
         return 0
     except (KeyboardInterrupt, typer.Abort):
         talk.say("interrupted: stopped at a safe point, what was finished stays")
-        return 130
+        return INTERRUPTED
     except typer.Exit as leave:
         return leave.exit_code
     except Exception as error:
