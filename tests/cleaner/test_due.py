@@ -192,3 +192,35 @@ def test_a_map_that_does_not_fit_is_sampled_and_the_round_resolves_all(tmp_path,
         assert not logs._home("t", 0).ledgers.held(("t", 0)).exact
         assert space(logs) < 1.6
         assert logs.clean(due=True) == []
+
+
+def test_small_files_of_a_log_without_garbage_are_merged_when_there_are_too_many(tmp_path, clock):
+    with opened(tmp_path, clock, segment_bytes=1 << 20) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        for number in range(70):
+            topic.append(b"k%d" % number, b"v", partition=0)
+            logs._log("t", 0).roll()
+        before = newest(topic)
+        rounds = logs.clean(due=True)
+        assert sum(one.removed.total for one in rounds) == 0
+        assert len(logs._log("t", 0).segments) <= 68
+        assert newest(topic) == before
+        assert logs.clean(due=True) == []
+
+
+def test_a_lag_that_is_raised_takes_the_say_of_younger_records_back(tmp_path, clock):
+    rng = random.Random(8)
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 200, 20, rng)
+        clock.advance(2 * HOUR)
+        fill(topic, 200, 20, rng)
+        logs.clean(due=True)
+        fill(topic, 200, 20, rng)
+        topic.set_config(min_compaction_lag_ms=HOUR)
+        old = [record.offset for record in topic.read() if record.timestamp < NOW + HOUR]
+        logs.clean()
+        logs.clean(due=True)
+        young = [record.offset for record in topic.read() if record.timestamp >= NOW + HOUR]
+        assert {record.offset for record in topic.read()} <= set(old) | set(young)
+        assert len(young) >= 200

@@ -219,10 +219,14 @@ class Ledger:
         why = self._misfit(segments)
         if not why and not self.spoiled:
             return True
-        self.rebuilt_because = why or "a round did not come to its end"
+        self.begin_anew(why or "a round did not come to its end")
+        return False
+
+    def begin_anew(self, why: str) -> None:
+        """Throw away what is known."""
+        self.rebuilt_because = why
         self.spoiled = False
         self._fresh()
-        return False
 
     def hold_back(self, floor: int) -> bool:
         """A reader has yet to read from `floor` on. If a tombstone there counts as garbage already, the

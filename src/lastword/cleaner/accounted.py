@@ -59,6 +59,8 @@ def look(
     bytes read. `segments`: the log's, maybe through a budget. The ledger fits the log (`Ledger.fit`).
     `dry`: damage that is met quarantines nothing.
     """
+    if ledger.entries and ledger.entries[-1].base_offset >= plan.limit:
+        ledger.begin_anew("min.compaction.lag.ms was raised: younger records have no say any more")
     transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     above = sum(one.size for one in segments if one.base_offset >= plan.limit)
     name = f"{plan.topic}-{plan.partition}"

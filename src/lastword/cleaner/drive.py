@@ -143,6 +143,7 @@ def _look_at(
         seen.account,
         total_bytes=total_bytes,
         quarantined=held,
+        segment_bytes=home.topic_config(tp.topic).segment_bytes,
         max_compaction_lag_ms=home.topic_config(tp.topic).max_compaction_lag_ms,
         min_cleanable_dirty_ratio=home.topic_config(tp.topic).min_cleanable_dirty_ratio,
     )
