@@ -17,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lastword import metrics
 from lastword.cleaner.report import CleanRound, Removed
-from lastword.cleaner.scheduler import Done, Scheduler, Stop, Urgency
+from lastword.cleaner.scheduler import Scheduler
 from lastword.cleaner.states import IDLE, IllegalState, State, States
+from lastword.cleaner.tasks import Done, Stop, Urgency
 from lastword.clock import ManualClock, SystemClock
 from lastword.errors import BusyError
 from lastword.logdir import TopicPartition

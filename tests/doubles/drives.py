@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from lastword.cleaner.budget import DriveBudget
-from lastword.cleaner.scheduler import Done, Scheduler, Stop, Urgency
+from lastword.cleaner.scheduler import Scheduler
 from lastword.cleaner.states import States
+from lastword.cleaner.tasks import Done, Stop, Urgency
 from lastword.logdir import TopicPartition
 from tests.doubles.simulated import SimulatedClock
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from lastword.api.work import DirectoryWork
 from lastword.cleaner import quarantine
-from lastword.cleaner.scheduler import STOP_SECONDS, Done, Scheduler
+from lastword.cleaner.scheduler import STOP_SECONDS, Scheduler
 from lastword.cleaner.states import Kind, State, States
+from lastword.cleaner.tasks import Done
 from lastword.errors import NoPolicyError, QuarantinedError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.units import format_bytes, parse_bytes

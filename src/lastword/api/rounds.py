@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.cleaner import quarantine
-from lastword.cleaner.scheduler import Done, Stop, Urgency
 from lastword.cleaner.steps import Stopped
+from lastword.cleaner.tasks import Done, Stop, Urgency
 from lastword.errors import LastwordError, UnknownTopicError
 from lastword.logdir import LogDirectory
 from lastword.logdir.checkpoints import TopicPartition

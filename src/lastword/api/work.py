@@ -23,8 +23,8 @@ from lastword.api.rounds import Due, Rewrite, Scan, Whole
 from lastword.cleaner import quarantine
 from lastword.cleaner.budget import Drives
 from lastword.cleaner.choose import choose, overdue_ms
-from lastword.cleaner.scheduler import Done, Urgency
 from lastword.cleaner.states import States
+from lastword.cleaner.tasks import Done, Urgency
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, UnknownTopicError

@@ -27,90 +27,21 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
 
 from lastword import metrics
 from lastword.cleaner.report import CleanRound
 from lastword.cleaner.states import RUNNING, States
+from lastword.cleaner.tasks import Done, Task, Work
+from lastword.cleaner.workers import Worker
 from lastword.clock import Clock
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.values import Value
-
-Result = Literal["ok", "partial", "aborted", "failed", "expired", "looked"]
-Stop = Callable[[], bool]
 
 MOST_DOUBLINGS = 6  # of a back-off: 15 s become 16 minutes
 HISTORY = 1000
 STOP_SECONDS = 60.0
 ABORT_SECONDS = 10.0  # for a round that did not end in time by itself
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Urgency:
-    """First by the rank of the obligation (0: max.compaction.lag.ms has passed), then by how much: the most
-    urgent is the least."""
-
-    rank: int
-    less: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Done(Value):
-    """What became of one task, or of one partition's retention: an entry of the history.
-
-    result    `ok`; `partial`: stopped between two swaps, what was swapped stays; `aborted`: stopped before
-              the first; `failed`, with `error`; `expired`: retention removed segments; `looked`: what was
-              new there is known now (that is not in the history)
-    round     what the round did: a `CleanRound`; None if it did not come so far
-    deletion  what retention removed
-    damaged   the partition is in quarantine now
-    """
-
-    topic: str
-    partition: int
-    drive: str
-    result: Result
-    time_ms: int = 0
-    round: CleanRound | None = None
-    deletion: Any = None
-    error: str | None = None
-    damaged: bool = False
-
-    def __str__(self) -> str:
-        what = self.round or self.deletion
-        told = str(what) if what is not None else f"{self.topic}-{self.partition}: {self.result}"
-        return f"{told}: {self.error}" if self.error else told
-
-
-class Task(Protocol):
-    """One round that could be done now."""
-
-    @property
-    def partition(self) -> TopicPartition: ...
-    @property
-    def drive(self) -> str: ...
-    @property
-    def urgency(self) -> Urgency: ...
-    def run(self, stop: Stop) -> Done | None:
-        """Do it. `stop` is asked at every safe point; once true the round ends there. None: there was nothing
-        to do any more. Errors of the data or the storage are in the answer, others are raised."""
-        ...
-
-
-class Work(Protocol):
-    """What there is to clean."""
-
-    def drives(self) -> Sequence[str]: ...
-    def next(self, drive: str, held: Collection[TopicPartition]) -> Task | None:
-        """The most urgent task on a drive that is of none of these partitions."""
-        ...
-
-    def chores(self, held: Collection[TopicPartition]) -> Iterable[Done]:
-        """Retention, of all partitions but these; what it did."""
-        ...
 
 
 @dataclass(slots=True)
@@ -153,9 +84,9 @@ class Scheduler:
         self._chores_due_at = 0.0
         self._running: dict[TopicPartition, Task] = {}
         self._rests: dict[TopicPartition, _Rest] = {}
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._pid = os.getpid()
-        self._stopping = False
+        self.stopping = False
 
     # -------------------------------------------------------------- choosing
 
@@ -177,7 +108,7 @@ class Scheduler:
 
     def _begin(self, task: Task) -> bool:
         with self._lock:
-            if self._stopping or not self.states.begin(task.partition):
+            if self.stopping or not self.states.begin(task.partition):
                 return False
             self._running[task.partition] = task
         metrics.CLEANER_LAST_PICK.set(self._clock.now_ms() / 1000, task.drive)
@@ -222,7 +153,7 @@ class Scheduler:
             self.states.apply(tp, "damage" if done is not None and done.damaged else "end")
 
     def _stop(self, tp: TopicPartition) -> bool:
-        if self._stopping or self.states[tp].kind == "aborted":
+        if self.stopping or self.states[tp].kind == "aborted":
             return True
         self._chores()
         return False
@@ -264,9 +195,9 @@ class Scheduler:
 
     def work_on(self) -> None:
         """Chores that are due, then one task after another until there is none or it is stopped."""
-        if not self._stopping:
+        if not self.stopping:
             self._chores()
-        while not self._stopping and self.turn():
+        while not self.stopping and self.turn():
             pass
 
     def forgive(self, tp: TopicPartition) -> None:
@@ -290,11 +221,11 @@ class Scheduler:
         with self._lock:
             if self.started:
                 return
-            self._pid, self._stopping = os.getpid(), False
+            self._pid, self.stopping = os.getpid(), False
             self._workers = []
             metrics.CLEANER_THREADS.add(self.threads)
             for number in range(self.threads):
-                self._workers.append(_Worker(self, number))
+                self._workers.append(Worker(self, self._clock, number))
             _started.add(self)
         for worker in self._workers:
             worker.start(0.0 if at_once else self.backoff_ms / 1000, counted=True)
@@ -320,7 +251,7 @@ class Scheduler:
             for worker in workers:
                 worker.join(deadline)
             deadline = time.monotonic() + ABORT_SECONDS
-        self._stopping = True
+        self.stopping = True
         for worker in workers:
             worker.leave = True
         self.wake()
@@ -331,76 +262,16 @@ class Scheduler:
             _started.discard(self)
         return all(ended)
 
-    def replace(self, worker: _Worker) -> None:
+    def replace(self, worker: Worker) -> None:
         """A thread died: count it, and let another one take its place after a back-off."""
         with self._lock:
             self.deaths += 1
             metrics.CLEANER_THREAD_DEATHS.add(1)
-            if self._stopping or worker.leave or worker not in self._workers:
+            if self.stopping or worker.leave or worker not in self._workers:
                 return
-            successor = _Worker(self, worker.number)
+            successor = Worker(self, self._clock, worker.number)
             self._workers[self._workers.index(worker)] = successor
         successor.start(self.backoff_ms / 1000, counted=False)
-
-
-class _Worker:
-    """One thread. Between its looks it has only a weak reference to the scheduler."""
-
-    def __init__(self, scheduler: Scheduler, number: int) -> None:
-        self.number = number
-        self.wake = threading.Event()
-        self.leave = False
-        self.counted = False
-        self._clock = scheduler._clock
-        wake = self.wake
-        self._scheduler = weakref.ref(scheduler, lambda _: wake.set())
-        self._thread = threading.Thread(target=self._run, name=f"lastword-cleaner-{number}", daemon=True)
-
-    def start(self, wait_seconds: float, *, counted: bool) -> None:
-        self._begin_at = self._clock.monotonic() + wait_seconds
-        if counted:
-            self._count(1)
-        self._thread.start()
-
-    def join(self, deadline: float) -> bool:
-        if self._thread is not threading.current_thread():
-            self._thread.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive()
-
-    def _count(self, change: int) -> None:
-        self.counted = change > 0
-        metrics.CLEANER_THREADS_ALIVE.add(change)
-
-    def _run(self) -> None:
-        died = True
-        try:
-            with suppress(Exception):  # a bug, or no memory: what it was is in the history
-                self._loop()
-                died = False
-        finally:
-            if self.counted:
-                self._count(-1)
-            scheduler = self._scheduler()
-            if scheduler is None:
-                metrics.CLEANER_THREADS.add(-1)
-            elif died:
-                scheduler.replace(self)
-
-    def _loop(self) -> None:
-        seconds = self._begin_at - self._clock.monotonic()
-        while True:
-            self._clock.wait(self.wake, seconds)
-            self.wake.clear()
-            scheduler = self._scheduler()
-            if scheduler is None or scheduler._stopping or self.leave:
-                return
-            if not self.counted:
-                self._count(1)
-            scheduler.work_on()
-            seconds = max(scheduler.backoff_ms, 1) / 1000
-            if scheduler._stopping or self.leave:
-                return
-            del scheduler
 
 
 def _moved(done: CleanRound) -> bool:

@@ -12,7 +12,7 @@ from lastword.cli.options import Session, Target
 from lastword.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from lastword.cleaner.scheduler import Done
+    from lastword.cleaner.tasks import Done
 
 LOOK_SECONDS = 0.2  # a signal is seen after so long
 
