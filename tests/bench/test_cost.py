@@ -67,7 +67,7 @@ def test_sixteen_partitions_are_mixed():
 
 @pytest.mark.slow
 def test_one_target_for_sixteen_partitions_writes_less_than_one_for_each():
-    scenarios = mixed(1000, 3)
+    scenarios = mixed(600, 3)
     together = on_paper(scenarios, "generational")
     kafka = on_paper(scenarios, "broker")
     apart = (
