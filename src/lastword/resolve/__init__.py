@@ -3,15 +3,22 @@
 One pass over the segments, oldest first, fills an exact `OffsetMap` of a fixed size and sets a bit in
 `DeadBitmaps` for every record that is replaced on the way; rewriting, views, true counts and reports only
 read those bits. `resolve` does it for a whole log at once; a `RunningResolution` is kept and continued.
-Stands on `records.chunk` and the kernels; knows neither files nor policies. Start reading at `walk.py`, then
-`kernels/piece.py` and `kernels/offset_map.py`.
+Stands on `records.chunk` and the kernels; knows no policies, and of files only the scratch one that keys may
+spill into. Start reading at `walk.py`, then `kernels/piece.py` and `kernels/offset_map.py`.
 """
 
 from lastword.resolve.bitmaps import DeadBitmaps
-from lastword.resolve.facts import Resolution, SegmentFacts, SegmentSource, fates_of
+from lastword.resolve.facts import (
+    MapFull,
+    Resolution,
+    SegmentFacts,
+    SegmentSource,
+    Tombstones,
+    fates_of,
+)
 from lastword.resolve.offset_map import OffsetMap
 from lastword.resolve.resolver import resolve
-from lastword.resolve.running import MapFull, RunningResolution, Tombstones
+from lastword.resolve.running import RunningResolution
 
 __all__ = [
     "DeadBitmaps",

@@ -187,6 +187,17 @@ class PageStore:
         self.page_bits = bits
 
 
+def check_pages(bits: DeadBitmaps, segments: NDArray[np.int32], rows: int) -> None:
+    """What kernels trust: ValueError for pages out of order, or that point nowhere."""
+    ids, slots = bits.page_ids, bits.page_slots
+    sound = ids.shape == slots.shape == segments.shape and bits.page_bits.ndim == 2
+    sound = sound and not (ids[1:] <= ids[:-1]).any() and bits.page_bits.shape[1:] == (64,)
+    if sound and ids.size:
+        sound = segments.min() >= 0 and segments.max() < rows and slots.max() < bits.page_bits.shape[0]
+    if not sound:
+        raise ValueError("the pages of a resolution do not fit together")
+
+
 def _range_mask(first: int, end: int) -> NDArray[np.uint64]:
     """The words of a page with the bits [first, end) set; either may lie outside the page."""
     bits = np.zeros(1 << PAGE_BITS, np.uint8)

@@ -98,6 +98,32 @@ class Resolution:
     seconds: float
 
 
+class MapFull(Exception):
+    """The keys do not fit the budget: the running resolution is of no use any more."""
+
+    def __init__(self, keys: int, map_bytes: int) -> None:
+        super().__init__(f"a map of {map_bytes} bytes is full with {keys} keys")
+        self.keys = keys
+        self.map_bytes = map_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstones:
+    """Live tombstones, ascending by offset.
+
+    `copies`: records of the key on disk, the tombstone among them; 255 stands for any number from there on.
+    `horizon_ms`: the delete horizon of the batch when it was read, -1 if it had none.
+    """
+
+    offset: NDArray[np.int64]
+    copies: NDArray[np.uint8]
+    size_bytes: NDArray[np.int64]
+    horizon_ms: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return int(self.offset.size)
+
+
 def fates_of(chunk: Chunk, fates: Fates | None, *, decided: bool = False) -> NDArray[np.uint8]:
     """The `Fate` of each batch of a chunk, uint8[rows]; also the cleaner's way to ask.
 

@@ -5,61 +5,38 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.files.scratch import Scratch
 from lastword.kernels import copies as loops
 from lastword.kernels import offset_map as fields
 from lastword.kernels.arena import NO_OFFSET
 from lastword.kernels.table import BASE_OFFSET
 from lastword.records.chunk import CHUNK_BYTES, Chunk
-from lastword.resolve.bitmaps import DeadBitmaps, PageStore
+from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages
 from lastword.resolve.facts import (
     Fates,
+    MapFull,
     Resolution,
     SegmentFacts,
     SegmentSource,
+    Tombstones,
     check_order,
     digest_seed_of,
 )
 from lastword.resolve.horizons import Horizons
 from lastword.resolve.rules import LAST_HASH, Rules
+from lastword.resolve.spill import Spill
 from lastword.resolve.tally import Tally
 from lastword.resolve.walk import Walk, records_at_most
 
+__all__ = ["MapFull", "RunningResolution", "Tombstones"]
+
 _GROWTH = 1.6  # of the slots, when a map that is kept is full
 _MOST_VACANCIES = 0.2  # share of the entries that may wait to be used again
-
-
-class MapFull(Exception):
-    """The keys do not fit the budget: the running resolution is of no use any more."""
-
-    def __init__(self, keys: int, map_bytes: int) -> None:
-        super().__init__(f"a map of {map_bytes} bytes is full with {keys} keys")
-        self.keys = keys
-        self.map_bytes = map_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Tombstones:
-    """Live tombstones, ascending by offset.
-
-    `copies`: records of the key on disk, the tombstone among them; 255 stands for any number from there on.
-    `horizon_ms`: the delete horizon of the batch when it was read, -1 if it had none.
-    """
-
-    offset: NDArray[np.int64]
-    copies: NDArray[np.uint8]
-    size_bytes: NDArray[np.int64]
-    horizon_ms: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return int(self.offset.size)
 
 
 class RunningResolution:
@@ -97,7 +74,7 @@ class RunningResolution:
         rules = Rules(decided=True, keyless_go=True, keep_copies=True, last_hash=last_hash)
         self._walk = Walk(map_bytes, salt, digest_seed_of(salt), rules)
         if scratch is not None:
-            self._walk.spill = _Spill(scratch)
+            self._walk.spill = Spill(scratch)
         self._horizons = Horizons()
         self._going: tuple[int, int] | None = None  # offsets from and to that `dropping` has heard of
 
@@ -344,7 +321,7 @@ class RunningResolution:
         walk.tally = Tally.from_parts({k[6:]: v for k, v in parts.items() if k.startswith("tally_")})
         made.limit = int(parts["limit"])
         bits = DeadBitmaps(*(np.asarray(parts[f"page_{name}"]) for name in ("ids", "slots", "bits")))
-        _check_pages(bits, np.asarray(parts["page_segments"]), len(walk.tally))
+        check_pages(bits, np.asarray(parts["page_segments"]), len(walk.tally))
         walk.store = PageStore(walk.state, bits)
         walk.store.page_segments[: bits.page_ids.size] = parts["page_segments"]
         made._horizons = Horizons(np.asarray(parts["horizons"], np.int64))
@@ -354,27 +331,3 @@ class RunningResolution:
             if not offset_map.load(np.asarray(parts["arena"], np.uint8), keys, int(parts["vacancies"])):
                 raise MapFull(keys, map_bytes)
         return made
-
-
-class _Spill:
-    """The arena's bytes in a scratch file, made when the first key comes."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._scratch: Scratch | None = None
-
-    def __call__(self, size_bytes: int) -> NDArray[np.uint8]:
-        if self._scratch is None:
-            self._scratch = Scratch(self._path)
-        return np.frombuffer(self._scratch.grow(size_bytes), np.uint8)
-
-
-def _check_pages(bits: DeadBitmaps, segments: NDArray[np.int32], rows: int) -> None:
-    """What kernels trust: ValueError for pages out of order, or that point nowhere."""
-    ids, slots = bits.page_ids, bits.page_slots
-    sound = ids.shape == slots.shape == segments.shape and bits.page_bits.ndim == 2
-    sound = sound and not (ids[1:] <= ids[:-1]).any() and bits.page_bits.shape[1:] == (64,)
-    if sound and ids.size:
-        sound = segments.min() >= 0 and segments.max() < rows and slots.max() < bits.page_bits.shape[0]
-    if not sound:
-        raise ValueError("the pages of a resolution do not fit together")
