@@ -24,8 +24,12 @@ def test_200_logs_beside_kafkas_own_cleaner(tmp_path: Path) -> None:
         pytest.skip(str(missing))
     totals = Totals()
     compare(range(200), tmp_path, jars, totals)
-    assert totals.logs == 200 and totals.refused < 10 and totals.modelled == 200 - totals.refused
-    assert totals.kept < totals.records / 2
+    assert (
+        totals.logs == 200
+        and totals.refused < 10
+        and totals.modelled + totals.mistaken == 200 - totals.refused
+    )
+    assert totals.mistaken < 5 and totals.kept < totals.records / 2
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from tests.golden.loader import case
 
 @pytest.fixture
 def data(tmp_path):
-    with lastword.open(tmp_path / "data", "a", index_interval_bytes=200, segment_bytes=2000) as logs:
+    settings = {"index_interval_bytes": 200, "segment_bytes": 2000, "log_cleaner_enable": False}
+    with lastword.open(tmp_path / "data", "a", **settings) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
         for number in range(60):
             topic.append(b"key %d" % (number % 7), b"v" * 50, timestamp=1000 + number)

@@ -234,7 +234,7 @@ class LogDir(Verbs):
                 home.delete_topic(name)
             raise
         finally:
-            self._reload()
+            super()._reload()  # the background need not look: a new topic has nothing that is due
         self._spread.write_list()
 
     def delete_topic(self, name: str) -> None:
