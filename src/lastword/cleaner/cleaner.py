@@ -135,7 +135,7 @@ def prepare(
     with log.lock:
         if due and config.compacts:
             log.roll_if_due()  # so that segment.ms and max.compaction.lag.ms hold without new appends
-        chosen = _choose(log, config, log.files, log.clock, first_dirty, due, strategy, map_bytes)
+        chosen = chosen_plan(log, config, log.files, log.clock, first_dirty, due, strategy, map_bytes)
         if chosen.action == "clean" and chosen.rolls_active:
             log.roll()
             chosen = replace(chosen, limit=log.active.base_offset)
@@ -223,7 +223,7 @@ def plan(
     """
     from lastword.cleaner.rewrite import rewrite
 
-    chosen = _choose(view, config, files, clock, first_dirty, due, strategy, map_bytes)
+    chosen = chosen_plan(view, config, files, clock, first_dirty, due, strategy, map_bytes)
     if chosen.action != "clean":
         return chosen
     if strategy == "generational":
@@ -245,18 +245,25 @@ def plan(
     due_below = leases.load(files, view.directory, chosen.now_ms).floor
     resolution = _resolve(sources, chosen, salt, steps, transactions, due_below)
     found = group(resolution.segments, limits_of(chosen), transactions.found.segments)
-    if not found:
-        return _nothing_to_do(chosen, resolution)
-    source_bytes = sum(one.size_bytes for one in found)
     written_bytes = 0
     for one in found:
         written_bytes += rewrite(
             one, sources, resolution, chosen, None, steps.rewritten, transactions.found
         ).size_bytes
+    source_bytes = sum(one.size_bytes for one in found)
+    return exactly(chosen, resolution, sum(one.count for one in found), source_bytes, written_bytes)
+
+
+def exactly(
+    chosen: Plan, resolution: Resolution, segments: int, source_bytes: int, written_bytes: int
+) -> Plan:
+    """The plan to the byte: `segments` of `source_bytes` are rewritten, into `written_bytes`."""
+    if not segments:
+        return _nothing_to_do(chosen, resolution)
     return replace(
         chosen,
-        segments=sum(one.count for one in found),
-        read_bytes=resolution.passes * sum(one.size for one in sources) + source_bytes,
+        segments=segments,
+        read_bytes=resolution.passes * sum(one.size_bytes for one in resolution.segments) + source_bytes,
         write_bytes=written_bytes,
         free_bytes=source_bytes - written_bytes,
         exact=True,
@@ -288,7 +295,7 @@ def alone(directory: str) -> Iterator[None]:
 # ---------------------------------------------------------------- steps of a round
 
 
-def _choose(
+def chosen_plan(
     log: PartitionLog | PartitionView,
     config: TopicConfig,
     files: Files,
@@ -298,6 +305,7 @@ def _choose(
     strategy: str,
     map_bytes: int,
 ) -> Plan:
+    """What `choose` says of a partition as it lies there."""
     set_aside = quarantine.load(files, log.directory)
     return choose(
         log.topic,
@@ -358,13 +366,13 @@ def _resolve(
         salt=os.urandom(16) if salt is None else salt,
         now_ms=plan.now_ms,
         fates=transactions,
-        old_due=_old_due(sources, plan),
+        old_due=old_due(sources, plan),
         due_below=due_below,
         progress=steps.mapped,
     )
 
 
-def _old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
+def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
     """For each source, whether tombstones of magic 0 and 1 there may go.
 
     These formats have no delete horizon; the times of files stand in for it. A round before this one must
@@ -401,15 +409,20 @@ def rewrite_each(
     found: Sequence[Group],
     steps: Steps,
     due_below: int,
+    *,
+    staged_in: str | None = None,
 ) -> Iterator[BuiltGroup]:
-    """Rewrite and certify one group after another; one that fails leaves nothing behind."""
+    """Rewrite and certify one group after another; one that fails leaves nothing behind.
+
+    staged_in  where outputs are made, if not in the partition's own place for them
+    """
     from lastword.cleaner.certificate import certify
     from lastword.cleaner.rewrite import Output, rewrite
 
     for one in found:
         started = steps.clock.monotonic()
         _check_room(files, directory, plan, one)
-        staged = staging.make(files, directory, one.base_offset)
+        staged = staging.make(files, staged_in or directory, one.base_offset)
         try:
             with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
                 output = Output(files, staged, one.base_offset, plan)

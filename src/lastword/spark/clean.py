@@ -27,16 +27,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lastword.errors import LastwordError, NoPolicyError, UnknownTopicError
+from lastword.spark.sharded import TASK_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from lastword.cleaner.built import BuiltRound
+    from lastword.cleaner.built import BuiltGroup, BuiltRound
     from lastword.cleaner.choose import Plan
     from lastword.cleaner.report import CleanRound
+    from lastword.cleaner.sharded import Job
     from lastword.config import TopicConfig
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.logdir.log_dir import LogDirectory
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.view import PartitionView
+    from lastword.values import ProgressLike
 
 
 def clean(
@@ -47,6 +52,9 @@ def clean(
     *,
     due: bool = False,
     strategy: str | None = None,
+    scratch: str | None = None,
+    task_bytes: int = TASK_BYTES,
+    progress: ProgressLike | None = None,
 ) -> DataFrame:
     """Clean now, and return one row for each round: the columns of `CleanRound`.
 
@@ -56,18 +64,24 @@ def clean(
     due        only what the scheduler would choose; otherwise all garbage goes that may go
     strategy   None is `kafka` here, whatever the topic's own: executors have no garbage accounts, so a round
                takes the whole log, and is due by the dirty ratio
+    scratch    a directory that all executors see, for the files of a round that is shared out; None: the
+               partition's own. A round needs there a third to two thirds of the partition's bytes
+    task_bytes a partition with more bytes than this to clean is shared out over tasks (`cleaner.sharded`)
+    progress   hears how far such a round is
 
     Runs at the call, once; the rows are local. Each task takes `log.cleaner.dedupe.buffer.size` of memory
-    for its map. LogDirLockedError, UnknownTopicError, NoPolicyError (of a topic that was named); the first
-    error of a partition is raised when the others are done.
+    for its map. A shared-out round that was killed is gone on with by the next call, for a day.
+    LogDirLockedError, UnknownTopicError, NoPolicyError (of a topic that was named); the first error of a
+    partition is raised when the others are done.
     """
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
-    from lastword.cleaner import cleaner
+    from lastword.cleaner import cleaner, sharded
     from lastword.cleaner.report import CleanRound
     from lastword.logdir.inbox import Watch
     from lastword.logdir.log_dir import LogDirectory
+    from lastword.spark import sharded as distributed
     from lastword.spark.frames import frame_of
 
     rounds: list[CleanRound] = []
@@ -76,21 +90,27 @@ def clean(
         directory = held.enter_context(LogDirectory.open(path, "a"))
         held.callback(Watch(directory).close)  # writers go on while this holds the lock
         tasks: list[RoundTask] = []
+        jobs: list[tuple[Job, int]] = []
         for tp in _chosen(directory, topic, partition):
             log, config = directory.log(*tp), directory.topic_config(tp.topic)
             held.enter_context(cleaner.alone(log.directory))
+            job = _left_behind(log)
+            if job is not None:
+                jobs.append((job, log.clock.now_ms()))
+                continue
             arguments = _arguments(directory, tp, config, due, strategy)
             plan = cleaner.prepare(log, config, **arguments)
-            if plan.action == "clean":
+            if plan.action != "clean":
+                continue
+            if sum(one.size for one in cleaner.below(log.segments, plan.limit)) > task_bytes:
+                job = sharded.start(log.files, log.directory, log.segments, plan, scratch=scratch)
+                jobs.append((job, plan.now_ms))
+            else:
                 tasks.append(RoundTask(log.directory, plan))
         for task, built in zip(tasks, build_rounds(spark, tasks), strict=True):
-            if isinstance(built, LastwordError):
-                failed.append(built)
-                continue
-            try:
-                rounds.append(_publish(directory, task.plan, built))
-            except LastwordError as error:
-                failed.append(error)
+            _close(directory, task.plan, built, rounds, failed)
+        for job, now_ms in jobs:
+            _close(directory, job.plan, distributed.build(spark, job, now_ms, progress), rounds, failed, job)
     if failed:
         failed[0].add_note(f"{len(rounds)} other partitions were cleaned, {len(failed)} were not")
         raise failed[0]
@@ -105,10 +125,14 @@ def plan(
     *,
     due: bool = False,
     strategy: str | None = None,
+    scratch: str | None = None,
+    task_bytes: int = TASK_BYTES,
+    progress: ProgressLike | None = None,
 ) -> DataFrame:
     """What `clean` would do now, to the byte, and why: one row for each partition, the columns of `Plan`.
 
-    Takes no lock and changes nothing: each task resolves its partition and rewrites it into nothing.
+    Takes no lock and changes no segment: each task resolves its partition and rewrites it into nothing. One
+    that `clean` would share out over tasks is shared out here too, with scratch files meanwhile.
     """
     from lastword.spark.session import need_pyspark
 
@@ -118,13 +142,45 @@ def plan(
     from lastword.spark.frames import frame_of
 
     directory = LogDirectory.open(path, "r")
-    tasks, sizes = [], []
-    for tp in _chosen(directory, topic, partition):
-        config = directory.topic_config(tp.topic)
+    chosen = _chosen(directory, topic, partition)
+    found: dict[TopicPartition, Plan] = {}
+    tasks, sizes, giants = {}, [], []
+    for tp in chosen:
+        config, view = directory.topic_config(tp.topic), directory.view(*tp)
         arguments = _arguments(directory, tp, config, due, strategy)
-        tasks.append(PlanTask(directory.directory(*tp), config, arguments))
-        sizes.append(sum(segment.size for segment in directory.view(*tp).segments))
-    return frame_of(spark, Plan, _largest_first(spark, _plan_one, tasks, sizes))
+        size = sum(segment.size for segment in view.segments)
+        if size > task_bytes:
+            giants.append((tp, view, config, arguments))
+        else:
+            tasks[tp] = PlanTask(directory.directory(*tp), config, arguments)
+            sizes.append(size)
+    found.update(zip(tasks, _largest_first(spark, _plan_one, list(tasks.values()), sizes), strict=True))
+    for tp, view, config, arguments in giants:
+        found[tp] = _plan_giant(spark, view, config, arguments, scratch, progress)
+    return frame_of(spark, Plan, [found[tp] for tp in chosen])
+
+
+def _plan_giant(
+    spark: SparkSession,
+    view: PartitionView,
+    config: TopicConfig,
+    arguments: dict[str, Any],
+    scratch: str | None,
+    progress: ProgressLike | None,
+) -> Plan:
+    from lastword.cleaner import cleaner, sharded
+    from lastword.clock import SystemClock
+    from lastword.files import DEFAULT
+    from lastword.spark import sharded as distributed
+
+    chosen = cleaner.chosen_plan(view, config, DEFAULT, SystemClock(), **arguments)
+    if chosen.action != "clean":
+        return chosen
+    job = sharded.start(DEFAULT, view.directory, view.segments, chosen, scratch=scratch, rewrites=False)
+    try:
+        return distributed.plan(spark, job, progress)
+    finally:
+        sharded.remove(DEFAULT, job.directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +246,49 @@ def _plan_one(task: PlanTask) -> Plan:
     return cleaner.plan(view, task.config, files=DEFAULT, clock=SystemClock(), **task.arguments)
 
 
-def _publish(directory: LogDirectory, plan: Plan, built: BuiltRound) -> CleanRound:
-    from lastword.cleaner import cleaner
+def _left_behind(log: PartitionLog) -> Job | None:
+    """A shared-out round whose driver died, made ready to go on."""
+    from lastword.cleaner import sharded
 
-    return cleaner.publish(
-        directory.log(plan.topic, plan.partition),
-        built,
-        record_first_dirty=lambda offset: directory.set_first_dirty(plan.topic, plan.partition, offset),
-    )
+    job = sharded.unfinished(log.files, log.directory, log.clock)
+    if job is not None:
+        log.sync()
+        sharded.go_on(log.files, job)
+    return job
+
+
+def _close(
+    directory: LogDirectory,
+    plan: Plan,
+    built: BuiltRound | LastwordError,
+    rounds: list[CleanRound],
+    failed: list[LastwordError],
+    job: Job | None = None,
+) -> None:
+    """Publish what was built, and take the round or its error down."""
+    from lastword.cleaner import cleaner, sharded
+
+    log = directory.log(plan.topic, plan.partition)
+    done = set() if job is None else set(sharded.published(log.files, job).values())
+
+    def swap(log: PartitionLog, one: BuiltGroup) -> None:
+        if one.output.base_offset not in done:
+            cleaner.swap_group(log, one)
+
+    try:
+        if isinstance(built, LastwordError):
+            raise built
+        found = cleaner.publish(
+            log,
+            built,
+            record_first_dirty=lambda offset: directory.set_first_dirty(plan.topic, plan.partition, offset),
+            swap=swap,
+        )
+        rounds.append(found)
+    except LastwordError as error:
+        failed.append(error)
+    if job is not None:
+        sharded.remove(log.files, job.directory)
 
 
 def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -> list[TopicPartition]:

@@ -1,0 +1,296 @@
+"""A round in many steps: the same files as a round in one, whatever is killed, done twice or left behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastword.cleaner import cleaner, sharded
+from lastword.cleaner.report import CleanRound
+from lastword.cleaner.sharded import Job
+from lastword.errors import CorruptBatchError, CorruptFileError
+from lastword.partition import leases
+from tests.build import HOUR, SALT, LogBuilder
+from tests.cleaner.transactional import Producer
+
+DAY = 24 * HOUR
+
+
+class Killed(BaseException):
+    pass
+
+
+def a_log(root: Path, seed: int, transactions: bool = True, codec: int = 0) -> LogBuilder:
+    """Some hundred records in small segments: deletes, no keys, three producers with transactions."""
+    rng = random.Random(seed)
+    log = LogBuilder(root, segment_bytes=2000, delete_retention_ms=HOUR, index_interval_bytes=200)
+    log.topic("users").codec_of(codec)
+    producers = [Producer(log, 10 + i) for i in range(3)] if transactions else []
+    open_ones: set[int] = set()
+    for _ in range(120):
+        pairs: list[tuple[Any, Any]] = []
+        for _ in range(rng.randint(1, 6)):
+            key = f"key-{rng.randrange(40)}"
+            pairs.append((key, None if rng.random() < 0.2 else rng.randrange(10**6)))
+        if producers and rng.random() < 0.5:
+            i = rng.randrange(3)
+            if i in open_ones and rng.random() < 0.4:
+                (producers[i].commit if rng.random() < 0.5 else producers[i].abort)()
+                open_ones.discard(i)
+            else:
+                producers[i].put(*pairs)
+                open_ones.add(i)
+        else:
+            log.batch(pairs)
+        log.wait(60_000)
+    for i in open_ones:
+        producers[i].abort()
+    return log.roll()
+
+
+def prepared(log: LogBuilder) -> Any:
+    return cleaner.prepare(log.log, log.config, first_dirty=log.first_dirty)
+
+
+def steps(log: LogBuilder, job: Job, twice: bool = False) -> Callable[[], bool]:
+    """Each call does one step that is left; False when there is none."""
+
+    def one() -> bool:
+        files, clock = log.files, log.clock
+        for left, step in (
+            (sharded.units_left, lambda n: sharded.extract(files, job.directory, n)),
+            (sharded.shards_left, lambda n: sharded.resolve_shard(files, job.directory, n)),
+        ):
+            numbers = left(files, job)
+            if numbers:
+                for _ in range(1 + twice):
+                    met = step(numbers[0])
+                if isinstance(met, sharded.TransactionMet):
+                    sharded.look(files, job.directory, met.offset)
+                return True
+        if not Path(f"{job.scratch}/groups.json").exists():
+            sharded.merge(files, job)
+            return True
+        numbers = sharded.groups_left(files, job)
+        if not numbers:
+            return False
+        for _ in range(1 + twice):
+            sharded.rewrite_group(files, job.directory, numbers[0], clock.now_ms(), clock)
+        return True
+
+    return one
+
+
+def finish(log: LogBuilder, job: Job, kill_before_swap: int = -1) -> CleanRound:
+    """Publish, or die before the n-th swap."""
+    done = set(sharded.published(log.files, job).values())
+    swaps = count()
+
+    def swap(partition: Any, one: Any) -> None:
+        if next(swaps) == kill_before_swap:
+            raise Killed
+        if one.output.base_offset not in done:
+            cleaner.swap_group(partition, one)
+
+    built = sharded.built_round(log.files, job, 0.0)
+    round_ = cleaner.publish(log.log, built, record_first_dirty=log._record_first_dirty, swap=swap)
+    sharded.remove(log.files, job.directory)
+    return round_
+
+
+def clean(log: LogBuilder, *, twice: bool = False, **how: Any) -> CleanRound:
+    given = {"shards": 3, "unit_bytes": 5000, "salt": SALT} | how
+    job = sharded.start(log.files, log.directory, log.log.segments, prepared(log), **given)
+    step = steps(log, job, twice)
+    while step():
+        pass
+    return finish(log, job)
+
+
+def segments(log: LogBuilder) -> dict[str, bytes]:
+    return {name: data for name, data in log.tree().items() if name.endswith(("log", "index"))}
+
+
+def same(a: CleanRound, b: CleanRound) -> None:
+    for name in ("records_read", "records_kept", "removed", "written_bytes", "freed_bytes", "certificate",
+                 "segments_before", "segments_after", "end", "complete", "read_bytes"):  # fmt: skip
+        assert getattr(a, name) == getattr(b, name), name
+    assert a.tombstones.count == b.tombstones.count
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_files_as_in_one(tmp_path: Path, seed: int) -> None:
+    one = a_log(tmp_path / "one", seed, codec=seed)
+    many = a_log(tmp_path / "many", seed, codec=seed)
+    for wait in (0, DAY):
+        one.wait(wait)
+        many.wait(wait)
+        expected = one.clean()
+        same(clean(many, twice=seed % 2 == 0, shards=1 + seed), expected)
+        assert segments(many) == segments(one)
+        assert many.first_dirty == one.first_dirty
+    assert [p for p in Path(many.directory, "lastword").iterdir() if p.name.startswith("sharded")] == []
+
+
+def test_without_transactions_nobody_looks_for_them(tmp_path: Path) -> None:
+    log = a_log(tmp_path / "a", 7, transactions=False)
+    twin = a_log(tmp_path / "b", 7, transactions=False)
+    job = sharded.start(log.files, log.directory, log.log.segments, prepared(log), salt=SALT)
+    step = steps(log, job)
+    while step():
+        pass
+    assert not Path(job.scratch, "transactions.json").exists()
+    same(finish(log, job), twin.clean())
+    assert segments(log) == segments(twin)
+
+
+def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
+    log = a_log(tmp_path, 3)
+    expected = log.plan()
+    view = log.log.view()
+    chosen = cleaner.chosen_plan(view, log.config, log.files, log.clock, None, False, "kafka", 1 << 20)
+    job = sharded.start(
+        log.files, log.directory, view.segments, chosen, shards=4, unit_bytes=3000, rewrites=False
+    )
+    before = segments(log)
+    step = steps(log, job)
+    while step():
+        pass
+    found = cleaner.exactly(chosen, *sharded.planned(log.files, job))
+    assert (found.write_bytes, found.free_bytes, found.segments, found.read_bytes, found.exact) == (
+        expected.write_bytes,
+        expected.free_bytes,
+        expected.segments,
+        expected.read_bytes,
+        True,
+    )
+    sharded.remove(log.files, job.directory)
+    assert segments(log) == before
+    assert sharded.unfinished(log.files, log.directory, log.clock) is None
+
+
+@pytest.mark.slow
+def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
+    """Before every step and every swap; the end is each time what an undisturbed round leaves."""
+    twin = a_log(tmp_path / "twin", 11)
+    expected = twin.clean()
+    twin.abandon().reopen()
+    kills = 0
+    for kill in count():
+        log = a_log(tmp_path / f"{kill}", 11)
+        job = sharded.start(
+            log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=6, unit_bytes=5000
+        )
+        step = steps(log, job)
+        left = kill
+        while left and step():
+            left -= 1
+        swaps = -1
+        if left:  # all steps are done: die in a swap
+            swaps = left - 1
+            try:
+                finish(log, job, kill_before_swap=swaps)
+                break
+            except Killed:
+                pass
+        kills += 1
+        log.abandon()
+        log.reopen()
+        again = sharded.unfinished(log.files, log.directory, log.clock)
+        assert again == job
+        sharded.go_on(log.files, again)
+        step = steps(log, again)
+        while step():
+            pass
+        same(finish(log, again), expected)
+        log.abandon().reopen()
+        assert segments(log) == segments(twin)
+        log.close()
+    assert kills > 15
+
+
+def test_a_job_that_no_longer_fits_is_removed(tmp_path: Path) -> None:
+    for number, spoil in enumerate((age, other_segments, lease, half_written)):
+        log = a_log(tmp_path / str(number), 5)
+        job = sharded.start(
+            log.files, log.directory, log.log.segments, prepared(log), scratch=str(tmp_path), salt=SALT
+        )
+        steps(log, job)()
+        assert sharded.unfinished(log.files, log.directory, log.clock) == job
+        spoil(log, job)
+        assert sharded.unfinished(log.files, log.directory, log.clock) is None, spoil
+        assert not Path(job.directory).exists(), spoil
+        if spoil is not half_written:
+            assert not Path(job.scratch).exists(), spoil
+        log.close()
+
+
+def age(log: LogBuilder, job: Job) -> None:
+    log.files.set_mtime(f"{job.directory}/job.json", log.clock.now_ms() - sharded.MAX_AGE_MS - 1)
+
+
+def other_segments(log: LogBuilder, job: Job) -> None:
+    log.clean()
+
+
+def lease(log: LogBuilder, job: Job) -> None:
+    leases.register(
+        log.files, log.directory, "late", 3, log_start=0, log_end=log.log.log_end, now_ms=log.clock.now_ms()
+    )
+
+
+def half_written(log: LogBuilder, job: Job) -> None:
+    Path(job.directory, "job.json").write_text('{"directory": "')
+
+
+def test_damage_sets_the_partition_aside(tmp_path: Path) -> None:
+    log = a_log(tmp_path, 2, transactions=False)
+    path = Path(log.log.segments[2].file)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptBatchError, match="is quarantined"):
+        clean(log)
+    assert str(log.plan()).startswith("users-0: keep: quarantined")
+
+
+def test_damage_of_scratch_files_is_no_damage_of_the_log(tmp_path: Path) -> None:
+    for number, name in enumerate(
+        ("unit-00001.data", "shard-00002.dead", "shard-00000.npz", "unit-00000.npz")
+    ):
+        log = a_log(tmp_path / str(number), 2, transactions=False)
+        job = sharded.start(
+            log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=3, unit_bytes=5000
+        )
+        step = steps(log, job)
+        with pytest.raises(CorruptFileError, match="not as it was written"):
+            while not Path(job.scratch, name).exists():
+                assert step()
+            path = Path(job.scratch, name)
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2 if number else 8] ^= 1
+            path.write_bytes(data)
+            while step():
+                pass
+        sharded.remove(log.files, job.directory)
+        assert log.plan().action == "clean"
+        log.close()
+
+
+def test_progress_reaches_its_end(tmp_path: Path) -> None:
+    log = a_log(tmp_path, 9)
+    job = sharded.start(
+        log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=3, unit_bytes=5000
+    )
+    step = steps(log, job)
+    shares = [0.0]
+    while step():
+        done, total = sharded.done_bytes(log.files, job)
+        shares.append(done / total)
+    assert shares[-1] == 1.0
+    assert all(later >= earlier - 0.34 for earlier, later in pairwise(shares))
