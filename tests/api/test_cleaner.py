@@ -559,7 +559,8 @@ def test_everything_at_once(tmp_path, strategy):
         def cleaned():
             return [done for done in logs.cleaner.history() if (done.topic, done.result) == ("users", "ok")]
 
-        until(lambda: over.is_set() or cleaned(), seconds=30)
+        if strategy == "kafka":  # by accounts the drive is within its target whenever the janitor was there
+            until(lambda: over.is_set() or cleaned(), seconds=30)
         over.set()
         for worker in workers:
             worker.join(60)
