@@ -1,0 +1,137 @@
+"""One giant partition cleaned by many tasks in a Spark session, with tasks and drivers that die."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import lastword
+import lastword.spark
+from lastword.spark import sharded as distributed
+from tests.spark.conftest import append, create, numbered, read_directly
+from tests.spark.test_spark import clean_here
+
+EXTRACT, RESOLVE, REWRITE = distributed._extract, distributed._resolve, distributed._rewrite_one
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Topic t: a partition of 2400 records in many segments, and a small one."""
+    root = tmp_path / "log"
+    create(root, "t", 2, segment_bytes="8KiB", index_interval_bytes=200)
+    append(root, "t", 0, [numbered(n, 40, 130) for n in range(0, 2400, 40)])
+    append(root, "t", 1, [numbered(n, 20, 9) for n in range(100)])
+    return root
+
+
+def files(root: Path, partition: int) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (root / f"t-{partition}").glob("*.log")}
+
+
+def left_over(root: Path) -> list[Path]:
+    return [*root.rglob("sharded-*"), *root.rglob("planned-*"), *root.rglob("rewrite-*")]
+
+
+def test_the_same_as_the_embedded_clean(spark: Any, root: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(root, tmp_path / "copy")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    told: list[Any] = []
+    given = {"task_bytes": 20_000, "scratch": str(scratch)}
+    planned = {row.partition: row for row in lastword.spark.plan(spark, str(root), "t", **given).collect()}
+    rounds = {
+        row.partition: row
+        for row in lastword.spark.clean(spark, str(root), "t", progress=told.append, **given).collect()
+    }
+    for here in clean_here(copy):
+        row, plan = rounds[here.partition], planned[here.partition]
+        assert (row.records_read, row.records_kept) == (here.records_read, here.records_kept)
+        assert tuple(row.removed) == tuple(here.removed.to_dict().values())
+        assert row.written_bytes == here.written_bytes == plan.write_bytes
+        assert row.certificate.content_digest == here.certificate.content_digest
+        assert row.complete and row.end == here.end and row.segments_after == here.segments_after
+    assert read_directly(root) == read_directly(copy)
+    assert [len(data) for data in files(root, 0).values()] == [len(data) for data in files(copy, 0).values()]
+    assert told[-1].done_bytes == told[-1].total_bytes
+    assert not left_over(root) and not list(scratch.iterdir())
+
+
+def test_each_step_dies_once_and_counts_once(
+    spark: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(root, tmp_path / "copy")
+    dying = {"_extract": extract_dies, "_resolve": resolve_dies, "_rewrite_one": rewrite_dies}
+    for name, step in dying.items():
+        monkeypatch.setattr(distributed, name, step)
+    lastword.spark.clean(spark, str(root), "t", 0, task_bytes=20_000)
+    clean_here(copy)
+    assert sorted(path.name for path in root.glob("*.died")) == [
+        "extract.died",
+        "resolve.died",
+        "rewrite.died",
+    ]
+    rows = [row for row in read_directly(root) if row["partition"] == 0]
+    assert rows == [row for row in read_directly(copy) if row["partition"] == 0]
+    assert not left_over(root)
+
+
+def extract_dies(directory: str, number: int) -> Any:
+    return once(directory, "extract", EXTRACT(directory, number))
+
+
+def resolve_dies(directory: str, number: int) -> None:
+    once(directory, "resolve", RESOLVE(directory, number))
+
+
+def rewrite_dies(now_ms: int, directory: str, number: int) -> None:
+    once(directory, "rewrite", REWRITE(now_ms, directory, number))
+
+
+def once(directory: str, step: str, found: Any) -> Any:
+    """The first attempt has done all that there was to do, and fails."""
+    try:
+        os.close(os.open(Path(directory).parents[2] / f"{step}.died", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return found
+    raise RuntimeError("the first attempt dies at its end")
+
+
+def test_a_driver_that_was_killed_is_gone_on_with(spark: Any, root: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(root, tmp_path / "copy")
+    program = f"""
+import os, signal
+from pathlib import Path
+import lastword.spark
+from lastword.cleaner import sharded
+def die(*given):
+    os.kill(os.getpid(), signal.SIGKILL)
+sharded.built_round = die
+from tests.spark.conftest import FOR_TESTS
+spark = lastword.spark.session("local[2,2]", **{{k: v for k, v in FOR_TESTS.items() if k != "spark.master"}})
+lastword.spark.clean(spark, {str(root)!r}, "t", 0, task_bytes=20_000)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, cwd=Path.cwd())
+    assert done.returncode == -signal.SIGKILL
+    (job,) = root.rglob("sharded-*")
+    built = {path: path.stat().st_mtime_ns for path in job.iterdir()}
+    assert any(path.name.startswith("built-") for path in built)
+    steps: list[int] = []
+    found = lastword.spark.clean(
+        spark, str(root), "t", 0, task_bytes=20_000, progress=lambda p: steps.append(p.done_bytes)
+    ).collect()
+    assert found[0].complete
+    clean_here(copy)
+    rows = [row for row in read_directly(root) if row["partition"] == 0]
+    assert rows == [row for row in read_directly(copy) if row["partition"] == 0]
+    assert not left_over(root)
