@@ -1,0 +1,101 @@
+"""Reads topics with Spark, by Kafka's source or by ours, and prints what came. For a Python of its own.
+
+spark_job.py kafka BOOTSTRAP JARS_DIRECTORY   or   spark_job.py lastword DIRECTORY -; cases as a JSON list on
+stdin, each {"name", "stream", "options"}; one JSON line for each case on stdout.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def session(source: str, jars: str) -> Any:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in {
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }.items():
+        builder = builder.config(name, value)
+    if source == "kafka":
+        builder = builder.config("spark.jars", ",".join(map(str, sorted(Path(jars).glob("*.jar")))))
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("OFF")
+    return made
+
+
+def text(data: Any) -> str | None:
+    return None if data is None else base64.b64encode(bytes(data)).decode()
+
+
+def row(one: Any) -> list[Any]:
+    headers = None
+    if "headers" in one.__fields__ and one.headers is not None:
+        headers = [[header.key, text(header.value)] for header in one.headers]
+    return [
+        one.topic,
+        one.partition,
+        one.offset,
+        round(one.timestamp.timestamp() * 1000),
+        one.timestampType,
+        text(one.key),
+        text(one.value),
+        headers,
+    ]
+
+
+def read(spark: Any, source: str, address: str, case: dict[str, Any]) -> dict[str, Any]:
+    """{"schema", "batches": rows of each micro-batch, sorted}; of a batch read there is one."""
+    reader = (spark.readStream if case["stream"] else spark.read).format(source).options(**case["options"])
+    if source == "kafka":
+        frame = reader.option("kafka.bootstrap.servers", address).load()
+    else:
+        frame = reader.load(address)
+    batches: list[list[Any]] = []
+    if not case["stream"]:
+        batches.append(sorted(row(one) for one in frame.collect()))
+    else:
+        checkpoint = tempfile.mkdtemp()
+        query = (
+            frame.writeStream.foreachBatch(lambda part, _: batches.append(sorted(map(row, part.collect()))))
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            query.awaitTermination(120)
+            if query.isActive:
+                raise RuntimeError("the stream does not end")
+        finally:
+            query.stop()
+            shutil.rmtree(checkpoint, ignore_errors=True)
+    return {"schema": frame.schema.simpleString(), "batches": [rows for rows in batches if rows]}
+
+
+def main() -> None:
+    source, address, jars = sys.argv[1:]
+    spark = session(source, jars)
+    for case in json.load(sys.stdin):
+        try:
+            found = read(spark, source, address, case)
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}"[:2000]}
+        print(json.dumps({"name": case["name"], **found}), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

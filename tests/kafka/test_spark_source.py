@@ -1,0 +1,187 @@
+"""Spark's own Kafka source and ours read the same topics and give the same rows, option by option.
+
+Kafka's source is there for PySpark 4.2 at the newest, ours runs on the PySpark that is installed: each in a
+process of its own, against one real broker, whose directory ours reads while it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from bench.spark_rival import Rival
+
+from tests.kafka.traffic import START_MS, batches, updates
+from tests.support.jars import KafkaMissing, must_not_skip
+from tests.support.kafka import Broker, KafkaRecord, Tools
+
+JOB = Path(__file__).with_name("spark_job.py")
+LATE_MS = START_MS + 10_000_000
+
+
+def case(name: str, *, stream: bool = False, committed: bool = False, **options: str) -> dict[str, Any]:
+    if not {"subscribe", "assign", "subscribePattern"} & set(options) and options.pop("topics", "") != "none":
+        options["subscribe"] = "p"
+    return {"name": name, "stream": stream, "committed": committed, "options": options}
+
+
+def offsets(**partitions: int) -> str:
+    return json.dumps({"p": {name[1:]: offset for name, offset in partitions.items()}})
+
+
+SAME = [
+    case("every record"),
+    case("two topics", subscribe="p,q"),
+    case("assign", assign='{"p":[0,2]}'),
+    case("pattern", subscribePattern="[pq]"),
+    case("a pattern that nothing matches", subscribePattern="none-.*"),
+    case("headers", includeHeaders="true"),
+    case("offsets", startingOffsets=offsets(p0=5, p1=-2, p2=3), endingOffsets=offsets(p0=20, p1=-1, p2=3)),
+    case("earliest to latest", startingOffsets="earliest", endingOffsets="latest"),
+    case("times", startingTimestamp=str(START_MS + 3000), endingTimestamp=str(START_MS + 9000)),
+    case(
+        "times by partition",
+        startingOffsetsByTimestamp=offsets(p0=START_MS + 1000, p1=START_MS, p2=START_MS + 5000),
+        endingOffsetsByTimestamp=offsets(p0=START_MS + 9000, p1=START_MS + 8000, p2=LATE_MS),
+    ),
+    case("a time wins over offsets", startingTimestamp=str(START_MS + 6000), startingOffsets="earliest"),
+    case(
+        "a time after every record, strategy latest",
+        startingTimestamp=str(LATE_MS),
+        startingOffsetsByTimestampStrategy="latest",
+    ),
+    case("many partitions", minPartitions="9"),
+    case("few records in each task", maxRecordsPerPartition="7"),
+    case("both limits", maxRecordsPerPartition="20", minPartitions="5"),
+    case("failOnDataLoss=false", failOnDataLoss="false"),
+    case("transactions, uncommitted", subscribe="tx"),
+    case("transactions, committed", committed=True, subscribe="tx"),
+    case("stream", stream=True, startingOffsets="earliest"),
+    case("stream, headers", stream=True, startingOffsets="earliest", includeHeaders="true", subscribe="q"),
+    case("stream from the end", stream=True),
+    case("stream from offsets", stream=True, startingOffsets=offsets(p0=30, p1=-2, p2=-1)),
+    case("stream from a time", stream=True, startingTimestamp=str(START_MS + 6000)),
+    case("stream in small batches", stream=True, startingOffsets="earliest", maxOffsetsPerTrigger="50"),
+    case(
+        "stream with a minimum",
+        stream=True,
+        startingOffsets="earliest",
+        minOffsetsPerTrigger="10",
+        maxTriggerDelay="1s",
+    ),
+    case("stream of transactions", stream=True, committed=True, startingOffsets="earliest", subscribe="tx"),
+]
+
+REFUSED = [
+    case("no topic", topics="none"),
+    case("two choices", subscribe="p", assign='{"p":[0]}'),
+    case("an unknown topic", subscribe="nothing"),
+    case("batch from latest", startingOffsets="latest"),
+    case("batch from -1", startingOffsets=offsets(p0=-1, p1=0, p2=0)),
+    case("batch to earliest", endingOffsets="earliest"),
+    case("batch to -2", endingOffsets=offsets(p0=-2, p1=1, p2=1)),
+    case("a partition is missing", startingOffsets=offsets(p0=0, p1=0)),
+    case("a partition too many", startingOffsets=offsets(p0=0, p1=0, p2=0, p3=0)),
+    case("no JSON", startingOffsets="{p}"),
+    case("a time after every record", startingTimestamp=str(LATE_MS)),
+    case("minimum above maximum", stream=True, minOffsetsPerTrigger="9", maxOffsetsPerTrigger="3"),
+    case("a stream with an end", stream=True, endingOffsets="latest"),
+    case("no number", minPartitions="many"),
+]
+
+
+@pytest.fixture(scope="module")
+def answers(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, Any]]]:
+    """{source: {case: what it printed}}"""
+    try:
+        rival = Rival.find_or_install()
+    except KafkaMissing as missing:
+        if must_not_skip(missing):
+            raise
+        pytest.skip(str(missing))
+    directory = tmp_path_factory.mktemp("parity") / "data"
+    with Broker(tools, directory) as broker:
+        broker.create_topic("p", 3)
+        broker.create_topic("q", 1, message_timestamp_type="LogAppendTime")
+        broker.create_topic("tx", 1)
+        for partition, count in ((0, 120), (1, 70), (2, 90)):
+            broker.produce("p", [_placed(part, partition) for part in batches(updates(count, 20, partition))])
+        for codec in ("none", "zstd", "lz4", "gzip", "snappy"):
+            broker.produce("q", [updates(15, 5, 7)], compression_type=codec)
+        broker.keep_producer("a", transactional_id="a")
+        rows = updates(40, 9, 11)
+        broker.send("tx", ("a", "begin"), ("a", rows[:10]), ("a", "commit"))
+        broker.send("tx", ("a", "begin"), ("a", rows[10:20]), ("a", "abort"))
+        broker.send("tx", ("a", "begin"), ("a", rows[20:30]), ("a", "commit"), ("a", "close"))
+        yield {
+            "kafka": _run(str(rival.python), "kafka", broker.bootstrap, str(rival.jars)),
+            "lastword": _run(sys.executable, "lastword", str(directory), "-"),
+        }
+
+
+def _placed(records: Any, partition: int) -> list[KafkaRecord]:
+    from dataclasses import replace
+
+    return [replace(record, partition=partition) for record in records]
+
+
+def _run(python: str, source: str, address: str, jars: str) -> dict[str, Any]:
+    isolation = {
+        "kafka": ("kafka.isolation.level", "read_uncommitted", "read_committed"),
+        "lastword": ("isolationLevel", "read_uncommitted", "read_committed"),
+    }[source]
+    cases = [
+        {**one, "options": {**one["options"], isolation[0]: isolation[1 + one["committed"]]}}
+        for one in SAME + REFUSED
+    ]
+    env = {
+        **os.environ,
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    env.pop("SPARK_HOME", None)
+    done = subprocess.run(
+        [python, str(JOB), source, address, jars],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == len(cases), f"{source} ended with {done.returncode}: {done.stderr[-3000:]}"
+    return {one["name"]: one for one in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [one["name"] for one in SAME])
+def test_both_give_the_same_rows(answers: dict[str, dict[str, Any]], name: str) -> None:
+    kafka, ours = answers["kafka"][name], answers["lastword"][name]
+    assert "error" not in kafka, kafka
+    assert ours == kafka
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [one["name"] for one in REFUSED])
+def test_both_refuse(answers: dict[str, dict[str, Any]], name: str) -> None:
+    kafka, ours = answers["kafka"][name], answers["lastword"][name]
+    assert "error" in kafka, kafka
+    assert "error" in ours and "lastword" in ours["error"], ours
+
+
+@pytest.mark.slow
+def test_the_cases_have_rows(answers: dict[str, dict[str, Any]]) -> None:
+    """A source that gives nothing would pass every comparison."""
+    rows = {name: sum(map(len, one.get("batches", []))) for name, one in answers["lastword"].items()}
+    assert rows["every record"] == 280 and rows["two topics"] == 280 + 75
+    assert rows["transactions, committed"] == 20 and rows["transactions, uncommitted"] == 30
+    assert len(answers["lastword"]["stream in small batches"]["batches"]) > 4
