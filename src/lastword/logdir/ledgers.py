@@ -150,13 +150,15 @@ class Ledgers:
         slot = self._slots.get(tp)
         return None if slot is None else slot.ledger
 
-    def forget(self, tp: TopicPartition) -> None:
-        """What is in memory of a partition is not true any more."""
+    def forget(self, tp: TopicPartition, *, cut: bool = False) -> None:
+        """What is in memory of a partition is not true any more. `cut`: only its end goes, so what was
+        appended so far does not count once more."""
         with self._lock:
             slot = self._slots.pop(tp, None)
             if slot is not None:
                 slot.ledger = None
-            self._reached.pop(tp, None)
+            if not cut:
+                self._reached.pop(tp, None)
             self.seen.pop(tp, None)
 
     @property

@@ -570,7 +570,7 @@ class LogDirectory:
         tp = TopicPartition(topic, partition)
         with self.claim(topic, partition):
             log = self.log(topic, partition)
-            self.ledgers.forget(tp)
+            self.ledgers.forget(tp, cut=True)
             with log.lock, self._checkpoint_lock:
                 segments = log.segment_set
                 base = segments[max(0, segments.floor(offset))].base_offset
