@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import shutil
 import threading
@@ -289,3 +290,14 @@ def test_the_lock_is_free_again_after_a_take_in_that_failed(
         LogDirectory.open(str(tmp_path), "a")
     monkeypatch.undo()
     LogDirectory.open(str(tmp_path), "a").close()
+
+
+def test_a_directory_that_was_let_go_ends_its_watch(tmp_path: Path) -> None:
+    make(tmp_path)
+    directory = LogDirectory.open(str(tmp_path), "a")
+    watch = inbox.Watch(directory, every_seconds=0.01)
+    directory.close()
+    del directory
+    gc.collect()
+    watch._thread.join(timeout=5)
+    assert not watch._thread.is_alive()

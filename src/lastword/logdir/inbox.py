@@ -39,6 +39,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -313,7 +314,7 @@ class Watch:
     """
 
     def __init__(self, directory: LogDirectory, every_seconds: float = 0.1) -> None:
-        self._directory = directory
+        self._directory = weakref.ref(directory)  # one that was let go without a close ends its watch
         self._every = every_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lastword-inbox", daemon=True)
@@ -322,17 +323,25 @@ class Watch:
     def _run(self) -> None:
         seen: int | None = None
         while not self._stop.wait(self._every):
-            try:
-                facts = self._directory.files.stat(self._directory.path)
-                changed = None if facts is None else facts.mtime_ms
-                if changed == seen and not self._recent(changed):
-                    continue
-                if pending(self._directory.files, self._directory.path):
-                    take_in(self._directory)
-                seen = changed
-            except LastwordError as error:
-                log.warning("lastword: the inbox of %s: %s", self._directory.path, error)
-                seen = None
+            directory = self._directory()
+            if directory is None:
+                return
+            seen = self._look(directory, seen)
+            del directory
+
+    def _look(self, directory: LogDirectory, seen: int | None) -> int | None:
+        """One look; the root's time of change that needs no other, None if the next look must list."""
+        try:
+            facts = directory.files.stat(directory.path)
+            changed = None if facts is None else facts.mtime_ms
+            if changed == seen and not self._recent(changed):
+                return seen
+            if pending(directory.files, directory.path):
+                take_in(directory)
+            return changed
+        except LastwordError as error:
+            log.warning("lastword: the inbox of %s: %s", directory.path, error)
+            return None
 
     @staticmethod
     def _recent(changed: int | None) -> bool:
