@@ -40,6 +40,7 @@
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
     │   ├── OfflineError             what lies in a directory that failed; the others serve
     │   ├── FileVanishedError        also FileNotFoundError: gone since it was listed
+    │   ├── NotSharedError           a worker does not see the directory that the driver works on
     │   └── FileTakenError           also FileExistsError
     └── MissingError      exit 7, also ImportError: install something
 
@@ -479,6 +480,17 @@ class OfflineError(StorageError):
 
 class FileVanishedError(StorageError, FileNotFoundError):
     retriable = True
+
+
+class NotSharedError(StorageError):
+    @classmethod
+    def of(cls, path: str, host: str) -> NotSharedError:
+        return cls(
+            f"{path} is not there on {host}: the driver sees it, this executor does not",
+            remedy="mount the log directory under this name on every machine that runs executors, or run "
+            "Spark where it lies: master local[*]",
+            file=path,
+        )
 
 
 class FileTakenError(StorageError, FileExistsError):

@@ -77,6 +77,9 @@ def clean(
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
+    from lastword.spark.shipping import shared_path
+
+    path = shared_path(path)
     from lastword.cleaner import cleaner, sharded
     from lastword.cleaner.report import CleanRound
     from lastword.logdir.inbox import Watch
@@ -137,6 +140,9 @@ def plan(
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
+    from lastword.spark.shipping import shared_path
+
+    path = shared_path(path)
     from lastword.cleaner.choose import Plan
     from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.frames import frame_of

@@ -50,12 +50,14 @@ def duplication(
     from lastword.api.duplicates import check_by
     from lastword.spark.frames import frame_of
     from lastword.spark.session import need_pyspark
+    from lastword.spark.shipping import shared_path
     from lastword.spark.tasks import run_tasks
     from lastword.tools.duplication import Duplication, of_sketches
     from lastword.tools.sketches import Sketch
 
     need_pyspark()
     check_by(by)
+    path = shared_path(path)
     with lastword.open(path) as logs:
         chosen: dict[str, list[int]] = {}
         for name, number in logs._chosen(topic, partition):
@@ -149,10 +151,12 @@ def verify(
     import lastword
     from lastword.spark.frames import frame_of
     from lastword.spark.session import need_pyspark
+    from lastword.spark.shipping import shared_path
     from lastword.spark.tasks import run_tasks
     from lastword.tools.problem import Problem
 
     need_pyspark()
+    path = shared_path(path)
     with lastword.open(path) as logs:
         work = [_Checked(path, name, number, quick) for name, number in logs._chosen(topic, partition)]
     problems: dict[Problem, None] = {}  # a checkpoint that cannot be read is met by every task

@@ -318,7 +318,7 @@ def _keys(text: str) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
-def _path(text: str) -> str:
+def absolute_path(text: str) -> str:
     """A directory that driver and tasks see under the same name. Relative to the driver's working
     directory.
     """
@@ -336,7 +336,7 @@ def _text(text: str) -> str:
 
 
 READ: dict[str, Callable[[str], Any]] = {
-    "path": _path,
+    "path": absolute_path,
     "subscribe": _names,
     "assign": _assignment,
     "subscribePattern": _pattern,
@@ -369,7 +369,7 @@ STREAM: dict[str, Callable[[str], Any]] = {
 }
 
 WRITE: dict[str, Callable[[str], Any]] = {
-    "path": _path,
+    "path": absolute_path,
     "topic": _text,
     "partitions": _count,
     "ack": _one_of("disk", "os"),

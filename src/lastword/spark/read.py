@@ -33,6 +33,7 @@ from lastword.segment.segment import Segment
 from lastword.spark import ranges, snapshot
 from lastword.spark.options import ReadOptions
 from lastword.spark.schema import CHANGE, arrow_schema, check_projection
+from lastword.spark.shipping import Shipped, need_directory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +70,7 @@ class LogPartition(InputPartition):
         return f"{self.topic}-{self.partition}"
 
 
-class LogReader(DataSourceReader):
+class LogReader(Shipped, DataSourceReader):
     """One loaded DataFrame. `pushFilters` is left alone on purpose: in PySpark 4.1 to 4.3 the filters of
     one query leak into another query on the same DataFrame, which then silently lacks rows. Options select
     instead.
@@ -163,6 +164,7 @@ def read_batches(
     files: Files = DEFAULT,
 ) -> Iterator[pa.RecordBatch]:
     """What a task yields: in offset order, with `columns` in the Arrow schema that Spark demands."""
+    need_directory(task.directory)
     if options.view != "log":
         from lastword.spark.latest import newest_chunks
 

@@ -43,6 +43,7 @@ from lastword.spark import snapshot
 from lastword.spark.options import ReadOptions
 from lastword.spark.read import LogPartition, cut_points, plan, read_batches
 from lastword.spark.schema import check_projection
+from lastword.spark.shipping import Shipped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +53,7 @@ Place = tuple[str, int]
 Offsets = dict[Place, int]
 
 
-class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One query's source. `clock` is for tests: seconds, monotonic."""
 
     def __init__(

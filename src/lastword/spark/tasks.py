@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from lastword import kernels
+from lastword.spark.shipping import Shipped, need_directory, typed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +38,10 @@ def run_tasks(spark: SparkSession, function: Callable[[Any], Any], values: Seque
     kernels.warm()  # here, or each worker would compile them for itself
     spark.dataSource.register(TaskSource)
     work = base64.b64encode(pickle.dumps((function, list(values)))).decode()
-    rows = spark.read.format(TaskSource.name()).option("work", work).load().collect()
+    try:
+        rows = spark.read.format(TaskSource.name()).option("work", work).load().collect()
+    except PySparkException as error:
+        raise typed(error) from error
     answers = {row["task"]: pickle.loads(row["answer"]) for row in rows}
     return [answers[index] for index in range(len(values))]
 
@@ -61,7 +66,7 @@ class TaskSource(DataSource):
         return TaskReader(self.options["work"])
 
 
-class TaskReader(DataSourceReader):
+class TaskReader(Shipped, DataSourceReader):
     def __init__(self, work: str) -> None:
         self.work = work
 
@@ -72,4 +77,7 @@ class TaskReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[tuple[int, bytes]]:
         assert isinstance(partition, Task)
         function, value = pickle.loads(partition.work)
+        place = getattr(value, "directory", None) or getattr(value, "path", None)
+        if isinstance(place, str):
+            need_directory(place)
         yield partition.index, pickle.dumps(function(value))

@@ -44,6 +44,7 @@ from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import staged
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
+from lastword.spark.shipping import Shipped, need_directory
 from lastword.spark.targets import Target, make_target
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Job:
 
         from lastword.spark.rows import TaskRows
 
+        need_directory(self.home)
         context = TaskContext.get()
         task = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
         query = context.getLocalProperty(QUERY) if context is not None else None
@@ -171,7 +173,7 @@ class Job:
                 discard_job(self.options.path, job)
 
 
-class LogWriter(DataSourceArrowWriter):
+class LogWriter(Shipped, DataSourceArrowWriter):
     """A batch write."""
 
     def __init__(self, job: Job) -> None:
@@ -187,7 +189,7 @@ class LogWriter(DataSourceArrowWriter):
         self.job.abort(messages)
 
 
-class LogStreamWriter(DataSourceStreamArrowWriter):
+class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
     """One micro-batch of a streaming query; Spark makes a writer for each. A batch that is run again, for
     Spark's own note of it was lost with the driver, comes with the same query and batch, and adds nothing."""
 

@@ -1,0 +1,66 @@
+"""What a worker must have before it can run a task of ours: this package, and the log directory.
+
+Both are outside Spark's hands, and without them a task dies with words that help nobody (`No module named
+'lastword'`, a file that is not there). So what travels to tasks unpacks itself by a function that is sent
+along by value, which looks for the package first; and a task looks for its directory before it works.
+
+The package gets there by being installed for the Python that runs the tasks, with the version that the
+driver has: it stands on compiled packages (NumPy, Numba, Arrow) that Spark cannot send.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import socket
+from typing import Any
+
+from lastword import __version__
+from lastword.errors import MissingError, NotSharedError
+from lastword.files import DEFAULT
+from lastword.spark import unpacking
+
+
+class Shipped:
+    """Mixed into what Spark pickles to tasks."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _by_value()
+        return unpacking.unpack, (pickle.dumps((type(self), self.__dict__)), __version__)
+
+
+def _by_value() -> None:
+    """Let PySpark's pickler send the function's code, not its name; told once in a process."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(unpacking)
+
+
+def shared_path(path: str) -> str:
+    """The directory's absolute name: relative ones mean something else in each worker."""
+    from lastword.spark.options import Problem, absolute_path
+
+    try:
+        return absolute_path(path)
+    except Problem as problem:
+        from lastword.errors import UsageError
+
+        raise UsageError(f"the log directory {path!r} {problem}") from None
+
+
+def need_directory(path: str) -> None:
+    """In a task, before anything else: NotSharedError unless it sees the directory."""
+    if not DEFAULT.is_dir(path):
+        raise NotSharedError.of(path, socket.gethostname())
+
+
+def typed(error: Exception) -> Exception:
+    """What a task failed with, out of Spark's words, if it is an error of this module; else as it is."""
+    text = str(error)
+    found = re.search(r"lastword\.errors\.NotSharedError: (.*)(?:\n\s*fix: (.*))?", text)
+    if found is not None:
+        return NotSharedError(found[1], remedy=found[2])
+    found = re.search(rf"(?:ModuleNotFound|Import)Error: ({unpacking.MISSING} .*)(?:\n\s*fix: (.*))?", text)
+    if found is not None:
+        return MissingError(found[1], remedy=found[2])
+    return error

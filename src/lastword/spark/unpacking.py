@@ -1,0 +1,34 @@
+"""The one function that goes to workers as code, not as a name: it says what is wrong where lastword is
+absent. So it stands on nothing of this package, and all it needs it imports itself.
+"""
+
+MISSING = "lastword of the driver"
+"""How the sentence begins, by which the driver knows it."""
+
+
+def unpack(packed: bytes, version: str) -> object:
+    """What `shipping.Shipped` packed; ImportError with a remedy where this Python cannot run it."""
+    import pickle
+    import socket
+    import sys
+
+    where = f"{sys.executable} on {socket.gethostname()}, which runs Spark's tasks"
+    fix = (
+        f'\n  fix: pip install "lastword[spark]=={version}" for that Python, '
+        "or set spark.pyspark.python to one that has it"
+    )
+    try:
+        import lastword
+
+        if lastword.__version__ == version:
+            kind, state = pickle.loads(packed)
+            made = kind.__new__(kind)
+            made.__dict__.update(state)
+            return made
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"lastword of the driver ({version}) cannot be loaded by {where}: {error}{fix}"
+        ) from None
+    raise ImportError(
+        f"lastword of the driver is {version}, and {lastword.__version__} is installed for {where}{fix}"
+    )
