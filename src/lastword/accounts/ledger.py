@@ -10,6 +10,10 @@ the limit; from then on its garbage is known exactly.
     rewrite   `resolution`, `sources` (tell the map what a rewrite drops), after each durable swap `swapped`
     keep      `save`, where that costs less than the scan it spares
 
+Only a tombstone asks how many copies of its key are left. So a log without tombstones is rewritten without
+telling the map what goes, which would look every dead record's key up; the first tombstone that comes after
+such a rewrite costs one scan of the log, and from then on copies are counted.
+
 While a rewrite is under way the map only notes what goes; `swapped` counts it, `give_up` forgets it. A round
 that fails in the very swap cannot know which of the two holds: it spoils the ledger, which is thrown away.
 What was saved before is then true of the log, or does not fit it.
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
 NO_FLOOR = (1 << 63) - 1
 FEWEST_SAMPLED_KEYS = 250
 """Below this a segment thought clean may stay so for long: then the estimate of the whole is spread."""
-_VERSION = 1
+_VERSION = 2
 _MAGIC_POSITION = 16  # of a batch's format, the same in all of them
 _TAIL_BYTES = 512
 _SMALLEST_SHARE = 2.0**-40
@@ -145,6 +149,8 @@ class Ledger:
         self.due: NDArray[np.int64] = np.empty(0, np.int64)
         self.transactions_from = -1
         self.ends_old = False
+        self._counts_copies = False  # a tombstone was met, so rewrites tell the map what goes
+        self._uncounted = False  # there was a rewrite that did not: the copies in the map are too many
         self._gone = 0  # leading segments of `running` that have left the log at its front
         self._changed = True
         self._tombstones: Any = None
@@ -186,6 +192,11 @@ class Ledger:
     @property
     def exact(self) -> bool:
         return self.share >= 1.0
+
+    @property
+    def counts_copies(self) -> bool:
+        """Must a rewrite tell the map what it drops? Only for a log that has, or had, tombstones."""
+        return self._counts_copies
 
     @property
     def memory_bytes(self) -> int:
@@ -293,6 +304,16 @@ class Ledger:
         self.spoiled = True  # a scan that is given up in its middle leaves no account
         read = self._scan(below, new, noted, progress, chunk_bytes)
         self.spoiled = False
+        if self._meets_first_tombstone() and self._uncounted:
+            transactions_from, before = self.transactions_from, self.entries[:known]
+            self.begin_anew("its first tombstone came, and copies of keys had not been counted")
+            self._counts_copies = True
+            self.transactions_from = transactions_from
+            self.spoiled = True
+            read += self._scan(below, below, noted, progress, chunk_bytes)
+            self.spoiled = False
+            known, old = 0, before
+            share = -1.0  # ages are known, although the ledger began anew
         if self.share != share:
             known = 0
         if noted is not None and noted.first >= 0:
@@ -308,6 +329,13 @@ class Ledger:
             self._keep_ages(old)
         self._accrue(now_ms, closed=True)
         return read
+
+    def _meets_first_tombstone(self) -> bool:
+        """Is there a tombstone, for the first time in the ledger's life?"""
+        if self._counts_copies or not self.exact:
+            return False
+        self._counts_copies = any(one.tombstones or one.due_tombstones for one in self.running.facts())
+        return self._counts_copies
 
     def _scan(
         self,
@@ -569,6 +597,7 @@ class Ledger:
             )
         end = self.facts()[last].next_offset
         self.running.swapped(self._gone + first, self._gone + last, published.size, published.next_offset)
+        self._uncounted |= not self._counts_copies
         fresh = _entry(published, self.t)
         fresh.rent_at = fresh.rate_at = self.t
         fresh.generation = max(one.generation for one in old) + 1
@@ -616,6 +645,8 @@ class Ledger:
             "gone": self._gone,
             "transactions_from": self.transactions_from,
             "ends_old": self.ends_old,
+            "counts_copies": self._counts_copies,
+            "uncounted": self._uncounted,
             "segments": [list(dataclasses.astuple(one)) for one in self.entries],
         }
         arrays: dict[str, NDArray[Any]] = {
@@ -667,6 +698,8 @@ class Ledger:
         self.due = arrays["due"]
         self.transactions_from = int(header["transactions_from"])
         self.ends_old = bool(header["ends_old"])
+        self._counts_copies = bool(header["counts_copies"])
+        self._uncounted = bool(header["uncounted"])
         self.t = int(header["t"])
         self.seen = (int(header["seen"][0]), int(header["seen"][1]))
         self._changed = False
@@ -686,10 +719,11 @@ class Watched(Segment):
         self._dead = dead
 
     def chunk_reader(self, *args: Any, **options: Any) -> Iterator[Chunk]:
-        if self._ledger.exact:
+        tells = self._ledger.exact and self._ledger.counts_copies
+        if tells:
             options.pop("unwanted", None)  # of a dead record the key is wanted: it has one copy less
         for chunk in super().chunk_reader(*args, **options):
-            if self._ledger.exact:
+            if tells:
                 self._ledger.running.dropping(chunk, self._dead)
             yield chunk
 

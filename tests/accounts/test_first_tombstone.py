@@ -1,0 +1,73 @@
+"""A log without tombstones is rewritten without counting copies; the first tombstone costs one scan."""
+
+import pytest
+
+from tests.accounts.test_stale import look, told, truth
+from tests.cleaner.test_accounted import HOUR, Log
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Only the front was rewritten: older copies of k8 still lie behind it."""
+    made = Log(tmp_path)
+    for number in range(100):
+        made.put((b"k%d" % (number % 9), b"v%d" % number))
+    made.clean()
+    for number in range(60):
+        made.put((b"k%d" % (number % 5), b"w%d" % number))
+    yield made
+    made.close()
+
+
+def test_nothing_was_counted_and_nothing_needed_it(log):
+    log.log.roll()
+    look(log)
+    assert not log.ledger.counts_copies and log.ledger._uncounted
+    assert told(log) == truth(log)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_first_tombstone_scans_once_and_then_copies_are_true(log, restarted):
+    if restarted:
+        log.restart()
+    log.put((b"k1", None), (b"k8", None))
+    log.log.roll()
+    ledger = log.ledger
+    generations = {one.base_offset: one.generation for one in ledger.entries}
+    below = sum(one.size for one in log.log.segments[:-1])
+    limit = log.log.active.base_offset
+    assert ledger.fit(log.log.segments)
+    read = ledger.absorb(log.log.segments[:-1], limit, t=log.log.log_end, now_ms=0)
+    assert read > below  # what is new, and then all of it
+    assert "first tombstone" in ledger.rebuilt_because
+    assert told(log) == truth(log) and ledger.counts_copies and not ledger._uncounted
+    on_disk = [(offset, key) for offset, key, _ in log.records()]
+    found = ledger.tombstones()
+    copies = dict(zip(found.offset.tolist(), found.copies.tolist(), strict=True))
+    by_key = {key: sum(one == key for _, one in on_disk) for key in (b"k1", b"k8")}
+    deleted = {offset: key for offset, key in on_disk if offset in copies}
+    assert {deleted[offset]: count for offset, count in copies.items()} == by_key
+    assert {one.base_offset: one.generation for one in ledger.entries}.items() >= generations.items()
+
+
+def test_a_tombstone_after_uncounted_rewrites_goes_in_its_time_and_not_before(log):
+    log.put((b"k1", None))
+    log.clean()
+    assert b"k1" in {key for _, key, _ in log.records()}  # its clock has only begun
+    log.clock.advance(25 * HOUR)
+    log.clean()
+    log.clean()
+    assert b"k1" not in {key for _, key, _ in log.records()}
+    assert log.live() == {key: value for key, value in log.newest.items() if value is not None}
+
+
+def test_counting_goes_on_when_the_tombstones_are_gone(log):
+    log.put((b"k1", None))
+    log.clean()
+    log.clock.advance(25 * HOUR)
+    log.clean()
+    log.clean()
+    log.put((b"k2", b"more"))
+    log.log.roll()
+    look(log)
+    assert log.ledger.counts_copies and not log.ledger._uncounted
