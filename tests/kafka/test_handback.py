@@ -1,0 +1,313 @@
+"""Logs that were cleaned in parts go back to a real broker, whose own cleaner takes over; and come back.
+
+    broker     makes the topics; an idempotent producer begins; stops
+    lastword   random lives: appends, deletes, rounds over runs of segments, a lease, a job's commit; closes
+    broker     starts with our private files lying there, its cleaner on; the producer goes on; it cleans, twice
+    lastword   what it had in its accounts is not believed any more; verifies, cleans, reads
+
+Beside them lie two logs that are the same to the byte: an old value in the first segment, its tombstone
+behind a run that was cleaned. One has the checkpoint that our rounds recorded, in the other it is too high.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.accounts.ledger import Ledger
+from lastword.cleaner.drive import Place, look, rewrite
+from lastword.cleaner.runs import Columns
+from lastword.clock import ManualClock
+from lastword.files import DEFAULT
+from lastword.logdir import TopicPartition, inbox
+from lastword.partition import staged
+from lastword.records.builder import BatchBuilder
+from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints
+
+SEEDS = range(5)
+LIVES = tuple(f"life{seed}" for seed in SEEDS)
+TOPICS = ("known", "high", *LIVES)
+KEYS = 40
+MINUTE = 60_000
+KAFKA = {
+    "cleanup_policy": "compact",
+    "min_cleanable_dirty_ratio": 0.0001,
+    "delete_retention_ms": 0,
+    "segment_ms": 500,
+}
+OURS = {"cleanup_policy": "compact", "lastword_strategy": "generational", "delete_retention_ms": MINUTE}
+Newest = dict[bytes, bytes | None]
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+@dataclass
+class Story:
+    """What was seen on the way. `newest`: what a dict says, by topic; None for a deleted key."""
+
+    newest: dict[str, Newest] = field(default_factory=lambda: {name: {} for name in TOPICS})
+    rounds: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, tuple[int, int]] = field(default_factory=dict)  # dead records left, blocked tombstones
+    first_dirty: dict[str, int] = field(default_factory=dict)
+    private: set[str] = field(default_factory=set)
+    producers: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Consumed] = field(default_factory=dict)  # before Kafka's cleaner had its turn
+    cleaned: dict[str, Consumed] = field(default_factory=dict)
+    cleaned_to: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+    rebuilt: dict[str, str] = field(default_factory=dict)
+    problems: list[Any] = field(default_factory=list)
+    back: dict[str, Newest] = field(default_factory=dict)
+    broker_log: str = ""
+    dumped: str = ""
+
+
+def first_dirty(root: Path) -> dict[str, int]:
+    rows = (line.split() for line in (root / "cleaner-offset-checkpoint").read_text().split("\n")[2:])
+    return {row[0]: int(row[2]) for row in rows if row}
+
+
+def some_runs(place: Place, rng: random.Random | None, runs: int, span: tuple[int, int] | None = None) -> int:
+    """Rewrite some runs of segments, not all of them; returns how many were."""
+    done = 0
+    for _ in range(runs):
+        seen = look([place], "d", now_ms=place.home.clock.now_ms(), space_target=1.5)
+        account = seen.partitions[0]
+        if not account.segments:
+            break
+        if span is None:
+            assert rng is not None
+            first = rng.randrange(len(account.segments))
+            last = min(first + rng.randrange(3), len(account.segments) - 1)
+        else:
+            first, last = span
+        with place.home.claim(*place.partition):
+            found = rewrite(place, Columns.of(account, seen.t, 0.0).run(account, first, last, 0.0))
+        done += found is not None and found.certificate is not None
+    return done
+
+
+def live_on(logs: Any, name: str, newest: Newest, rng: random.Random, clock: ManualClock) -> int:
+    """One random life: returns how many runs were rewritten."""
+    topic, log = logs.topic(name), logs._log(name, 0)
+    place = Place(TopicPartition(name, 0), logs._home(name, 0))
+    done = 0
+    for number in range(12):
+        for _ in range(rng.randrange(1, 5)):
+            pairs: list[tuple[bytes, bytes | None]] = []
+            for _ in range(rng.randrange(1, 12)):
+                key = b"k%d" % rng.randrange(KEYS)
+                value = None if rng.random() < 0.25 else b"%d of %d" % (rng.randrange(999), number)
+                pairs.append((key, value))
+            topic.extend(pairs, partition=0)
+            newest.update(pairs)
+        log.roll()
+        clock.advance(rng.choice((0, MINUTE // 2, 2 * MINUTE)))
+        if rng.random() < 0.5:
+            done += some_runs(place, rng, rng.randrange(1, 3))
+    return done
+
+
+def held_back(logs: Any, name: str, newest: Newest) -> None:
+    """`gone` in the first segment, its tombstone in the third; the second and the third are rewritten."""
+    topic, log = logs.topic(name), logs._log(name, 0)
+    parts: list[list[tuple[bytes, bytes | None]]] = [
+        [(b"gone", b"old"), *((b"a%d" % n, b"v") for n in range(20))],
+        [(b"b%d" % (n % 5), b"v") for n in range(50)],
+        [(b"gone", None), *((b"c%d" % (n % 5), b"v") for n in range(50))],
+    ]
+    for pairs in parts:
+        topic.extend(pairs, partition=0)
+        newest.update(pairs)
+        log.roll()
+    seen = [one.base_offset for one in log.segments]
+    rewritten = some_runs(
+        Place(TopicPartition(name, 0), logs._home(name, 0)), None, 1, (len(seen) - 3, len(seen) - 2)
+    )
+    assert rewritten == 1
+
+
+def ours(root: Path, told: Story) -> None:
+    """What lastword does with the directory."""
+    clock = ManualClock(now_ms() - 120 * MINUTE)
+    with lastword.open(root, "a", clock=clock) as logs:
+        for name in TOPICS:
+            logs.topic(name).set_config(**OURS)
+        for seed, name in zip(SEEDS, LIVES, strict=True):
+            rng = random.Random(seed)
+            told.rounds[name] = live_on(logs, name, told.newest[name], rng, clock)
+            mine = [(b"mine", b"%d" % seed)]
+            logs.topic(name).extend(mine, producer="mine", sequence=0)
+            told.newest[name].update(mine)
+        logs.topic("life0").lease("replica")  # of a reader that begins with nothing
+        for name in ("known", "high"):
+            held_back(logs, name, told.newest[name])
+        for name in TOPICS:
+            account = look(
+                [Place(TopicPartition(name, 0), logs._home(name, 0))], "d", now_ms=0, space_target=1.5
+            ).partitions[0]
+            told.parts[name] = (
+                sum(one.dead_records for one in account.segments),
+                sum(one.blocked_tombstone_bytes for one in account.segments),
+            )
+    job_commits(root, told)
+    told.first_dirty = first_dirty(root)
+    told.private = {path.name for path in root.rglob("*") if "lastword" in str(path.relative_to(root))}
+    text = (root / "cleaner-offset-checkpoint").read_text()
+    low = told.first_dirty["high"]
+    with lastword.open(root) as logs:
+        end = logs._view("high", 0).log_end
+    assert low < end and f"high 0 {low}\n" in text
+    (root / "cleaner-offset-checkpoint").write_text(text.replace(f"high 0 {low}\n", f"high 0 {end}\n"))
+
+
+def job_commits(root: Path, told: Story) -> None:
+    """A job that holds no lock leaves a note of its name in the root."""
+    builder = BatchBuilder(0)
+    builder.append(now_ms(), b"job", b"1")
+    writer = staged.StagedWriter(DEFAULT, str(root), "life1", 0, "j", (0, 0))
+    writer.write([builder.build(0)], 1)
+    closed = writer.close(sync=True)
+    assert closed is not None
+    manifest = inbox.Manifest("j", (closed,), sync=True, writer="nightly", sequence=1)
+    inbox.commit(
+        str(root),
+        manifest,
+        DEFAULT,
+        lambda: lastword.logdir.LogDirectory.open(str(root), "a", DEFAULT, ManualClock(now_ms())),
+        patience_seconds=5.0,
+        now_ms=now_ms,
+    )
+    told.newest["life1"][b"job"] = b"1"
+
+
+def wait_until_cleaned(broker: Broker, ends: dict[str, int], seconds: float = 40) -> dict[str, int]:
+    end = time.monotonic() + seconds
+    while True:
+        reached = first_dirty(broker.directory)
+        if all(reached.get(name, -1) >= offset for name, offset in ends.items()):
+            return reached
+        assert time.monotonic() < end, (reached, ends)
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    root = tmp_path_factory.mktemp("handback")
+    cleaning = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "200"}
+    broker = Broker(tools, root / "logs", cleaning, keeps_port=True)
+    told = Story()
+
+    def send(name: str, key: bytes, value: bytes | None) -> int:
+        told.newest[name][key] = value
+        return broker.send(name, ("p", [KafkaRecord(key, value, now_ms())]))[-1]
+
+    with broker:
+        broker.create_topics({name: KAFKA for name in TOPICS})
+        broker.keep_producer("p", enable_idempotence="true")
+        for name in TOPICS:
+            for number in range(3):
+                send(name, b"from kafka %d" % number, b"v")
+            told.producers[name] = broker.producers(name)
+    ours(broker.directory, told)
+    with broker:
+        for name in TOPICS:
+            told.found[name] = broker.producers(name)
+        told.given = broker.consume(*TOPICS)
+        for number in range(2):
+            ends = {name: send(name, b"then %d" % number, b"v") for name in TOPICS}
+            time.sleep(0.8)  # longer than segment.ms: the next record closes the segment
+            for name in TOPICS:
+                send(name, b"from kafka 0", b"%d" % number)
+            told.cleaned_to = wait_until_cleaned(broker, ends)
+        told.cleaned = broker.consume(*TOPICS)
+        told.broker_log = broker.log_text
+    come_back(broker.directory, told)
+    files = [path for name in TOPICS for path in sorted((broker.directory / f"{name}-0").glob("*.log"))]
+    told.dumped = tools.dump_log(files)
+    yield told
+
+
+def come_back(root: Path, told: Story) -> None:
+    with lastword.open(root) as logs:
+        for name in TOPICS:
+            view = logs._view(name, 0)
+            ledger = Ledger.open(DEFAULT, view.directory, view.segments, map_bytes=1 << 20)
+            told.rebuilt[name] = ledger.rebuilt_because
+        told.problems += logs.verify().problems
+    with lastword.open(root, "a", clock=ManualClock(now_ms())) as logs:
+        assert all(done.certificate is None or done.complete for done in logs.clean())
+        told.problems += logs.verify().problems
+        for name in TOPICS:
+            told.back[name] = {record.key: record.value for record in logs.topic(name).read()}
+
+
+def alive(newest: Newest) -> Newest:
+    return {key: value for key, value in newest.items() if value is not None}
+
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+def test_the_logs_were_cleaned_in_parts(story: Story) -> None:
+    """Otherwise nothing below says anything: dead records and blocked tombstones are left."""
+    assert all(story.rounds[name] >= 2 for name in LIVES)
+    assert all(story.parts[name][0] > 0 for name in LIVES)
+    assert story.parts["known"][1] > 0 and sum(story.parts[name][1] > 0 for name in LIVES) >= 3
+    assert {"accounts", "producers", "lease-replica", "lastword.writers", "lastword.toml"} <= story.private
+    assert {"survivorship", "dropped-tombstones"} <= story.private
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_a_broker_serves_them_with_our_files_lying_there(name: str, story: Story) -> None:
+    seen = story.given[f"{name}-0"].newest()
+    live = {key: value for key, value in story.newest[name].items() if key and not key.startswith(b"then")}
+    assert {k: v for k, v in alive(seen).items() if k != b"from kafka 0"} == {  # type: ignore[arg-type]
+        k: v for k, v in alive(live).items() if k != b"from kafka 0"
+    }
+    told = {one["id"]: one for one in story.found[name]}
+    for one in story.producers[name]:
+        assert told[one["id"]] == one, "the producer's sequence goes on"
+
+
+@pytest.mark.parametrize("name", [name for name in TOPICS if name != "high"])
+def test_its_cleaner_brings_no_deleted_key_back(name: str, story: Story) -> None:
+    seen = story.cleaned[f"{name}-0"]
+    assert story.cleaned_to[name] > story.given[f"{name}-0"].end
+    assert alive(seen.newest()) == alive(story.newest[name])  # type: ignore[arg-type]
+    offsets = [one.offset for one in seen.records]
+    assert offsets == sorted(set(offsets))
+    assert len(offsets) < len(story.given[f"{name}-0"].records) + 4, "it had something to clean"
+
+
+def test_the_checkpoint_is_never_above_a_killer_whose_victim_is_on_disk(story: Story) -> None:
+    """With it at the end of what was cleaned, Kafka's cleaner takes the tombstone for old enough and never
+    learns of the value below: the same bytes, and the deleted key is back."""
+    tombstones = [one.offset for one in story.given["known-0"].records if one.key == b"gone"]
+    assert story.first_dirty["known"] <= tombstones[-1]
+    assert story.cleaned["known-0"].newest().get(b"gone") is None
+    assert story.given["high-0"].newest()[b"gone"] is None
+    assert story.cleaned["high-0"].newest()[b"gone"] == b"old"
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_back_here_its_accounts_are_not_believed(name: str, story: Story) -> None:
+    assert story.rebuilt[name] != ""
+    if name != "high":
+        assert alive(story.back[name]) == alive(story.newest[name])
+
+
+def test_nobody_has_anything_to_complain_of(story: Story) -> None:
+    assert story.problems == []
+    assert complaints(story.dumped, emptied=True) == []
+    assert [line for line in story.broker_log.splitlines() if " ERROR " in line] == []
