@@ -2,7 +2,7 @@
 
     broker     makes the topics; an idempotent producer begins; stops
     lastword   random lives: appends, deletes, rounds over runs of segments, a lease, a job's commit; closes
-    broker     starts with our private files lying there, its cleaner on; the producer goes on; it cleans, twice
+    broker     starts with our private files lying there; the producer goes on; its cleaner cleans, twice
     lastword   what it had in its accounts is not believed any more; verifies, cleans, reads
 
 Beside them lie two logs that are the same to the byte: an old value in the first segment, its tombstone
@@ -213,7 +213,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         return broker.send(name, ("p", [KafkaRecord(key, value, now_ms())]))[-1]
 
     with broker:
-        broker.create_topics({name: KAFKA for name in TOPICS})
+        broker.create_topics(dict.fromkeys(TOPICS, KAFKA))
         broker.keep_producer("p", enable_idempotence="true")
         for name in TOPICS:
             for number in range(3):
