@@ -169,7 +169,7 @@ class Ledger:
         one. Never raises for what the file holds."""
         path = _path(directory, names.ACCOUNTS)
         try:
-            found = snapshot.load(files, path)
+            found = snapshot.load(files, path, room={"map_arena": map_bytes & ~7})
             if found is None:
                 return cls(files, directory, map_bytes=map_bytes, salt=salt)
             ledger = cls(files, directory, map_bytes=map_bytes, salt=salt)
@@ -682,7 +682,7 @@ class Ledger:
         self.entries = entries
         self.share = float(header["share"])
         try:
-            self.running = RunningResolution.from_parts(parts, map_bytes=self.map_bytes)
+            self.running = RunningResolution.from_parts(parts, map_bytes=self.map_bytes, give=True)
         except MapFull:
             return "it does not fit the memory that it may take now"
         self._gone = int(header["gone"])

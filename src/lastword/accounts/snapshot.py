@@ -67,8 +67,12 @@ def save(files: Files, path: str, header: Mapping[str, Any], arrays: Mapping[str
     return size
 
 
-def load(files: Files, path: str) -> Snapshot | None:
-    """The snapshot, checked; None if there is none. CorruptFileError if it is damaged."""
+def load(files: Files, path: str, *, room: Mapping[str, int] | None = None) -> Snapshot | None:
+    """The snapshot, checked; None if there is none. CorruptFileError if it is damaged.
+
+    `room`: bytes for arrays of these names. One that fits is the beginning of an array (its `base`, uint8) of
+    so many bytes, of which the system gives only what is touched: it can grow without a copy.
+    """
     if not files.exists(path):
         return None
     with files.open_read(path) as handle:
@@ -77,7 +81,7 @@ def load(files: Files, path: str) -> Snapshot | None:
         crc = google_crc32c.value(handle.pread(position, 0))
         arrays: dict[str, NDArray[Any]] = {}
         for name, kind, shape in header.pop("arrays"):
-            array = _empty(path, kind, shape, size - position)
+            array = _empty(path, kind, shape, size - position, (room or {}).get(name, 0))
             data = array.reshape(-1).view(np.uint8)
             for start in range(0, len(data), _PIECE):
                 piece = data[start : start + _PIECE]
@@ -136,7 +140,7 @@ def _header(handle: Handle, path: str, size: int) -> tuple[dict[str, Any], int]:
     return header, _START.size + length
 
 
-def _empty(path: str, kind: Any, shape: Any, left: int) -> NDArray[Any]:
+def _empty(path: str, kind: Any, shape: Any, left: int, room_bytes: int) -> NDArray[Any]:
     """An array of the size that the header says, if the file can hold it."""
     try:
         dtype = np.dtype(kind)
@@ -145,6 +149,9 @@ def _empty(path: str, kind: Any, shape: Any, left: int) -> NDArray[Any]:
             count *= int(length)
         if dtype.hasobject or count < 0 or min(shape, default=0) < 0 or count * dtype.itemsize > left:
             raise ValueError
+        size_bytes = count * dtype.itemsize
+        if dtype == np.uint8 and len(shape) == 1 and size_bytes <= room_bytes:
+            return np.empty(room_bytes, np.uint8)[:size_bytes]
         return np.empty([int(length) for length in shape], dtype)
     except (TypeError, ValueError):
         raise _damaged(path, "an array that cannot be") from None

@@ -177,8 +177,9 @@ class OffsetMap:
         loops.drop_entries(self.arena, self.state, self.words, *store)
         self._rebuild(self.slots.size)
 
-    def load(self, arena: NDArray[np.uint8], used: int, vacancies: int) -> bool:
-        """Take the entries of another map of this salt. False when they do not fit.
+    def load(self, arena: NDArray[np.uint8], used: int, vacancies: int, *, give: bool = False) -> bool:
+        """Take the entries of another map of this salt. False when they do not fit. `give`: nobody else uses
+        the array any more, and if it is the beginning of one of the right size, that becomes the arena.
 
         ValueError if the bytes are not entries end to end, as many as `used`.
         """
@@ -188,7 +189,17 @@ class OffsetMap:
             self.arena = self.spill(2 * self.arena.size)
         if self._arena_share() + slots * SLOT_BYTES > self.map_bytes:
             return False
-        self.arena[: arena.size] = arena
+        whole = arena.base
+        if (
+            give
+            and self.spill is None
+            and isinstance(whole, np.ndarray)
+            and whole.nbytes == self.arena.nbytes
+        ):
+            assert whole.ctypes.data == arena.ctypes.data
+            self.arena = whole
+        else:
+            self.arena[: arena.size] = arena
         self.state[loops.USED] = used
         self.state[loops.VACANCIES] = vacancies
         self._rebuild(slots)

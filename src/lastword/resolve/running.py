@@ -281,7 +281,10 @@ class RunningResolution:
     # ---------------------------------------------------------------- kept in a file
 
     def to_parts(self) -> dict[str, Any]:
-        """All of it as arrays and numbers, without slack. Not while a rewrite is under way."""
+        """All of it as arrays and numbers, without slack. Not while a rewrite is under way.
+
+        The keys are no copy, which would take as much memory again: write them before anything changes.
+        """
         self._idle()
         walk = self._walk
         walk.store.compact()
@@ -299,16 +302,24 @@ class RunningResolution:
         }
         if walk.map is not None:
             used, vacancies = (int(walk.state[field]) for field in (fields.USED, fields.VACANCIES))
-            arena = walk.map.arena[: walk.map.arena_bytes].copy()
-            parts |= {"arena": arena, "keys": used, "vacancies": vacancies}
+            parts |= {"arena": walk.map.arena[: walk.map.arena_bytes], "keys": used, "vacancies": vacancies}
         return parts
 
     @classmethod
     def from_parts(
-        cls, parts: Mapping[str, Any], *, map_bytes: int, scratch: str | None = None, threads: int = 1
+        cls,
+        parts: Mapping[str, Any],
+        *,
+        map_bytes: int,
+        scratch: str | None = None,
+        threads: int = 1,
+        give: bool = False,
     ) -> RunningResolution:
         """What `to_parts` gave, with a budget of its own. Raises MapFull; ValueError for parts that do not
         fit together.
+
+        `give`: nobody else uses the arrays any more. Keys that are the beginning of an array of `map_bytes`
+        are then taken over, not copied.
         """
         made = cls(
             map_bytes=map_bytes,
@@ -328,6 +339,7 @@ class RunningResolution:
         if "arena" in parts:
             keys = int(parts["keys"])
             offset_map = walk.make_map(1, 24.0)
-            if not offset_map.load(np.asarray(parts["arena"], np.uint8), keys, int(parts["vacancies"])):
+            arena, vacancies = np.asarray(parts["arena"], np.uint8), int(parts["vacancies"])
+            if not offset_map.load(arena, keys, vacancies, give=give):
                 raise MapFull(keys, map_bytes)
         return made
