@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.cli.output import field_bytes, field_json
+from lastword.api.json_form import field_bytes, field_json
 from lastword.cli.text import cut, escape, key_text, table, value_text
 
 
