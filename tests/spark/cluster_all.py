@@ -1,0 +1,277 @@
+"""lastword on executors of their own: python cluster_all.py MASTER HOME [STEP ...]
+
+Writes and cleans while executors are ended by SIGKILL, with retries and speculative copies; looks at what is
+left. `absent` and `unshared` are about executors that lack the package, or the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import lastword
+import lastword.spark
+from tests.spark.conftest import append, create, numbered
+
+FAST_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+CONF = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": FAST_JVM,
+    "spark.executor.extraJavaOptions": FAST_JVM,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.cores.max": "2",
+}
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "200ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "2s",
+    "spark.speculation.efficiency.enabled": "false",
+}
+STEPS = ("wrote", "killed_in_write", "sped_up", "streamed", "looked", "killed_in_rewrite")
+
+
+def main(master: str, home: Path, steps: list[str]) -> None:
+    conf = dict(CONF)
+    if "sped_up" in steps:
+        conf |= SPECULATION
+    if steps == ["absent"]:
+        conf |= {"spark.pyspark.python": str(home / "python"), "spark.executorEnv.LASTWORD_ABSENT": "yes"}
+    spark = lastword.spark.session(master, **conf)
+    spark.sparkContext.setLogLevel("OFF")
+    root = home / "data"
+    root.mkdir(exist_ok=True)
+    for name in steps:
+        globals()[name](spark, root)
+        print(name, flush=True)
+    spark.stop()
+
+
+def executors(spark: Any) -> list[int]:
+    """Process ids of this application's executors."""
+    wanted = spark.sparkContext.applicationId
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if wanted.encode() in words and any(b"CoarseGrainedExecutorBackend" in word for word in words):
+            found.append(int(path.parent.name))
+    return found
+
+
+def save(frame: Any, root: Path, topic: str) -> None:
+    frame.write.format("lastword").mode("append").options(topic=topic, partitions="2").save(str(root))
+
+
+def values(root: Path, topic: str) -> list[str]:
+    with lastword.open(root) as logs:
+        return sorted(r.value for r in logs.topic(topic).read())
+
+
+def nothing_staged(root: Path) -> None:
+    """A copy that lost may still be at its end."""
+    deadline = time.monotonic() + 30
+    while left := [str(one) for one in root.rglob("*") if one.name.startswith(("staging-", "open-"))]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+    assert not list(root.glob("lastword.inbox-*"))
+
+
+def odd(name: str, function: Any) -> Any:
+    """A column of strings, by a function that does what an executor should survive."""
+    from pyspark.sql import functions as F
+
+    return F.udf(function, "string")("id").alias(name)
+
+
+def wrote(spark: Any, root: Path) -> None:
+    """By executors, read by executors: the package is where it must be."""
+    save(spark.range(0, 1000, 1, 4).selectExpr("string(id) key", "string(id) value"), root, "plain")
+    frame = spark.read.format("lastword").options(subscribe="plain", view="latest").load(str(root))
+    assert frame.count() == 1000
+
+
+def killed_in_write(spark: Any, root: Path) -> None:
+    mark = str(root.parent / "killed-in-write")
+
+    def deadly(number):  # the last row of one task: all others of it are on their way to the sink
+        import os
+        import signal
+        from pathlib import Path
+
+        if number == 29_999:
+            try:
+                os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return f"value-{number}"
+            daemon = Path(f"/proc/{os.getppid()}/stat").read_text()  # this worker's parent; its is the JVM
+            os.kill(int(daemon.rpartition(")")[2].split()[1]), signal.SIGKILL)
+        return f"value-{number}"
+
+    before = set(executors(spark))
+    frame = spark.range(0, 60_000, 1, 4).select("id", odd("value", deadly))
+    save(frame.selectExpr("string(id) key", "value"), root, "w")
+    assert Path(mark).exists() and before - set(executors(spark)), "no executor died"
+    assert values(root, "w") == sorted(f"value-{n}" for n in range(60_000))
+    nothing_left_after_weeks(root, "w")
+
+
+def nothing_left_after_weeks(root: Path, topic: str) -> None:
+    """What a killed attempt staged goes with the job's end; nothing here needs age."""
+    nothing_staged(root)
+    with lastword.open(root) as logs:
+        assert logs.verify(topic).ok
+
+
+def sped_up(spark: Any, root: Path) -> None:
+    home = str(root.parent)
+
+    def slow_once(number):
+        import os
+        import time
+
+        from pyspark import TaskContext
+
+        if number == 399:
+            context = TaskContext.get()
+            os.close(os.open(f"{home}/copy-{context.attemptNumber()}", os.O_CREAT))
+            if context.attemptNumber() == 0:
+                time.sleep(60)
+        return f"value-{number}"
+
+    frame = spark.range(0, 400, 1, 4).select("id", odd("value", slow_once))
+    save(frame.selectExpr("string(id) key", "value"), root, "s")
+    assert Path(home, "copy-1").exists(), "no speculative copy was started"
+    assert values(root, "s") == sorted(f"value-{n}" for n in range(400))
+    nothing_staged(root)
+
+
+def streamed(spark: Any, root: Path) -> None:
+    source = spark.readStream.format("lastword").options(subscribe="plain", startingOffsets="earliest")
+    query = (
+        source.load(str(root))
+        .select("key", "value")
+        .writeStream.format("lastword")
+        .options(topic="copy", checkpointLocation=str(root.parent / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(root))
+    )
+    query.awaitTermination(120)
+    assert len(values(root, "copy")) == 1000
+    nothing_staged(root)
+
+
+def looked(spark: Any, root: Path) -> None:
+    with lastword.open(root) as logs:
+        here = [one.to_dict() for one in logs.duplication("w")]
+    there = lastword.spark.duplication(spark, str(root), "w").collect()
+    assert [row.asDict(recursive=True) for row in there] == here
+    assert lastword.spark.verify(spark, str(root), "w").count() == 0
+
+
+def killed_in_rewrite(spark: Any, root: Path) -> None:
+    """Every executor dies when the first rewritten file appears, of a partition by one task and of one that
+    is shared out; others are started, and the result is that of a cleaning here."""
+    import shutil
+
+    create(root, "c", 2, segment_bytes="1MiB")
+    for number in range(2):
+        batches = [numbered(n, 1000, 5000) for n in range(0, 60_000, 1000)]
+        append(root, "c", number, batches)
+    copy = Path(shutil.copytree(root, root.parent / "cleaned-here"))
+    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
+        logs.clean("c", strategy="kafka")
+    died = []
+    for number, task_bytes in ((0, 1 << 30), (1, 1 << 20)):
+        watch = threading.Thread(target=kill_when_rewriting, args=(spark, root / f"c-{number}", died))
+        watch.start()
+        rounds = lastword.spark.clean(spark, str(root), "c", number, task_bytes=task_bytes).collect()
+        watch.join()
+        assert len(rounds) == 1 and rounds[0].complete
+    assert len(died) >= 2, died
+    with lastword.open(root) as logs, lastword.open(copy) as other:
+        found, expected = ([(r.partition, r.offset, r.key, r.value) for r in one.topic("c").read()]
+                           for one in (logs, other))  # fmt: skip
+        assert found == expected
+        assert logs.verify("c").ok
+    # What a killed attempt had built goes when the partition is cleaned the next time.
+    append(root, "c", 0, [numbered(60_000, 100, 5000)])
+    append(root, "c", 1, [numbered(60_000, 100, 5000)])
+    lastword.spark.clean(spark, str(root), "c")
+    left = [one.name for one in root.glob("c-*/lastword/*") if one.name.startswith(("rewrite-", "job-"))]
+    assert not left, left
+
+
+def kill_when_rewriting(spark: Any, partition: Path, died: list[int]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if any(partition.glob("lastword/rewrite-*")) or any(partition.glob("lastword/**/*.log.cleaned")):
+            for pid in executors(spark):
+                os.kill(pid, signal.SIGKILL)
+                died.append(pid)
+            return
+        time.sleep(0.002)
+
+
+def absent(spark: Any, root: Path) -> None:
+    """Executors whose Python has no lastword: every way in says so, with the remedy."""
+    from lastword.errors import MissingError
+
+    create(root, "t")
+    append(root, "t", 0, [numbered(0, 10, 5)])
+    ways = {
+        "read": lambda: spark.read.format("lastword").options(subscribe="t").load(str(root)).count(),
+        "write": lambda: save(spark.range(3).selectExpr("string(id) key", "string(id) value"), root, "t2"),
+        "clean": lambda: lastword.spark.clean(spark, str(root), "t"),
+    }
+    for name, way in ways.items():
+        try:
+            way()
+        except Exception as error:
+            assert f'fix: pip install "lastword[spark]=={lastword.__version__}" for that Python' in str(error)
+            assert isinstance(error, MissingError) == (name == "clean"), type(error)
+        else:
+            raise AssertionError(f"{name} went well without lastword")
+
+
+def unshared(spark: Any, root: Path) -> None:
+    """A directory that only the driver sees: /proc/self/cwd is another one in each process."""
+    from lastword.errors import NotSharedError
+
+    create(root, "only", 1)
+    append(root, "only", 0, [numbered(0, 10, 5)])
+    seen = "/proc/self/cwd/data"  # the driver and its processes were started in its parent
+    ways = {
+        "read": lambda: spark.read.format("lastword").options(subscribe="only").load(seen).count(),
+        "write": lambda: save(
+            spark.range(3).selectExpr("string(id) key", "string(id) value"), Path(seen), "only2"
+        ),
+        "clean": lambda: lastword.spark.clean(spark, seen, "only"),
+        "verify": lambda: lastword.spark.verify(spark, seen).collect(),
+    }
+    for name, way in ways.items():
+        try:
+            way()
+        except Exception as error:
+            said = str(error)
+            assert "/proc/self/cwd/data" in said and "this executor does not" in said, said[:2000]
+            assert "mount the log directory under this name" in said
+            assert isinstance(error, NotSharedError) == (name in ("clean", "verify")), type(error)
+        else:
+            raise AssertionError(f"{name} went well on a directory that no executor sees")
+    assert values(root, "only") and not list(root.rglob("staging-*"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:] or list(STEPS))
+    print("everything")

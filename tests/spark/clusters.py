@@ -1,0 +1,139 @@
+"""Spark with executors of its own on this machine: `local-cluster`; a standalone master with a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def farm(home: Path) -> Path:
+    """A SPARK_HOME of links: executors of a local cluster leave their `work` in it, not in the package."""
+    import pyspark
+
+    made = home / "spark"
+    made.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        (made / entry.name).symlink_to(entry)
+    return made
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """For a Spark driver. PYTHONPATH has only what these tests are made of: the package is installed."""
+    from lastword.spark.java import find_java, usable_home
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lastword"
+    return {
+        **os.environ,
+        "JAVA_HOME": str(usable_home(find_java(), cache)),
+        "PYTHONPATH": str(HERE.parents[1]),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        **more,
+    }
+
+
+def script(name: str, *arguments: str, home: Path, seconds: int = 300, **more: str) -> list[str]:
+    """Run a script of this folder to its end; the lines that it printed."""
+    command = [sys.executable, str(HERE / name), *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=home,
+        env=environment(home, **more), start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{name} was not done in {seconds} s: {out}\n{err[-3000:]}") from None
+    assert process.returncode == 0, f"{out}\n{err[-5000:]}"
+    return out.split()
+
+
+@contextmanager
+def standalone(home: Path) -> Iterator[str]:
+    """A master and a worker with two cores, by `spark-class`; gives its address."""
+    port = free_port()
+    made = farm(home)
+    quiet = environment(home, SPARK_HOME=str(made), SPARK_WORKER_DIR=str(home / "work"))
+    del quiet["PYTHONPATH"], quiet["PYSPARK_PYTHON"], quiet["PYSPARK_DRIVER_PYTHON"]
+    address = f"spark://127.0.0.1:{port}"
+    daemon = "org.apache.spark.deploy"
+    commands = [
+        [f"{daemon}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"],
+        [
+            f"{daemon}.worker.Worker",
+            "-c",
+            "2",
+            "-m",
+            "2200m",
+            "--host",
+            "127.0.0.1",
+            "--webui-port",
+            "0",
+            address,
+        ],
+    ]
+    log = home / "daemons.log"
+    processes = []
+    try:
+        with log.open("ab") as out:
+            for number, command in enumerate(commands):
+                processes.append(
+                    subprocess.Popen(
+                        [str(made / "bin/spark-class"), *command],
+                        env=quiet,
+                        stdout=out,
+                        stderr=out,
+                        cwd=home,
+                        start_new_session=True,
+                    )
+                )
+                said = "I have been elected leader" if number == 0 else "Successfully registered with master"
+                wait_for(log, said, 90)
+        yield address
+    finally:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_for(log: Path, said: str, seconds: int) -> None:
+    deadline = time.monotonic() + seconds
+    while said not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def python_without(home: Path) -> Path:
+    """A Python that lacks lastword where LASTWORD_ABSENT is set, as it is for executors."""
+    import pyspark
+
+    bare = home / "bare"
+    bare.mkdir()
+    for entry in Path(pyspark.__file__).parents[1].iterdir():
+        if "lastword" not in entry.name and entry.suffix != ".pth":
+            (bare / entry.name).symlink_to(entry)
+    made = home / "python"
+    made.write_text(
+        "#!/bin/sh\n"
+        f'if [ -n "$LASTWORD_ABSENT" ]; then PYTHONPATH="{bare}" exec "{sys.executable}" -S "$@"; fi\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    made.chmod(0o755)
+    return made

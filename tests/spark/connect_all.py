@@ -1,0 +1,144 @@
+"""Everything of lastword on Spark Connect, in one process: python connect_all.py HOME
+
+A client without a SparkContext, and a server that it starts. Each answer is that of the library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+import lastword
+import lastword.spark
+from tests.spark.conftest import append, create, numbered
+
+
+def plain(frame: Any) -> list[dict[str, Any]]:
+    return [row.asDict(recursive=True) for row in frame.collect()]
+
+
+def main(home: Path) -> None:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.remote("local[2]")
+    for name, value in {
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+    }.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    assert "connect" in type(spark).__module__
+    root = home / "data"
+    create(root, "t", 2, segment_bytes="4KiB")
+    for partition in range(2):
+        append(root, "t", partition, [numbered(100 * n, 100, 40) for n in range(4)])
+    for step in (batch, stream, looks, restored, cleaned, expired, refused):
+        step(spark, root)
+        print(step.__name__, flush=True)
+    spark.stop()
+
+
+def batch(spark: Any, root: Path) -> None:
+    lastword.spark.register(spark)  # also known by itself: see `stream`, which loads it by name only
+    reader = spark.read.format("lastword").option("subscribe", "t")
+    assert reader.load(str(root)).count() == 800
+    assert reader.schema("offset long").option("keys", '["key-3"]').load(str(root)).columns == ["offset"]
+    with lastword.open(root) as logs:
+        newest = {(r.partition, r.key): r.value for r in logs.topic("t").read(view="latest")}
+    latest = spark.read.format("lastword").options(subscribe="t", view="latest").load(str(root))
+    assert {(r.partition, bytes(r.key)): bytes(r.value) for r in latest.collect()} == newest
+    rows = [(f"key-{n}", f"value-{n}") for n in range(50)]
+    for _ in range(2):  # the same name: the second one adds nothing
+        frame = spark.createDataFrame(rows, "key string, value string")
+        sink = frame.write.format("lastword").mode("append").options(topic="w", producer="p", sequence="1")
+        sink.save(str(root))
+    with lastword.open(root) as logs:
+        assert {(r.key, r.value) for r in logs.topic("w").read()} == set(rows)
+        assert logs.topic("w").describe()[0].log_end == 50
+
+
+def stream(spark: Any, root: Path) -> None:
+    for more in (0, 30):  # a restart from the checkpoint
+        if more:
+            append(root, "t", 0, [numbered(1000, more, 40)])
+        source = spark.readStream.format("lastword").options(subscribe="t", startingOffsets="earliest")
+        query = (
+            source.option("maxOffsetsPerTrigger", "500")
+            .load(str(root))
+            .select("key", "value", "partition")
+            .writeStream.format("lastword")
+            .options(topic="copy", partitions="2", checkpointLocation=str(root.parent / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(root))
+        )
+        query.awaitTermination(120)
+        assert query.exception() is None
+    with lastword.open(root) as logs:
+        given, copied = ([(r.key, r.value) for r in logs.topic(name).read()] for name in ("t", "copy"))
+        assert len(copied) == 830 and sorted(map(str, given)) == sorted(map(str, copied))
+
+
+def looks(spark: Any, root: Path) -> None:
+    with lastword.open(root) as logs:
+        for exact in (False, True):
+            here = [one.to_dict() for one in logs.duplication("t", exact=exact)]
+            assert plain(lastword.spark.duplication(spark, str(root), "t", exact=exact)) == here
+        newest = [(r.partition, r.key, r.offset) for r in logs.topic("t").read(view="changes")]
+    assert plain(lastword.spark.verify(spark, str(root))) == []
+    told = spark.createDataFrame(newest[1:], "partition int, key binary, offset long")
+    with lastword.open(root) as logs:
+        here = [(one.kind, one.key) for one in logs.topic("t").audit(delivered=told.toArrow()).rows]
+    found = plain(lastword.spark.audit(spark, str(root), "t", delivered=told))
+    assert [(row["kind"], bytes(row["key"])) for row in found] == here
+
+
+def restored(spark: Any, root: Path) -> None:
+    with lastword.open(root) as logs:
+        state = dict(logs.state("w"))
+    frame = lastword.spark.restore(spark, str(root), "w")
+    assert {bytes(r.key).decode(): bytes(r.value).decode() for r in frame.collect()} == state
+    out = str(root.parent / "snapshot")
+    assert plain(lastword.spark.restore(spark, str(root), "w", to=out))[0]["keys"] == 50
+    with lastword.open(root) as logs:
+        assert dict(logs.state("w", snapshot=out)) == state
+
+
+def cleaned(spark: Any, root: Path) -> None:
+    with lastword.open(root) as logs:
+        newest = {(r.partition, r.key): r.value for r in logs.topic("t").read(view="latest")}
+    planned = plain(lastword.spark.plan(spark, str(root), "t"))
+    assert [row["action"] for row in planned] == ["clean", "clean"]
+    rounds = plain(lastword.spark.clean(spark, str(root), "t", 0))
+    rounds += plain(lastword.spark.clean(spark, str(root), "t", 1, task_bytes=1))  # shared out over tasks
+    assert [row["written_bytes"] for row in rounds] == [row["write_bytes"] for row in planned]
+    with lastword.open(root) as logs:
+        assert {(r.partition, r.key): r.value for r in logs.topic("t").read(view="latest")} == newest
+        assert logs.verify().ok
+
+
+def expired(spark: Any, root: Path) -> None:
+    create(root, "old", 1, cleanup_policy="delete", retention_ms="1000", segment_bytes="300")
+    append(root, "old", 0, [numbered(n * 10, 10, 3) for n in range(4)])
+    assert [row["topic"] for row in plain(lastword.spark.expire(spark, str(root)))] == ["old"]
+
+
+def refused(spark: Any, root: Path) -> None:
+    try:
+        spark.read.format("lastword").option("subscribe", "nobody").load(str(root)).count()
+    except Exception as error:
+        assert "no topic 'nobody'" in str(error)
+    else:
+        raise AssertionError("a topic that is not there was read")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    print("everything")

@@ -1,0 +1,398 @@
+"""`make kills-spark N=50`: drivers ended by SIGKILL at every step, and each time everything is there once.
+
+A driver's part of the work is Python and needs no JVM: of the sink, what stages and commits a micro-batch
+(the process beside Spark's driver); of the distributed clean, what chooses, shares out and swaps. Here it
+runs in a fork whose storage sends SIGKILL to its own process before the n-th change, or in the middle of it.
+Then it is started again, as Spark or its user would, and the result must be that of an undisturbed one.
+`--whole`: whole Spark
+drivers, with their JVMs, killed at random moments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import lastword
+from lastword.files.real import OsFiles, OsHandle
+from lastword.logdir.inbox import Watch
+from lastword.logdir.log_dir import LogDirectory
+from tests.spark.conftest import append, create, numbered
+
+HERE = Path(__file__).parent
+BATCHES = 3
+ROWS = 20
+WEEKS_MS = 40 * 24 * 3600 * 1000
+
+FILE_CHANGES = ("open_append", "mkdir", "rmdir", "rename", "unlink", "truncate", "fsync_dir")
+HANDLE_CHANGES = ("append", "pwrite", "truncate", "fsync")
+
+
+def die_at(number: int, torn: bool) -> None:
+    """From here on, this process is killed before its storage's change of this number, from 1; `torn`: if
+    that is an append, half of its bytes are written first.
+    """
+    done = 0
+
+    def guarded(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *given: Any, **named: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done == number:
+                if torn and name == "append":
+                    real(self, bytes(given[0])[: len(given[0]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(self, *given, **named)
+
+        return call
+
+    for kind, names in ((OsFiles, FILE_CHANGES), (OsHandle, HANDLE_CHANGES)):
+        for name in names:
+            setattr(kind, name, guarded(name, getattr(kind, name)))
+
+
+def forked(work: Callable[[], None], kill_at: int | None = None, torn: bool = False) -> int:
+    """The child's process id; it does the work, or dies at that change."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        if kill_at is not None:
+            die_at(kill_at, torn)
+        work()
+        os._exit(0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    os._exit(1)
+
+
+def killed(child: int) -> bool:
+    """Wait for its end: was it by SIGKILL? Any other end but a good one is a failure of the test."""
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0, "the driver failed"
+    return False
+
+
+# ---------------------------------------------------------------- the sink's driver
+
+
+class Context:
+    """What Spark tells a task of a streaming query."""
+
+    def __init__(self, batch: int, task: int, attempt: int) -> None:
+        self.said = {"sql.streaming.queryId": "q", "streaming.sql.batchId": str(batch)}
+        self.task, self.attempt = task, attempt
+
+    def partitionId(self) -> int:
+        return self.task
+
+    def taskAttemptId(self) -> int:
+        return self.attempt
+
+    def getLocalProperty(self, name: str) -> str:
+        return self.said[name]
+
+
+def rows_of(batch: int, task: int) -> list[tuple[bytes, bytes]]:
+    return [(b"key-%d" % (n % 7), b"%d/%d/%d" % (batch, task, n)) for n in range(ROWS)]
+
+
+def drive(root: Path, notes: Path) -> None:
+    """A streaming query's driver: the batches that its notes lack. Each is staged by two tasks, one of them
+    by two attempts, and committed."""
+    from pyspark import TaskContext
+
+    from lastword.spark.options import parse_write
+    from lastword.spark.schema import SINK_SCHEMA, sink_columns
+    from lastword.spark.write import LogStreamWriter, prepare
+
+    for batch in range(int(notes.read_text()) if notes.exists() else 0, BATCHES):
+        options = parse_write({"path": str(root), "topic": "t", "committimeout": "60s"}, stream=True)
+        writer = LogStreamWriter(prepare(options, sink_columns(SINK_SCHEMA), stream=True))
+        messages = []
+        for task, attempt in ((0, 0), (1, 1), (1, 2)):
+            TaskContext._taskContext = Context(batch, task, attempt)  # type: ignore[assignment]
+            keys, values = zip(*rows_of(batch, task), strict=True)
+            frame = pa.record_batch(
+                [pa.array(keys, pa.binary()), pa.array(values, pa.binary())], ["key", "value"]
+            )
+            messages.append(writer.write(iter([frame])))
+        writer.commit(messages[::2], batch)  # the attempt in the middle lost
+        notes.with_suffix(".new").write_text(str(batch + 1))
+        notes.with_suffix(".new").replace(notes)
+
+
+def hold(root: Path, ready: int) -> None:
+    """Another process, that has the directory open to append and takes commits in."""
+    with LogDirectory.open(str(root), "a") as directory:
+        watch = Watch(directory, every_seconds=0.005)
+        os.write(ready, b"1")
+        time.sleep(60)
+        watch.close()
+
+
+def one_sink_kill(home: Path, kill_at: int, who: str, torn: bool) -> bool:
+    """One query of BATCHES batches, with a kill at that change; False if there was none left to die at.
+
+    who   `driver`; `driver beside`: while another process holds the lock; `holder`: that other process
+    """
+    root, notes = home / "data", home / "notes"
+    create(root, "t", 2)
+    holder = None
+    if who != "driver":
+        reading, writing = os.pipe()
+        holder = forked(lambda: hold(root, writing), kill_at + 12 if who == "holder" else None, torn)
+        os.close(writing)
+        os.read(reading, 1)
+        os.close(reading)
+    died = killed(forked(lambda: drive(root, notes), None if who == "holder" else kill_at, torn))
+    if who != "holder":
+        assert not killed(forked(lambda: drive(root, notes)))  # Spark starts the query again
+    if holder is not None:
+        if not os.waitpid(holder, os.WNOHANG)[0]:
+            os.kill(holder, signal.SIGKILL)
+            os.waitpid(holder, 0)
+        elif who == "holder":
+            died = True
+    LogDirectory.open(str(root), "a").close()  # what was being taken in is finished by who opens next
+    expected = [row for batch in range(BATCHES) for task in (0, 1) for row in rows_of(batch, task)]
+    with lastword.open(root) as logs:
+        found = [(r.key, r.value) for r in logs.topic("t").read()]
+        assert logs.verify().ok
+    assert sorted(found) == sorted(expected), "not once"
+    for key in {key for key, _ in expected}:
+        assert [v for k, v in found if k == key] == [v for k, v in expected if k == key], "not in order"
+    left = nothing_is_left(root)
+    assert not left, f"left behind for ever: {left}"
+    return died
+
+
+def nothing_is_left(root: Path) -> list[str]:
+    """What stays of dead drivers, when everything is weeks old and one more commit has come in."""
+    then = time.time() - WEEKS_MS / 1000
+    for path in [*root.glob("lastword.*"), *root.glob("t-*/lastword/**/*")]:
+        os.utime(path, (then, then))
+    notes = root.parent / "more"
+    global BATCHES
+    usual, BATCHES = BATCHES, BATCHES + 1
+    try:
+        notes.write_text(str(usual))
+        assert not killed(forked(lambda: drive(root, notes)))
+    finally:
+        BATCHES = usual
+    return [
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.name.startswith(
+            ("staging-", "open-", "lastword.inbox", "lastword.applying", "lastword.refused")
+        )
+        or path.name.endswith(".tmp")
+    ]
+
+
+# ---------------------------------------------------------------- the clean's driver
+
+
+def clean_here(root: Path, task_bytes: int) -> None:
+    """`lastword.spark.clean` with its tasks run one after another in this process."""
+    import pickle
+
+    import lastword.spark.frames
+    import lastword.spark.tasks
+
+    def here(spark: Any, function: Any, values: Any) -> list[Any]:
+        work = [pickle.loads(pickle.dumps((function, value))) for value in values]
+        return [pickle.loads(pickle.dumps(step(value))) for step, value in work]
+
+    lastword.spark.tasks.run_tasks = here
+    lastword.spark.frames.frame_of = lambda spark, kind, values: values
+    lastword.spark.clean(None, str(root), "t", task_bytes=task_bytes)
+
+
+def make_log(home: Path) -> Path:
+    root = home / "data"
+    create(root, "t", 2, segment_bytes="4KiB", index_interval_bytes=200)
+    for partition in range(2):
+        append(root, "t", partition, [numbered(n, 20, 30) for n in range(0, 300, 20)])
+    return root
+
+
+def records(root: Path) -> list[tuple[Any, ...]]:
+    with lastword.open(root) as logs:
+        found = logs.topic("t").read()
+        return [(r.partition, r.offset, r.key, r.value, r.timestamp) for r in found]
+
+
+def files_of(root: Path) -> set[str]:
+    """Names without what differs from run to run."""
+    return {
+        str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and ".log" not in path.name
+    }
+
+
+def one_clean_kill(
+    home: Path, template: Path, expected: Path, kill_at: int, task_bytes: int, torn: bool
+) -> bool:
+    root = Path(shutil.copytree(template, home / "data"))
+    died = killed(forked(lambda: clean_here(root, task_bytes), kill_at, torn))
+    newest = {(p, k): v for p, _, k, v, _ in records(expected) if v is not None}
+    now = {(p, k): v for p, _, k, v, _ in records(root)}
+    assert {place: value for place, value in now.items() if value is not None} == newest, "read after a kill"
+    assert not killed(forked(lambda: clean_here(root, task_bytes)))
+    assert records(root) == records(expected), "not what an undisturbed cleaning leaves"
+    with lastword.open(root) as logs:
+        problems = logs.verify().problems
+        assert not problems, problems
+    assert not (extra := files_of(root) - files_of(expected)), extra
+    return died
+
+
+# ---------------------------------------------------------------- whole drivers
+
+
+def one_whole_run(home: Path, kills: int, rng: random.Random) -> int:
+    """A Spark driver that writes and cleans in turn, killed with its JVM so many times, then let be."""
+    root, notes = home / "data", home / "notes"
+    create(root, "t", 2, segment_bytes="8KiB")
+    command = [sys.executable, str(HERE / "kills_driver.py"), str(root), str(notes)]
+    died = 0
+    for number in range(kills + 1):
+        with (home / "errors").open("w") as errors:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+            )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", (home / "errors").read_text()[-3000:]
+        if number < kills:
+            time.sleep(rng.uniform(0.0, 6.0))
+            os.killpg(process.pid, signal.SIGKILL)
+            died += process.wait() == -signal.SIGKILL
+        else:
+            assert process.wait() == 0, (home / "errors").read_text()[-3000:]
+    from tests.spark.kills_driver import BATCHES as WHOLE
+    from tests.spark.kills_driver import pairs
+
+    newest = {key: value for batch in range(WHOLE) for key, value in pairs(batch)}
+    with lastword.open(root) as logs:
+        found = list(logs.topic("t").read())
+        assert {r.key.decode(): r.value.decode() for r in found} == newest
+        assert len(found) == len({r.key for r in found}), "cleaned to one record a key"
+        ends = sum(info.log_end for info in logs.topic("t").describe())
+        assert ends == sum(len(pairs(batch)) for batch in range(WHOLE)), "each record took one offset"
+        assert logs.verify().ok
+    return died
+
+
+def run(home: Path, kills: int, whole: int, seed: int, say: Callable[[str], None] = print) -> dict[str, int]:
+    """So many kills spread over all steps, and some of whole drivers; how many of each kind there were."""
+    from lastword import kernels
+
+    kernels.warm()
+    rng = random.Random(seed)
+    template = make_log(home / "template")
+    expected = {}
+    for task_bytes in (1 << 30, 1):
+        expected[task_bytes] = Path(shutil.copytree(template, home / f"expected-{task_bytes}"))
+        assert not killed(forked(lambda at=task_bytes: clean_here(expected[at], at)))
+    assert records(expected[1]) == records(expected[1 << 30])
+    kinds: list[tuple[str, Callable[[Path, int, bool], bool]]] = [
+        (f"sink, {who}", lambda at, n, torn, who=who: one_sink_kill(at, n, who, torn))
+        for who in ("driver", "driver beside", "holder")
+    ]
+    kinds += [
+        (name, lambda at, n, torn, size=size: one_clean_kill(at, template, expected[size], n, size, torn))
+        for name, size in (("clean, a task a partition", 1 << 30), ("clean, shared out", 1))
+    ]
+    steps = {name: steps_of(home, name, template) for name, _ in kinds}
+    counts = dict.fromkeys(steps, 0)
+    rng_start = rng.random()
+    tries = 0
+    while sum(counts.values()) < kills:
+        name, one = kinds[tries % len(kinds)]
+        place = Path(tempfile.mkdtemp(dir=home))
+        spread = (rng_start + tries // len(kinds) * 0.618034) % 1  # evenly, however many there will be
+        kill_at = 1 + int(spread * steps[name])
+        tries += 1
+        try:
+            if one(place, kill_at, rng.random() < 0.5):
+                counts[name] += 1
+            else:
+                steps[name] = min(steps[name], kill_at - 1)  # it has less to do than an undisturbed one
+        except BaseException:
+            say(f"{name}: killed at change {kill_at} of {steps[name]}; its directory is {place}")
+            raise
+        shutil.rmtree(place)
+    if whole:
+        (home / "whole").mkdir()
+        counts["whole drivers"] = one_whole_run(home / "whole", whole, rng)
+    for name, count in counts.items():
+        say(f"{name}: {count} kills, over {steps.get(name, 0) or 'random moments of'} changes of the storage")
+    return counts
+
+
+def steps_of(home: Path, name: str, template: Path) -> int:
+    """How many changes the storage sees in an undisturbed run."""
+    place = Path(tempfile.mkdtemp(dir=home))
+    if name.startswith("clean"):
+        root = Path(shutil.copytree(template, place / "data"))
+        work = lambda: clean_here(root, 1 if name.endswith("out") else 1 << 30)  # noqa: E731
+    else:
+        create(place / "data", "t", 2)
+        work = lambda: drive(place / "data", place / "notes")  # noqa: E731
+
+    def counted() -> None:
+        seen = 0
+        for kind, names in ((OsFiles, FILE_CHANGES), (OsHandle, HANDLE_CHANGES)):
+            for method in names:
+                real = getattr(kind, method)
+
+                def call(*given: Any, _real: Any = real, **named: Any) -> Any:
+                    nonlocal seen
+                    seen += 1
+                    return _real(*given, **named)
+
+                setattr(kind, method, call)
+        work()
+        (place / "steps").write_text(str(seen))
+
+    assert not killed(forked(counted))
+    found = int((place / "steps").read_text())
+    shutil.rmtree(place)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--whole", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    given = parser.parse_args()
+    print(f"seed {given.seed}", flush=True)
+    started = time.monotonic()
+    home = Path(tempfile.mkdtemp(prefix="lastword-kills-spark-"))
+    counts = run(home, given.kills, given.whole, given.seed)
+    shutil.rmtree(home)
+    print(f"{sum(counts.values())} kills, each time every record once; {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Executors that are processes of their own: what they must have, and what is left when they are killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark import cloudpickle
+
+import lastword.spark
+from lastword.errors import MissingError, NotSharedError, UsageError
+from lastword.spark import shipping
+from lastword.spark.options import parse_read
+from lastword.spark.read import LogPartition, LogReader
+from lastword.spark.schema import full_schema
+from tests.spark import clusters
+from tests.spark.conftest import append, create, numbered
+
+
+def reader(root: Path) -> LogReader:
+    create(root, "t")
+    append(root, "t", 0, [numbered(0, 10, 5)])
+    return LogReader(parse_read({"path": str(root), "subscribe": "t"}), full_schema(False))
+
+
+def test_a_worker_without_the_package_says_what_to_do(tmp_path: Path) -> None:
+    packed = tmp_path / "reader"
+    packed.write_bytes(cloudpickle.dumps(reader(tmp_path / "data")))
+    python = clusters.python_without(tmp_path)
+    load = f"import pickle; print(pickle.load(open({str(packed)!r}, 'rb')))"
+    told = [
+        subprocess.run(
+            [python, "-c", load],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "LASTWORD_ABSENT": absent},
+        )
+        for absent in ("yes", "")
+    ]
+    assert "No module named 'lastword'" in told[0].stderr and sys.executable in told[0].stderr
+    assert f'fix: pip install "lastword[spark]=={lastword.__version__}" for that Python' in told[0].stderr
+    assert "LogReader" in told[1].stdout
+    error = shipping.typed(Exception(f"Job aborted: Traceback (most recent call last):\n{told[0].stderr}"))
+    assert isinstance(error, MissingError) and "pip install" in str(error.remedy)
+
+
+def test_a_worker_with_another_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = cloudpickle.dumps(reader(tmp_path))
+    monkeypatch.setattr(lastword, "__version__", "9.9")
+    with pytest.raises(ImportError, match=r"lastword of the driver is .*, and 9\.9 is installed for"):
+        cloudpickle.loads(packed)
+
+
+def test_a_worker_without_the_directory_names_it(tmp_path: Path) -> None:
+    there = reader(tmp_path / "data")
+    elsewhere = LogPartition("t", 0, str(tmp_path / "elsewhere/t-0"), 0, 10)
+    with pytest.raises(NotSharedError, match="this executor does not") as caught:
+        list(there.read(elsewhere))
+    assert str(tmp_path / "elsewhere/t-0") in str(caught.value) and "mount" in str(caught.value)
+    spark_says = (
+        f"Job aborted due to stage failure:\nlastword.errors.NotSharedError: {caught.value}\n\n\tat org"
+    )
+    again = shipping.typed(Exception(spark_says))
+    assert isinstance(again, NotSharedError) and str(again) == str(caught.value)
+    other = ValueError("something else")
+    assert shipping.typed(other) is other
+
+
+def test_a_relative_path_is_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shipping.shared_path("data") == str(tmp_path / "data")
+    with pytest.raises(UsageError, match="not a URL"):
+        shipping.shared_path("s3://bucket/data")
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_executors_die_in_write_and_rewrite_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    made = clusters.farm(tmp_path)
+    done = clusters.script(
+        "cluster_all.py", "local-cluster[2,1,1024]", str(tmp_path), home=tmp_path, SPARK_HOME=str(made)
+    )
+    assert done[-2:] == ["killed_in_rewrite", "everything"]

@@ -1,0 +1,67 @@
+"""Drivers ended by SIGKILL: some of `make kills-spark`, and a whole pipeline."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from tests.spark import kills
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pipeline"
+
+
+@pytest.mark.slow
+def test_a_driver_killed_at_any_step_leaves_everything_once(tmp_path: Path) -> None:
+    counts = kills.run(tmp_path, 15, 0, seed=20)
+    assert sum(counts.values()) == 15 and min(counts.values()) >= 1
+
+
+@pytest.mark.slow
+def test_a_kill_that_writes_a_batch_twice_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test itself: without the memory of writers, the batch that comes again is in the log twice."""
+    from lastword.logdir.inbox import Writers
+
+    monkeypatch.setattr(Writers, "last", lambda self, writer: -1)
+    with pytest.raises(AssertionError, match="not once"):
+        for kill_at in range(400, 20, -20):
+            home = tmp_path / str(kill_at)
+            home.mkdir()
+            kills.one_sink_kill(home, kill_at, "driver", torn=False)
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    names = ("main", "worker")
+    made: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
+    yield made["main"]
+    for name in names:
+        sys.modules.pop(name)
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_a_killed_pipeline_restores_from_its_log_and_ends_with_the_same_table(
+    spark: Any, example: Any, tmp_path: Path
+) -> None:
+    rows = list(example.flights(3000))
+    expected = example.plainly(rows)
+    for name in ("calm", "killed"):
+        (tmp_path / name).mkdir()
+        example.fill(tmp_path / name / "data", rows)
+    example.worker.run(spark, tmp_path / "calm/data", tmp_path / "calm/disk", 500)
+    data, disk = tmp_path / "killed/data", tmp_path / "killed/disk"
+    example.run_and_kill(data, disk, 500, 5, at_once=True)
+    assert not (tmp_path / "killed/checkpoint/commits/5").exists(), "so this batch comes again"
+    shutil.rmtree(disk)
+    example.run_and_kill(data, disk, 500, None, at_once=False)
+    assert example.table_of(data) == example.table_of(tmp_path / "calm/data") == expected
+    assert any((tmp_path / "killed").glob("snapshot-*.parquet")), "it was restored from one"
