@@ -34,6 +34,7 @@ from lastword.spark import ranges, snapshot
 from lastword.spark.options import ReadOptions
 from lastword.spark.schema import CHANGE, arrow_schema, check_projection
 from lastword.spark.shipping import Shipped, need_directory
+from lastword.spark.warm import ensure_compiled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,10 +86,8 @@ class LogReader(Shipped, DataSourceReader):
         """Every task, in order of topic, partition and offset. Compiles the kernels first, so that tasks
         need not.
         """
-        from lastword import kernels
-
         chosen = snapshot.choose(self.options)
-        kernels.warm()
+        ensure_compiled()
         return plan(chosen, self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -211,9 +211,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if first < last:
                 chosen.append(snapshot.Chosen(*place, view.directory, view, first, last))
         if chosen and not self._warm:
-            from lastword import kernels
+            from lastword.spark.warm import ensure_compiled
 
-            kernels.warm()  # here, or each worker would compile them for itself
+            ensure_compiled()  # here, or each worker would compile them for itself
             self._warm = True
         return plan(chosen, self.options)
 

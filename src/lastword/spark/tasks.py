@@ -22,8 +22,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
-from lastword import kernels
 from lastword.spark.shipping import Shipped, need_directory, typed
+from lastword.spark.warm import ensure_compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ def run_tasks(spark: SparkSession, function: Callable[[Any], Any], values: Seque
     """function(value) of each value, computed on the executors; answers in the order of the values."""
     if not values:
         return []
-    kernels.warm()  # here, or each worker would compile them for itself
+    ensure_compiled()  # here, or each worker would compile them for itself
     spark.dataSource.register(TaskSource)
     work = base64.b64encode(pickle.dumps((function, list(values)))).decode()
     try:

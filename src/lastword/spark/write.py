@@ -46,6 +46,7 @@ from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.shipping import Shipped, need_directory
 from lastword.spark.targets import Target, make_target
+from lastword.spark.warm import ensure_compiled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,14 +65,12 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
     A wrong call changes nothing: all checks come before the topic is made. Only making a topic needs the
     directory's lock.
     """
-    from lastword import kernels
-
     if options.topic is None and columns.topic is None:
         raise SparkOptionError("no topic is given", remedy="option `topic`, or a column topic")
     if columns.ignored:
         log.warning("lastword: columns that no record has are left out: %s", ", ".join(columns.ignored))
     target = make_target(options, columns) if options.topic is not None else None
-    kernels.warm()
+    ensure_compiled()
     directory = LogDirectory.open(options.path, "r")
     every = directory.topic_partitions()
     home = next((tp for tp in every if target is None or tp.topic == target.topic), None)
