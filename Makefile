@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills differential soak nightly bench bench-clean golden clean
+.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -60,6 +60,15 @@ crash: $(READY) kernels ## power cuts: so many different states recovered and ju
 kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kills N=20000
 	@$(PY) -m tests.crash.kills --kills $(or $(N),2000)
 
+pipeline: java $(READY) kernels ## a streaming process that keeps local state is killed twice, loses its disk, and goes on from its log
+	@$(PY) examples/pipeline/main.py $(if $(N),--flights $(N))
+
+kills-spark: java $(READY) kernels ## Spark's drivers ended by SIGKILL at every step of commit and clean: make kills-spark N=500
+	@$(PY) -m tests.spark.kills --kills $(or $(N),50)
+
+clusters: java $(READY) kernels ## executors of their own, local-cluster and standalone, killed, without the package, without the directory
+	@$(PY) -m tests.spark.clusters
+
 differential: java $(READY) kernels ## random logs cleaned by ours, by lists and by Kafka's own cleaner: make differential N=5000
 	@$(PY) -m tests.differential.compare --logs $(or $(N),5000)
 
@@ -67,7 +76,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test 'model N=5000' 'crash N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'bench SIZE=full'; do \
+	@failed=; for proof in test 'model N=5000' 'crash N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters pipeline 'bench SIZE=full'; do \
 	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

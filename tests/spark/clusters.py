@@ -1,12 +1,17 @@
-"""Spark with executors of its own on this machine: `local-cluster`; a standalone master with a worker."""
+"""Spark with executors of its own on this machine: `local-cluster`; a standalone master with a worker.
+
+`make clusters` runs every step of `cluster_all.py` on both.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,3 +142,38 @@ def python_without(home: Path) -> Path:
     )
     made.chmod(0o755)
     return made
+
+
+def main() -> int:
+    steps = ["wrote", "killed_in_write", "sped_up", "streamed", "looked", "killed_in_rewrite"]
+    started = time.monotonic()
+    home = Path(tempfile.mkdtemp(prefix="lastword-clusters-"))
+    for name in ("cluster", "alone", "lacking"):
+        (home / name).mkdir()
+    made = farm(home / "cluster")
+    done = script(
+        "cluster_all.py", "local-cluster[2,1,1024]", str(home / "cluster"), *steps,
+        home=home / "cluster", seconds=600, SPARK_HOME=str(made),
+    )  # fmt: skip
+    print("local-cluster[2,1,1024]:", ", ".join(done), flush=True)
+    with standalone(home / "alone") as address:
+        done = script(
+            "cluster_all.py",
+            address,
+            str(home / "alone"),
+            *steps,
+            "unshared",
+            home=home / "alone",
+            seconds=600,
+        )
+        print("standalone:", ", ".join(done), flush=True)
+        python_without(home / "lacking")
+        done = script("cluster_all.py", address, str(home / "lacking"), "absent", home=home / "lacking")
+        print("standalone, executors without lastword:", ", ".join(done), flush=True)
+    shutil.rmtree(home)
+    print(f"{time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -382,13 +382,14 @@ def steps_of(home: Path, name: str, template: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--whole", type=int, default=5)
+    parser.add_argument("--whole", type=int, help="of whole drivers; a tenth of the others if not given")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     started = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="lastword-kills-spark-"))
-    counts = run(home, given.kills, given.whole, given.seed)
+    whole = given.kills // 10 if given.whole is None else given.whole
+    counts = run(home, given.kills, whole, given.seed)
     shutil.rmtree(home)
     print(f"{sum(counts.values())} kills, each time every record once; {time.monotonic() - started:.0f} s")
     return 0
