@@ -231,3 +231,27 @@ def test_every_golden_compaction_gives_the_newest_values(tmp_path: Path) -> None
         latest = read_directly(root / stage, subscribe=topic, view="latest")
         keyed = [row for row in log if row["key"] is not None]
         assert {(row["partition"], row["key"]): row["offset"] for row in latest} == newest_by_hand(keyed)
+
+
+def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the accounts know is not resolved again, and what came after them counts."""
+    import lastword
+    from lastword.spark import latest
+
+    create(tmp_path, "t", segment_bytes="2KiB")
+    append(tmp_path, "t", 0, [numbered(20 * n, 20, 11) for n in range(20)])
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        logs.clean("t", strategy="generational")
+    assert (tmp_path / "t-0" / "lastword" / "accounts").exists()
+    append(tmp_path, "t", 0, [numbered(400 + 20 * n, 20, 13) for n in range(9)])
+    seen = []
+    inner = latest.from_accounts
+    monkeypatch.setattr(latest, "from_accounts", lambda *given: seen.append(inner(*given)) or seen[-1])
+    found = {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
+    assert seen[-1] is not None
+    monkeypatch.setattr(latest, "from_accounts", lambda *given: None)
+    assert found == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
+    assert len(found) > 10
+    monkeypatch.setattr(latest, "from_accounts", inner)
+    (tmp_path / "t-0" / "lastword" / "accounts").write_bytes(b"damaged")
+    assert found == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}

@@ -6,6 +6,9 @@ exact map marks every superseded record dead) and then reads it again, leaving o
 tombstones. Spark's own way (`groupBy(key).agg(max_by(...))`) sends every version of every key through the
 JVM and a sort.
 
+Where garbage accounts of the partition are saved and exact, the first of the two passes is spared: only what
+is newer than they are is resolved.
+
 With an end below the log's, `latest` asks what was newest *then*. Where the log has been cleaned, older
 versions are gone and no answer would be right, so an end below the cleaner's checkpoint is refused.
 """
@@ -36,6 +39,7 @@ from lastword.spark.read import (
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
     from lastword.resolve import Resolution
+    from lastword.resolve.facts import Fates
     from lastword.segment.segment import Segment
 
 
@@ -60,12 +64,39 @@ def newest_chunks(
                 source.open()
             fates = outcomes_of(view, task, options) or Decisions()
             memory, salt = map_bytes(os.path.dirname(task.directory)), os.urandom(16)
-            resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, fates=fates)
+            resolution = None
+            if not tombstones and start <= view.log_start:
+                resolution = from_accounts(files, view, sources, fates, memory)
+            if resolution is None:
+                resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, fates=fates)
         except FileVanishedError:
             continue
         yield from _survivors(sources, resolution, tombstones)
         return
     raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were opened")
+
+
+def from_accounts(
+    files: Files, view: PartitionView, sources: list[RangeSource], fates: Fates, memory_bytes: int
+) -> Resolution | None:
+    """The same answer from the partition's saved garbage accounts, where they fit the log and do not reach
+    over the end of the range: only what lies above their limit is resolved. None: resolve it all.
+
+    Accounts count a tombstone whose time has come, and a record without a key, as dead: neither is shown by
+    `latest`.
+    """
+    from lastword.accounts.ledger import Ledger
+    from lastword.resolve import MapFull
+
+    ledger = Ledger.open(files, view.directory, view.segments, map_bytes=memory_bytes)
+    if not ledger.exact or not 0 < ledger.limit <= sources[-1].next_offset:
+        return None
+    try:
+        above = [one for one in sources if one.base_offset >= ledger.limit]
+        ledger.running.absorb([one for one in above if one.size], fates=fates)
+        return ledger.resolution()
+    except MapFull:
+        return None
 
 
 def _survivors(
