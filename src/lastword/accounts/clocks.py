@@ -57,13 +57,13 @@ class TombstoneClocks:
 
     def update(self, found: LiveTombstones, now_ms: int) -> None:
         """Start the clocks of those that became free, stop those of the ones that are gone."""
-        free = found.offset[found.copies == 1]
+        free = found.offset[found.copies == 1][: self._most]
         since_ms = np.full(free.size, now_ms, np.int64)
         if self.offset.size and free.size:
             at = np.minimum(np.searchsorted(self.offset, free), self.offset.size - 1)
             known = self.offset[at] == free
             since_ms[known] = self.since_ms[at[known]]
-        self.offset, self.since_ms = free[: self._most], since_ms[: self._most]
+        self.offset, self.since_ms = free, since_ms
 
     def due(
         self,

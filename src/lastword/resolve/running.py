@@ -36,6 +36,8 @@ from lastword.resolve.walk import Walk, records_at_most
 __all__ = ["MapFull", "RunningResolution", "Tombstones"]
 
 _GROWTH = 1.6  # of the slots, when a map that is kept is full
+_LISTED_BYTES = 60  # memory for each live tombstone while they are listed and looked at
+_LISTED_FREE_BYTES = 32 << 20  # of it, beside the map's budget
 _MOST_VACANCIES = 0.2  # share of the entries that may wait to be used again
 
 
@@ -117,6 +119,7 @@ class RunningResolution:
         with closing(chunks):
             for chunk in chunks:
                 self._horizons.add(chunk)
+                self._check_tombstones()
                 done += chunk.size_bytes
                 if progress is not None:
                     progress(done, total)
@@ -126,6 +129,18 @@ class RunningResolution:
         if self._horizons.crowded:
             self._horizons.keep(self._live_tombstones()[1])
         self.seconds += time.perf_counter() - started
+
+    def _check_tombstones(self) -> None:
+        """Beyond some, what they cost to list comes out of the map's budget: a log of nothing else would
+        take twice of it.
+        """
+        offset_map = self._walk.map
+        if offset_map is None:
+            return
+        count = int(self._walk.tally.stats[:, fields.TOMBSTONES].sum())
+        room = offset_map.map_bytes - offset_map.anonymous_bytes + _LISTED_FREE_BYTES
+        if count * _LISTED_BYTES > room:
+            raise MapFull(offset_map.distinct_keys, offset_map.map_bytes)
 
     def _make_room(self, chunk: Chunk) -> None:
         offset_map = self._walk.map
@@ -155,10 +170,12 @@ class RunningResolution:
 
     def tombstones(self) -> Tombstones:
         """All live ones: one pass over the keys."""
-        _, offsets, copies, size_bytes = self._live_tombstones()
+        offsets, copies, size_bytes = self._live_tombstones()[1:]
         tally = self._walk.tally
-        segments = np.searchsorted(tally.bases, offsets, side="right") - 1
-        return Tombstones(offsets, copies, tally.scaled(segments, size_bytes), self._horizons.of(offsets))
+        if tally.is_scaled:
+            segments = np.searchsorted(tally.bases, offsets, side="right") - 1
+            size_bytes = tally.scaled(segments, size_bytes)
+        return Tombstones(offsets, copies, size_bytes, self._horizons.of(offsets))
 
     @property
     def distinct_keys(self) -> int:
@@ -174,7 +191,9 @@ class RunningResolution:
     def _live_tombstones(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
-        """(entry, offset, copies, size as the map knows it), by ascending offset."""
+        """(entry, offset, copies, size as the map knows it), by ascending offset. There may be as many as
+        keys: one column after another is put in order, if they are not.
+        """
         count = int(self._walk.tally.stats[:, fields.TOMBSTONES].sum())
         entries, offsets, sizes = (np.empty(count, np.int64) for _ in range(3))
         copies = np.empty(count, np.uint8)
@@ -184,8 +203,13 @@ class RunningResolution:
             )
             if found != count:
                 raise ValueError(f"{found} live tombstones in the map, {count} in its segments")
-        order = np.argsort(offsets)
-        return entries[order], offsets[order], copies[order], sizes[order]
+        if (offsets[1:] < offsets[:-1]).any():
+            order = np.argsort(offsets)
+            entries = entries[order]
+            offsets = offsets[order]
+            copies = copies[order]
+            sizes = sizes[order]
+        return entries, offsets, copies, sizes
 
     # ---------------------------------------------------------------- tombstones and rewrites
 

@@ -106,6 +106,11 @@ class Tally:
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old[: first + 1], old[last + 1 :]]))
 
+    @property
+    def is_scaled(self) -> bool:
+        """Was any segment rewritten?"""
+        return bool((self.weights != self.sizes).any())
+
     def scaled(self, segments: NDArray[np.int64], size_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sizes as the map knows them, in bytes of the files that the records lie in now."""
         weights, sizes = self.weights[segments], self.sizes[segments]

@@ -1,0 +1,170 @@
+"""How much memory a cleaning takes: its map, its buffers and a little, whatever the size of the log.
+
+Each measurement is a process of its own: warmed with another log, so that code, compiled kernels and
+allocators are there; then one round while a thread looks at its anonymous memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import lastword
+from lastword.records.builder import BatchBuilder
+from lastword.resolve import running
+from lastword.resolve.running import MapFull, RunningResolution
+from tests.resolve.support import segments
+
+MIB = 1 << 20
+BUFFER_BYTES = 8 * MIB  # chunks that are read, written, and compared
+SLACK_BYTES = 50_000_000
+SIZES = (200_000, 2_000_000)
+SEGMENT_BYTES = 8 * MIB
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+
+
+class Peak:
+    """The most anonymous memory while it is entered, above what there was before."""
+
+    def __enter__(self) -> Peak:
+        gc.collect()
+        self._before = self._most = anonymous_bytes()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.002):
+            self._most = max(self._most, anonymous_bytes())
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @property
+    def above_bytes(self) -> int:
+        return self._most - self._before
+
+
+def clean(root: str, strategy: str, map_bytes: int) -> dict[str, int]:
+    """One round, and what it left."""
+    settings = {"log_cleaner_enable": False, "log_cleaner_dedupe_buffer_size": map_bytes}
+    with lastword.open(root, "a", **settings) as logs:
+        done = logs.clean(strategy=strategy)[0]
+    return {"read": done.records_read, "kept": done.records_kept, "passes": done.map_passes}
+
+
+def main(strategy: str, map_bytes: int, warm: str, *roots: str) -> None:
+    """Each log twice, by two openings: in the second, accounts are there already."""
+    clean(warm, strategy, map_bytes)
+    for root in roots:
+        with Peak() as peak:
+            facts = clean(root, strategy, map_bytes)
+        with Peak() as again:
+            clean(root, strategy, map_bytes)
+        print(json.dumps(facts | {"peak": peak.above_bytes, "again": again.above_bytes}), flush=True)
+
+
+# ---------------------------------------------------------------- logs
+
+
+def fill(root: Path, records: int, keys: int, *, deleted: bool) -> Path:
+    """Every key in turn, as often as it takes; `deleted`: nine of ten keys end with a tombstone."""
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=SEGMENT_BYTES)
+        for start in range(0, records, 100_000):
+            number = pa.array(range(start, min(start + 100_000, records)), pa.int64())
+            key = pc.subtract(number, pc.multiply(pc.divide(number, keys), keys))
+            value = pc.utf8_lpad(number.cast(pa.string()), 20, "v").cast(pa.binary())
+            if deleted:
+                tenth = pc.equal(pc.multiply(pc.divide(number, 10), 10), number)
+                value = pc.if_else(tenth, value, pa.scalar(None, pa.binary()))
+            text = pc.utf8_lpad(key.cast(pa.string()), 24, "k").cast(pa.binary())
+            topic.extend(pa.table({"key": text, "value": value}))
+    return root
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Of each size: half of the records superseded; and one of deleted keys only."""
+
+    warm: Path
+    halves: tuple[Path, ...]
+    deleted: Path
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
+    root = tmp_path_factory.mktemp("memory")
+    return Logs(
+        fill(root / "warm", 30_000, 5_000, deleted=False),
+        tuple(fill(root / f"half{size}", size, size // 2, deleted=False) for size in SIZES),
+        fill(root / "deleted", 1_500_000, 1_500_000, deleted=True),
+    )
+
+
+def measured(strategy: str, map_bytes: int, tmp_path: Path, warm: Path, *logs: Path) -> list[dict[str, int]]:
+    copies = [shutil.copytree(one, tmp_path / one.name) for one in (warm, *logs)]
+    command = [sys.executable, "-m", "tests.cleaner.test_memory", strategy, str(map_bytes), *map(str, copies)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_bounded_by_the_map_at_two_sizes(strategy: str, tmp_path: Path, logs: Logs) -> None:
+    """64 MiB hold all keys of the larger log, 8 MiB do not: then there are more passes, or a sample."""
+    for map_bytes in (64 * MIB, 8 * MIB):
+        target = tmp_path / str(map_bytes)
+        target.mkdir()
+        small, large = measured(strategy, map_bytes, target, logs.warm, *logs.halves)
+        for facts, records in zip((small, large), SIZES, strict=True):
+            assert facts["kept"] == records // 2
+            most = map_bytes + BUFFER_BYTES + SLACK_BYTES
+            assert facts["peak"] <= most and facts["again"] <= most, (strategy, map_bytes, facts)
+        if map_bytes == 8 * MIB:
+            assert large["passes"] > small["passes"]
+            grown = large["peak"] - small["peak"]
+            assert grown <= 16 * MIB, "ten times the log is no more memory, but for a bit a record"
+
+
+@pytest.mark.slow
+def test_bounded_where_most_keys_are_deleted(tmp_path: Path, logs: Logs) -> None:
+    """Tombstones are listed and have clocks: that comes out of the same budget, which would hold the keys."""
+    facts = measured("generational", 80 * MIB, tmp_path, logs.warm, logs.deleted)[0]
+    assert facts["kept"] == 1_500_000
+    most = 80 * MIB + BUFFER_BYTES + SLACK_BYTES
+    assert facts["peak"] <= most and facts["again"] <= most, facts
+
+
+def test_more_tombstones_than_can_be_listed_fill_the_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = BatchBuilder()
+    for number in range(900):
+        builder.append(0, b"k%d" % number, None)
+    log = segments([builder.build(0)], [])
+    found = RunningResolution(map_bytes=1 << 20, salt=b"s" * 16)
+    found.absorb(log)
+    assert found.tombstones().offset.size == 900
+    monkeypatch.setattr(running, "_LISTED_FREE_BYTES", -(1 << 20) + 80_000)
+    with pytest.raises(MapFull):
+        RunningResolution(map_bytes=1 << 20, salt=b"s" * 16).absorb(log)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
