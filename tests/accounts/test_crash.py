@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from lastword.accounts import ledger as ledgers
+from lastword.accounts import entries
 from lastword.accounts.ledger import Ledger
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
@@ -69,7 +69,7 @@ def check(path, label, *, believes=None):
         below = [one for one in log.log.segments if one.base_offset < log.ledger.limit]
         found = resolve(below, map_bytes=1 << 20, salt=b"s" * 16, now_ms=-1).segments if below else ()
         due = {one.base_offset: 0 for one in found}
-        for offset in log.ledger.due.tolist():
+        for offset in log.ledger.deletes.due.tolist():
             due[max(base for base in due if base <= offset)] += 1
         told = [(one.base_offset, one.dead_records) for one in log.ledger.facts()]
         assert told == [(one.base_offset, one.dead_records + due[one.base_offset]) for one in found], label
@@ -112,7 +112,7 @@ def test_a_power_cut_at_every_ninth_moment_even_if_inodes_could_not_tell(tmp_pat
         found = facts is not None and (segment.base_offset, facts.size)
         return found == (entry.base_offset, entry.size_bytes)
 
-    monkeypatch.setattr(ledgers.Entry, "is_of", is_of)
+    monkeypatch.setattr(entries.Entry, "is_of", is_of)
     files = ForgetfulFiles(tmp_path / "live", HastyFiles())
     (tmp_path / "live").mkdir(exist_ok=True)
     files.mkdir(str(tmp_path / "live" / "t-0"))

@@ -22,7 +22,7 @@ def log(tmp_path):
 def test_nothing_was_counted_and_nothing_needed_it(log):
     log.log.roll()
     look(log)
-    assert not log.ledger.counts_copies and log.ledger._uncounted
+    assert not log.ledger.counts_copies and log.ledger.tracking.uncounted
     assert told(log) == truth(log)
 
 
@@ -40,9 +40,9 @@ def test_the_first_tombstone_scans_once_and_then_copies_are_true(log, restarted)
     read = ledger.absorb(log.log.segments[:-1], limit, t=log.log.log_end, now_ms=0)
     assert read > below  # what is new, and then all of it
     assert "first tombstone" in ledger.rebuilt_because
-    assert told(log) == truth(log) and ledger.counts_copies and not ledger._uncounted
+    assert told(log) == truth(log) and ledger.counts_copies and not ledger.tracking.uncounted
     on_disk = [(offset, key) for offset, key, _ in log.records()]
-    found = ledger.tombstones()
+    found = ledger.deletes.found()
     copies = dict(zip(found.offset.tolist(), found.copies.tolist(), strict=True))
     by_key = {key: sum(one == key for _, one in on_disk) for key in (b"k1", b"k8")}
     deleted = {offset: key for offset, key in on_disk if offset in copies}
@@ -70,4 +70,4 @@ def test_counting_goes_on_when_the_tombstones_are_gone(log):
     log.put((b"k2", b"more"))
     log.log.roll()
     look(log)
-    assert log.ledger.counts_copies and not log.ledger._uncounted
+    assert log.ledger.counts_copies and not log.ledger.tracking.uncounted

@@ -59,12 +59,12 @@ def check_rebuilt(log, why):
 def test_saved_and_found_again_nothing_is_scanned(log):
     before = told(log)
     entries = [(e.base_offset, e.rent, e.written_at, e.generation) for e in log.ledger.entries]
-    clocks = log.ledger.clocks.offset.tolist()
+    clocks = log.ledger.deletes.clocks.offset.tolist()
     log.restart()
     assert log.ledger.rebuilt_because == ""
     assert told(log) == before == truth(log)
     assert [(e.base_offset, e.rent, e.written_at, e.generation) for e in log.ledger.entries] == entries
-    assert log.ledger.clocks.offset.tolist() == clocks
+    assert log.ledger.deletes.clocks.offset.tolist() == clocks
     assert log.ledger.absorb(log.log.segments, log.ledger.limit, t=0, now_ms=0) == 0
 
 

@@ -96,7 +96,7 @@ def segments(
 def _rewritten(logs: LogDir, view: PartitionView) -> dict[tuple[int, int], tuple[int, float | None]]:
     """How often each segment was rewritten, and what share of the bytes the last rewrite kept, as far as the
     garbage accounts know; by base offset and inode."""
-    from lastword.accounts.ledger import saved_entries
+    from lastword.accounts.saved import saved_entries
 
     held = logs._home(view.topic, view.partition).ledgers.held(TopicPartition(view.topic, view.partition))
     entries = held.entries if held is not None else saved_entries(view.files, view.directory)

@@ -76,7 +76,7 @@ def _due_ms(logs: Verbs, topic: str, partition: int, offset: int) -> int | None:
         with home.try_claim(topic, partition) as mine:
             if mine:
                 with home.ledgers.of(TopicPartition(topic, partition), home.log(topic, partition)) as ledger:
-                    return ledger.due_ms(offset, retention_ms)
+                    return ledger.deletes.due_ms(offset, retention_ms)
     map_bytes = logs.settings.instance.map_bytes
     saved = Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes)
-    return saved.due_ms(offset, retention_ms)
+    return saved.deletes.due_ms(offset, retention_ms)

@@ -144,10 +144,10 @@ What it does not do, and why that is fine
 In the background
 -----------------
 
-`scheduler.py` runs rounds (`tasks.py`) on threads (`workers.py`); `states.py` says who may be cleaned when, `budget.py`
-what a drive may be used for, and `paced.py` makes every byte of a round come out of it. Whoever needs a
-partition for himself (to trim, move, truncate or delete it) does not wait for a round: it ends at its next
-safe point, its unpublished files go, and what it had published stays.
+`scheduler.py` runs rounds (`tasks.py`) on threads (`workers.py`); `states.py` says who may be cleaned when,
+`budget.py` what a drive may be used for, and `paced.py` makes every byte of a round come out of it. Whoever
+needs a partition for himself (to trim, move, truncate or delete it) does not wait for a round: it ends at its
+next safe point, its unpublished files go, and what it had published stays.
 """
 
 from __future__ import annotations

@@ -282,7 +282,8 @@ def build(
             files, log.directory, watched, plan, clocked, transactions, found, steps, due_below=0
         )
         for chosen, one in zip(found, each, strict=True):
-            dropped = ledger.due_between(chosen.base_offset, clocked.segments[chosen.last].next_offset)
+            end = clocked.segments[chosen.last].next_offset
+            dropped = ledger.deletes.due_between(chosen.base_offset, end)
             yield replace(one, dropped_tombstone=dropped)
 
     return BuiltRound(plan, mapped, rewritten())
@@ -379,7 +380,7 @@ def waiting(ledger: Ledger, plan: Plan) -> TombstonesWaiting:
         plan.now_ms, plan.delete_retention_ms, floor=0
     )  # starts the clocks of those freed just now
     count = sum(one.tombstones for one in ledger.facts())
-    offset, due_ms = ledger.next_due(plan.delete_retention_ms)
+    offset, due_ms = ledger.deletes.next_due(plan.delete_retention_ms)
     return TombstonesWaiting(count, offset, due_ms)
 
 

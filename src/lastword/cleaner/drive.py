@@ -175,7 +175,8 @@ def _scan(
     with ledgers.of(place.partition, log) as ledger:
         accounted.look(log, files, ledger, plan, segments, tell)
         account = accounted.account_of(log, config, ledger, drive=drive, quarantined=False)
-        return Seen(below, account, ledger.next_due(plan.delete_retention_ms)[1] if ledger.exact else -1)
+        due_ms = ledger.deletes.next_due(plan.delete_retention_ms)[1] if ledger.exact else -1
+        return Seen(below, account, due_ms)
 
 
 def _show(account: PartitionAccount, now_ms: int) -> None:

@@ -81,7 +81,7 @@ class Ledgers:
         """The drive's time: bytes appended to its partitions."""
         with self._lock:
             if self._t is None:
-                from lastword.accounts.ledger import saved_clock
+                from lastword.accounts.saved import saved_clock
 
                 self._t = max((saved_clock(self._files, one) for one in self._directories()), default=0)
             return self._t

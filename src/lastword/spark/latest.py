@@ -93,7 +93,7 @@ def from_accounts(
         return None
     try:
         above = [one for one in sources if one.base_offset >= ledger.limit]
-        ledger.running.absorb([one for one in above if one.size], fates=fates)
+        ledger.tracking.running.absorb([one for one in above if one.size], fates=fates)
         return ledger.resolution()
     except MapFull:
         return None

@@ -1,0 +1,92 @@
+"""The tombstones of one ledger: which are blocked, whose clock runs, which are garbage by now.
+
+`clocks.py` has the rule; here it meets the running map. What was marked due is garbage from then on: its bit
+is set, and a later record of the key does not kill it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword.accounts.clocks import TombstoneClocks
+from lastword.accounts.tracking import Tracking
+
+if TYPE_CHECKING:
+    from lastword.resolve import SegmentFacts
+
+NO_FLOOR = (1 << 63) - 1
+
+
+class Deletes:
+    """Clocks of live tombstones, and the offsets of those that are due (ascending).
+
+    ends_old  the log ends with a message of magic 0 or 1
+    """
+
+    def __init__(self, tracking: Tracking) -> None:
+        self.tracking = tracking
+        self.clocks = TombstoneClocks(most=max(tracking.map_bytes // 8 // 16, 1024))
+        self.due: NDArray[np.int64] = np.empty(0, np.int64)
+        self.ends_old = False
+        self._found: Any = None
+
+    def found(self) -> Any:
+        """Live ones, ascending by offset; of segments that have left the log, too."""
+        if self._found is None:
+            self._found = self.tracking.running.tombstones()
+        return self._found
+
+    def touched(self) -> None:
+        """The map has changed."""
+        self._found = None
+
+    def mark(self, now_ms: int, delete_retention_ms: int, floor: int) -> int:
+        """Those whose time has come are garbage from now on; returns how many became so."""
+        found, tracking = self.found(), self.tracking
+        self.clocks.update(found, now_ms)
+        keep = tracking.running.limit - 1 if self.ends_old else -1
+        due = self.clocks.due(found, now_ms, delete_retention_ms, floor=floor, keep=keep)
+        due = due[due >= tracking.first_offset]
+        if due.size:
+            tracking.running.mark_due(due)
+            self.due = np.union1d(self.due, due)
+            self.touched()
+            self.clocks.update(self.found(), now_ms)
+        return int(due.size)
+
+    def due_ms(self, offset: int, delete_retention_ms: int) -> int | None:
+        """When the tombstone at `offset` may go, in ms since 1970 (0: it is garbage already); None while no
+        clock runs for it."""
+        if (self.due == offset).any():
+            return 0
+        at = int(np.searchsorted(self.clocks.offset, offset))
+        if at == len(self.clocks) or self.clocks.offset[at] != offset:
+            return None
+        return int(self.clocks.due_ms(self.found(), delete_retention_ms)[at])
+
+    def next_due(self, delete_retention_ms: int) -> tuple[int, int]:
+        """(offset, ms) of the one that is due next; (-1, -1) while no clock runs."""
+        return self.clocks.first_due(self.found(), delete_retention_ms)
+
+    def due_between(self, first_offset: int, next_offset: int) -> int:
+        """Highest offset of one that goes when this range is rewritten; -1: none does."""
+        within = self.due[(self.due >= first_offset) & (self.due < next_offset)]
+        return int(within[-1]) if within.size else -1
+
+    def rewritten(self, first_offset: int, next_offset: int) -> None:
+        """This range was rewritten, durably: what was due there is gone."""
+        self.due = self.due[(self.due < first_offset) | (self.due >= next_offset)]
+
+    def blocked_bytes(self, facts: Sequence[SegmentFacts]) -> list[int]:
+        """Of each segment: its tombstones that an older copy of their key holds back."""
+        if not facts or not self.tracking.exact or not any(one.tombstones for one in facts):
+            return [0] * len(facts)
+        found = self.found()
+        held = (found.copies > 1) & (found.offset >= self.tracking.first_offset)
+        bases = np.array([one.base_offset for one in facts], np.int64)
+        at = np.searchsorted(bases, found.offset[held], side="right") - 1
+        return np.bincount(at, found.size_bytes[held], len(facts)).astype(np.int64).tolist()
