@@ -263,6 +263,57 @@ def clean_accounts(run: Run) -> Iterator[Measured]:
         )
 
 
+@workload("two-threads")
+def two_threads(run: Run) -> Iterator[Measured]:
+    """A whole cleaning of one partition by two threads, by the clock.
+
+    Rival: the same with one thread, by turns in the same run. Of use on an otherwise idle machine only: the
+    load of the last minute is told beside.
+    """
+    for name in run.chosen("a-none", "a-lz4", "a-zstd", "b-none"):
+        data = run.data(name)
+        partition = run.scratch / "ours" / data.partitions[0].name
+        for strategy in ("kafka", "generational"):
+            walls: dict[int, list[float]] = {1: [], 2: []}
+            for threads in (1, 2) * (run.repetitions + 1):
+                shutil.rmtree(partition.parent, ignore_errors=True)
+                link_partition(data.partitions[0], partition)
+                log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
+                log.sync()
+                done: list[Any] = []
+
+                def work(
+                    log: Any = log, done: list[Any] = done, threads: int = threads, by: str = strategy
+                ) -> None:
+                    done.append(
+                        cleaner.clean(
+                            log,
+                            CONFIG,
+                            first_dirty=0,
+                            record_first_dirty=lambda offset: None,
+                            map_bytes=MAP_BYTES,
+                            strategy=by,
+                            threads=threads,
+                        )
+                    )
+
+                walls[threads].append(timed(work).wall)
+                log.close()
+                assert done[0].records_kept == data.distinct
+            yield compared(
+                "two-threads",
+                f"data set {name}, {strategy}",
+                rate(data.records, walls[2][1:]),
+                rate(data.records, walls[1][1:]),
+                "one thread",
+                unit="M records/s",
+                best_ratio=min(walls[1][1:]) / min(walls[2][1:]),
+                load=os.getloadavg()[0],
+                processors=len(os.sched_getaffinity(0)),
+            )
+    shutil.rmtree(run.scratch / "ours", ignore_errors=True)
+
+
 def _round(log: PartitionLog, ledger: Ledger) -> Any:
     return accounted.clean(
         log,

@@ -181,12 +181,14 @@ class Ledger:
         progress: Callable[[int, int], None] | None = None,
         bytes_above: int = 0,
         chunk_bytes: int = CHUNK_BYTES,
+        threads: int = 1,
     ) -> int:
         """Scan the segments (of all of the log's, ascending) that lie between the own limit and `limit`;
         returns the bytes read. `fit` comes first.
 
         Nothing there may ever be taken back: it is synced, closed and decided. `t`: the drive's time;
-        `bytes_above`: of the log above `limit`, so that the age of each segment can be told.
+        `bytes_above`: of the log above `limit`, so that the age of each segment can be told;
+        `threads`: as for `resolve`.
         """
         below = [one for one in segments if one.next_offset <= limit and one.base_offset < limit]
         new = [one for one in below if one.base_offset >= self.limit]
@@ -196,7 +198,7 @@ class Ledger:
             return 0
         known, old = len(self.entries), list(self.entries)
         self.spoiled = True  # a scan that is given up in its middle leaves no account
-        taken = self.tracking.take(below, new, self.t, fates, progress, chunk_bytes)
+        taken = self.tracking.take(below, new, self.t, fates, progress, chunk_bytes, threads)
         self.spoiled = False
         if taken.begun_anew:
             known, self.rebuilt_because, self.deletes = 0, taken.begun_anew, Deletes(self.tracking)

@@ -145,12 +145,13 @@ class Tracking:
         fates: Fates | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
+        threads: int,
     ) -> Taken:
         """Take the segments `new`, the last of `below`. Where keys do not fit, or copies have to be counted
         from now on, it begins anew over all of `below`."""
         noted = NotedFates(fates) if fates is not None else None
         share, why = self.share, ""
-        read = self._scan(below, new, t, noted, progress, chunk_bytes)
+        read = self._scan(below, new, t, noted, progress, chunk_bytes, threads)
         if self.share != share:
             why = "its keys do not fit the memory"
         if self._meets_first_tombstone() and self.uncounted:
@@ -158,7 +159,7 @@ class Tracking:
             first = self.transactions_from
             self.begin_anew()
             self.counts_copies, self.transactions_from = True, first
-            read += self._scan(below, below, t, noted, progress, chunk_bytes)
+            read += self._scan(below, below, t, noted, progress, chunk_bytes, threads)
         if noted is not None and noted.first >= 0:
             first = self.transactions_from
             self.transactions_from = noted.first if first < 0 else min(first, noted.first)
@@ -179,6 +180,7 @@ class Tracking:
         fates: Fates | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
+        threads: int,
     ) -> int:
         from lastword.resolve.running import MapFull
 
@@ -194,11 +196,15 @@ class Tracking:
         while True:
             try:
                 if self.exact:
-                    self.running.absorb(wanted, fates=fates, progress=tell, chunk_bytes=chunk_bytes)
+                    self.running.absorb(
+                        wanted, fates=fates, progress=tell, chunk_bytes=chunk_bytes, threads=threads
+                    )
                     self.entries += [Entry.of(one, t) for one in wanted]
                     return read + sum(one.size for one in wanted)
                 for one in wanted:
-                    self.running.absorb([one], fates=fates, progress=tell, chunk_bytes=chunk_bytes)
+                    self.running.absorb(
+                        [one], fates=fates, progress=tell, chunk_bytes=chunk_bytes, threads=threads
+                    )
                     read += one.size
                     self.entries.append(self._sampled_entry(one, t, fates))
                     read += one.size

@@ -163,13 +163,16 @@ class Verbs(Found):
     ) -> CleanRound | None:
         config = self._config(name)
         home = self._home(name, number)
+        threads = self.settings.instance.log_cleaner_threads
         with home.claim(name, number):
             if (strategy or config.lastword_strategy) == "generational":
                 from lastword.cleaner.drive import Place, rewrite
 
                 place = Place(TopicPartition(name, number), home)
                 budget = self._drives.budget(home.path)
-                return rewrite(place, None, due=False, progress=progress, stop=stop, budget=budget)
+                return rewrite(
+                    place, None, due=False, progress=progress, stop=stop, budget=budget, threads=threads
+                )
             return clean(
                 home.log(name, number),
                 config,
@@ -181,6 +184,7 @@ class Verbs(Found):
                 progress=progress,
                 stop=stop,
                 budget=self._drives.budget(home.path),
+                threads=threads,
             )
 
     def _size(self, name: str, number: int) -> int:

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lastword import metrics
 from lastword.cleaner.built import BuiltGroup, BuiltRound, Mapped, OutputFacts, SourceFacts
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("lastword.cleaner")
 """One JSON line for each round, at level INFO."""
 
+StoppedBy = Literal["", "lease", "request"]
 _MASK = (1 << 64) - 1
 
 
@@ -114,9 +115,9 @@ def nothing_mapped() -> Mapped:
 
 
 def report(
-    built: BuiltRound, done: Sequence[BuiltGroup], *, complete: bool, swap_seconds: float
+    built: BuiltRound, done: Sequence[BuiltGroup], *, stopped_by: StoppedBy, swap_seconds: float
 ) -> CleanRound:
-    """The report of a round whose groups `done` were published."""
+    """The report of a round whose groups `done` were published. `stopped_by`: empty, it came to its end."""
     plan, found = built.plan, built.mapped
     removed = Removed(
         superseded=sum(one.removed.superseded for one in done),
@@ -134,7 +135,7 @@ def report(
         strategy=plan.strategy,
         start=plan.start,
         end=plan.limit,
-        complete=complete,
+        complete=not stopped_by,
         records_read=found.records,
         records_kept=found.records - (removed.total - removed.marker),
         removed=removed,
@@ -151,16 +152,22 @@ def report(
         segments_after=found.segments - sum(len(one.sources) - 1 for one in done),
         map_passes=found.passes,
         now_ms=plan.now_ms,
+        stopped_by=stopped_by,
     )
 
 
 def close(
-    directory: str, built: BuiltRound, done: Sequence[BuiltGroup], *, complete: bool, swap_seconds: float
+    directory: str,
+    built: BuiltRound,
+    done: Sequence[BuiltGroup],
+    *,
+    stopped_by: StoppedBy,
+    swap_seconds: float,
 ) -> CleanRound:
     """The report, and its figures into the metrics of the log directory that holds `directory`."""
-    round_ = report(built, done, complete=complete, swap_seconds=swap_seconds)
+    round_ = report(built, done, stopped_by=stopped_by, swap_seconds=swap_seconds)
     root = os.path.realpath(os.path.dirname(directory))
-    metrics.CLEANER_ROUNDS.add(1, root, "ok" if complete else "partial" if done else "aborted")
+    metrics.CLEANER_ROUNDS.add(1, root, "ok" if round_.complete else "partial" if done else "aborted")
     metrics.CLEANER_READ_BYTES.add(round_.read_bytes, root)
     metrics.CLEANER_WRITTEN_BYTES.add(round_.written_bytes, root)
     metrics.CLEANER_FREED_BYTES.add(max(round_.freed_bytes, 0), root)

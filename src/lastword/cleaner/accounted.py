@@ -14,13 +14,15 @@ Kafka that takes over drops one before the value that it deletes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lastword.accounts.ledger import Ledger
 from lastword.accounts.values import DriveAccount, PartitionAccount
+from lastword.accounts.watched import Watched
 from lastword.cleaner import account, quarantine
+from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
 from lastword.cleaner.choose import NEWEST, NOT_WORTH_IT, TOMBSTONE_HORIZON, Plan, Reason
 from lastword.cleaner.generational import Choice, choose_drive
@@ -54,6 +56,7 @@ def look(
     progress: Callable[[int, int], None] | None = None,
     *,
     dry: bool = False,
+    threads: int = 1,
 ) -> int:
     """Scan what fell below the plan's limit since the last look, and let tombstones become due; returns the
     bytes read. `segments`: the log's, maybe through a budget. The ledger fits the log (`Ledger.fit`).
@@ -75,6 +78,7 @@ def look(
             fates=transactions,
             progress=progress,
             bytes_above=above,
+            threads=threads,
         )
     ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=floor)
     return read
@@ -171,6 +175,7 @@ def clean(
     progress: ProgressLike | None = None,
     stop: Callable[[], bool] | None = None,
     budget: DriveBudget | None = None,
+    threads: int = 1,
 ) -> CleanRound | None:
     """See `cleaner.clean`."""
     from lastword.cleaner import cleaner
@@ -190,11 +195,12 @@ def clean(
         if budget is not None:
             files = paced = PacedFiles(log.files, budget, stop)
             segments = tuple(paced.segments(log.segments))
-        new = (one.size for one in segments if ledger.limit <= one.base_offset < plan.limit)
-        steps = Steps("clean", sum(new), log.clock, progress, stop)
+        new = sum(one.size for one in segments if ledger.limit <= one.base_offset < plan.limit)
+        steps = Steps("clean", new, log.clock, progress, stop)
         try:
             started = log.clock.monotonic()
-            read_bytes = look(log, files, ledger, plan, segments, steps.mapped)
+            scan_threads = threads_for(new, threads)
+            read_bytes = look(log, files, ledger, plan, segments, steps.mapped, threads=scan_threads)
             if due and run is None:
                 choice = choose_alone(log, config, ledger, space_target=space_target, now_ms=plan.now_ms)
                 if choice.run is None:
@@ -202,14 +208,14 @@ def clean(
                 run = choice.run
             if ledger.exact:
                 seconds = log.clock.monotonic() - started
-                built = build(log, files, segments, ledger, plan, run, steps, read_bytes, seconds)
+                built = build(log, files, segments, ledger, plan, run, steps, read_bytes, seconds, threads)
             else:
                 built = cleaner.build_whole(
-                    files, log.directory, segments, plan, log.clock, salt, progress, stop
+                    files, log.directory, segments, plan, log.clock, salt, progress, stop, threads=threads
                 )
         except Stopped:
             built = BuiltRound(plan, account.nothing_mapped(), ())
-            return account.close(log.directory, built, [], complete=False, swap_seconds=0.0)
+            return account.close(log.directory, built, [], stopped_by="request", swap_seconds=0.0)
         except LastwordError:
             account.count_failure(log.directory)
             raise
@@ -262,8 +268,11 @@ def build(
     steps: Steps,
     read_bytes: int,
     seconds: float,
+    threads: int = 1,
 ) -> BuiltRound:
-    """Rewrite each group when it is asked for. `read_bytes`, `seconds`: what the scan before it took."""
+    """Rewrite each group when it is asked for, or with two threads a little before, where the map need not
+    hear what goes. `read_bytes`, `seconds`: what the scan before it took.
+    """
     from lastword.cleaner.cleaner import below, limits_of, rewrite_each
 
     resolution = ledger.resolution()
@@ -278,13 +287,24 @@ def build(
 
     def rewritten() -> Iterator[BuiltGroup]:
         watched = ledger.sources(sources, clocked.dead)
+        alone = any(isinstance(one, Watched) for one in watched)
         each = rewrite_each(
-            files, log.directory, watched, plan, clocked, transactions, found, steps, due_below=0
+            files,
+            log.directory,
+            watched,
+            plan,
+            clocked,
+            transactions,
+            found,
+            steps,
+            due_below=0,
+            threads=1 if alone else threads_for(sum(one.size_bytes for one in found), threads),
         )
-        for chosen, one in zip(found, each, strict=True):
-            end = clocked.segments[chosen.last].next_offset
-            dropped = ledger.deletes.due_between(chosen.base_offset, end)
-            yield replace(one, dropped_tombstone=dropped)
+        with closing(each):
+            for chosen, one in zip(found, each, strict=True):
+                end = clocked.segments[chosen.last].next_offset
+                dropped = ledger.deletes.due_between(chosen.base_offset, end)
+                yield replace(one, dropped_tombstone=dropped)
 
     return BuiltRound(plan, mapped, rewritten())
 
@@ -361,7 +381,7 @@ def estimated(
     own = account_of(view, config, ledger, drive=view.directory, quarantined=False)
     dead = own.dead_bytes
     if runs is None and dead == 0:
-        return replace(kept(chosen, ledger, None), exact=False)
+        return kept(chosen, ledger, None, Leases())
     total = sum(one.size_bytes for one in own.segments)
     garbage = [one for one in own.segments if one.dead_bytes]
     return replace(

@@ -6,7 +6,8 @@ its inode and size: a swap that finds anything else there refuses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from lastword.cleaner.choose import Plan
@@ -89,7 +90,7 @@ class BuiltRound:
     """A round before its swaps. `groups` ascend; each was certified when it was built.
 
     Within one process `groups` is lazy: the next is built when the one before has been swapped, so that a
-    round needs room for one output at a time. `collected` makes it picklable.
+    round needs room for one output at a time; with two threads, for three. `collected` makes it picklable.
     """
 
     plan: Plan
@@ -98,3 +99,12 @@ class BuiltRound:
 
     def collected(self) -> BuiltRound:
         return replace(self, groups=tuple(self.groups))
+
+    @contextmanager
+    def ended(self) -> Iterator[Iterable[BuiltGroup]]:
+        """The groups; none is being built any more when it is left."""
+        try:
+            yield self.groups
+        finally:
+            if isinstance(self.groups, Generator):
+                self.groups.close()

@@ -39,6 +39,7 @@ BELOW_RATIO = "below-ratio"
 NOT_WORTH_IT = "not-worth-it"
 UNDECIDED_TRANSACTION = "undecided-transaction"
 TOMBSTONE_HORIZON = "tombstone-horizon"
+LEASE = "lease"
 QUARANTINED = "quarantined"
 NO_POLICY = "no-policy"
 
@@ -119,6 +120,16 @@ class Plan(Value):
             free_bytes=0,
             reasons=(Reason(code, text), *self.reasons),
         )
+
+    def only_newest(self, tombstones: int, held: Reason | None, held_count: int = 0) -> Plan:
+        """Left alone, for nothing is dead: `tombstones` wait, `held_count` of them for nothing but a lease."""
+        if held is not None and held_count >= tombstones:
+            return self.kept(held.code, held.text)
+        plan = self if held is None else replace(self, reasons=(held, *self.reasons))
+        if tombstones:
+            what = "1 tombstone waits" if tombstones == 1 else f"{tombstones} tombstones wait"
+            return plan.kept(TOMBSTONE_HORIZON, f"{what}; every other record is its key's newest")
+        return plan.kept(NEWEST, "every record is the newest of its key")
 
 
 class ChoosableHeader(Protocol):

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lastword.cleaner import account, leased, quarantine, staging
+from lastword.cleaner.ahead import built_in_order, threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
-from lastword.cleaner.choose import NEWEST, TOMBSTONE_HORIZON, Plan, choose
+from lastword.cleaner.choose import Plan, Reason, choose
 from lastword.cleaner.groups import Group, Limits, group
 from lastword.cleaner.paced import PacedFiles
 from lastword.cleaner.report import CleanRound, TombstonesWaiting
@@ -64,6 +65,7 @@ def clean(
     run: Run | None = None,
     space_target: float = 1.5,
     alpha: float = 0.3,
+    threads: int = 1,
 ) -> CleanRound | None:
     """One round over `log`; None when the plan is to keep it (`plan` tells why).
 
@@ -72,6 +74,7 @@ def clean(
     salt                of the key map, secret; None: a fresh one
     stop                asked after each chunk; once true, the round ends early and its unpublished files go
     budget              of the drive: everything that the round reads and writes comes out of it
+    threads             that it may use: two are worth it from 64 MiB on
 
     Of strategy `generational`:
 
@@ -98,6 +101,7 @@ def clean(
             progress=progress,
             stop=stop,
             budget=budget,
+            threads=threads,
         )
     with alone(log.directory):
         plan = prepare(log, config, first_dirty=first_dirty, due=due, strategy=strategy, map_bytes=map_bytes)
@@ -108,10 +112,12 @@ def clean(
             if budget is not None:
                 files = paced = PacedFiles(log.files, budget, stop)
                 segments = tuple(paced.segments(log.segments))
-            built = build_whole(files, log.directory, segments, plan, log.clock, salt, progress, stop)
+            built = build_whole(
+                files, log.directory, segments, plan, log.clock, salt, progress, stop, threads=threads
+            )
         except Stopped:
             built = BuiltRound(plan, account.nothing_mapped(), ())
-            return account.close(log.directory, built, [], complete=False, swap_seconds=0.0)
+            return account.close(log.directory, built, [], stopped_by="request", swap_seconds=0.0)
         except LastwordError:
             account.count_failure(log.directory)
             raise
@@ -177,30 +183,31 @@ def publish(
     """
     done: list[BuiltGroup] = []
     swap_seconds = 0.0
-    complete = True
+    stopped_by: account.StoppedBy = ""
     try:
-        for one in built.groups:
-            started = log.clock.monotonic()
-            leased.check(log.files, log.directory, log.clock, one.dropped_tombstone)
-            (swap or swap_group)(log, one)
-            staging.discard(log.files, one.output.directory)
-            swap_seconds += log.clock.monotonic() - started
-            done.append(one)
+        with built.ended() as groups:
+            for one in groups:
+                started = log.clock.monotonic()
+                leased.check(log.files, log.directory, log.clock, one.dropped_tombstone)
+                (swap or swap_group)(log, one)
+                staging.discard(log.files, one.output.directory)
+                swap_seconds += log.clock.monotonic() - started
+                done.append(one)
     except leased.LeaseCame:
-        complete = False
+        stopped_by = "lease"
         staging.remove_leftovers(log.files, log.directory)
     except Stopped:
-        complete = False
+        stopped_by = "request"
     except LastwordError:
         account.count_failure(log.directory)
         with suppress(LastwordError):  # the first error is the one to tell
             staging.remove_leftovers(log.files, log.directory)
         raise
-    if complete:
+    if not stopped_by:
         record_first_dirty(built.plan.limit)
     if waiting is not None:
         built = replace(built, mapped=replace(built.mapped, waiting=waiting()))
-    return account.close(log.directory, built, done, complete=complete, swap_seconds=swap_seconds)
+    return account.close(log.directory, built, done, stopped_by=stopped_by, swap_seconds=swap_seconds)
 
 
 def plan(
@@ -242,8 +249,10 @@ def plan(
     sources = below(view.segments, chosen.limit)
     steps = Steps("plan", sum(one.size for one in sources), clock, progress, None)
     transactions = Transactions(view.segments, chosen.limit, chosen.now_ms, chosen.producer_expiration_ms)
-    due_below = leases.load(files, view.directory, chosen.now_ms).floor
-    resolution = _resolve(sources, chosen, salt, steps, transactions, due_below)
+    held = leases.load(files, view.directory, chosen.now_ms)
+    resolution = _resolve(sources, chosen, salt, steps, transactions, held.floor)
+    facts, dead = resolution.segments, resolution.dead
+    waiting = leased.held_back(sources, facts, dead, now_ms=chosen.now_ms, floor=held.floor)
     found = group(resolution.segments, limits_of(chosen), transactions.found.segments)
     written_bytes = 0
     for one in found:
@@ -251,17 +260,28 @@ def plan(
             one, sources, resolution, chosen, None, steps.rewritten, transactions.found
         ).size_bytes
     source_bytes = sum(one.size_bytes for one in found)
-    return exactly(chosen, resolution, sum(one.count for one in found), source_bytes, written_bytes)
+    segments = sum(one.count for one in found)
+    reason = leased.reason(held, waiting)
+    return exactly(chosen, resolution, segments, source_bytes, written_bytes, reason, len(waiting))
 
 
 def exactly(
-    chosen: Plan, resolution: Resolution, segments: int, source_bytes: int, written_bytes: int
+    chosen: Plan,
+    resolution: Resolution,
+    segments: int,
+    source_bytes: int,
+    written_bytes: int,
+    held: Reason | None = None,
+    held_count: int = 0,
 ) -> Plan:
-    """The plan to the byte: `segments` of `source_bytes` are rewritten, into `written_bytes`."""
+    """The plan to the byte: `segments` of `source_bytes` are rewritten, into `written_bytes`. `held`: so many
+    tombstones wait for a lease."""
     if not segments:
-        return _nothing_to_do(chosen, resolution)
+        tombstones = sum(one.tombstones for one in resolution.segments)
+        return replace(chosen, exact=True).only_newest(tombstones, held, held_count)
     return replace(
         chosen,
+        reasons=chosen.reasons if held is None else (*chosen.reasons, held),
         segments=segments,
         read_bytes=resolution.passes * sum(one.size_bytes for one in resolution.segments) + source_bytes,
         write_bytes=written_bytes,
@@ -334,17 +354,33 @@ def build_whole(
     salt: bytes | None,
     progress: ProgressLike | None,
     stop: Callable[[], bool] | None,
+    *,
+    threads: int = 1,
 ) -> BuiltRound:
-    """Map now; rewrite each group when it is asked for."""
+    """Map now; rewrite each group when it is asked for, or with two threads a little before."""
     sources = below(segments, plan.limit)
-    steps = Steps("clean", sum(one.size for one in sources), clock, progress, stop)
+    source_bytes = sum(one.size for one in sources)
+    threads = threads_for(source_bytes, threads)
+    steps = Steps("clean", source_bytes, clock, progress, stop)
     transactions = Transactions(segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     due_below = leases.load(files, directory, plan.now_ms).floor
     with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
-        resolution = _resolve(sources, plan, salt, steps, transactions, due_below)
-    found = group(resolution.segments, limits_of(plan), transactions.found.segments)
+        resolution = _resolve(sources, plan, salt, steps, transactions, due_below, threads)
+    if grouped is not None:
+        found = grouped(resolution, transactions.found)
+    else:
+        found = group(resolution.segments, limits_of(plan), transactions.found.segments)
     rewritten = rewrite_each(
-        files, directory, sources, plan, resolution, transactions.found, found, steps, due_below
+        files,
+        directory,
+        sources,
+        plan,
+        resolution,
+        transactions.found,
+        found,
+        steps,
+        due_below,
+        threads=threads,
     )
     return BuiltRound(plan, account.mapped(plan, resolution, transactions.found), rewritten)
 
@@ -356,6 +392,7 @@ def _resolve(
     steps: Steps,
     transactions: Transactions,
     due_below: int,
+    threads: int = 1,
 ) -> Resolution:
     """`due_below`: tombstones from there on wait for a lease."""
     from lastword.resolve import resolve
@@ -369,6 +406,7 @@ def _resolve(
         old_due=old_due(sources, plan),
         due_below=due_below,
         progress=steps.mapped,
+        threads=threads,
     )
 
 
@@ -411,15 +449,17 @@ def rewrite_each(
     due_below: int,
     *,
     staged_in: str | None = None,
-) -> Iterator[BuiltGroup]:
+    threads: int = 1,
+) -> Generator[BuiltGroup]:
     """Rewrite and certify one group after another; one that fails leaves nothing behind.
 
     staged_in  where outputs are made, if not in the partition's own place for them
+    threads    groups that are rewritten at once
     """
     from lastword.cleaner.certificate import certify
     from lastword.cleaner.rewrite import Output, rewrite
 
-    for one in found:
+    def build(one: Group) -> BuiltGroup:
         started = steps.clock.monotonic()
         _check_room(files, directory, plan, one)
         staged = staging.make(files, staged_in or directory, one.base_offset)
@@ -439,7 +479,12 @@ def rewrite_each(
         dropped = leased.highest_due(taken, facts, resolution.dead, now_ms=plan.now_ms, due_below=due_below)
         seconds = steps.clock.monotonic() - started
         built = account.built(sources, one, staged, rewritten, certified, resolution, seconds)
-        yield replace(built, dropped_tombstone=dropped)
+        return replace(built, dropped_tombstone=dropped)
+
+    def discard(one: BuiltGroup) -> None:
+        staging.discard(files, one.output.directory)
+
+    yield from built_in_order(build, discard, found, threads, steps.give_up)
 
 
 def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
@@ -471,15 +516,6 @@ def below(segments: Sequence[Segment], limit: int) -> list[Segment]:
 def limits_of(plan: Plan) -> Limits:
     """What one output may hold."""
     return Limits(plan.segment_bytes, plan.segment_index_bytes, plan.index_interval_bytes)
-
-
-def _nothing_to_do(plan: Plan, resolution: Resolution) -> Plan:
-    waiting = sum(one.tombstones for one in resolution.segments)
-    plan = replace(plan, exact=True)
-    if waiting:
-        what = "1 tombstone waits" if waiting == 1 else f"{waiting} tombstones wait"
-        return plan.kept(TOMBSTONE_HORIZON, f"{what}; every other record is its key's newest")
-    return plan.kept(NEWEST, "every record is the newest of its key")
 
 
 def _check_room(files: Files, directory: str, plan: Plan, one: Group) -> None:

@@ -236,6 +236,7 @@ def rewrite(
     progress: ProgressLike | None = None,
     stop: Callable[[], bool] | None = None,
     budget: DriveBudget | None = None,
+    threads: int = 1,
 ) -> CleanRound | None:
     """One round over a partition, whose claim the caller holds. `run`: what `look` and `choose_drive` found;
     None without `due`: all its garbage, now."""
@@ -259,6 +260,7 @@ def rewrite(
             progress=progress,
             stop=stop,
             budget=budget,
+            threads=threads,
         )
     if found is not None and found.certificate is not None:
         swaps = max(found.segments_before - found.segments_after, 1)

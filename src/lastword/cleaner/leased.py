@@ -11,12 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lastword.cleaner.choose import LEASE, Reason
 from lastword.cleaner.steps import Stopped
 from lastword.clock import Clock
 from lastword.files import Files
 from lastword.partition import leases
+from lastword.partition.leases import Leases
+from lastword.units import format_time
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from lastword.records.chunk import Chunk
     from lastword.resolve import DeadBitmaps, SegmentFacts, SegmentSource
 
@@ -44,13 +50,50 @@ def highest_due(
         if one.due_tombstones and one.base_offset < due_below:
             found = NONE_DROPPED
             for chunk in source.chunk_reader(verify=True):
-                found = max(found, _highest_of(chunk, dead, now_ms, due_below))
+                offsets = _had_their_time(chunk, now_ms, old_too=True)
+                offsets = offsets[offsets < due_below]
+                offsets = offsets[dead.mask(offsets)]
+                found = max(found, int(offsets.max()) if offsets.size else NONE_DROPPED)
             if found != NONE_DROPPED:
                 return found
     return NONE_DROPPED
 
 
-def _highest_of(chunk: Chunk, dead: DeadBitmaps, now_ms: int, due_below: int) -> int:
+def held_back(
+    sources: Sequence[SegmentSource],
+    facts: Sequence[SegmentFacts],
+    dead: DeadBitmaps,
+    *,
+    now_ms: int,
+    floor: int,
+) -> NDArray[np.int64]:
+    """Offsets of live tombstones at or above `floor` whose delete horizon has passed: a lease alone keeps
+    them. Reads the segments that may have one."""
+    import numpy as np
+
+    found = [np.empty(0, np.int64)]
+    for source, one in zip(sources, facts, strict=True):
+        if one.tombstones and one.next_offset > floor:
+            for chunk in source.chunk_reader(verify=True):
+                offsets = _had_their_time(chunk, now_ms, old_too=False)
+                offsets = offsets[offsets >= floor]
+                found.append(offsets[~dead.mask(offsets)])
+    return np.concatenate(found)
+
+
+def reason(held: Leases, offsets: NDArray[np.int64]) -> Reason | None:
+    """Why the tombstones at these offsets stay; None if there are none."""
+    lowest = held.lowest
+    if lowest is None or not offsets.size:
+        return None
+    what = "1 tombstone waits" if offsets.size == 1 else f"{offsets.size} tombstones wait"
+    lapses = format_time(lowest.lapses_ms)
+    return Reason(LEASE, f"{lowest.name} is at {lowest.position}, lapses {lapses}: {what}")
+
+
+def _had_their_time(chunk: Chunk, now_ms: int, *, old_too: bool) -> NDArray[np.int64]:
+    """Offsets of tombstones in batches whose delete horizon has passed; `old_too`: and in those of magic 0
+    and 1, which have none."""
     import numpy as np
 
     from lastword.kernels import table as fields
@@ -58,14 +101,14 @@ def _highest_of(chunk: Chunk, dead: DeadBitmaps, now_ms: int, due_below: int) ->
 
     attributes, magic = chunk.table[:, fields.ATTRIBUTES], chunk.table[:, fields.MAGIC]
     clocked = (attributes & fields.HORIZON) != 0
-    due = (magic < 2) | (clocked & (chunk.table[:, fields.BASE_TIMESTAMP] <= now_ms))
+    due = clocked & (chunk.table[:, fields.BASE_TIMESTAMP] <= now_ms)
+    if old_too:
+        due |= magic < 2
     if not (due & chunk.data_rows()).any():
-        return NONE_DROPPED
+        return np.empty(0, np.int64)
     columns = decode_columns(chunk)
     asked = (columns.value_length < 0) & (columns.key_length >= 0) & due[columns.row]
-    offsets = columns.offset[asked & (columns.offset < due_below)]
-    offsets = offsets[dead.mask(np.ascontiguousarray(offsets))]
-    return int(offsets.max()) if offsets.size else NONE_DROPPED
+    return np.ascontiguousarray(columns.offset[asked])
 
 
 def check(files: Files, directory: str, clock: Clock, dropped_tombstone: int) -> None:

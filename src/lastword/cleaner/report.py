@@ -7,6 +7,7 @@ name.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from lastword.units import format_duration
 from lastword.values import Value
@@ -76,6 +77,8 @@ class CleanRound(Value):
     start, end       first dirty offset before, and the offset up to which the log is clean now
     complete         False when it was stopped between two swaps; what was swapped stays, `end` is not
                      recorded
+    stopped_by       of such a round: "lease", a reader took one below a tombstone that was about to go; or
+                     "request"
     records_read     records that the map pass met below `end`, control records left out; records_kept: how
                      many of them are left
     read_bytes       bytes read from the log: by every map pass, and by the rewrite
@@ -107,10 +110,13 @@ class CleanRound(Value):
     segments_after: int = 0
     map_passes: int = 1
     now_ms: int = 0
+    stopped_by: Literal["", "lease", "request"] = ""
 
     def __str__(self) -> str:
         text = f"{self.topic}-{self.partition}: {self.records_read} records -> {self.records_kept}"
-        if not self.complete:
+        if self.stopped_by == "lease":
+            text += ", stopped before its end by a lease that came below a due tombstone"
+        elif not self.complete:
             text += ", stopped before its end"
         return text + self._waiting()
 

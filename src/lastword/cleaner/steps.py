@@ -4,6 +4,7 @@ half-done.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from lastword.clock import Clock
@@ -15,7 +16,8 @@ class Stopped(Exception):
 
 
 class Steps:
-    """Tells progress and asks whether to stop, after each chunk."""
+    """Tells progress and asks whether to stop, after each chunk. Safe from several threads: who is told hears
+    one after another."""
 
     def __init__(
         self,
@@ -33,6 +35,8 @@ class Steps:
         self._started = clock.monotonic()
         self._progress = progress
         self._stop = stop
+        self._given_up = False
+        self._lock = threading.Lock()
 
     def mapped(self, done_bytes: int, total_bytes: int) -> None:
         """After a chunk of the map pass; further passes make the way longer."""
@@ -45,10 +49,15 @@ class Steps:
         self._total_bytes = self._done_bytes + rewrite_bytes
 
     def rewritten(self, chunk_bytes: int) -> None:
-        self._step(chunk_bytes)
+        with self._lock:
+            self._step(chunk_bytes)
+
+    def give_up(self) -> None:
+        """Whatever still takes steps is to end: nobody wants it any more."""
+        self._given_up = True
 
     def _step(self, chunk_bytes: int) -> None:
-        if self._stop is not None and self._stop():
+        if self._given_up or (self._stop is not None and self._stop()):
             raise Stopped
         self._done_bytes += chunk_bytes
         if self._progress is not None:

@@ -21,7 +21,12 @@ class LogConfig:
         True, "behaviour", "Clean and expire in the background while opened to append."
     )
     log_cleaner_threads: int = count(
-        1, "cost", "Rounds at once; they share the key map's memory.", low=1, high=1024
+        1,
+        "cost",
+        "Rounds at once; they share the key map's memory. With 2 or more a cleaning that was asked for takes "
+        "two of them for one large partition.",
+        low=1,
+        high=1024,
     )
     log_cleaner_dedupe_buffer_size: int = size(
         "128MiB",

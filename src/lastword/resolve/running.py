@@ -89,11 +89,12 @@ class RunningResolution:
         fates: Fates | None = None,
         progress: Callable[[int, int], None] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        threads: int = 0,
     ) -> None:
         """Take in whole segments at or above `limit`, by ascending base offset, all of them decided.
 
         `progress` hears (bytes done, bytes in all) after every chunk, and may raise to stop. Raises MapFull,
-        and what `resolve` raises.
+        and what `resolve` raises. `threads`: for this call; 0: as the object was made.
         """
         self._idle()
         if not sources:
@@ -114,7 +115,7 @@ class RunningResolution:
             self._make_room,
             first_segment=first,
             chunk_bytes=chunk_bytes,
-            threads=self._threads,
+            threads=threads or self._threads,
         )
         with closing(chunks):
             for chunk in chunks:
