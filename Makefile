@@ -86,6 +86,9 @@ bench: java $(READY) kernels ## named workloads beside a rival measured in the s
 bench-clean: java $(READY) kernels ## only the cleaner beside Kafka's own, one thread each, on the same bytes: make bench-clean SIZE=full
 	@$(PY) -m bench.run --size $(or $(SIZE),small) --only clean,clean-size,clean-map,clean-accounts $(if $(SETS),--sets $(SETS))
 
+bench-spark: java $(READY) kernels ## the Spark workloads and the restore, beside Spark on Kafka and confluent-kafka: make bench-spark SIZE=full
+	@$(PY) -m bench.run --size $(or $(SIZE),small) --only spark-read,spark-write,spark-clean,spark-partitions,restore-client
+
 golden: $(READY) kernels ## rewrite the expected text of the golden scripts, to be read in the diff
 	@LASTWORD_REWRITE=1 $(PY) -m pytest tests/cli -q
 

@@ -109,6 +109,7 @@ def timed_runs(work, repetitions: int) -> list[float]:
 
 def main() -> None:
     from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
 
     bootstrap, jars, job, topic, rows, repetitions = sys.argv[1:]
     builder = SparkSession.builder.master("local[2]")
@@ -126,13 +127,18 @@ def main() -> None:
         sink = made_rows(spark, int(rows)).write.format("kafka")
         sink.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save()
 
+    def latest() -> None:
+        source = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+        rows = source.option("subscribe", topic).load()
+        rows.groupBy("key").agg(F.max_by("value", "offset")).write.format("noop").mode("overwrite").save()
+
     def count() -> None:
         source = spark.read.format("kafka").option("kafka.bootstrap.servers", bootstrap)
         assert source.option("subscribe", topic).load().count() == int(rows)
 
     if job == "read":
         count()
-    for seconds in timed_runs({"read": read, "write": write}[job], int(repetitions)):
+    for seconds in timed_runs({"read": read, "write": write, "latest": latest}[job], int(repetitions)):
         print(json.dumps({"seconds": seconds}), flush=True)
     spark.stop()
 

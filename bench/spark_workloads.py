@@ -20,23 +20,45 @@ import pyspark
 from tests.support.jars import KafkaJars
 from tests.support.kafka import Broker, Tools, adopt
 
+import lastword
+from bench import confluent_rival, kafka
 from bench.kafka import BROKER_FLAGS
 from bench.registry import Measured, Run, compared, workload
 from bench.spark_rival import CONF, Rival, made_rows, timed_runs
+from bench.workloads import link_partition
 
 PARTITIONS = 4
 
 
 @contextmanager
-def session() -> Iterator[Any]:
+def session(cores: int = 2) -> Iterator[Any]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     import lastword.spark
 
-    spark = lastword.spark.session("local[2]", **CONF)
+    spark = lastword.spark.session(f"local[{cores}]", **CONF)
     try:
         yield spark
     finally:
         spark.stop()
+
+
+def adopted(data: kafka.Generated, root: Path) -> tuple[str, str]:
+    """A log directory with these segments as a topic that was opened and closed, as a broker leaves its own
+    behind: producer snapshots and a clean-shutdown marker are there. (path, topic)
+    """
+    topic = data.partitions[0].name.rpartition("-")[0]
+    shutil.rmtree(root, ignore_errors=True)
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        given = {"cleanup_policy": "compact", "segment_bytes": 128 << 20}
+        logs.create_topic(topic, len(data.partitions), **given)
+    for partition in data.partitions:
+        shutil.rmtree(root / partition.name)
+        link_partition(partition, root / partition.name)
+    for marker in (*root.glob(".kafka_cleanshutdown"), *root.glob("recovery-point-offset-checkpoint")):
+        marker.unlink()
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        assert logs.topic(topic).bounds()
+    return str(root), topic
 
 
 @contextmanager
@@ -53,13 +75,12 @@ def broker(directory: Path) -> Iterator[Broker]:
 def spark_read(run: Run) -> list[Measured]:
     """Key and value of every record of a topic of 4 partitions to Spark's `noop`.
 
-    Rival: Spark's Kafka source from a broker on this machine. Beside it, the newest value of every key:
-    ours with view=latest against groupBy and max_by on the same source of ours, which is what Kafka's
-    source leaves to the user.
+    Rival: Spark's Kafka source from a broker on this machine; for the newest value of every key, groupBy and
+    max_by on it, which is what Kafka's source leaves to the user.
     """
     rival = Rival.find_or_install()
     data = run.data("p4-none")
-    root, topic = str(data.partitions[0].parent), data.partitions[0].name.rpartition("-")[0]
+    root, topic = adopted(data, run.scratch / "log")
     with session() as spark:
 
         def source(**options: str) -> Any:
@@ -75,9 +96,12 @@ def spark_read(run: Run) -> list[Measured]:
             lambda: noop(spark.read.format("lastword").option("subscribe", topic).schema(schema).load(root)),
             run.repetitions,
         )[1:]
-        latest = timed_runs(lambda: noop(source(view="latest").select("key", "value")), run.repetitions)[1:]
-        newest = source().selectExpr("key", "struct(offset, value) newest").groupBy("key")
-        by_group = timed_runs(lambda: noop(newest.agg({"newest": "max"})), 1)[1:]
+
+        def newest() -> None:
+            reader = spark.read.format("lastword").options(subscribe=topic, view="latest")
+            noop(reader.schema(schema).load(root))
+
+        latest = timed_runs(newest, run.repetitions)[1:]
     with broker(run.scratch / "broker") as kafka:
         with kafka:
             kafka.create_topic(topic, PARTITIONS, retention_ms="-1")
@@ -85,11 +109,15 @@ def spark_read(run: Run) -> list[Measured]:
             adopt(kafka.directory, partition.name, partition)
         with kafka:
             theirs = rival.run(kafka.bootstrap, "read", topic, data.records, run.repetitions)
+            by_group = rival.run(kafka.bootstrap, "latest", topic, data.records, 1)
+    shutil.rmtree(root)
     name = f"Spark's Kafka source, PySpark {pyspark.__version__} / 4.2.0"
     return [
         rows("spark-read", "key and value to noop", data.records, pruned, theirs, name),
         rows("spark-read", "the same, without a schema", data.records, full, theirs, name),
-        rows("spark-read", "newest value of each key", data.records, latest, by_group, "groupBy and max"),
+        rows(
+            "spark-read", "newest value of each key", data.records, latest, by_group, "its groupBy and max_by"
+        ),
     ]
 
 
@@ -120,6 +148,107 @@ def spark_write(run: Run) -> list[Measured]:
         rows("spark-write", f"rows to a topic, ack={ack}", count, ours, theirs, "Spark's Kafka sink")
         for ack, ours in found.items()
     ]
+
+
+@workload("spark-clean")
+def spark_clean(run: Run) -> list[Measured]:
+    """One giant partition (20 M records at full size) cleaned by many tasks: map in shards, rewrite, swap.
+
+    Rival: the same survivors by Spark itself from the same files, through our source: groupBy(key) for the
+    newest offset, a left-semi join on it, and Parquet, which is neither sorted nor a log.
+    """
+    name = "a-none"
+    data = kafka.generate(name, run.data_directory, 2 * run.records)
+    scratch = run.scratch / "giant"
+    ours, theirs = [], []
+    with session() as spark:
+        for _ in range(min(run.repetitions, 2) + 1):
+            root, topic = adopted(data, scratch)
+
+            def clean(root: str = root, topic: str = topic) -> None:
+                import lastword.spark
+
+                (row,) = lastword.spark.clean(spark, root, topic, task_bytes=1 << 20).collect()
+                assert row.complete and row.records_kept == data.distinct and row.certificate
+
+            ours += timed_runs(clean, 0)
+        root, topic = adopted(data, scratch)
+
+        def by_spark() -> None:
+            given = {"subscribe": topic}
+            every = spark.read.format("lastword").options(**given).load(root)
+            newest = every.groupBy("key").agg({"offset": "max"}).withColumnRenamed("max(offset)", "offset")
+            kept = every.select("key", "value", "timestamp", "offset").join(newest, "offset", "left_semi")
+            kept.write.mode("overwrite").option("compression", "none").parquet(str(run.scratch / "parquet"))
+
+        theirs = timed_runs(by_spark, 1)
+        assert spark.read.parquet(str(run.scratch / "parquet")).count() == data.distinct
+    shutil.rmtree(scratch)
+    shutil.rmtree(run.scratch / "parquet")
+    what = f"one partition, {data.records / 1e6:g} M records"
+    return [
+        rows("spark-clean", what, data.records, ours[1:], theirs[1:], "Spark's groupBy, join and Parquet")
+    ]
+
+
+@workload("spark-partitions")
+def spark_partitions(run: Run) -> list[Measured]:
+    """A topic of 4 partitions cleaned on two cores.
+
+    Rival: the same on one core.
+    """
+    data = run.data("p4-none")
+    found: dict[int, list[float]] = {}
+    for cores in (1, 2):
+        found[cores] = []
+        with session(cores) as spark:
+            for _ in range(run.repetitions + 1):
+                root, topic = adopted(data, run.scratch / "many")
+
+                def clean(root: str = root, topic: str = topic, spark: Any = spark) -> None:
+                    import lastword.spark
+
+                    got = lastword.spark.clean(spark, root, topic).collect()
+                    assert sum(row.records_kept for row in got) == data.distinct
+
+                found[cores] += timed_runs(clean, 0)
+    shutil.rmtree(run.scratch / "many")
+    return [rows("spark-partitions", "4 partitions", data.records, found[2][1:], found[1][1:], "one core")]
+
+
+@workload("restore-client")
+def restore_client(run: Run) -> Iterator[Measured]:
+    """A log read back into a Python dict: data set a, as written and cleaned.
+
+    Rival: confluent-kafka with tuned queues, from a broker on this machine, into a dict. Rates count the
+    records that the log holds; wall seconds, for the rival's work is spread over threads and the broker.
+    """
+    python = confluent_rival.find_or_install()
+    data = run.data("a-none")
+    for what in ("as written", "cleaned"):
+        root, topic = adopted(data, run.scratch / "log")
+        if what == "cleaned":
+            with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+                logs.clean(topic, strategy="kafka")
+        sizes: list[int] = []
+
+        def load(root: str = root, topic: str = topic, sizes: list[int] = sizes) -> None:
+            with lastword.open(root) as logs:
+                sizes.append(len(logs.state(topic, key_serializer="bytes", value_serializer="bytes")))
+
+        ours = timed_runs(load, run.repetitions)[1:]
+        with broker(run.scratch / "broker") as server:
+            with server:
+                server.create_topic(topic, 1, retention_ms="-1")
+            partition = data.partitions[0].name
+            adopt(server.directory, partition, Path(root) / partition)
+            with server:
+                runs = confluent_rival.restore(python, server.bootstrap, topic, data.records, run.repetitions)
+        shutil.rmtree(root)
+        assert {one["keys"] for one in runs} == {data.distinct} == set(sizes)
+        theirs = [one["seconds"] for one in runs]
+        count = int(runs[0]["records"])
+        yield rows("restore-client", f"dict from the log {what}", count, ours, theirs, "confluent-kafka")
 
 
 def rows(name: str, what: str, count: int, ours: list[float], theirs: list[float], rival: str) -> Measured:

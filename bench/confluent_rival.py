@@ -1,0 +1,96 @@
+"""The client that Python programs restore a table from Kafka with, confluent-kafka, as a rival: installs
+itself, and runs in a Python of its own.
+
+As a program (in that environment): confluent_rival.py BOOTSTRAP TOPIC END REPETITIONS, one JSON line a run:
+partition 0 of the topic from its start to END into a dict; a record without a value takes its key out.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+PACKAGE = "confluent-kafka==2.16.1"
+TUNED = {
+    "queued.min.messages": 1_000_000,
+    "queued.max.messages.kbytes": 1 << 20,
+    "fetch.message.max.bytes": 16 << 20,
+    "fetch.max.bytes": 128 << 20,
+    "check.crcs": True,
+}
+"""Its default queues make it three times as slow. Our reader checks checksums too."""
+AT_ONCE = 10_000
+
+
+def find_or_install() -> Path:
+    """The Python that has it. KafkaMissing says what is lacking: a network."""
+    from tests.support.jars import KafkaMissing, cache_directory
+
+    home = cache_directory() / PACKAGE.replace("==", "-")
+    python = home / "bin" / "python"
+    if (home / "complete").exists():
+        return python
+    print(f"installing {PACKAGE} into {home} (once)", file=sys.stderr)
+    shutil.rmtree(home, ignore_errors=True)
+    venv.create(home, with_pip=True)
+    command = [str(python), "-m", "pip", "install", "--quiet", PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip()[-400:]
+        raise KafkaMissing(f"confluent-kafka can't be installed: {said}", setup_fault=False)
+    (home / "complete").touch()
+    return python
+
+
+def restore(python: Path, bootstrap: str, topic: str, end: int, repetitions: int) -> list[dict[str, float]]:
+    """(seconds, keys, records) of each run, without a first one that warms up."""
+    command = [str(python), __file__, bootstrap, topic, str(end), str(repetitions)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"the rival ended with {done.returncode}: {done.stderr[-2000:]}")
+    return lines[1:]
+
+
+def main() -> None:
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    bootstrap, topic, end_text, repetitions = sys.argv[1:]
+    end = int(end_text)
+    for _ in range(int(repetitions) + 1):
+        consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False, **TUNED}
+        )
+        started = time.perf_counter()
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        table: dict[bytes, bytes] = {}
+        position = records = 0
+        heard = started
+        while position < end:
+            # It waits for as many messages as are asked for, or so long: at the end there are fewer.
+            found = consumer.consume(AT_ONCE, timeout=0.01)
+            if not found:
+                if time.perf_counter() - heard > 60:
+                    raise SystemExit(f"nothing came after offset {position} of {end}")
+                continue
+            heard = time.perf_counter()
+            for message in found:
+                value = message.value()
+                if value is None:
+                    table.pop(message.key(), None)
+                else:
+                    table[message.key()] = value
+            records += len(found)
+            position = found[-1].offset() + 1
+        seconds = time.perf_counter() - started
+        print(json.dumps({"seconds": seconds, "keys": len(table), "records": records}), flush=True)
+        consumer.close()
+
+
+if __name__ == "__main__":
+    main()
