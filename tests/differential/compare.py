@@ -4,7 +4,8 @@
 
 Asserted of every log:
 
-- ours and Kafka's leave the newest value of every key, of committed records and of all, as the log had it;
+- ours leaves the newest value of every key, of committed records and of all, as the log had it, and so does
+  Kafka's, but for transactional logs that it cleans in several passes: there a deleted key may come back;
 - what ours leaves is unchanged, at its offset and in its order;
 - strategy `kafka` keeps exactly the records that the cleaner on lists keeps, in both rounds;
 - the model of Kafka's rule keeps exactly the records that Kafka kept; in logs that began with magic 0 or 1
@@ -229,13 +230,15 @@ class Totals:
     refused: int = 0  # logs that Kafka's cleaner gave up
     modelled: int = 0
     mistaken: int = 0  # logs where Kafka left garbage, for it took committed batches for aborted ones
+    wrong: int = 0  # transactional logs whose newest values Kafka's cleaner changed
     kafka_rounds: int = 0
 
     def __str__(self) -> str:
         return (
             f"{self.logs} logs, {self.records} records, {self.kept} left by strategy kafka; Kafka's cleaner "
             f"took {self.kafka_rounds} rounds and gave up {self.refused} logs of old formats; "
-            f"the model agreed with it on {self.modelled}, and in {self.mistaken} it left garbage by mistake"
+            f"the model agreed with it on {self.modelled}; of transactional logs it left garbage by mistake "
+            f"in {self.mistaken}, and changed newest values in {self.wrong}"
         )
 
 
@@ -274,6 +277,12 @@ def _against_kafka(
         name = f"log {log.seed}, {strategy}"
         for committed in (True, False):
             mine, theirs = story.after[-1].newest(committed=committed), kafka.newest(committed=committed)
+            if mine != theirs and log.transactions:
+                # Ours is the log's own view (`check_ours`). With a map for few keys Kafka begins a pass
+                # behind a marker, takes committed batches for aborted ones, and drops a tombstone whose
+                # older copy stays.
+                totals.wrong += 1
+                return
             assert mine == theirs, f"{name}: not Kafka's {'committed' if committed else 'full'} view"
     modelled = by_the_model(log, place / "model", limits)
     if (

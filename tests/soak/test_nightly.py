@@ -7,7 +7,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
-PROOFS = {"test", "model", "crash", "kills", "differential", "soak", "bench"}
+PROOFS = {
+    "test",
+    "model",
+    "crash",
+    "kills",
+    "differential",
+    "soak",
+    "pipeline",
+    "clusters",
+    "kills-spark",
+    "bench",
+}
 
 
 def test_nightly_has_every_longer_proof() -> None:
