@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from lastword.cleaner import cleaner, sharded
+from lastword.cleaner import job as jobs
+from lastword.cleaner.job import Job
 from lastword.cleaner.report import CleanRound
-from lastword.cleaner.sharded import Job
 from lastword.errors import CorruptBatchError, CorruptFileError
 from lastword.partition import leases
 from tests.build import HOUR, SALT, LogBuilder
@@ -63,8 +64,8 @@ def steps(log: LogBuilder, job: Job, twice: bool = False) -> Callable[[], bool]:
     def one() -> bool:
         files, clock = log.files, log.clock
         for left, step in (
-            (sharded.units_left, lambda n: sharded.extract(files, job.directory, n)),
-            (sharded.shards_left, lambda n: sharded.resolve_shard(files, job.directory, n)),
+            (jobs.units_left, lambda n: sharded.extract(files, job.directory, n)),
+            (jobs.shards_left, lambda n: sharded.resolve_shard(files, job.directory, n)),
         ):
             numbers = left(files, job)
             if numbers:
@@ -76,7 +77,7 @@ def steps(log: LogBuilder, job: Job, twice: bool = False) -> Callable[[], bool]:
         if not Path(f"{job.scratch}/groups.json").exists():
             sharded.merge(files, job)
             return True
-        numbers = sharded.groups_left(files, job)
+        numbers = jobs.groups_left(files, job)
         if not numbers:
             return False
         for _ in range(1 + twice):
@@ -88,7 +89,7 @@ def steps(log: LogBuilder, job: Job, twice: bool = False) -> Callable[[], bool]:
 
 def finish(log: LogBuilder, job: Job, kill_before_swap: int = -1) -> CleanRound:
     """Publish, or die before the n-th swap."""
-    done = set(sharded.published(log.files, job).values())
+    done = set(jobs.published(log.files, job).values())
     swaps = count()
 
     def swap(partition: Any, one: Any) -> None:
@@ -99,13 +100,13 @@ def finish(log: LogBuilder, job: Job, kill_before_swap: int = -1) -> CleanRound:
 
     built = sharded.built_round(log.files, job, 0.0)
     round_ = cleaner.publish(log.log, built, record_first_dirty=log._record_first_dirty, swap=swap)
-    sharded.remove(log.files, job.directory)
+    jobs.remove(log.files, job.directory)
     return round_
 
 
 def clean(log: LogBuilder, *, twice: bool = False, **how: Any) -> CleanRound:
     given = {"shards": 3, "unit_bytes": 5000, "salt": SALT} | how
-    job = sharded.start(log.files, log.directory, log.log.segments, prepared(log), **given)
+    job = jobs.start(log.files, log.directory, log.log.segments, prepared(log), **given)
     step = steps(log, job, twice)
     while step():
         pass
@@ -140,7 +141,7 @@ def test_the_same_files_as_in_one(tmp_path: Path, seed: int) -> None:
 def test_without_transactions_nobody_looks_for_them(tmp_path: Path) -> None:
     log = a_log(tmp_path / "a", 7, transactions=False)
     twin = a_log(tmp_path / "b", 7, transactions=False)
-    job = sharded.start(log.files, log.directory, log.log.segments, prepared(log), salt=SALT)
+    job = jobs.start(log.files, log.directory, log.log.segments, prepared(log), salt=SALT)
     step = steps(log, job)
     while step():
         pass
@@ -154,7 +155,7 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
     expected = log.plan()
     view = log.log.view()
     chosen = cleaner.chosen_plan(view, log.config, log.files, log.clock, None, False, "kafka", 1 << 20)
-    job = sharded.start(
+    job = jobs.start(
         log.files, log.directory, view.segments, chosen, shards=4, unit_bytes=3000, rewrites=False
     )
     before = segments(log)
@@ -169,9 +170,9 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
         expected.read_bytes,
         True,
     )
-    sharded.remove(log.files, job.directory)
+    jobs.remove(log.files, job.directory)
     assert segments(log) == before
-    assert sharded.unfinished(log.files, log.directory, log.clock) is None
+    assert jobs.unfinished(log.files, log.directory, log.clock) is None
 
 
 @pytest.mark.slow
@@ -183,7 +184,7 @@ def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
     kills = 0
     for kill in count():
         log = a_log(tmp_path / f"{kill}", 11)
-        job = sharded.start(
+        job = jobs.start(
             log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=6, unit_bytes=5000
         )
         step = steps(log, job)
@@ -201,9 +202,9 @@ def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
         kills += 1
         log.abandon()
         log.reopen()
-        again = sharded.unfinished(log.files, log.directory, log.clock)
+        again = jobs.unfinished(log.files, log.directory, log.clock)
         assert again == job
-        sharded.go_on(log.files, again)
+        jobs.go_on(log.files, again)
         step = steps(log, again)
         while step():
             pass
@@ -217,13 +218,13 @@ def test_killed_anywhere_and_gone_on_with(tmp_path: Path) -> None:
 def test_a_job_that_no_longer_fits_is_removed(tmp_path: Path) -> None:
     for number, spoil in enumerate((age, other_segments, lease, half_written)):
         log = a_log(tmp_path / str(number), 5)
-        job = sharded.start(
+        job = jobs.start(
             log.files, log.directory, log.log.segments, prepared(log), scratch=str(tmp_path), salt=SALT
         )
         steps(log, job)()
-        assert sharded.unfinished(log.files, log.directory, log.clock) == job
+        assert jobs.unfinished(log.files, log.directory, log.clock) == job
         spoil(log, job)
-        assert sharded.unfinished(log.files, log.directory, log.clock) is None, spoil
+        assert jobs.unfinished(log.files, log.directory, log.clock) is None, spoil
         assert not Path(job.directory).exists(), spoil
         if spoil is not half_written:
             assert not Path(job.scratch).exists(), spoil
@@ -231,7 +232,7 @@ def test_a_job_that_no_longer_fits_is_removed(tmp_path: Path) -> None:
 
 
 def age(log: LogBuilder, job: Job) -> None:
-    log.files.set_mtime(f"{job.directory}/job.json", log.clock.now_ms() - sharded.MAX_AGE_MS - 1)
+    log.files.set_mtime(f"{job.directory}/job.json", log.clock.now_ms() - jobs.MAX_AGE_MS - 1)
 
 
 def other_segments(log: LogBuilder, job: Job) -> None:
@@ -264,7 +265,7 @@ def test_damage_of_scratch_files_is_no_damage_of_the_log(tmp_path: Path) -> None
         ("unit-00001.data", "shard-00002.dead", "shard-00000.npz", "unit-00000.npz")
     ):
         log = a_log(tmp_path / str(number), 2, transactions=False)
-        job = sharded.start(
+        job = jobs.start(
             log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=3, unit_bytes=5000
         )
         step = steps(log, job)
@@ -277,20 +278,20 @@ def test_damage_of_scratch_files_is_no_damage_of_the_log(tmp_path: Path) -> None
             path.write_bytes(data)
             while step():
                 pass
-        sharded.remove(log.files, job.directory)
+        jobs.remove(log.files, job.directory)
         assert log.plan().action == "clean"
         log.close()
 
 
 def test_progress_reaches_its_end(tmp_path: Path) -> None:
     log = a_log(tmp_path, 9)
-    job = sharded.start(
+    job = jobs.start(
         log.files, log.directory, log.log.segments, prepared(log), salt=SALT, shards=3, unit_bytes=5000
     )
     step = steps(log, job)
     shares = [0.0]
     while step():
-        done, total = sharded.done_bytes(log.files, job)
+        done, total = jobs.done_bytes(log.files, job)
         shares.append(done / total)
     assert shares[-1] == 1.0
     assert all(later >= earlier - 0.34 for earlier, later in pairwise(shares))

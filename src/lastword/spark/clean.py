@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from lastword.cleaner.built import BuiltGroup, BuiltRound
     from lastword.cleaner.choose import Plan
+    from lastword.cleaner.job import Job
     from lastword.cleaner.report import CleanRound
-    from lastword.cleaner.sharded import Job
     from lastword.config import TopicConfig
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.logdir.log_dir import LogDirectory
@@ -80,7 +80,8 @@ def clean(
     from lastword.spark.shipping import shared_path
 
     path = shared_path(path)
-    from lastword.cleaner import cleaner, sharded
+    from lastword.cleaner import cleaner
+    from lastword.cleaner import job as jobs
     from lastword.cleaner.report import CleanRound
     from lastword.logdir.inbox import Watch
     from lastword.logdir.log_dir import LogDirectory
@@ -93,26 +94,26 @@ def clean(
         directory = held.enter_context(LogDirectory.open(path, "a"))
         held.callback(Watch(directory).close)  # writers go on while this holds the lock
         tasks: list[RoundTask] = []
-        jobs: list[tuple[Job, int]] = []
+        giants: list[tuple[Job, int]] = []
         for tp in _chosen(directory, topic, partition):
             log, config = directory.log(*tp), directory.topic_config(tp.topic)
             held.enter_context(cleaner.alone(log.directory))
             job = _left_behind(log)
             if job is not None:
-                jobs.append((job, log.clock.now_ms()))
+                giants.append((job, log.clock.now_ms()))
                 continue
             arguments = _arguments(directory, tp, config, due, strategy)
             plan = cleaner.prepare(log, config, **arguments)
             if plan.action != "clean":
                 continue
             if sum(one.size for one in cleaner.below(log.segments, plan.limit)) > task_bytes:
-                job = sharded.start(log.files, log.directory, log.segments, plan, scratch=scratch)
-                jobs.append((job, plan.now_ms))
+                job = jobs.start(log.files, log.directory, log.segments, plan, scratch=scratch)
+                giants.append((job, plan.now_ms))
             else:
                 tasks.append(RoundTask(log.directory, plan))
         for task, built in zip(tasks, build_rounds(spark, tasks), strict=True):
             _close(directory, task.plan, built, rounds, failed)
-        for job, now_ms in jobs:
+        for job, now_ms in giants:
             _close(directory, job.plan, distributed.build(spark, job, now_ms, progress), rounds, failed, job)
     if failed:
         failed[0].add_note(f"{len(rounds)} other partitions were cleaned, {len(failed)} were not")
@@ -174,7 +175,8 @@ def _plan_giant(
     scratch: str | None,
     progress: ProgressLike | None,
 ) -> Plan:
-    from lastword.cleaner import cleaner, sharded
+    from lastword.cleaner import cleaner
+    from lastword.cleaner import job as jobs
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
     from lastword.spark import sharded as distributed
@@ -182,11 +184,11 @@ def _plan_giant(
     chosen = cleaner.chosen_plan(view, config, DEFAULT, SystemClock(), **arguments)
     if chosen.action != "clean":
         return chosen
-    job = sharded.start(DEFAULT, view.directory, view.segments, chosen, scratch=scratch, rewrites=False)
+    job = jobs.start(DEFAULT, view.directory, view.segments, chosen, scratch=scratch, rewrites=False)
     try:
         return distributed.plan(spark, job, progress)
     finally:
-        sharded.remove(DEFAULT, job.directory)
+        jobs.remove(DEFAULT, job.directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +256,12 @@ def _plan_one(task: PlanTask) -> Plan:
 
 def _left_behind(log: PartitionLog) -> Job | None:
     """A shared-out round whose driver died, made ready to go on."""
-    from lastword.cleaner import sharded
+    from lastword.cleaner import job as jobs
 
-    job = sharded.unfinished(log.files, log.directory, log.clock)
+    job = jobs.unfinished(log.files, log.directory, log.clock)
     if job is not None:
         log.sync()
-        sharded.go_on(log.files, job)
+        jobs.go_on(log.files, job)
     return job
 
 
@@ -272,10 +274,11 @@ def _close(
     job: Job | None = None,
 ) -> None:
     """Publish what was built, and take the round or its error down."""
-    from lastword.cleaner import cleaner, sharded
+    from lastword.cleaner import cleaner
+    from lastword.cleaner import job as jobs
 
     log = directory.log(plan.topic, plan.partition)
-    done = set() if job is None else set(sharded.published(log.files, job).values())
+    done = set() if job is None else set(jobs.published(log.files, job).values())
 
     def swap(log: PartitionLog, one: BuiltGroup) -> None:
         if one.output.base_offset not in done:
@@ -294,7 +297,7 @@ def _close(
     except LastwordError as error:
         failed.append(error)
     if job is not None:
-        sharded.remove(log.files, job.directory)
+        jobs.remove(log.files, job.directory)
 
 
 def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -> list[TopicPartition]:

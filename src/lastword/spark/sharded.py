@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from lastword.cleaner.built import BuiltRound
     from lastword.cleaner.choose import Plan
-    from lastword.cleaner.sharded import Job
+    from lastword.cleaner.job import Job
     from lastword.values import ProgressLike
 
 TASK_BYTES = 1 << 30
@@ -67,10 +67,11 @@ def plan(spark: SparkSession, job: Job, progress: ProgressLike | None = None) ->
 
 
 def _map(spark: SparkSession, job: Job) -> LastwordError | None:
+    from lastword.cleaner import job as jobs
     from lastword.cleaner import sharded
     from lastword.files import DEFAULT
 
-    while left := sharded.units_left(DEFAULT, job):
+    while left := jobs.units_left(DEFAULT, job):
         answers = _run(spark, _extract, job, left)
         fault = _first_fault(answers)
         met = [one.offset for one in answers if isinstance(one, sharded.TransactionMet)]
@@ -78,17 +79,17 @@ def _map(spark: SparkSession, job: Job) -> LastwordError | None:
             fault = _first_fault(_run(spark, _look, job, [min(met)]))
         if fault is not None:
             return fault
-    fault = _first_fault(_run(spark, _resolve, job, sharded.shards_left(DEFAULT, job)))
+    fault = _first_fault(_run(spark, _resolve, job, jobs.shards_left(DEFAULT, job)))
     if fault is None:
         sharded.merge(DEFAULT, job)
     return fault
 
 
 def _rewrite(spark: SparkSession, job: Job, now_ms: int) -> LastwordError | None:
-    from lastword.cleaner import sharded
+    from lastword.cleaner import job as jobs
     from lastword.files import DEFAULT
 
-    left = sharded.groups_left(DEFAULT, job)
+    left = jobs.groups_left(DEFAULT, job)
     return _first_fault(_run(spark, partial(_rewrite_one, now_ms), job, left))
 
 
@@ -156,7 +157,7 @@ def _telling(job: Job, progress: ProgressLike | None) -> Iterator[None]:
     if progress is None:
         yield
         return
-    from lastword.cleaner import sharded
+    from lastword.cleaner import job as jobs
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
     from lastword.values import Progress
@@ -166,7 +167,7 @@ def _telling(job: Job, progress: ProgressLike | None) -> Iterator[None]:
     verb = "clean" if job.rewrites else "plan"
 
     def tell() -> None:
-        done, total = sharded.done_bytes(DEFAULT, job)
+        done, total = jobs.done_bytes(DEFAULT, job)
         progress(Progress.at(verb, done, total, clock.monotonic() - started))
 
     def keep_telling() -> None:
