@@ -1,0 +1,138 @@
+"""A round by two threads: the same bytes as by one, and nothing is left when it ends early."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lastword.cleaner import ahead
+from lastword.cleaner.ahead import built_in_order, threads_for
+from lastword.cleaner.steps import Stopped
+from lastword.errors import CorruptBatchError, DataError
+from tests.build import LogBuilder
+from tests.doubles.hasty import HastyFiles
+
+
+def written(root: Path, *, deletes: bool = False) -> LogBuilder:
+    """Twelve segments with garbage in each, which make several groups."""
+    log = LogBuilder(root, files=HastyFiles()).topic("users", segment_bytes=1200)
+    for number in range(12):
+        log.batch([(f"k{n % 7}" if n % 3 else f"only{number}-{n}", f"{number}.{n}") for n in range(30)])
+        if deletes and number % 2:
+            log.delete(f"only{number - 1}-0")
+        log.roll()
+    return log
+
+
+def logs_of(log: LogBuilder) -> dict[str, bytes]:
+    return {name: data for name, data in log.tree().items() if name.endswith((".log", "index"))}
+
+
+def helpers() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("lastword-re")]
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every log is worth two threads."""
+    monkeypatch.setattr(ahead, "LARGE_BYTES", 0)
+
+
+def test_a_small_log_is_not_worth_a_second_thread() -> None:
+    assert [threads_for(size, 8) for size in (0, ahead.LARGE_BYTES - 1, ahead.LARGE_BYTES)] == [1, 1, 2]
+    assert threads_for(1 << 40, 1) == 1
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_the_same_bytes_as_by_one(strategy: str, deletes: bool, tmp_path: Path, large: None) -> None:
+    """Also where the map has to hear what goes, in order: then groups are rewritten one by one."""
+    found, rounds = [], []
+    for threads in (1, 2):
+        log = written(tmp_path / str(threads), deletes=deletes)
+        before = log.state()
+        rounds.append(log.clean(strategy=strategy, threads=threads))
+        assert log.state() == before
+        found.append(logs_of(log))
+        log.close()
+    assert rounds[0].segments_after > 2 and rounds[0].records_kept < rounds[0].records_read
+    assert found[0] == found[1] and helpers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_stopped_at_any_step_nothing_is_left(strategy: str, tmp_path: Path, large: None) -> None:
+    for number in itertools.count():
+        log = written(tmp_path / str(number))
+        before, asked = log.state(), itertools.count()
+        done = log.clean(strategy=strategy, threads=2, stop=lambda a=asked, n=number: next(a) >= n)
+        assert log.state() == before
+        assert helpers() == [] and not [name for name in log.tree() if "rewrite-" in name]
+        complete = done.complete
+        log.close()
+        if complete:
+            break
+    assert number > 10
+
+
+def test_damage_in_one_group_ends_the_others(tmp_path: Path, large: None) -> None:
+    """It is met when the second group is read again, after the map pass; the first one is swapped in."""
+    log = written(tmp_path)
+    victim = Path(log.directory) / f"{log.log.segments[8].base_offset:020d}.log"
+
+    def spoil(progress: Any) -> None:
+        if 2 * progress.done_bytes >= progress.total_bytes:
+            data = bytearray(victim.read_bytes())
+            if data[70] != 0xFF:
+                data[70] = 0xFF
+                with victim.open("r+b") as file:
+                    file.write(data)
+
+    with pytest.raises(DataError) as error:
+        log.clean(threads=2, progress=spoil)
+    assert isinstance(error.value, CorruptBatchError)
+    assert helpers() == [] and not [name for name in log.tree() if "rewrite-" in name]
+    assert (Path(log.directory) / "lastword" / "quarantine").exists()
+
+
+def build(name: Any) -> Any:
+    if name == "bad":
+        raise CorruptBatchError("damaged", file="f")
+    return name
+
+
+def test_what_was_built_and_not_taken_is_thrown_away() -> None:
+    thrown: list[Any] = []
+    groups: Any = ["a", "bad", "c", "d"]
+    taken = []
+    with pytest.raises(CorruptBatchError):
+        for one in built_in_order(build, thrown.append, groups, 2, lambda: None):
+            taken.append(one)
+    assert taken == ["a"] and thrown in (["c"], []) and helpers() == []
+    thrown.clear()
+    each = built_in_order(build, thrown.append, ["a", "c", "d", "e"], 2, lambda: None)  # type: ignore[list-item]
+    assert next(each) == "a"
+    time.sleep(0.05)
+    each.close()
+    assert set(thrown) <= {"c", "d"} and "c" in thrown and helpers() == []
+
+
+def test_those_under_way_are_told_to_end() -> None:
+    ended = threading.Event()
+
+    def slow(name: Any) -> Any:
+        if name == "slow":
+            assert ended.wait(10)
+            raise Stopped
+        return SimpleNamespace(name=name)
+
+    each = built_in_order(slow, lambda one: None, ["a", "slow", "b"], 2, ended.set)  # type: ignore[list-item]
+    assert next(each).name == "a"  # type: ignore[attr-defined]
+    each.close()
+    assert ended.is_set() and helpers() == []
