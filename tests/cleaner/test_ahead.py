@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner import ahead
+from lastword.cleaner import ahead, staging
 from lastword.cleaner.ahead import built_in_order, threads_for
 from lastword.cleaner.steps import Stopped
 from lastword.errors import CorruptBatchError, DataError
@@ -99,6 +99,19 @@ def test_damage_in_one_group_ends_the_others(tmp_path: Path, large: None) -> Non
     assert isinstance(error.value, CorruptBatchError)
     assert helpers() == [] and not [name for name in log.tree() if "rewrite-" in name]
     assert (Path(log.directory) / "lastword" / "quarantine").exists()
+
+
+def test_the_other_thread_made_the_private_directory(tmp_path: Path) -> None:
+    class Late(HastyFiles):
+        """Another thread is always a moment ahead."""
+
+        def mkdir(self, path: Any) -> None:
+            if str(path).endswith("lastword"):
+                super().mkdir(path)
+            super().mkdir(path)
+
+    made = staging.make(Late(), str(tmp_path), 5)
+    assert Path(made).is_dir() and Path(made).parent == tmp_path / "lastword"
 
 
 def build(name: Any) -> Any:

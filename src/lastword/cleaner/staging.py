@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
+from lastword.errors import FileTakenError
 from lastword.files import Files
 from lastword.segment import names
 
@@ -24,7 +26,8 @@ def make(files: Files, partition_directory: str, base_offset: int, token: Callab
     """A new private directory for one output."""
     private = f"{partition_directory}/{names.PRIVATE}"
     if not files.exists(private):
-        files.mkdir(private)
+        with suppress(FileTakenError):  # another output, or a reader's lease, came first
+            files.mkdir(private)
         files.fsync_dir(partition_directory)
     path = f"{private}/{PREFIX}{base_offset:020d}-{token()}"
     files.mkdir(path)
