@@ -47,7 +47,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     }
 
 
-def script(name: str, *arguments: str, home: Path, seconds: int = 300, **more: str) -> list[str]:
+def script(name: str, *arguments: str, home: Path, seconds: int = 600, **more: str) -> list[str]:
     """Run a script of this folder to its end; the lines that it printed."""
     command = [sys.executable, str(HERE / name), *arguments]
     process = subprocess.Popen(
@@ -145,7 +145,7 @@ def main() -> int:
     made = farm(home / "cluster")
     done = script(
         "cluster_all.py", "local-cluster[2,1,1024]", str(home / "cluster"), *steps,
-        home=home / "cluster", seconds=600, SPARK_HOME=str(made),
+        home=home / "cluster", SPARK_HOME=str(made),
     )  # fmt: skip
     print("local-cluster[2,1,1024]:", ", ".join(done), flush=True)
     with standalone(home / "alone") as address:
