@@ -1,0 +1,102 @@
+"""What a task takes does not grow with the log: a log many times as large as its bounds, in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import lastword
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+
+PROGRAM = """
+import json, sys
+from lastword import kernels
+kernels.warm()
+import pyarrow
+from pathlib import Path
+from lastword.cleaner import cleaner, sharded
+from lastword.cleaner import job as jobs
+from lastword.clock import SystemClock
+from lastword.files import DEFAULT
+from lastword.logdir.log_dir import LogDirectory
+from lastword.spark.options import parse_read
+from lastword.spark.read import LogReader
+from lastword.spark.schema import full_schema
+
+root = sys.argv[1]
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM"))
+
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+
+def read(**options):
+    reader = LogReader(parse_read({"path": root, "subscribe": "t", **options}), full_schema(False))
+    return sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task))
+
+found = {"start": peak()}
+found["rows"] = read()
+found["read"] = peak()
+with LogDirectory.open(root, "a") as directory:
+    log, config = directory.log("t", 0), directory.topic_config("t")
+    plan = cleaner.prepare(log, config, first_dirty=0, map_bytes=8 << 20)
+    job = jobs.start(DEFAULT, log.directory, log.segments, plan)
+    found["shards"] = job.shards
+    for n in jobs.units_left(DEFAULT, job):
+        sharded.extract(DEFAULT, job.directory, n)
+    found["extract"] = peak()
+    for n in jobs.shards_left(DEFAULT, job):
+        sharded.resolve_shard(DEFAULT, job.directory, n)
+    found["resolve"] = peak()
+    sharded.merge(DEFAULT, job)
+    for n in jobs.groups_left(DEFAULT, job):
+        sharded.rewrite_group(DEFAULT, job.directory, n, plan.now_ms, SystemClock())
+    found["rewrite"] = peak()
+    built = sharded.built_round(DEFAULT, job, 0.0)
+    round_ = cleaner.publish(log, built, record_first_dirty=lambda offset: None)
+    jobs.remove(DEFAULT, job.directory)
+    found["kept"] = round_.records_kept
+found["latest_rows"] = read(view="latest")
+found["latest"] = peak()
+print(json.dumps(found))
+"""
+
+
+def test_a_large_log_in_little_memory(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    each, rounds, keys = 200_000, 10, 300_000
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes="32MiB")
+        for first in range(0, each * rounds, each):
+            numbers = range(first, first + each)
+            topic.extend(
+                pa.table(
+                    {
+                        "key": pa.array([b"key-%020d" % (n * 7919 % keys) for n in numbers], pa.binary()),
+                        "value": pa.array([b"v" * 100] * each, pa.binary()),
+                    }
+                )
+            )
+    size = sum(path.stat().st_size for path in (tmp_path / "t-0").glob("*.log"))
+    assert size > 250 * MIB
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["rows"], found["kept"], found["latest_rows"]) == (each * rounds, keys, keys)
+    grown = {
+        step: found[step] - found["start"] for step in ("read", "extract", "resolve", "rewrite", "latest")
+    }
+    print(grown)
+    assert grown["read"] < 64, grown
+    assert max(grown.values()) < 128, grown
