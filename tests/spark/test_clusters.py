@@ -82,8 +82,9 @@ def test_a_relative_path_is_the_drivers(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_executors_die_in_write_and_rewrite_and_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
-    made = clusters.farm(tmp_path)
+    steps = ["killed_in_write", "killed_in_rewrite"]  # the others: `make clusters`
+    master, made = "local-cluster[2,1,1024]", clusters.farm(tmp_path)
     done = clusters.script(
-        "cluster_all.py", "local-cluster[2,1,1024]", str(tmp_path), home=tmp_path, SPARK_HOME=str(made)
+        "cluster_all.py", master, str(tmp_path), *steps, home=tmp_path, SPARK_HOME=str(made)
     )
-    assert done[-2:] == ["killed_in_rewrite", "everything"]
+    assert done == [*steps, "everything"]
