@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +101,18 @@ def test_too_many_files_merge_without_garbage():
     assert (found.obligation, found.run.free_bytes, found.run.files_out) == ("files", 0, 1)
     assert found.run.files_in == 16 and found.run.write_bytes == MIB
     assert "100 segments, 16 of them fit in one" in found.text
+
+
+def test_files_whose_indexes_are_full_do_not_merge():
+    small = [segment(i, size_bytes=MIB // 16) for i in range(100)]
+    assert chosen(partition(*small, file_bytes=MIB // 8)).run.files_in == 2
+    found = chosen(partition(*small, file_bytes=MIB // 8 - 1))
+    assert (found.obligation, found.run) == ("none", None)
+
+
+def test_a_rate_next_to_nothing_overflows_nowhere():
+    with np.errstate(all="raise"):
+        assert chosen(partition(half(0, rate=5e-324), half(1), half(2))).run is not None
 
 
 def test_merging_ends():

@@ -17,6 +17,7 @@ from lastword.accounts.values import PartitionAccount, SegmentAccount
 if TYPE_CHECKING:
     from lastword.config import TopicConfig
 
+TIME_INDEX_ENTRY_BYTES = 12
 FEWEST_SAMPLED_KEYS = 250
 """Below this a segment thought clean may stay so for long: then the estimate of the whole is spread."""
 
@@ -40,6 +41,12 @@ def dead_bytes(tracking: Tracking, t: int, survivorship: Survivorship) -> list[f
         live = survivorship.spread(sizes, ages, sum(sizes) - sum(found))
         return [max(size - one, 0.0) for size, one in zip(sizes, live, strict=True)]
     return found
+
+
+def indexed_bytes(config: TopicConfig) -> int:
+    """What a segment may hold for its time index to fit: an entry for each interval, and one more."""
+    entries = config.segment_index_bytes // TIME_INDEX_ENTRY_BYTES
+    return max(entries * max(config.index_interval_bytes, 1) - 1, 1)
 
 
 def statement(
@@ -96,4 +103,5 @@ def statement(
         max_compaction_lag_ms=config.max_compaction_lag_ms,
         quarantined=quarantined,
         strategy=strategy,
+        file_bytes=indexed_bytes(config),
     )

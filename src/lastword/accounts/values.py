@@ -67,6 +67,7 @@ class PartitionAccount(Value):
 
     quarantined: the partition counts towards the space of its drive, but no run of it may be chosen.
     strategy: `generational`, or `kafka` where runs are not chosen by accounts.
+    file_bytes: what one file may hold where its indexes fill up before `segment_bytes`; 0: as much as that.
     """
 
     topic: str
@@ -81,6 +82,12 @@ class PartitionAccount(Value):
     max_compaction_lag_ms: int = (1 << 63) - 1
     quarantined: bool = False
     strategy: str = "generational"
+    file_bytes: int = 0
+
+    @property
+    def most_bytes(self) -> int:
+        """What one file may hold."""
+        return min(self.file_bytes or self.segment_bytes, self.segment_bytes)
 
     @property
     def dead_bytes(self) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword import metrics
+from lastword.accounts.statement import indexed_bytes
 from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.cleaner import accounted, quarantine
 from lastword.cleaner.choose import Plan, choose
@@ -139,13 +140,15 @@ def _look_at(
     else:
         ledgers.advance(tp, segments)
     assert isinstance(seen, Seen)
+    config = home.topic_config(tp.topic)
     return replace(
         seen.account,
         total_bytes=total_bytes,
         quarantined=held,
-        segment_bytes=home.topic_config(tp.topic).segment_bytes,
-        max_compaction_lag_ms=home.topic_config(tp.topic).max_compaction_lag_ms,
-        min_cleanable_dirty_ratio=home.topic_config(tp.topic).min_cleanable_dirty_ratio,
+        segment_bytes=config.segment_bytes,
+        file_bytes=indexed_bytes(config),
+        max_compaction_lag_ms=config.max_compaction_lag_ms,
+        min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
     )
 
 

@@ -50,7 +50,7 @@ class Run(Value):
     """Segments `first` to `last` (indexes into the account's segments, both included), rewritten together.
 
     read_bytes   of the sources; write_bytes: what survives; free_bytes: the difference
-    files_out    files that the survivors fill at `segment.bytes` each; they are to be of equal size
+    files_out    files that the survivors fill, as large as they may be; they are to be of equal size
     score        rent settled for each byte moved; of a merge: 0
     """
 
@@ -124,8 +124,9 @@ class Columns:
         age = np.maximum(t - written_at, 1).astype(np.float64)
         rate = np.maximum(paid[:, 1], SLOWEST_RATE * (size - dead) / age)
         recent = rate * age
-        quiet = np.divide(dead, recent, out=np.ones(len(segments)), where=recent > 0)
-        quiet = np.where((recent <= 0) & (dead > 0), MOST_QUIET, np.clip(quiet, 1.0, MOST_QUIET))
+        quiet = np.where(dead > 0, MOST_QUIET, 1.0)
+        np.divide(dead, recent, out=quiet, where=recent > dead / MOST_QUIET)  # elsewhere it is past the bound
+        quiet = np.clip(quiet, 1.0, MOST_QUIET)
         low, high = (ratio * partition.segment_bytes for ratio in FILE_COST_BOUNDS)
         cost = file_cost_bytes if file_cost_bytes > 0 else FILE_COST_RATIO * partition.segment_bytes
         return cls(size, dead, blocked, rent * quiet, age, oldest, base, end, min(max(cost, low), high))
@@ -144,7 +145,7 @@ class Columns:
             write_bytes=read - dead,
             free_bytes=dead,
             files_in=last - first + 1,
-            files_out=-(-(read - dead) // partition.segment_bytes),
+            files_out=-(-(read - dead) // partition.most_bytes),
             score=score,
         )
 
@@ -167,7 +168,7 @@ def best_runs(partition: PartitionAccount, columns: Columns, *, overdue_ms: int 
         starts = np.flatnonzero((chosen > 0) & ((live <= MOST_LIVE_SEGMENTS * segment_bytes) | (length == 1)))
         if not starts.size:
             continue
-        files_out = np.maximum(-(-live[starts] // segment_bytes), 1)
+        files_out = np.maximum(-(-live[starts] // partition.most_bytes), 1)
         gain = rent[starts] + cost * np.maximum(length - files_out, 0) * (age[starts] / length)
         score = gain / (live[starts] + cost * files_out)
         if starts.size > BEST:
@@ -188,7 +189,7 @@ def merge(partition: PartitionAccount, columns: Columns) -> Run | None:
         live = window[1]
         if length == 1:
             continue
-        fits = live <= partition.segment_bytes
+        fits = live <= partition.most_bytes
         fits &= ends[length - 1 :] - 1 - bases[: live.size] <= MAX_OFFSET_RANGE
         if not fits.any():
             break  # a longer one only holds more
