@@ -157,7 +157,7 @@ class Cleaner:
                 if not problem.repairable:
                     raise QuarantinedError(
                         f"{tp} stays in quarantine: {problem}",
-                        remedy="restore the file from a copy, then try again",
+                        remedy=f"{quarantine.RESTORE}, then {quarantine.retrying(directory, str(tp))}",
                         file=problem.file,
                         position=problem.position,
                         offset=problem.offset,

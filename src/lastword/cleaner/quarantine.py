@@ -2,7 +2,8 @@
 
 A damaged source batch, or a certificate that does not hold, puts `<partition>/lastword/quarantine` on
 disk: one JSON object with the reason and the time. It is durable before the error leaves the cleaner, it
-survives restarts, it stops nothing but cleaning, and `retry` removes it.
+survives restarts, and it stops nothing but cleaning. `logs.cleaner.retry` verifies the partition and lets it
+leave; `retry` here only removes the file.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from lastword.errors import CertificateError, DataError, LastwordError, Unsuppor
 from lastword.files import Files
 from lastword.segment import names
 from lastword.values import Value
+
+RESTORE = "restore the file from a copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,17 @@ def on_damage(files: Files, directory: str, name: str, now_ms: int) -> Iterator[
         if isinstance(error, CertificateError):
             metrics.CERTIFICATE_FAILURES.add(1, os.path.realpath(os.path.dirname(directory)))
         error.message = f"{error.message}; {name} is quarantined"
-        error.remedy = f"{error.remedy or 'restore the file from a copy'}; then remove {_path(directory)}"
+        error.remedy = f"{error.remedy or RESTORE}; then {retrying(directory, name)}"
         error.args = (error.message,)
         raise
+
+
+def retrying(directory: str, name: str) -> str:
+    """How partition `name` (`<topic>-<number>`) leaves quarantine, for a user."""
+    topic, _, number = name.rpartition("-")
+    where = os.path.dirname(os.path.normpath(directory))
+    command = f"`lastword clean {where} {topic} -p {number} --retry`"
+    return f"{command}, in Python logs.cleaner.retry({topic!r}, {number})"
 
 
 def retry(files: Files, directory: str) -> bool:

@@ -22,6 +22,7 @@ from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
     from lastword.cleaner import Plan
 
 EXAMPLES = """
@@ -29,6 +30,7 @@ lastword clean data --dry-run
 lastword clean data users
 lastword clean data --due --max-rate 80MiB
 lastword clean data --every 15s --metrics 9464
+lastword clean data users -p 0 --retry
 """
 
 
@@ -56,11 +58,17 @@ def clean(
         int | None,
         typer.Option("--metrics", metavar="PORT", help="with --every: for Prometheus, loopback only"),
     ] = None,
+    retry: Annotated[
+        bool,
+        typer.Option("--retry", help="verify what is in quarantine; what is sound leaves it, and is cleaned"),
+    ] = False,
     more: MoreDirs = None,
 ) -> None:
     """Remove records that a newer one with the same key has replaced."""
     target = Target.of(directory, topic, partition, more)
     rate = None if max_rate is None else parse_bytes(max_rate)
+    if retry and (dry_run or every is not None):
+        raise UsageError("--retry needs a plain clean", remedy=f"lastword clean {directory} TOPIC --retry")
     if every is not None:
         _refuse_with_every(dry_run, strategy)
         keep_cleaning(out, target, _interval_ms(every), metrics, rate)
@@ -77,6 +85,8 @@ def clean(
     with out.change(target) as logs, out.progress("clean") as progress, interruptible() as stop:
         if rate is not None:
             logs.cleaner.set_budget(rate)
+        if retry:
+            _retry(out, logs, target)
         try:
             rounds = logs.clean(
                 target.topic, target.partition, due=due, strategy=strategy, progress=progress, stop=stop
@@ -87,6 +97,10 @@ def clean(
     for round_ in rounds:
         out.row("round", round_.to_dict())
         out.line(str(round_))
+        if round_.stopped_by == "lease":
+            out.warning(
+                f"{round_.topic}-{round_.partition}: a lease came below a tombstone that was due; clean again"
+            )
         if out.verbose and round_.certificate is not None:
             out.line(f"  certificate: {round_.certificate}")
     freed = sum(round_.freed_bytes for round_ in rounds)
@@ -108,6 +122,15 @@ def clean(
         raise failed
     if stop():
         raise KeyboardInterrupt
+
+
+def _retry(out: Session, logs: LogDir, target: Target) -> None:
+    """Verify partitions in quarantine; QuarantinedError for the first that is still damaged."""
+    for topic in logs.topics() if target.topic is None else [logs.topic(target.topic)]:
+        for number in topic.bounds() if target.partition is None else [target.partition]:
+            found = logs.cleaner.retry(topic.name, number)
+            if found is not None:
+                out.say(f"{topic.name}-{number} is sound, and out of quarantine")
 
 
 def _interval_ms(text: str) -> int:

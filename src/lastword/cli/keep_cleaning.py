@@ -78,6 +78,8 @@ def _show(out: Session, done: Done, totals: dict[str, int]) -> None:
         totals["freed_bytes"] += done.round.freed_bytes
         out.row("round", done.round.to_dict())
         out.line(str(done.round))
+        if done.round.stopped_by == "lease":
+            out.warning(f"{done.topic}-{done.partition}: a lease came below a tombstone that was due")
     elif done.deletion is not None:
         totals["deletions"] += 1
         totals["freed_bytes"] += done.deletion.freed_bytes
