@@ -143,7 +143,8 @@ def test_a_lease_that_comes_while_a_round_rewrites_stops_it(logs, clock, monkeyp
     monkeypatch.setattr(leased, "highest_due", meanwhile)
     (done,) = topic.clean()
     monkeypatch.undo()
-    assert not done.complete
+    assert not done.complete and done.stopped_by == "lease"
+    assert "stopped before its end by a lease" in str(done)
     assert done.freed_bytes == 0
     assert offsets(topic) == before
     assert leases.dropped_up_to(DEFAULT, directory) == 0
@@ -191,6 +192,28 @@ def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, mo
     assert not done.complete
     assert 2 in offsets(topic)
     assert leases.dropped_up_to(DEFAULT, directory) == 3
+
+
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_a_plan_names_the_lease_that_keeps_a_tombstone(logs, clock, strategy):
+    topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy=strategy)
+    topic.append(b"bob", b"old")
+    topic.append(b"bob", None)
+    topic.append(b"ada", b"2")
+    topic.lease("replica", position=1)
+    topic.clean()
+    (plan,) = topic.plan()
+    assert "lease" not in [one.code for one in plan.reasons], "its own time holds it back"
+    clock.advance(25 * HOUR)
+    (plan,) = topic.plan()
+    assert (plan.action, plan.reasons[0].code) == ("keep", "lease")
+    assert plan.reasons[0].text.startswith("replica is at 1, lapses ")
+    assert plan.reasons[0].text.endswith("1 tombstone waits")
+    topic.append(b"ada", b"3")
+    (plan,) = topic.plan()
+    assert plan.action == "clean" and plan.reasons[-1].code == "lease"
+    (done,) = topic.clean()
+    assert done.complete and done.stopped_by == "" and done.removed.tombstone == 0
 
 
 def generational(logs, **config):

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 NO_FLOOR = (1 << 63) - 1
 
+Clocks = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Offsets of tombstones, and since when each has had no older copy, in ms since 1970."""
+
 
 class Deletes:
     """Clocks of live tombstones, and the offsets of those that are due (ascending).
@@ -57,6 +60,20 @@ class Deletes:
             self.touched()
             self.clocks.update(self.found(), now_ms)
         return int(due.size)
+
+    def running(self) -> Clocks:
+        """The clocks that run, ascending by offset; of those that are due, one that has run for ever."""
+        offset = np.union1d(self.clocks.offset, self.due)
+        since_ms = np.full(offset.size, -(1 << 62), np.int64)
+        since_ms[np.searchsorted(offset, self.clocks.offset)] = self.clocks.since_ms
+        return offset, since_ms
+
+    def held_back(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
+        """Offsets at or above `floor` that would be due by their clocks: a reader with a lease keeps them."""
+        if not self.tracking.exact:
+            return np.empty(0, np.int64)
+        found = self.clocks.due(self.found(), now_ms, delete_retention_ms)
+        return found[found >= floor]
 
     def due_ms(self, offset: int, delete_retention_ms: int) -> int | None:
         """When the tombstone at `offset` may go, in ms since 1970 (0: it is garbage already); None while no

@@ -111,7 +111,9 @@ def _clean_drive(
             continue
         if round_ is not None:
             yield round_
-            if not round_.complete:
+            if round_.stopped_by == "lease":
+                held.add(tp)  # by the next look its tombstones wait
+            elif not round_.complete:
                 break
 
 
@@ -122,6 +124,7 @@ def plan_due(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[Pla
     from lastword.cleaner import accounted, quarantine
     from lastword.cleaner.choose import QUARANTINED
     from lastword.cleaner.drive import look, outlook, plan_of
+    from lastword.partition import leases
 
     for name, places in drives(found, wanted, strategy):
         now_ms = found._clock.now_ms()
@@ -158,7 +161,8 @@ def plan_due(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[Pla
             ]
             with own[place.home.path].of(place.partition, view) as ledger:
                 if not mine:
-                    yield accounted.kept(plan, ledger, choices[-1])
+                    held = leases.load(place.home.files, view.directory, now_ms)
+                    yield accounted.kept(plan, ledger, choices[-1], held)
                     continue
                 reasons = (*accounted.because(mine[0]), *plan.reasons)
                 yield accounted.plan(

@@ -26,6 +26,7 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    from lastword.accounts.deletes import Clocks
     from lastword.api.logs import LogDir
     from lastword.api.ranges import Bounds
     from lastword.cleaner import CleanRound, Plan
@@ -84,10 +85,15 @@ class Verbs(Found):
                         due=due,
                         strategy=strategy or config.lastword_strategy,
                         map_bytes=self.settings.instance.map_bytes,
+                        clocks=self._clocks(name, number),
                         progress=part,
                     )
                 )
         return found
+
+    def _clocks(self, name: str, number: int) -> Clocks | None:
+        held = self._home(name, number).ledgers.held(TopicPartition(name, number))
+        return None if held is None or not held.exact else held.deletes.running()
 
     def clean(
         self,
@@ -272,7 +278,7 @@ class Verbs(Found):
         if found is not None:
             raise QuarantinedError(
                 f"{name}-{number} is quarantined: {found.reason}",
-                remedy=f"restore the file from a copy, then remove {directory}/lastword/quarantine",
+                remedy=f"{quarantine.RESTORE}, then {quarantine.retrying(directory, f'{name}-{number}')}",
                 file=found.file,
                 position=found.position,
                 offset=found.offset,

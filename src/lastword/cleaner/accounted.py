@@ -4,7 +4,7 @@
 not fit the memory, estimated). `clean` rewrites one chosen run, or all garbage for a cleaning that was asked
 for. Each group is certified against the running sums before it is published, and the ledger hears of every
 swap. A ledger that tracks a sample of the keys only chooses: then the log is resolved as a whole, in as many
-passes as it takes, and all its garbage goes.
+passes as it takes, and still only the chosen run is rewritten.
 
 Tombstones here go by the ledger's clocks, which start when no older copy of the key is left in any segment.
 A batch gets Kafka's delete horizon only from a rewrite of a segment without a blocked tombstone, so that no
@@ -16,20 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from lastword.accounts.deletes import Clocks
 from lastword.accounts.ledger import Ledger
 from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.accounts.watched import Watched
-from lastword.cleaner import account, quarantine
+from lastword.cleaner import account, leased, quarantine
 from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
-from lastword.cleaner.choose import NEWEST, NOT_WORTH_IT, TOMBSTONE_HORIZON, Plan, Reason
+from lastword.cleaner.choose import NOT_WORTH_IT, Plan, Reason
 from lastword.cleaner.generational import Choice, choose_drive
-from lastword.cleaner.groups import Group, Limits, cut, group
+from lastword.cleaner.groups import Group, Limits, cut, group, needs_rewrite
 from lastword.cleaner.paced import PacedFiles
 from lastword.cleaner.report import CleanRound, TombstonesWaiting
-from lastword.cleaner.runs import Run
+from lastword.cleaner.runs import Run, all_garbage
 from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import NOTHING, Found, Transactions
 from lastword.clock import Clock
@@ -37,12 +39,16 @@ from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.partition import leases
+from lastword.partition.leases import Leases
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from lastword.cleaner.budget import DriveBudget
     from lastword.resolve import Resolution
 
@@ -127,7 +133,29 @@ def groups_of(
     ]
     if not within or facts[within[0]].base_offset != run.base_offset:
         return ()
-    return cut(facts, within[0], within[-1], limits)
+    return tuple(
+        one
+        for one in cut(facts, within[0], within[-1], limits)
+        if one.count > 1 or one.first in transactions.segments or needs_rewrite(facts[one.first])
+    )
+
+
+def part_of(
+    resolution: Resolution, transactions: Found, limits: Limits, run: Run
+) -> tuple[tuple[Group, ...], Resolution, Found]:
+    """The same of a log that was resolved as a whole, where nobody counted copies, and the facts to rewrite
+    by. While garbage lies below the run, an older copy of a key deleted there may be among it: then no
+    tombstone's clock starts, and if one goes, all garbage below goes first.
+    """
+    found, facts = groups_of(resolution, transactions, limits, run), resolution.segments
+    first = found[0].first if found else 0
+    if not any(one.dead_records for one in facts[:first]):
+        return found, resolution, transactions
+    if any(one.due_tombstones for each in found for one in facts[each.first : each.last + 1]):
+        return (*group(facts[:first], limits, transactions.segments), *found), resolution, transactions
+    unclocked = tuple(replace(one, tombstones_without_horizon=0) for one in facts)
+    without = replace(transactions, unclocked=frozenset(), segments=frozenset())
+    return found, replace(resolution, segments=unclocked), without
 
 
 def transactions_of(ledger: Ledger, log: PartitionLog | PartitionView, plan: Plan) -> Found:
@@ -210,8 +238,18 @@ def clean(
                 seconds = log.clock.monotonic() - started
                 built = build(log, files, segments, ledger, plan, run, steps, read_bytes, seconds, threads)
             else:
+                limits = cleaner.limits_of(plan)
                 built = cleaner.build_whole(
-                    files, log.directory, segments, plan, log.clock, salt, progress, stop, threads=threads
+                    files,
+                    log.directory,
+                    segments,
+                    plan,
+                    log.clock,
+                    salt,
+                    progress,
+                    stop,
+                    threads=threads,
+                    part=None if run is None else partial(part_of, limits=limits, run=run),
                 )
         except Stopped:
             built = BuiltRound(plan, account.nothing_mapped(), ())
@@ -232,7 +270,7 @@ def clean(
                 log,
                 built,
                 record_first_dirty=lambda limit: record_first_dirty(
-                    held.first_dirty_for_kafka() if held.exact else limit
+                    limit if run is None and not held.exact else held.first_dirty_for_kafka()
                 ),
                 swap=swap,
                 waiting=(lambda: waiting(held, plan)) if held.exact else None,
@@ -319,6 +357,7 @@ def plan(
     ledger: Ledger | None = None,
     runs: Sequence[Run] | None = None,
     space_target: float = 1.5,
+    clocks: Clocks | None = None,
     salt: bytes | None = None,
     progress: ProgressLike | None = None,
 ) -> Plan:
@@ -326,6 +365,7 @@ def plan(
 
     chosen  up to where the round may reach (`choose`)
     ledger  of the caller, up to date; None: the one that was saved, brought up to date for this call
+    clocks  of tombstones, where a ledger in memory knows more than the one that was saved
     runs    what would be rewritten; None: all garbage, or what is due as if alone on a drive
     """
     from lastword.cleaner.cleaner import below, limits_of
@@ -334,20 +374,23 @@ def plan(
     scanned = 0
     if ledger is None:
         ledger = opened(view, files, chosen.map_bytes, salt)
+        if clocks is not None:
+            ledger.deletes.clocks.offset, ledger.deletes.clocks.since_ms = clocks
         to_scan = sum(one.size for one in view.segments if ledger.limit <= one.base_offset < chosen.limit)
         steps = Steps("plan", to_scan, clock, progress, None)
         scanned = look(view, files, ledger, chosen, view.segments, steps.mapped, dry=True)
     else:
         steps = Steps("plan", 0, clock, progress, None)
-    choice = None
+    held = leases.load(files, view.directory, chosen.now_ms)
     if chosen.due and runs is None:
         choice = choose_alone(view, config, ledger, space_target=space_target, now_ms=chosen.now_ms)
         if choice.run is None:
-            return kept(chosen, ledger, choice)
+            return kept(chosen, ledger, choice, held)
         runs = [choice.run]
         chosen = replace(chosen, reasons=(*because(choice), *chosen.reasons))
     if not ledger.exact:
         return estimated(view, config, chosen, ledger, runs)
+    waiting = leased.reason(held, held_back(ledger, chosen, held))
     resolution = ledger.resolution()
     transactions = transactions_of(ledger, view, chosen)
     limits = limits_of(chosen)
@@ -355,7 +398,7 @@ def plan(
     for run in runs if runs is not None else [None]:
         found += groups_of(resolution, transactions, limits, run)
     if not found:
-        return kept(chosen, ledger, None)
+        return kept(chosen, ledger, None, held)
     sources = below(view.segments, chosen.limit)
     steps.expect(sum(one.size_bytes for one in found))
     clocked, transactions = without_blocked(ledger, resolution, transactions)
@@ -366,6 +409,7 @@ def plan(
     source_bytes = sum(one.size_bytes for one in found)
     return replace(
         chosen,
+        reasons=chosen.reasons if waiting is None else (*chosen.reasons, waiting),
         segments=sum(one.count for one in found),
         read_bytes=scanned + source_bytes,
         write_bytes=written_bytes,
@@ -383,13 +427,13 @@ def estimated(
     if runs is None and dead == 0:
         return kept(chosen, ledger, None, Leases())
     total = sum(one.size_bytes for one in own.segments)
-    garbage = [one for one in own.segments if one.dead_bytes]
+    taken = all_garbage(own) if runs is None else runs
     return replace(
         chosen,
-        segments=len(garbage),
-        read_bytes=total + sum(one.size_bytes for one in garbage),
-        write_bytes=sum(one.live_bytes for one in garbage),
-        free_bytes=dead,
+        segments=sum(one.files_in for one in taken),
+        read_bytes=total + sum(one.read_bytes for one in taken),
+        write_bytes=sum(one.write_bytes for one in taken),
+        free_bytes=sum(one.free_bytes for one in taken),
         exact=False,
     )
 
@@ -404,16 +448,22 @@ def waiting(ledger: Ledger, plan: Plan) -> TombstonesWaiting:
     return TombstonesWaiting(count, offset, due_ms)
 
 
-def kept(plan: Plan, ledger: Ledger, choice: Choice | None) -> Plan:
+def held_back(ledger: Ledger, plan: Plan, held: Leases) -> NDArray[np.int64]:
+    """Offsets of tombstones that nothing but a lease keeps."""
+    return ledger.deletes.held_back(plan.now_ms, plan.delete_retention_ms, held.floor)
+
+
+def kept(plan: Plan, ledger: Ledger, choice: Choice | None, held: Leases) -> Plan:
     """The plan of a partition that is left alone, with the reason."""
     plan = replace(plan, exact=ledger.exact)
-    if choice is not None:
-        return plan.kept(NOT_WORTH_IT, choice.text)
-    count = sum(one.tombstones for one in ledger.facts())
-    if count:
-        what = "1 tombstone waits" if count == 1 else f"{count} tombstones wait"
-        return plan.kept(TOMBSTONE_HORIZON, f"{what}; every other record is its key's newest")
-    return plan.kept(NEWEST, "every record is the newest of its key")
+    waiting = held_back(ledger, plan, held)
+    reason = leased.reason(held, waiting)
+    if choice is None:
+        tombstones = sum(one.tombstones for one in ledger.facts())
+        return plan.only_newest(tombstones, reason, len(waiting))
+    if reason is not None:
+        plan = replace(plan, reasons=(reason, *plan.reasons))
+    return plan.kept(NOT_WORTH_IT, choice.text)
 
 
 def disjoint(runs: Sequence[Run]) -> list[Run]:

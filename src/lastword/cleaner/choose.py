@@ -122,7 +122,7 @@ class Plan(Value):
         )
 
     def only_newest(self, tombstones: int, held: Reason | None, held_count: int = 0) -> Plan:
-        """Left alone, for nothing is dead: `tombstones` wait, `held_count` of them for nothing but a lease."""
+        """Left alone, for nothing is dead: `tombstones` wait, `held_count` of them only for a lease."""
         if held is not None and held_count >= tombstones:
             return self.kept(held.code, held.text)
         plan = self if held is None else replace(self, reasons=(held, *self.reasons))

@@ -40,6 +40,7 @@ from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    from lastword.accounts.deletes import Clocks
     from lastword.accounts.ledger import Ledger
     from lastword.cleaner.budget import DriveBudget
     from lastword.cleaner.runs import Run
@@ -221,12 +222,13 @@ def plan(
     strategy: str = "kafka",
     map_bytes: int = DEFAULT_MAP_BYTES,
     space_target: float = 1.5,
+    clocks: Clocks | None = None,
     salt: bytes | None = None,
     progress: ProgressLike | None = None,
 ) -> Plan:
     """What `clean` would do now, to the byte: the log is resolved, and rewritten into nothing.
 
-    Takes no lock and changes nothing.
+    Takes no lock and changes nothing. `clocks`: of tombstones, by the accounts that are in memory.
     """
     from lastword.cleaner.rewrite import rewrite
 
@@ -243,6 +245,7 @@ def plan(
             files=files,
             clock=clock,
             space_target=space_target,
+            clocks=clocks,
             salt=salt,
             progress=progress,
         )
@@ -356,8 +359,10 @@ def build_whole(
     stop: Callable[[], bool] | None,
     *,
     threads: int = 1,
+    part: Callable[[Resolution, Found], tuple[tuple[Group, ...], Resolution, Found]] | None = None,
 ) -> BuiltRound:
-    """Map now; rewrite each group when it is asked for, or with two threads a little before."""
+    """Map now; rewrite each group when it is asked for, or with two threads a little before. `part`: which
+    groups, and by which facts; None: all that need it."""
     sources = below(segments, plan.limit)
     source_bytes = sum(one.size for one in sources)
     threads = threads_for(source_bytes, threads)
@@ -366,23 +371,24 @@ def build_whole(
     due_below = leases.load(files, directory, plan.now_ms).floor
     with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
         resolution = _resolve(sources, plan, salt, steps, transactions, due_below, threads)
-    if grouped is not None:
-        found = grouped(resolution, transactions.found)
+    by = transactions.found
+    if part is None:
+        found = group(resolution.segments, limits_of(plan), by.segments)
     else:
-        found = group(resolution.segments, limits_of(plan), transactions.found.segments)
+        found, resolution, by = part(resolution, by)
     rewritten = rewrite_each(
         files,
         directory,
         sources,
         plan,
         resolution,
-        transactions.found,
+        by,
         found,
         steps,
         due_below,
         threads=threads,
     )
-    return BuiltRound(plan, account.mapped(plan, resolution, transactions.found), rewritten)
+    return BuiltRound(plan, account.mapped(plan, resolution, by), rewritten)
 
 
 def _resolve(
