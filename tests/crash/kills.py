@@ -70,6 +70,7 @@ def write_on(root: str, seed: int, fd: int) -> None:
                 record_first_dirty=lambda offset: logs.set_first_dirty("users", 0, offset),
                 salt=SALT,
                 map_bytes=MAP_BYTES,
+                strategy=rng.choice(("kafka", "generational")),
             )
             tell("cleaned")
         elif what < 0.08:

@@ -269,7 +269,7 @@ class Process:
 
     # ---- cleaning, closing
 
-    def clean(self) -> Process:
+    def clean(self, strategy: str = "kafka") -> Process:
         from lastword.cleaner.cleaner import clean
 
         assert self.logs
@@ -283,6 +283,7 @@ class Process:
             record_first_dirty=lambda offset: self.logs.set_first_dirty(*tp, offset),
             salt=SALT,
             map_bytes=MAP_BYTES,
+            strategy=strategy,
         )
         return self
 
@@ -443,6 +444,14 @@ def cleans_twice(p: Process) -> None:
     p.checkpoint()
 
 
+def cleans_by_accounts(p: Process) -> None:
+    """With garbage accounts, which are saved after a round and found again by the next one."""
+    p.open().create()
+    _garbage(p)
+    p.put([(b"c", None)], ack="disk").clean("generational")
+    p.wait(2 * HOUR).put([(b"a", b"6")]).clean("generational")
+
+
 def cleans_compressed(p: Process) -> None:
     p.open().create()
     for number in range(8):
@@ -527,6 +536,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("cleans_small", cleans_small),
         Scenario("cleans_acked_before_unacked", cleans_acked_before_unacked, {"segment_bytes": 500}),
         Scenario("cleans_twice", cleans_twice, {"segment_bytes": 300}),
+        Scenario("cleans_by_accounts", cleans_by_accounts, {"segment_bytes": 300}),
         Scenario("cleans_compressed", cleans_compressed, {"segment_bytes": 400}),
         Scenario("cleans_and_closes", cleans_and_closes, {"segment_bytes": 300}),
     )

@@ -19,6 +19,7 @@ STRIDES = {
     "cleans": 2,
     "cleans_small": 2,
     "cleans_twice": 5,
+    "cleans_by_accounts": 7,
     "cleans_compressed": 3,
     "cleans_and_closes": 3,
 }
@@ -42,6 +43,7 @@ LEAST = {
     "cleans_small": 550,
     "cleans_acked_before_unacked": 400,
     "cleans_twice": 600,
+    "cleans_by_accounts": 400,
     "cleans_compressed": 550,
     "cleans_and_closes": 500,
 }
