@@ -6,7 +6,9 @@ import gc
 import itertools
 import shutil
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -301,3 +303,66 @@ def test_a_directory_that_was_let_go_ends_its_watch(tmp_path: Path) -> None:
     gc.collect()
     watch._thread.join(timeout=5)
     assert not watch._thread.is_alive()
+
+
+def test_commits_that_waited_for_long_all_come_in(tmp_path: Path) -> None:
+    """Two drivers died right after their commits, and nobody opened the directory for a month."""
+    make(tmp_path)
+    for n in range(2):
+        manifest = inbox.Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
+        DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{n:020d}-j{n}", manifest.encoded())
+    later = ManualClock(time.time_ns() // 1_000_000 + 30 * 86_400_000)  # files carry the real time
+    LogDirectory.open(str(tmp_path), "a", DEFAULT, later).close()
+    assert values(tmp_path)[0] == ["0", "1"] and leftovers(tmp_path) == []
+
+
+def test_a_driver_is_told_that_the_drive_is_full(tmp_path: Path) -> None:
+    """It does not try for ever; what was begun comes in when there is room, and the error says so."""
+    make(tmp_path)
+    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+
+    tries = itertools.count()
+
+    def full(call: object) -> LastwordError | None:
+        if "append" not in str(call) or ".log" not in str(call):
+            return None
+        assert next(tries) < 20, "it tries for ever"
+        return DiskFullError("no room")
+
+    with pytest.raises(DiskFullError, match=r"no room; the commit of job j was begun, and comes in when"):
+        commit(tmp_path, manifest, RecordingFiles(OsFiles(), fail=full))
+    with LogDirectory.open(str(tmp_path), "a"):
+        pass
+    assert values(tmp_path)[0] == ["a"]
+
+
+def test_a_commit_that_nobody_began_is_taken_back(tmp_path: Path) -> None:
+    make(tmp_path)
+    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+
+    def opens() -> LogDirectory:
+        raise DiskFullError("no room")
+
+    with pytest.raises(DiskFullError, match="no room; the commit of job j was taken back"):
+        inbox.commit(str(tmp_path), manifest, DEFAULT, opens, patience_seconds=1)
+    assert not inbox.pending(DEFAULT, str(tmp_path))
+
+
+def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is refused as a whole: run again, it would come twice into the partitions that had it."""
+    make(tmp_path)
+    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
+    real = LogDirectory.log
+
+    def log(self: LogDirectory, topic: str, partition: int) -> Any:
+        if partition == 1:
+            raise CorruptFileError("t-1 is damaged")
+        return real(self, topic, partition)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogDirectory, "log", log)
+        with pytest.raises(DataError, match="t-1 is damaged"):
+            commit(tmp_path, manifest)
+    assert values(tmp_path) == {0: [], 1: []}

@@ -139,8 +139,10 @@ def commit(
                 continue
             return
         try:
-            with open_to_append():
-                continue  # opening takes in what waits
+            with open_to_append() as directory:  # opening takes in what waits
+                if pending(files, root):
+                    take_in(directory)  # tells why it could not
+                continue
         except LogDirLockedError as error:
             late = monotonic() - deadline
             if late > 10 * patience_seconds:
@@ -154,7 +156,24 @@ def commit(
                     "nothing was written",
                     remedy="stop that process, or let it be one that has the directory open in mode 'a'",
                 ) from error
+        except LastwordError as error:
+            if _take_back(files, root, waiting):
+                _add(error, f"the commit of job {manifest.job} was taken back, and nothing was written")
+            elif files.exists(os.path.join(root, names.APPLYING + name)):
+                _add(
+                    error,
+                    f"the commit of job {manifest.job} was begun, and comes in when the directory is next "
+                    "opened to append",
+                )
+            else:
+                continue  # it is in: what failed was another one's
+            raise
         sleep(0.05)
+
+
+def _add(error: LastwordError, words: str) -> None:
+    error.message += f"; {words}"
+    error.args = (error.message,)
 
 
 def _next_number(files: Files, root: str, now_ms: int) -> int:
@@ -176,9 +195,12 @@ def _take_back(files: Files, root: str, waiting: str) -> bool:
 
 def holds(files: Files, root: str, job: str) -> bool:
     """Is a commit of this job waiting, or being taken in?"""
-    return any(
-        name.partition("-")[2] == job for _, name, _ in _entries(files, root, (names.INBOX, names.APPLYING))
-    )
+    return job in _jobs(files, root)
+
+
+def _jobs(files: Files, root: str) -> set[str]:
+    """Those whose commits wait, or are being taken in."""
+    return {name.partition("-")[2] for _, name, _ in _entries(files, root, (names.INBOX, names.APPLYING))}
 
 
 # ---------------------------------------------------------------- the side of who holds the lock
@@ -237,10 +259,13 @@ def _apply(directory: LogDirectory, manifest: Manifest) -> int:
         raise UsageError(f"{', '.join(sorted(gone))} is not there any more", remedy="run the job again")
     for (topic, number), found in sorted(parts.items()):
         staged.check(directory.files, directory.directory(topic, number), manifest.job, found)
+    # Every log is opened before the first is appended to: a commit that is refused has added nothing.
+    logs = {place: directory.log(*place) for place in sorted(parts)}
+    waiting = _jobs(directory.files, directory.path)
     added = 0
-    for (topic, number), found in sorted(parts.items()):
+    for place, log_ in logs.items():
         sync = manifest.sync or known
-        added += staged.take_in(directory.log(topic, number), manifest.job, found, sync=sync)
+        added += staged.take_in(log_, manifest.job, parts[place], sync=sync, waiting=waiting)
     if manifest.writer is not None and manifest.sequence is not None:
         writers.note(manifest.writer, manifest.sequence, directory.clock.now_ms())
         writers.save(directory.files, directory.path)

@@ -28,7 +28,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -154,9 +154,11 @@ def check(files: Files, directory: str, job: str, staged: Iterable[StagedFile]) 
         )
 
 
-def take_in(log: PartitionLog, job: str, staged: Iterable[StagedFile], *, sync: bool) -> int:
+def take_in(
+    log: PartitionLog, job: str, staged: Iterable[StagedFile], *, sync: bool, waiting: Container[str] = ()
+) -> int:
     """Append a job's batches to the log, in the order of their tasks; returns how many records were
-    new.
+    new. What jobs staged whose commits are `waiting` stays, however old it is.
 
     The order: remember where the log ends; append; sync the log; remember that the job is in; remove what
     was staged. Made again after a stop at any point, it adds what is missing and nothing twice.
@@ -185,7 +187,7 @@ def take_in(log: PartitionLog, job: str, staged: Iterable[StagedFile], *, sync: 
         log.sync()
     files.write_atomic(mark, b"")
     discard(files, directory, job)
-    _forget_old(files, directory, log.clock.now_ms())
+    _forget_old(files, directory, log.clock.now_ms(), waiting)
     return added
 
 
@@ -270,12 +272,13 @@ def _size(files: Files, path: str) -> int:
     return -1 if facts is None else facts.size
 
 
-def _forget_old(files: Files, directory: str, now_ms: int) -> None:
-    """Drop marks, and staged files of jobs that died, that nobody has touched for a week."""
+def _forget_old(files: Files, directory: str, now_ms: int, waiting: Container[str]) -> None:
+    """Drop marks, and staged files of jobs that died before their commit, that nobody has touched for a
+    week."""
     private = private_dir(directory)
     for name in files.listdir(private):
         path = os.path.join(private, name)
-        if not name.startswith((STAGING, COMMITTED, OPEN)):
+        if not name.startswith((STAGING, COMMITTED, OPEN)) or name.partition("-")[2] in waiting:
             continue
         facts = files.stat(path)
         if facts is None or facts.mtime_ms > now_ms - KEEP_MARKS_MS:
