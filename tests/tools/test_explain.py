@@ -44,6 +44,25 @@ def rules(explanation):
     return [(one.offset, one.kept, one.reason) for one in explanation.versions]
 
 
+@pytest.mark.parametrize("walk", [tool._plain, tool._bulk])
+def test_no_version_is_told_twice_though_batches_were_joined_behind_the_walk(logs, walk):
+    """What was walked and what was not may lie in one batch by now."""
+    topic = made(logs, lastword_strategy="generational")
+    for number in range(60):
+        topic.append(f"k{number}", b"v" * 40)
+        if number % 20 == 19:
+            roll(logs)
+    view = PartitionView.load(DEFAULT, logs._home("t", 0).directory("t", 0))
+    found = walk(view, b"k5")
+    seen = [next(found)[0]]
+    for number in range(6, 60, 2):
+        topic.append(f"k{number}", b"w")
+    roll(logs)
+    (done,) = topic.clean()
+    assert done.segments_after < done.segments_before
+    assert seen + [one[0] for one in found] == [5]
+
+
 def test_a_superseded_value_and_a_tombstone_in_the_active_segment(logs):
     topic = made(logs)
     topic.append("bob", b"1")

@@ -162,22 +162,25 @@ class _Found:
     segment: int  # number of the segment in the view
 
 
-def _find(view: PartitionView, key: bytes) -> Iterator[_Found]:
+def _find(view: PartitionView, key: bytes) -> list[_Found]:
     """Records with this key, oldest first, whatever became of their transactions."""
-    bases = [segment.base_offset for segment in view.segments]
     walk = _plain if scan.is_short(view, view.log_start, view.log_end) else _bulk
-    for offset, timestamp, tombstone, header in walk(view, key):
-        yield _Found(offset, timestamp, tombstone, header, bisect_right(bases, offset) - 1)
+    found = list(walk(view, key))
+    bases = [segment.base_offset for segment in view.segments]  # now: a rewrite may have come between
+    return [_Found(*one, bisect_right(bases, one[0]) - 1) for one in found]
 
 
 def _plain(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, BatchHeader]]:
-    for segment, header, data in read_batches(view, view.log_start):
-        if header.control:
-            continue
-        check_crc(data, header, segment.file, position=0)
-        for record in read_records(data, header, segment.file, position=0):
-            if record.key == key and record.offset >= view.log_start:
-                yield record.offset, record.timestamp, record.value is None, header
+    start = view.log_start
+    for segment, header, data in read_batches(view, start):
+        if not header.control:
+            check_crc(data, header, segment.file, position=0)
+            for record in read_records(data, header, segment.file, position=0):
+                if record.key == key and record.offset >= start:
+                    yield record.offset, record.timestamp, record.value is None, header
+        start = max(
+            start, header.next_offset
+        )  # a rewrite may put what was read and what was not in one batch
 
 
 def _bulk(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, BatchHeader]]:
@@ -185,17 +188,19 @@ def _bulk(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, Bat
 
     from lastword.records.columns import decode_columns
 
-    for chunk in read_chunks(view, view.log_start, view.log_end):
+    reached = view.log_start
+    for chunk in read_chunks(view, reached, view.log_end):
         columns = decode_columns(chunk)
         headers: dict[int, BatchHeader] = {}
         for i in np.flatnonzero(columns.key_length == len(key)).tolist():
             start = int(columns.key_position[i])
             offset = int(columns.offset[i])
-            if offset >= view.log_start and chunk.plain[start : start + len(key)].tobytes() == key:
+            if offset >= reached and chunk.plain[start : start + len(key)].tobytes() == key:
                 tombstone = bool(columns.value_length[i] < 0)
                 row = int(columns.row[i])
                 header = headers[row] if row in headers else headers.setdefault(row, chunk.header(row))
                 yield offset, int(columns.timestamp[i]), tombstone, header
+        reached = max(reached, chunk.next_offset)
 
 
 # ---------------------------------------------------------------- judging them
@@ -221,7 +226,7 @@ class _Judge:
 
     def versions(self, key: bytes) -> tuple[Version, ...]:
         outcomes = Outcomes(self.view, self.view.log_end)
-        found = list(_find(self.view, key))
+        found = _find(self.view, key)
         fates = [outcomes.fate(one.header) for one in found]
         killers: list[_Found | None] = [None] * len(found)
         newest: _Found | None = None
