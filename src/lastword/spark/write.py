@@ -19,7 +19,8 @@ rename: a driver that dies before it has written nothing, one that dies after it
 soon as somebody opens the directory to append.
 
 Once. A stream names itself and its batch (`query id`, `batch id`), a batch may do so by the options
-`producer` and `sequence`: what was taken in under such a name is not taken in again, whoever runs it again.
+`producer` and `sequence`: what was taken in under such a name, for the same option `topic`, is not taken in
+again, whoever runs it again. A name is forgotten a month after its last batch (`inbox.KEEP_WRITERS_MS`).
 What a job staged that died before its commit is removed after a week, never by guess.
 """
 
@@ -78,7 +79,7 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
         raise SparkOptionError(
             f"{options.path} has no topic yet", remedy="make one, or give the option `topic`"
         )
-    job = Job(uuid.uuid4().hex, options, columns, target, directory.directory(*home))
+    job = Job(uuid.uuid4().hex, options, columns, target, directory.directory(*home), stream)
     if not stream:
         staged.open_job(DEFAULT, job.home, job.name)
     return job
@@ -96,13 +97,19 @@ class StagedMessage(WriterCommitMessage):
 @dataclass(frozen=True)
 class Job:
     """One write of one frame: what its tasks and its driver share. `name` names what it stages; `home` is
-    the directory of the partition that has its mark."""
+    the directory of the partition that has its mark. A write in `foreachBatch` is none of a `stream`."""
 
     name: str
     options: WriteOptions
     columns: SinkColumns
     target: Target | None
     home: str
+    stream: bool = False
+
+    def writer_of(self, who: str) -> str:
+        """What a batch is remembered under. A number holds for one topic, as `foreachBatch` writes several
+        with one, and a copied checkpoint goes on in another; `/` is in no topic's name."""
+        return f"{self.options.topic or ''}/{who}"
 
     def stage(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """One attempt of one task."""
@@ -113,13 +120,13 @@ class Job:
         need_directory(self.home)
         context = TaskContext.get()
         task = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
-        query = context.getLocalProperty(QUERY) if context is not None else None
+        query = context.getLocalProperty(QUERY) if context is not None and self.stream else None
         if query is None:
             name, writer, batch = self.name, None, -1
         else:
             # Spark hands one writer to the tasks and makes another for the commit, so the job is named here.
             batch = int(context.getLocalProperty(BATCH))
-            name, writer = f"{self.name}-{batch}", f"spark-{query}"
+            name, writer = f"{self.name}-{batch}", self.writer_of(f"spark-{query}")
         rows = TaskRows(self.options, self.columns, self.target, name, task)
         try:
             for frame in iterator:
@@ -182,7 +189,9 @@ class LogWriter(Shipped, DataSourceArrowWriter):
         return self.job.stage(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.job.commit(messages, self.job.options.producer, self.job.options.sequence)
+        producer = self.job.options.producer
+        writer = None if producer is None else self.job.writer_of(producer)
+        self.job.commit(messages, writer, self.job.options.sequence)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self.job.abort(messages)

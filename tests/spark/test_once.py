@@ -1,0 +1,90 @@
+"""What makes a batch come in once: names that no other batch has. Without a JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyspark
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+import lastword
+from lastword.spark.options import parse_write
+from lastword.spark.schema import sink_columns
+from lastword.spark.write import BATCH, QUERY, LogStreamWriter, LogWriter, prepare
+
+COLUMNS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+
+
+class Context:
+    """A task of a streaming query's batch."""
+
+    def __init__(self, query: str, batch: int) -> None:
+        self._properties = {QUERY: query, BATCH: str(batch)}
+
+    def partitionId(self) -> int:
+        return 0
+
+    def taskAttemptId(self) -> int:
+        return 0
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self._properties.get(name)
+
+
+def frame(*keys: str) -> Any:
+    names = [key.encode() for key in keys]
+    return iter(
+        [pa.record_batch({"key": pa.array(names, pa.binary()), "value": pa.array(names, pa.binary())})]
+    )
+
+
+def write(root: Path, topic: str, key: str, *, batch: int | None = None, **options: str) -> None:
+    """One write, as Spark makes it; with `batch` as one of a stream."""
+    stream = batch is not None
+    job = prepare(
+        parse_write({"path": str(root), "topic": topic, **options}, stream=stream),
+        sink_columns(COLUMNS),
+        stream=stream,
+    )
+    if batch is not None:
+        one = LogStreamWriter(job)
+        one.commit([one.write(frame(key))], batch)
+    else:
+        other = LogWriter(job)
+        other.commit([other.write(frame(key))])
+
+
+def keys(root: Path, topic: str) -> list[bytes]:
+    with lastword.open(root) as logs:
+        return [record.key for record in logs.topic(topic, key_serializer="bytes").read()]
+
+
+def test_a_name_and_a_number_hold_for_one_topic(tmp_path: Path) -> None:
+    """`foreachBatch` that writes two topics gives both the same, for it has one batch number."""
+    for _ in range(2):
+        for topic in ("a", "b"):
+            write(tmp_path, topic, topic, producer="job", sequence="7")
+    assert keys(tmp_path, "a") == [b"a"] and keys(tmp_path, "b") == [b"b"]
+
+
+def test_a_copied_checkpoint_is_the_same_query_in_another_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspark.TaskContext, "get", classmethod(lambda cls: Context("q", 3)))
+    for _ in range(2):
+        for topic in ("a", "b"):
+            write(tmp_path, topic, topic, batch=3)
+    assert keys(tmp_path, "a") == [b"a"] and keys(tmp_path, "b") == [b"b"]
+
+
+def test_a_batch_write_within_a_stream_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In `foreachBatch` a task has the stream's properties, and its write is none of a stream."""
+    monkeypatch.setattr(pyspark.TaskContext, "get", classmethod(lambda cls: Context("q", 3)))
+    write(tmp_path, "a", "a")
+    assert keys(tmp_path, "a") == [b"a"]
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(("open-", "staging-"))]
