@@ -255,6 +255,7 @@ def drives(draw):
     return drive(*partitions, space_target=target, file_cost_bytes=draw(st.floats(0, MIB)))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(drives(), st.randoms(use_true_random=False))
 def test_properties_of_every_choice(account, random):

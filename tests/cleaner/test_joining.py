@@ -231,6 +231,7 @@ logs = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(logs, st.sampled_from([200, 500, 4000]))
 def test_batches_of_different_kinds_never_meet(

@@ -275,6 +275,7 @@ parts = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts, st.sampled_from([100, 300, 1 << 20]))
 def test_what_is_left_is_the_newest_of_each_key(

@@ -42,6 +42,7 @@ def test_a_closed_pipe_ends_with_0(data):
     assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_read_into_append(data, tmp_path):
     subprocess.run([*COMMAND, "create", str(tmp_path / "copy"), "users"], check=True, capture_output=True)
     read = subprocess.Popen([*COMMAND, "read", str(data), "users", "--json"], stdout=subprocess.PIPE)

@@ -49,6 +49,7 @@ def test_light_commands_import_nothing_heavy(tmp_path):
     assert told == [[arguments, 0, []] for arguments in commands]
 
 
+@pytest.mark.slow
 def test_the_probe_would_notice(tmp_path):
     create, ls = imported(
         [["create", "data", "users"], ["append", "data", "users", "a", "1"], ["ls", "data"]], tmp_path

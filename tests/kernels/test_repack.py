@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +94,7 @@ def kernel_repack(
 logs = batches(time=st.integers(T - 100, T + 100), most=4)
 
 
+@pytest.mark.slow
 @given(logs, st.data())
 def test_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
     joined = b"".join(log)
@@ -121,6 +123,7 @@ mixed_logs = batches(
 )
 
 
+@pytest.mark.slow
 @given(mixed_logs, st.data())
 def test_neighbours_are_joined_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
     joined = b"".join(log)
@@ -198,6 +201,7 @@ def test_the_empty_batch_is_kafkas() -> None:
     assert kernel_repack(source, {20, 22}, [False], -1, KEEP_BASE) == b""
 
 
+@pytest.mark.slow
 @given(logs.filter(bool), st.data())
 def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -> None:
     batch = bytearray(log[0])

@@ -170,6 +170,7 @@ def check(root: Path, marks: list[str]) -> None:
     assert a.holds(*USERS) != b.holds(*USERS)
 
 
+@pytest.mark.slow
 def test_every_kill(tmp_path: Path) -> None:
     prepare(tmp_path / "start")
 
@@ -216,6 +217,7 @@ def test_every_power_cut(tmp_path: Path, seeds: range) -> None:
     assert len(images) > 20
 
 
+@pytest.mark.slow
 def test_every_failing_call(tmp_path: Path) -> None:
     """A full drive, at any call: an error of ours, and the partition is in one place with all its records."""
     prepare(tmp_path / "start")

@@ -26,6 +26,7 @@ def compressed(batch: bytes, codec: int) -> bytes:
     return seal(bytes(head) + compress(codec, batch[61:]))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(batches(), st.integers(1, 400))
 def test_whatever_the_chunk_size(log: list[bytes], chunk_bytes: int) -> None:
@@ -42,6 +43,7 @@ def test_whatever_the_chunk_size(log: list[bytes], chunk_bytes: int) -> None:
     assert chunks.next_offset == (headers[-1].last_offset + 1 if headers else 0)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     batches(attribute_choices=(0, 8), with_empty=False),

@@ -276,6 +276,7 @@ def test_accounts_tell_when_a_tombstone_may_go(logs, clock):
     assert rules(topic.explain(key="a")) == [(1, False, "next-round")]
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(history=STEPS)
 def test_what_goes_was_free_to_go_by_its_own_word(tmp_path_factory, history):
