@@ -573,3 +573,27 @@ def test_everything_at_once(tmp_path, strategy):
     assert not threads() and not [str(one) for path in paths for one in path.rglob("rewrite-*")]
     with lastword.open(paths) as logs:
         assert logs.verify().ok and newest(logs.topic("users")) == wrote
+
+
+def test_a_tombstone_that_a_lease_keeps_is_looked_at_once_and_goes_when_the_lease_goes_on(logs, clock):
+    topic = filled(logs, keys=400, lastword_strategy="generational", delete_retention_ms=HOUR)
+    offset = topic.append(b"k0", None).offset
+    for number in range(40):
+        topic.append(b"z%d" % number, b"." * 100)
+    logs.clean("users")
+    clock.advance(2 * HOUR)
+    lease = topic.lease("replica")
+
+    def turns():
+        count = 0
+        while turn(logs):
+            count += 1
+            assert count < 5, "it looks at the same again and again"
+
+    turns()
+    waiting = logs._home("users", 0).ledgers.seen[USERS].tombstones
+    assert waiting.held_from == offset and waiting.due_to < 0
+    lease.advance(offset + 1)
+    turns()
+    waiting = logs._home("users", 0).ledgers.seen[USERS].tombstones
+    assert waiting.held_from > offset and waiting.due_to == offset  # garbage; the drive is within its target

@@ -7,6 +7,7 @@ is set, and a later record of the key does not kill it again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,28 @@ NO_FLOOR = (1 << 63) - 1
 
 Clocks = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Offsets of tombstones, and since when each has had no older copy, in ms since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How long what is known of tombstones stays true, if the log does.
+
+    until_ms   when the next clock comes to its end, in ms since 1970; -1: none runs
+    due_to     highest offset of one that is garbage; -1: none is
+    held_from  lowest offset of one that only a lease keeps; `NO_FLOOR`: none is
+    """
+
+    until_ms: int = -1
+    due_to: int = -1
+    held_from: int = NO_FLOOR
+
+    @property
+    def asks_leases(self) -> bool:
+        return self.due_to >= 0 or self.held_from < NO_FLOOR
+
+    def holds(self, now_ms: int, floor: int) -> bool:
+        """`floor`: the lowest offset that a reader with a lease has yet to read now."""
+        return (self.until_ms < 0 or now_ms < self.until_ms) and self.due_to < floor <= self.held_from
 
 
 class Deletes:
@@ -51,15 +74,30 @@ class Deletes:
         """Those whose time has come are garbage from now on; returns how many became so."""
         found, tracking = self.found(), self.tracking
         self.clocks.update(found, now_ms)
-        keep = tracking.running.limit - 1 if self.ends_old else -1
-        due = self.clocks.due(found, now_ms, delete_retention_ms, floor=floor, keep=keep)
-        due = due[due >= tracking.first_offset]
+        due = self._over(now_ms, delete_retention_ms, floor)
         if due.size:
             tracking.running.mark_due(due)
             self.due = np.union1d(self.due, due)
             self.touched()
             self.clocks.update(self.found(), now_ms)
         return int(due.size)
+
+    def _over(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
+        """Offsets of those below `floor`, in the log, whose clocks have come to their end."""
+        keep = self.tracking.running.limit - 1 if self.ends_old else -1
+        over = self.clocks.due(self.found(), now_ms, delete_retention_ms, floor=floor, keep=keep)
+        return over[over >= self.tracking.first_offset]
+
+    def standing(self, now_ms: int, delete_retention_ms: int) -> Standing:
+        """After `mark`."""
+        due_ms = self.clocks.due_ms(self.found(), delete_retention_ms)
+        later = due_ms[due_ms > now_ms]
+        held = self._over(now_ms, delete_retention_ms, NO_FLOOR)
+        return Standing(
+            int(later.min()) if later.size else -1,
+            int(self.due[-1]) if self.due.size else -1,
+            int(held[0]) if held.size else NO_FLOOR,
+        )
 
     def running(self) -> Clocks:
         """The clocks that run, ascending by offset; of those that are due, one that has run for ever."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword import metrics
+from lastword.accounts.deletes import Standing
 from lastword.accounts.statement import indexed_bytes
 from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.cleaner import accounted, quarantine
@@ -26,6 +27,7 @@ from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.ledgers import Ledgers
+from lastword.partition import leases
 from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
@@ -48,11 +50,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look found: valid as long as these files lie there, and until `until_ms` (-1: for ever)."""
+    """What a look found: valid as long as these files lie there, and what it says of tombstones holds."""
 
     files: tuple[object, ...]
     account: PartitionAccount
-    until_ms: int
+    tombstones: Standing
+
+    def holds(self, files: Files, directory: str, below: tuple[object, ...], now_ms: int) -> bool:
+        """Leases are read only if a tombstone depends on them."""
+        asks = self.tombstones.asks_leases
+        floor = leases.load(files, directory, now_ms).floor if asks else leases.NO_FLOOR
+        return self.files == below and self.tombstones.holds(now_ms, floor)
 
 
 def look(
@@ -122,7 +130,7 @@ def _look_at(
         return nothing
     below = tuple((s.base_offset, s.inode, s.size) for s in segments if s.base_offset < plan.limit)
     seen = ledgers.seen.get(tp)
-    known = isinstance(seen, Seen) and seen.files == below and (seen.until_ms < 0 or now_ms < seen.until_ms)
+    known = isinstance(seen, Seen) and seen.holds(home.files, log.directory, below, now_ms)
     if not known and stale is not None:
         stale.append(place)
         if not isinstance(seen, Seen):
@@ -178,8 +186,10 @@ def _scan(
     with ledgers.of(place.partition, log) as ledger:
         accounted.look(log, files, ledger, plan, segments, tell)
         account = accounted.account_of(log, config, ledger, drive=drive, quarantined=False)
-        due_ms = ledger.deletes.next_due(plan.delete_retention_ms)[1] if ledger.exact else -1
-        return Seen(below, account, due_ms)
+        standing = Standing()
+        if ledger.exact:
+            standing = ledger.deletes.standing(plan.now_ms, plan.delete_retention_ms)
+        return Seen(below, account, standing)
 
 
 def _show(account: PartitionAccount, now_ms: int) -> None:
