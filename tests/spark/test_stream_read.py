@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import lastword
-from lastword.errors import OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
+from lastword.errors import LeaseRefusedError, OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
+from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
+from lastword.partition import leases
 from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
 from lastword.spark.stream_read import TOPIC_IDS, LogStreamReader, share_offsets
@@ -230,6 +232,58 @@ def test_a_lease_moves_with_the_commits(root: Path) -> None:
         assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
     with pytest.raises(SparkOptionError):
         reader(root, lease="")
+
+
+def test_a_lease_that_was_lost_is_told_before_the_first_batch_of_a_restart(root: Path) -> None:
+    """Not after it, when the sink has the rows and lacks the tombstones."""
+    one = reader(root, startingOffsets="earliest", lease="query")
+    start = one.initialOffset()
+    end = one.latestOffset(start, ALL)
+    with lastword.open(root) as logs:
+        logs.topic("t").lease("query").release()
+    for number in (0, 1):
+        leases.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
+    again = reader(root, startingOffsets="earliest", lease="query")
+    with pytest.raises(LeaseRefusedError):
+        again.partitions(start, end)
+
+
+def test_a_restart_takes_its_lease_up_again(root: Path) -> None:
+    one = reader(root, startingOffsets="earliest", lease="query")
+    start = one.initialOffset()
+    again = reader(root, startingOffsets="earliest", lease="query")
+    end = again.latestOffset(start, ALL)
+    assert len(rows(again, start, end)) == 15
+    again.commit(end)
+    with lastword.open(root) as logs:
+        assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
+
+
+def test_a_lease_of_a_query_that_passes_over_loss(root: Path) -> None:
+    one = reader(root, startingOffsets="earliest", lease="query", failOnDataLoss="false")
+    end = one.latestOffset(one.initialOffset(), ALL)
+    append(root, "t", 0, [numbered(10, 5, 4)])
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.topic("t").trim(12, partition=0)
+    one.commit(end)
+    with lastword.open(root) as logs:
+        assert logs.topic("t").lease("query").position == {0: 12, 1: 5}
+
+
+def test_undecided_records_that_were_read_are_not_read_again(root: Path) -> None:
+    """A query that read uncommitted records, and then reads committed ones only, does not go back."""
+    one = reader(root, failOnDataLoss="false")
+    start = one.initialOffset()
+    real = one._views
+
+    def undecided() -> Any:
+        views = real()
+        for view in views.values():
+            view._stable_offset = 2
+        return views
+
+    one._views = undecided  # type: ignore[method-assign]
+    assert one.latestOffset(start, ALL) == start
 
 
 def test_options_of_a_stream(root: Path) -> None:

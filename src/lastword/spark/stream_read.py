@@ -13,7 +13,8 @@ taken superseded records. A range that begins below the log start, or ends above
 and is an error (unless `failOnDataLoss` is false); gaps are not.
 
 A lease. With the option `lease` the query is registered by name in each partition at the offset where its
-next batch begins, so that no tombstone goes that it has not met; `commit` advances it.
+next batch begins, so that no tombstone goes that it has not met; `commit` advances it. A restart takes it up
+where its batch begins, and fails if it lapsed and tombstones went meanwhile.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         self._last_batch: float | None = None
         self._target: Offsets | None = None  # with Trigger.AvailableNow: what the query ends with
         self._warm = False
+        self._holds_leases = False
 
     # -------------------------------------------------------------- offsets
 
@@ -124,8 +126,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             view = views[place]
             end = _end(view, self.options)
             self._check_end(place, offset, view.log_end)
-            starts[place] = min(offset, end) if not self.options.fail_on_data_loss else offset
-            ends[place] = max(end, starts[place])
+            starts[place] = offset if self.options.fail_on_data_loss else min(offset, view.log_end)
+            ends[place] = max(end, starts[place])  # never back: above a stable offset it was read uncommitted
         for place, view in views.items():
             if place not in starts:
                 starts[place] = view.log_start
@@ -190,6 +192,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         begin, ids = _of_json(start)
         until, until_ids = _of_json(end)
         self._check_ids(ids | until_ids)
+        if not self._holds_leases:  # a restart: a lease that was lost is told before the sink has the rows
+            self._hold_leases(begin)
         views = self._views()
         chosen = []
         for place, last in sorted(until.items()):
@@ -276,12 +280,14 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                     DEFAULT,
                     view.directory,
                     self.options.lease,
-                    offsets[place],
+                    # What is lost is told where it is read, or passed over (failOnDataLoss).
+                    min(max(offsets[place], view.log_start), view.log_end),
                     log_start=view.log_start,
                     log_end=view.log_end,
                     max_age_ms=self.options.lease_max_age_ms,
                     now_ms=now_ms,
                 )
+        self._holds_leases = True
 
 
 def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
