@@ -62,6 +62,8 @@ class Walk:
                     yield segment, chunk
 
         def begin(made: Piece, segment: int, chunk: Chunk) -> NDArray[np.uint8]:
+            if first_pass:
+                self.tally.count(chunk, segment)
             found = fates_of(chunk, fates, decided=self.rules.decided)
             due = bool(old_due) and bool(old_due[segment - first_segment])
             made.start(self.rules, first_pass=first_pass, old_due=due)
@@ -77,8 +79,6 @@ class Walk:
 
         with closing(prepared(read, begin, fill, threads)) as chunks:
             for ready in chunks:
-                if first_pass:
-                    self.tally.count(ready.chunk, ready.segment)
                 while ready.filled():
                     self.settle(ready.piece, ready.chunk, ready.segment, make_room)
                 yield ready.chunk
