@@ -55,6 +55,7 @@ class LogBuilder:
         self.clock = clock if clock is not None else ManualClock()
         self.config = TopicConfig(**({"cleanup_policy": frozenset({"compact"})} | config))
         self.codec = 0
+        self.strategy = "kafka"
         self.first_dirty: int | None = None
         self.recovery: Recovery | None = None
         self._name = ("users", 0)
@@ -173,6 +174,7 @@ class LogBuilder:
             "first_dirty": self.first_dirty,
             "record_first_dirty": self._record_first_dirty,
             "salt": SALT,
+            "strategy": self.strategy,
         }
         return clean(self.log, self.config, **(given | more))
 

@@ -161,6 +161,11 @@ class Ledger:
         self.deletes = Deletes(self.tracking)
         self._changed = True
 
+    def discard(self) -> None:
+        """Throw away what was saved, too. It may be wrong: a rewrite by it did not hold its certificate."""
+        self.files.unlink(private_path(self.directory, names.ACCOUNTS), missing_ok=True)
+        self.begin_anew("a rewrite by it did not hold its certificate")
+
     def hold_back(self, floor: int) -> bool:
         """A reader has yet to read from `floor` on. If a tombstone there counts as garbage already, the
         ledger begins anew, for what it took off its key is not kept: True."""

@@ -36,7 +36,7 @@ from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import NOTHING, Found, Transactions
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import LastwordError
+from lastword.errors import CertificateError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases
 from lastword.partition.leases import Leases
@@ -275,6 +275,9 @@ def clean(
                 swap=swap,
                 waiting=(lambda: waiting(held, plan)) if held.exact else None,
             )
+        except CertificateError:
+            held.discard()
+            raise
         finally:
             held.give_up()
             if mine:
