@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from lastword.errors import NotALogDirError, OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
 from lastword.logdir.log_dir import LogDirectory
+from lastword.records.builder import BatchBuilder
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogPartition, LogReader
 from lastword.spark.schema import full_schema
@@ -255,3 +257,51 @@ def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(latest, "from_accounts", inner)
     (tmp_path / "t-0" / "lastword" / "accounts").write_bytes(b"damaged")
     assert found == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
+
+
+def test_latest_believes_no_accounts_of_a_file_that_took_the_place_of_the_one_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round is published, and its accounts are saved, after the task opened its files. The file that took
+    the place of the first one ends with the same bytes."""
+    import lastword
+    from lastword.spark import latest
+
+    create(tmp_path, "t", segment_bytes="64KiB")
+    keys = [b"k", *(b"u%d" % number for number in range(9)), b"k"]
+    append(tmp_path, "t", 0, [[(1_700_000_000_000, key, b"." * 20_000, ())] for key in keys])
+    inner = latest.from_accounts
+
+    def meanwhile(*given: Any) -> Any:
+        monkeypatch.setattr(latest, "from_accounts", inner)
+        with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+            (done,) = logs.clean("t", strategy="generational")
+        assert done.removed.superseded == 1
+        return inner(*given)
+
+    monkeypatch.setattr(latest, "from_accounts", meanwhile)
+    assert offsets(read_directly(tmp_path, view="latest")) == list(range(1, len(keys)))
+
+
+def test_latest_with_aborted_records_takes_no_accounts_that_count_them_as_dead(tmp_path: Path) -> None:
+    from lastword.accounts.ledger import Ledger
+    from lastword.cleaner.transactions import Transactions
+
+    create(tmp_path, "t")
+    append(tmp_path, "t", 0, [numbered(0, 20, 11)])
+    with LogDirectory.open(str(tmp_path), "a") as directory:
+        log = directory.log("t", 0)
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(1_700_000_000_000, b"key-1", b"aborted")
+        log.append_batch(builder.build())
+        log.end_transaction(7, 0, commit=False)
+        log.roll()
+        log.sync()
+        ledger = Ledger.open(log.files, log.directory, log.segments, map_bytes=1 << 20)
+        limit = log.active.base_offset
+        transactions = Transactions(log.segments, limit, 0, 1 << 40)
+        ledger.absorb(log.segments, limit, t=1, now_ms=0, fates=transactions)
+        assert ledger.save()
+    for isolation, value in (("read_committed", b"value-12"), ("read_uncommitted", b"aborted")):
+        rows = read_directly(tmp_path, view="latest", isolationLevel=isolation)
+        assert {row["key"]: row["value"] for row in rows}[b"key-1"] == value

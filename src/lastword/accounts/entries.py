@@ -68,10 +68,11 @@ class Entry:
 
     def is_of(self, segment: Segment) -> bool:
         """Is it this very file, as it was left? Asks the file, for a segment that was appended to is younger
-        than when it was opened."""
+        than when it was opened; and one of a view may have been replaced by another of its name since."""
         facts = segment.files.stat(segment.file)
         return (
             self.base_offset == segment.base_offset
+            and self.inode == segment.inode
             and facts is not None
             and (self.inode, self.size_bytes, self.mtime_ms) == (facts.inode, facts.size, facts.mtime_ms)
         )

@@ -62,11 +62,12 @@ def newest_chunks(
         try:
             for source in sources:
                 source.open()
-            fates = outcomes_of(view, task, options) or Decisions()
+            outcomes = outcomes_of(view, task, options)
+            fates = outcomes or Decisions()
             memory, salt = map_bytes(os.path.dirname(task.directory)), os.urandom(16)
             resolution = None
             if not tombstones and start <= view.log_start:
-                resolution = from_accounts(files, view, sources, fates, memory)
+                resolution = from_accounts(files, view, sources, outcomes, memory)
             if resolution is None:
                 resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, fates=fates)
         except FileVanishedError:
@@ -77,13 +78,14 @@ def newest_chunks(
 
 
 def from_accounts(
-    files: Files, view: PartitionView, sources: list[RangeSource], fates: Fates, memory_bytes: int
+    files: Files, view: PartitionView, sources: list[RangeSource], outcomes: Fates | None, memory_bytes: int
 ) -> Resolution | None:
     """The same answer from the partition's saved garbage accounts, where they fit the log and do not reach
     over the end of the range: only what lies above their limit is resolved. None: resolve it all.
 
     Accounts count a tombstone whose time has come, and a record without a key, as dead: neither is shown by
-    `latest`.
+    `latest`. And records of aborted transactions: without `outcomes` these are asked for, and accounts of a
+    log with transactions do not know which of them is the newest of its key.
     """
     from lastword.accounts.ledger import Ledger
     from lastword.resolve import MapFull
@@ -91,9 +93,11 @@ def from_accounts(
     ledger = Ledger.open(files, view.directory, view.segments, map_bytes=memory_bytes)
     if not ledger.exact or not 0 < ledger.limit <= sources[-1].next_offset:
         return None
+    if outcomes is None and ledger.transactions_from >= 0:
+        return None
     try:
         above = [one for one in sources if one.base_offset >= ledger.limit]
-        ledger.tracking.running.absorb([one for one in above if one.size], fates=fates)
+        ledger.tracking.running.absorb([one for one in above if one.size], fates=outcomes or Decisions())
         return ledger.resolution()
     except MapFull:
         return None
