@@ -96,15 +96,22 @@ class TaskRows:
     def _spread(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
         """Hand rows to their partitions, keeping their order within each."""
         import numpy as np
+        import pyarrow as pa
 
         numbers = self._partitions(target, rows, batch)
         keys = rows.column("key")
         if target.compacts and keys.null_count:
             first = int(np.flatnonzero(np.asarray(keys.is_null()))[0])
             raise KeyRequiredError.of(f"{target.topic}-{int(numbers[first])}")
-        present = np.unique(numbers).tolist()
+        counts = np.bincount(numbers, minlength=target.partitions)
+        present = np.flatnonzero(counts).tolist()
+        if len(present) > 1:  # one partition's rows after another's, each in its order
+            kind = np.uint16 if target.partitions <= 1 << 16 else np.int64
+            rows = rows.take(pa.array(np.argsort(numbers.astype(kind), kind="stable")))
+        done = 0
         for number in present:
-            part = rows if len(present) == 1 else rows.take(_indices(numbers == number))
+            part = rows.slice(done, int(counts[number]))
+            done += int(counts[number])
             key = (target.topic, number)
             pending = self._pending.get(key)
             if pending is None:
