@@ -117,9 +117,18 @@ def plainly(rows: list[dict[str, str]]) -> dict[str, tuple[int, int, str]]:
     return table
 
 
-def run_and_kill(data: Path, disk: Path, size: int, number: int | None, *, at_once: bool) -> None:
-    """The worker in a process of its own, with its JVM killed after it has logged batch `number`."""
-    command = [sys.executable, str(Path(__file__).with_name("worker.py")), str(data), str(disk), str(size)]
+def run_and_kill(
+    data: Path,
+    disk: Path,
+    size: int,
+    number: int | None,
+    *,
+    at_once: bool,
+    clean_every: int = worker.CLEAN_EVERY,
+) -> None:
+    """The worker in a process of its own, killed with its JVM after it has logged batch `number`."""
+    arguments = [str(data), str(disk), str(size), str(clean_every)]
+    command = [sys.executable, str(Path(__file__).with_name("worker.py")), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     for line in process.stdout:

@@ -1,6 +1,6 @@
 """The process of the pipeline: it reads a stream, keeps a table on its local disk, and logs every change.
 
-python examples/pipeline/worker.py DATA DISK RECORDS_PER_BATCH
+python examples/pipeline/worker.py DATA DISK RECORDS_PER_BATCH [CLEAN_EVERY]
 
 DATA is the log directory, which survives. DISK is this machine's own disk, which does not. Stop the process
 in any way, at any moment, and start it again with the disk as it was or with an empty one: it goes on where
@@ -30,7 +30,7 @@ from lastword.errors import SnapshotRefusedError
 
 FLIGHTS, STREAKS = "flights", "streaks"
 CLEAN_EVERY = 5
-"""Batches between two cleanings, each with a snapshot after it."""
+"""So many batches, then a cleaning, and a snapshot after it."""
 
 
 class Table:
@@ -101,7 +101,7 @@ def changes_of(table: Table, records: Iterable[tuple[str, int, str]]) -> dict[st
     return found
 
 
-def run(spark: Any, data: Path, disk: Path, records_per_batch: int) -> None:
+def run(spark: Any, data: Path, disk: Path, records_per_batch: int, clean_every: int = CLEAN_EVERY) -> None:
     """Works off what is in the input now, then returns."""
     table = restore(data, disk)
 
@@ -110,7 +110,7 @@ def run(spark: Any, data: Path, disk: Path, records_per_batch: int) -> None:
         log_changes(spark, data, changes, number)
         print(f"batch {number} logged", flush=True)  # and Spark does not know it yet
         table.put(changes.items())
-        if number % CLEAN_EVERY == CLEAN_EVERY - 1:
+        if number % clean_every == clean_every - 1:
             lastword.spark.clean(spark, str(data), STREAKS)
             with lastword.open(data) as logs:
                 logs.restore(STREAKS, to=data.parent / f"snapshot-{number:06d}.parquet")
@@ -158,5 +158,10 @@ def log_changes(spark: Any, data: Path, changes: dict[str, dict[str, Any] | None
 
 
 if __name__ == "__main__":
-    arguments = [Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])]
-    run(lastword.spark.session("local[2]", **{"spark.sql.shuffle.partitions": 2}), *arguments)
+    two_tasks = {"spark.sql.shuffle.partitions": 2}
+    run(
+        lastword.spark.session("local[2]", **two_tasks),
+        Path(sys.argv[1]),
+        Path(sys.argv[2]),
+        *map(int, sys.argv[3:]),
+    )
