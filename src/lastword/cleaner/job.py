@@ -236,7 +236,8 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
     from lastword.resolve.shards import MOST_SHARDS
 
     taken = records = key_bytes = 0
-    for source in {0: sources[0], 1: sources[len(sources) // 2], 2: sources[-1]}.values():
+    looked_at = {one.base_offset: one for one in (sources[0], sources[len(sources) // 2], sources[-1])}
+    for source in looked_at.values():
         with suppress(LastwordError):  # damage is for the steps to tell
             chunk = next(iter(source.chunk_reader(chunk_bytes=1 << 18)), None)
             if chunk is not None:
