@@ -154,6 +154,41 @@ def test_a_damaged_or_unfinished_file_is_told(logs, tmp_path):
         logs.state("users", snapshot=tmp_path / "f.parquet")
 
 
+def test_a_file_that_cannot_be_made_is_told_with_its_remedy(logs, tmp_path):
+    logs.state("users")["ada"] = 1
+    (tmp_path / "there.parquet").mkdir()
+    for to, words in (
+        (tmp_path / "no" / "users.arrow", "no directory"),
+        (tmp_path / "there.parquet", "is a dir"),
+    ):
+        with pytest.raises(errors.UsageError, match=words) as caught:
+            logs.restore("users", to=to)
+        assert caught.value.remedy
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_a_byte_that_changed_is_told_or_changes_nothing(logs, tmp_path, form):
+    """Never an error of Arrow's; and no value of a Parquet file that is not what was restored."""
+    path = tmp_path / f"users.{form}"
+    users = logs.state("users")
+    users.update({f"k{n}": f"value {n}" for n in range(20)})
+    logs.restore("users", to=path)
+    sound = path.read_bytes()
+    told = 0
+    for at in range(0, len(sound), 1 + len(sound) // 60):
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ 0xFF]) + sound[at + 1 :])
+        try:
+            found = dict(logs.state("users", snapshot=path))
+            assert form == "arrow" or found == dict(users)
+        except errors.LastwordError:
+            told += 1
+    assert told > 5
+    for size in range(0, len(sound), 1 + len(sound) // 10):
+        path.write_bytes(sound[:size])
+        with pytest.raises(errors.CorruptFileError):
+            logs.audit("users", delivered=path)
+
+
 def test_a_restore_that_fails_leaves_the_old_file(logs, tmp_path, monkeypatch):
     users = logs.state("users")
     users["ada"] = 1

@@ -15,7 +15,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,13 +109,20 @@ class SnapshotWriter:
     def __enter__(self) -> SnapshotWriter:
         import pyarrow as pa
 
+        parent = os.path.dirname(self._path) or "."
+        if not self._files.is_dir(parent):
+            raise UsageError(f"there is no directory {parent}", remedy="make it, or name another file")
+        if self._files.is_dir(self._path):
+            raise UsageError(f"{self._path} is a directory", remedy="name another file")
         self._files.unlink(self._aside, missing_ok=True)
         self._handle = self._files.open_append(self._aside, create=True, exclusive=True)
         self._sink = _Sink(self._handle.append)
         if self._format == ".parquet":
             import pyarrow.parquet as pq
 
-            self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd")
+            self._writer = pq.ParquetWriter(
+                self._sink, self._schema, compression="zstd", write_page_checksum=True
+            )
         elif self._format == ".arrow":
             self._writer = pa.ipc.new_file(self._sink, self._schema)
         return self
@@ -233,18 +240,38 @@ def read_lines(files: Files, path: str) -> Iterator[dict[str, Any]]:
 def _opened(files: Files, path: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     import pyarrow as pa
 
-    try:
+    with _damage(path):
         source = pa.PythonFile(_Source(files, path), mode="r")
         if format_of(path) == ".parquet":
             import pyarrow.parquet as pq
 
-            table = pq.ParquetFile(source)
-            return table.schema_arrow, table.iter_batches(batch_size=16_384)
+            table = pq.ParquetFile(source, page_checksum_verification=True)
+            return table.schema_arrow, _checked(path, table.iter_batches(batch_size=16_384))
         stream = pa.ipc.open_file(source)
-        return stream.schema, (stream.get_batch(i) for i in range(stream.num_record_batches))
-    except pa.ArrowInvalid as error:
+        return stream.schema, _checked(path, (stream.get_batch(i) for i in range(stream.num_record_batches)))
+
+
+def _checked(path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with _damage(path):
+        for batch in batches:
+            batch.validate(full=True)
+            yield batch
+
+
+@contextmanager
+def _damage(path: str) -> Iterator[None]:
+    """CorruptFileError for whatever Arrow says of bytes that make no sense: most of it is an OSError."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except LastwordError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptFileError(
-            f"{path} is no {format_of(path)[1:]} file: {error}", remedy="restore to a new file", file=path
+            f"{path} is no {format_of(path)[1:]} file: {str(error).partition(chr(10))[0]}",
+            remedy="restore to a new file",
+            file=path,
         ) from None
 
 
