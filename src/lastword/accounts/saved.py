@@ -98,6 +98,11 @@ def otherwise(tracking: Tracking, segments: Sequence[Segment]) -> str:
     return ""
 
 
+def has_accounts(files: Files, directory: str) -> bool:
+    """Is anything saved, whatever it is worth?"""
+    return files.exists(private_path(directory, names.ACCOUNTS))
+
+
 def saved_entries(files: Files, directory: str) -> list[Entry]:
     """What was saved of each segment, unchecked: for figures that nothing relies on."""
     header = snapshot.load_header(files, private_path(directory, names.ACCOUNTS))

@@ -1,8 +1,14 @@
-"""True counts: every record of a log is looked at once, and the dead bitmaps say what is garbage."""
+"""What each segment holds, live and garbage.
+
+True counts: every record of a log is looked at once, and the dead bitmaps say what is garbage. Where the
+garbage accounts speak of the whole log, exactly, they are the same figures without a look at any record. A
+quick answer takes them as they are: what was not accounted yet counts as live, and a sample is an estimate.
+"""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lastword.api.progress import Meter
@@ -16,24 +22,26 @@ from lastword.partition.view import PartitionView
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    from lastword.accounts.ledger import Ledger
     from lastword.api.logs import LogDir
     from lastword.resolve import Resolution
 
 _ATTEMPTS = 100
 
 
-def describe(logs: LogDir, topic: str, progress: ProgressLike | bool | None) -> list[PartitionInfo]:
+def describe(
+    logs: LogDir, topic: str, progress: ProgressLike | bool | None, *, quick: bool = False
+) -> list[PartitionInfo]:
     views = logs._views(topic)
     meter = Meter(
         "count", progress, sum(segment.size for view in views.values() for segment in view.segments)
     )
     found = []
     for number, view in sorted(views.items()):
-        resolution = _resolved(logs, view, meter)
+        facts = _counted(logs, view, meter, quick)
         size = sum(segment.size for segment in view.segments)
         policy = logs._config(topic).cleanup_policy
         set_aside = quarantine.load(view.files, view.directory)
-        facts = resolution.segments
         found.append(
             PartitionInfo(
                 topic=topic,
@@ -48,12 +56,12 @@ def describe(logs: LogDir, topic: str, progress: ProgressLike | bool | None) -> 
                 log_end=view.log_end,
                 segments=len(view.segments),
                 size_bytes=size,
-                live_bytes=sum(one.live_bytes for one in facts),
+                live_bytes=size - sum(one.dead_bytes for one in facts),
                 garbage_bytes=sum(one.dead_bytes for one in facts),
                 records=sum(one.records for one in facts),
-                live_records=sum(one.live_records for one in facts),
+                live_records=sum(one.records - one.dead_records for one in facts),
                 tombstones=sum(one.tombstones for one in facts),
-                exact=True,
+                exact=all(one.exact for one in facts),
                 quarantine=None if set_aside is None else set_aside.reason,
             )
         )
@@ -61,7 +69,12 @@ def describe(logs: LogDir, topic: str, progress: ProgressLike | bool | None) -> 
 
 
 def segments(
-    logs: LogDir, topic: str, partition: int | None, progress: ProgressLike | bool | None
+    logs: LogDir,
+    topic: str,
+    partition: int | None,
+    progress: ProgressLike | bool | None,
+    *,
+    quick: bool = False,
 ) -> list[SegmentInfo]:
     views = {n: view for n, view in logs._views(topic).items() if partition is None or n == partition}
     meter = Meter(
@@ -69,9 +82,9 @@ def segments(
     )
     found = []
     for number, view in sorted(views.items()):
-        resolution = _resolved(logs, view, meter)
+        counted = _counted(logs, view, meter, quick)
         rewritten = _rewritten(logs, view)
-        for segment, facts in zip(view.segments, resolution.segments, strict=True):
+        for segment, facts in zip(view.segments, counted, strict=True):
             generation, survived = rewritten.get((segment.base_offset, segment.inode), (None, None))
             found.append(
                 SegmentInfo(
@@ -80,10 +93,10 @@ def segments(
                     base_offset=segment.base_offset,
                     next_offset=segment.next_offset,
                     size_bytes=segment.size,
-                    live_bytes=facts.live_bytes,
+                    live_bytes=segment.size - facts.dead_bytes,
                     garbage_bytes=facts.dead_bytes,
                     records=facts.records,
-                    exact=True,
+                    exact=facts.exact,
                     generation=generation,
                     survivorship=survived,
                     largest_timestamp=segment.largest_timestamp,
@@ -107,6 +120,69 @@ def _rewritten(logs: LogDir, view: PartitionView) -> dict[tuple[int, int], tuple
         )
         for one in list(entries)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    records: int
+    dead_records: int
+    dead_bytes: int
+    tombstones: int
+    exact: bool
+
+
+def _counted(logs: LogDir, view: PartitionView, meter: Meter, quick: bool) -> list[_Count]:
+    """Of each segment of the view."""
+    known = _accounted(logs, view)
+    if known is not None and (quick or all(one.exact for one in known)):
+        with meter.part(sum(segment.size for segment in view.segments)):
+            return known
+    return [
+        _Count(one.records, one.dead_records, one.dead_bytes, one.tombstones, True)
+        for one in _resolved(logs, view, meter).segments
+    ]
+
+
+def _accounted(logs: LogDir, view: PartitionView) -> list[_Count] | None:
+    """As the garbage accounts have it, those in memory or those that were saved; None if there are none that
+    fit the log. A segment that they do not know counts as live, its records as if no offset were missing."""
+    from lastword.accounts.ledger import Ledger
+    from lastword.accounts.saved import has_accounts
+
+    tp = TopicPartition(view.topic, view.partition)
+    home = logs._home(*tp)
+    if home.ledgers.held(tp) is not None and logs.mode == "a":
+        with home.try_claim(*tp) as mine:
+            if not mine:  # a round has them
+                return None
+            with home.ledgers.of(tp, home.log(*tp)) as ledger:
+                return _statement(logs, view, ledger)
+    if not has_accounts(view.files, view.directory):
+        return None
+    map_bytes = logs.settings.instance.map_bytes
+    return _statement(logs, view, Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes))
+
+
+def _statement(logs: LogDir, view: PartitionView, ledger: Ledger) -> list[_Count] | None:
+    config = logs._config(view.topic)
+    account = ledger.account(
+        config, topic=view.topic, partition=view.partition, drive="", total_bytes=0, log_start=view.log_start
+    )
+    known = {one.base_offset: one for one in account.segments}
+    if not known or not known.keys() <= {segment.base_offset for segment in view.segments}:
+        return None
+    sure = ledger.exact and not ledger.deletes.due.size  # those count as garbage there, though newest
+    found = []
+    for segment in view.segments:
+        one = known.get(segment.base_offset)
+        if one is not None and one.size_bytes == segment.size:
+            count = _Count(one.records, one.dead_records, one.dead_bytes, one.tombstones, sure)
+        else:
+            count = _Count(segment.next_offset - segment.base_offset, 0, 0, 0, segment.size == 0)
+        found.append(count)
+    if any(segment.size and segment.base_offset not in known for segment in view.segments):
+        found = [replace(one, exact=False) for one in found]  # what is new may have replaced any of it
+    return found
 
 
 def _resolved(logs: LogDir, view: PartitionView, meter: Meter) -> Resolution:

@@ -375,21 +375,32 @@ class Topic(Generic[K, V]):
 
     # -------------------------------------------------------------- facts and settings
 
-    def describe(self, *, progress: ProgressLike | bool | None = None) -> list[PartitionInfo]:
-        """What is there, partition by partition. Counts are exact: every record is looked at."""
+    def describe(
+        self, *, quick: bool = False, progress: ProgressLike | bool | None = None
+    ) -> list[PartitionInfo]:
+        """What is there, partition by partition. Counts are exact: every record is looked at, unless the
+        garbage accounts know them all.
+
+        quick  take the accounts as they are, where there are any: no record is looked at, and `exact` says
+               whether something was appended since
+        """
         from lastword.api.counts import describe
 
-        return describe(self._logs, self.name, progress)
+        return describe(self._logs, self.name, progress, quick=quick)
 
     def segments(
-        self, partition: int | None = None, *, progress: ProgressLike | bool | None = None
+        self,
+        partition: int | None = None,
+        *,
+        quick: bool = False,
+        progress: ProgressLike | bool | None = None,
     ) -> list[SegmentInfo]:
-        """What is there, segment by segment, with exact counts."""
+        """What is there, segment by segment; `quick` as for `describe`."""
         from lastword.api.counts import segments
 
         if partition is not None:
             self._packer.checked_partition(partition)
-        return segments(self._logs, self.name, partition, progress)
+        return segments(self._logs, self.name, partition, progress, quick=quick)
 
     def lease(self, name: str, *, position: Position | None = None, max_age: str | int = "7d") -> Lease:
         """Take a lease: no tombstone goes before the reader of that name has met it. Needs no lock.

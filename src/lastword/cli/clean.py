@@ -177,8 +177,10 @@ def _show_plans(out: Session, plans: list[Plan], directory: str) -> None:
     chosen = [plan for plan in plans if plan.action == "clean"]
     read, write = sum(plan.read_bytes for plan in chosen), sum(plan.write_bytes for plan in chosen)
     free = sum(plan.free_bytes for plan in chosen)
+    about = "" if all(plan.exact for plan in chosen) else "~ "
     out.summary(
-        f"would read {format_bytes(read)}, write {format_bytes(write)}, free {format_bytes(free)}; "
+        f"would read {about}{format_bytes(read)}, write {about}{format_bytes(write)}, "
+        f"free {about}{format_bytes(free)}; "
         "nothing was changed",
         plans=len(plans),
         read_bytes=read,

@@ -19,6 +19,7 @@ EXAMPLES = """
 lastword ls data
 lastword ls data users --segments
 lastword ls data/users-0 --segments --json
+lastword ls data --quick
 """
 
 
@@ -32,11 +33,15 @@ def ls(
     topic: TopicName = None,
     partition: Partition = None,
     segments: Annotated[bool, typer.Option("--segments", help="one line a segment")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="by the garbage accounts, where there are any; ~ marks estimates")
+    ] = False,
     more: MoreDirs = None,
 ) -> None:
     """List topics and partitions, or segments.
 
-    Every record is looked at: NEWEST counts those that are the newest of their key, the rest is garbage.
+    NEWEST counts the records that are the newest of their key, the rest is garbage. Every record is looked
+    at, unless garbage accounts know them all.
     """
     target = Target.of(directory, topic, partition, more)
     failed: LastwordError | None = None
@@ -46,11 +51,11 @@ def ls(
         for one in chosen:
             try:
                 if segments:
-                    rows += one.segments(target.partition, progress=progress)
+                    rows += one.segments(target.partition, quick=quick, progress=progress)
                 else:
                     rows += [
                         info
-                        for info in one.describe(progress=progress)
+                        for info in one.describe(quick=quick, progress=progress)
                         if target.partition is None or info.partition == target.partition
                     ]
             except (DataError, StorageError) as error:
@@ -89,9 +94,9 @@ def _segments(out: Session, rows: list[SegmentInfo]) -> None:
                 f"{row.topic}-{row.partition}/{row.base_offset}",
                 f"{row.base_offset}-{row.next_offset - 1}" if row.next_offset > row.base_offset else "-",
                 format_bytes(row.size_bytes),
-                format_bytes(row.live_bytes) if row.exact else "?",
-                format_bytes(row.garbage_bytes) if row.exact else "?",
-                str(row.records),
+                _about(format_bytes(row.live_bytes), row.exact),
+                _about(format_bytes(row.garbage_bytes), row.exact),
+                _about(str(row.records), row.exact),
                 format_time(row.largest_timestamp),
                 "active" if row.active else "",
             )
@@ -99,6 +104,10 @@ def _segments(out: Session, rows: list[SegmentInfo]) -> None:
         ],
         "lrrrrrll",
     )
+
+
+def _about(figure: str, exact: bool) -> str:
+    return figure if exact else f"~ {figure}"
 
 
 def _partitions(out: Session, rows: list[PartitionInfo]) -> None:
@@ -110,10 +119,10 @@ def _partitions(out: Session, rows: list[PartitionInfo]) -> None:
             (
                 f"{row.topic}-{row.partition}",
                 format_bytes(row.size_bytes),
-                format_bytes(row.live_bytes) if row.exact else "?",
-                format_bytes(row.garbage_bytes) if row.exact else "?",
-                str(row.records),
-                str(row.live_records) if row.exact else "?",
+                _about(format_bytes(row.live_bytes), row.exact),
+                _about(format_bytes(row.garbage_bytes), row.exact),
+                _about(str(row.records), row.exact),
+                _about(str(row.live_records), row.exact),
                 str(row.log_start),
                 str(row.log_end),
                 str(row.segments),
