@@ -5,6 +5,9 @@ record would be the newest. When the last older copy has left the log, durably, 
 that very moment a reader may have seen the old value. It is due when `delete.retention.ms` have passed, and
 not before the delete horizon of its batch, if it has one.
 
+Copies of a key are counted up to 255. Beyond, or where some left with a segment at the front of the log, the
+last has gone when every segment up to the tombstone's own was without garbage at some time since it came.
+
 Clocks are saved with the accounts. Lost, they start again: later, never earlier. So do those for which there
 was no room.
 """

@@ -63,7 +63,12 @@ class Deletes:
     def found(self) -> Any:
         """Live ones, ascending by offset; of segments that have left the log, too."""
         if self._found is None:
-            self._found = self.tracking.running.tombstones()
+            running = self.tracking.running
+            self._found = found = running.tombstones()
+            if self.tracking.exact and (found.copies > 1).any():
+                alone = (found.copies > 1) & self.tracking.alone(found.offset)
+                running.left_alone(found.offset[alone])
+                found.copies[alone] = 1
         return self._found
 
     def touched(self) -> None:

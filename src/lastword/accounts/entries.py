@@ -30,6 +30,7 @@ class Entry:
                          it that the sample saw (bytes, records)
     generation           how often it was rewritten
     survived_ratio       share of its sources' bytes that the last rewrite kept; below 0: there was none
+    clear_to             of each key whose newest record lies below this offset no older one is left here
     """
 
     base_offset: int
@@ -50,6 +51,7 @@ class Entry:
     own_seen_records: int = 0
     generation: int = 0
     survived_ratio: float = -1.0
+    clear_to: int = -1
 
     @classmethod
     def of(cls, segment: Segment, t: int) -> Entry:

@@ -147,7 +147,8 @@ class Ledger:
         """
         known = len(self.entries)
         why = self.tracking.misfit(segments)
-        self._changed |= len(self.entries) != known
+        if len(self.entries) != known:
+            self._touched()
         if not why and not self.spoiled:
             return True
         self.begin_anew(why or "a round did not come to its end")
@@ -221,6 +222,7 @@ class Ledger:
     def _accrue(self, now_ms: int, *, closed: bool = False) -> None:
         for entry, dead in zip(self.entries, self._dead_bytes(), strict=True):
             entry.accrue(dead, self.t, now_ms, closed=closed)
+        self.tracking.note_clear()
 
     def mark_due(self, now_ms: int, delete_retention_ms: int, *, floor: int = NO_FLOOR) -> int:
         """Tombstones whose time has come are garbage from now on; returns how many became so.
@@ -300,6 +302,7 @@ class Ledger:
             )
         end = self.facts()[last].next_offset
         self.tracking.swapped(first, last, published, self.t)
+        self.tracking.note_clear()
         self.deletes.rewritten(first_base, end)
         self._learned = True
         self._touched()

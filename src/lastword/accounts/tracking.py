@@ -125,6 +125,24 @@ class Tracking:
         self.entries[first : last + 1] = [fresh]
         self.uncounted |= not self.counts_copies
 
+    def note_clear(self) -> None:
+        """A segment without garbage holds no record that one below the limit has replaced, and never will."""
+        if self.exact:
+            for entry, one in zip(self.entries, self.facts(), strict=True):
+                if not one.dead_records:
+                    entry.clear_to = self.running.limit
+
+    def alone(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these live tombstones, ascending, lie in the log and have no older copy of their key left,
+        whatever was counted: every segment up to their own was clear of older copies since they came.
+        """
+        if not self.entries or any(one.aborted_records for one in self.facts()):
+            return np.zeros(offsets.size, np.bool_)  # an aborted copy may lie above
+        bases = np.array([one.base_offset for one in self.entries], np.int64)
+        clear_to = np.minimum.accumulate(np.array([one.clear_to for one in self.entries], np.int64))
+        at = np.searchsorted(bases, offsets, side="right") - 1
+        return (at >= 0) & (clear_to[at] > offsets)
+
     def lowest_killer(self) -> int:
         """No record below this offset killed one that still is on disk."""
         lowest = self.running.limit

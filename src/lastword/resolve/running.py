@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.kernels import copies as loops
 from lastword.kernels import offset_map as fields
-from lastword.kernels.arena import NO_OFFSET
+from lastword.kernels.arena import COPIES_AT, NO_OFFSET
 from lastword.kernels.table import BASE_OFFSET
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages
@@ -241,6 +241,14 @@ class RunningResolution:
             self._walk.tally.stats,
             self._walk.tally.digests,
         )
+
+    def left_alone(self, offsets: NDArray[np.int64]) -> None:
+        """Of the keys of these live tombstones (ascending) nothing else is left on disk, whatever was counted.
+        Copies stick at 255, and those of segments that have left the log at its front are never dropped.
+        """
+        if offsets.size and self._walk.map is not None:
+            entries, live, _, _ = self._live_tombstones()
+            self._walk.map.arena[entries[np.searchsorted(live, offsets)] + COPIES_AT] = 1
 
     def dropping(self, chunk: Chunk, dead: DeadBitmaps) -> None:
         """A rewrite leaves the dead records of this chunk out. Counts once `swapped` is called; until then
