@@ -4,7 +4,8 @@ It stands on `logdir`, `accounts`, `resolve`, `partition`, `segment` and `record
 the round over a whole log, once, at one altitude. Then `choose.py` (up to where, a `Plan`), `groups.py`,
 `rewrite.py`, `certificate.py`, `report.py`; `transactions.py` for logs that have any. Then what makes it cost
 what the garbage costs: `generational.py` (the decision, a `Choice`), `accounted.py` (the round over a part),
-`drive.py` (one drive, look by look).
+`drive.py` (one drive, look by look). In the background: `scheduler.py`, `workers.py`, `budget.py`. One giant
+partition by many hands: `job.py`, `sharded.py`.
 
 Three parts of a log
 --------------------

@@ -1,5 +1,6 @@
 """Looking: `dump` shows any file of a log directory decoded, `verify` checks every invariant of its logs,
 `explain` names the rule that keeps or frees each record of a key, `duplication` counts what is superseded,
+`audit` holds what a consumer has against the log, `md5` finds keys that Kafka's cleaner takes for one,
 `simulate` replays which record replaced which under other settings, with the cleaner's own choice.
 
 Stands on `segment`, `partition` and `resolve`, and for what is decided on `cleaner`; takes no lock and
