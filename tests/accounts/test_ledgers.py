@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import threading
 
 import pytest
 
@@ -153,3 +154,37 @@ def test_a_partition_that_moves_or_is_made_anew_takes_no_accounts_along(tmp_path
         before = newest(topic)
         logs.clean()
         assert newest(topic) == before
+
+
+def test_memory_is_told_while_another_thread_lets_a_ledger_go(tmp_path, clock):
+    """It asks each slot once: what was there a moment ago need not be there any more."""
+
+    class Leaving:
+        """A slot whose ledger is there at the first look only."""
+
+        lock = threading.RLock()
+        looks = 0
+
+        def __init__(self, ledger):
+            self._ledger = ledger
+
+        @property
+        def ledger(self):
+            self.looks += 1
+            return self._ledger if self.looks == 1 else None
+
+        @ledger.setter
+        def ledger(self, ledger):
+            pass
+
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 100, 10, random.Random(3))
+        logs.clean()
+        ledgers = logs._home("t", 0).ledgers
+        ledger = ledgers.held(T)
+        ledgers._slots[T] = Leaving(ledger)
+        assert ledgers.memory_bytes == ledger.memory_bytes
+        ledgers._slots[T] = Leaving(ledger)
+        ledgers._make_room(1 << 60, None)
+        ledgers._slots.clear()

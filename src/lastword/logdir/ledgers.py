@@ -164,7 +164,8 @@ class Ledgers:
     @property
     def memory_bytes(self) -> int:
         with self._lock:
-            return sum(slot.ledger.memory_bytes for slot in self._slots.values() if slot.ledger is not None)
+            held = [slot.ledger for slot in self._slots.values()]  # once: others let theirs go meanwhile
+        return sum(one.memory_bytes for one in held if one is not None)
 
     def _make_room(self, needed_bytes: int, mine: _Slot) -> None:
         """Save and let go ledgers that nobody uses, the oldest first, until the rest fits."""
@@ -176,8 +177,9 @@ class Ledgers:
                 return
             if slot.lock.acquire(blocking=False):
                 try:
-                    if slot.ledger is not None:
-                        self._save(slot.ledger)
+                    ledger = slot.ledger
+                    if ledger is not None:
+                        self._save(ledger)
                         slot.ledger = None
                 finally:
                     slot.lock.release()

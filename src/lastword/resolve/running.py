@@ -243,7 +243,7 @@ class RunningResolution:
         )
 
     def left_alone(self, offsets: NDArray[np.int64]) -> None:
-        """Of the keys of these live tombstones (ascending) nothing else is left on disk, whatever was counted.
+        """Of the keys of these live tombstones (ascending) nothing else is left, whatever was counted.
         Copies stick at 255, and those of segments that have left the log at its front are never dropped.
         """
         if offsets.size and self._walk.map is not None:
