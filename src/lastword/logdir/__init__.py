@@ -3,8 +3,8 @@
 Stands on `partition`. `log_dir.py` opens one, to read without a lock or to append with Kafka's; `discover.py`
 says what in a root is a partition; `checkpoints.py` and `identity.py` are the small files around them.
 `spread.py` makes one of several directories, `move.py` takes a partition from one to another. `inbox.py`
-takes in what writers without the lock commit; `ledgers.py` keeps the garbage accounts of all partitions within
-their memory. Start reading at log_dir.py.
+takes in what writers without the lock commit; `ledgers.py` keeps the garbage accounts of all partitions
+within their memory. Start reading at log_dir.py.
 """
 
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition

@@ -11,8 +11,8 @@ this package. Only here is PySpark imported, and only when something of it is us
     clean     one round for each partition, built by tasks, published by the driver
     duplication  audit  verify  restore  expire   as the library's verbs, the result a DataFrame
 
-Start reading at `source.py`; then `read.py`, `stream_read.py`, `write.py`, `clean.py`, each of which opens with
-where its parts run, what travels between them, and what happens when half of the tasks fail.
+Start reading at `source.py`; then `read.py`, `stream_read.py`, `write.py`, `clean.py`, each of which opens
+with where its parts run, what travels between them, and what happens when half of the tasks fail.
 """
 
 from __future__ import annotations
