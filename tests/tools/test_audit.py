@@ -67,6 +67,14 @@ def test_one_partition(users):
     assert not users.audit(1, delivered={}).ok
 
 
+def test_one_partition_of_a_delivered_side_that_has_all(logs, users, tmp_path):  # noqa: F811
+    """What it says of other partitions is not asked, and no phantom."""
+    logs.restore("users", to=tmp_path / "users.arrow")
+    for number in users.bounds():
+        for delivered in (tmp_path / "users.arrow", logs, users):
+            assert users.audit(number, delivered=delivered).ok
+
+
 def test_what_is_no_table_is_refused(users, tmp_path):
     for given_, words in (
         (3, "delivered is a int"),

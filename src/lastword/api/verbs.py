@@ -320,7 +320,15 @@ class Verbs(Found):
         other = delivered_of(delivered, logs.topic(topic), self._files, map_bytes)
         meter = Meter("audit", progress, sum(segment.size for _, view in chosen for segment in view.segments))
         with meter.part(sum(segment.size for _, view in chosen for segment in view.segments)) as tell:
-            return audit(topic, logged, other, memory_bytes=map_bytes, most_rows=most_rows, progress=tell)
+            return audit(
+                topic,
+                logged,
+                other,
+                memory_bytes=map_bytes,
+                partition=partition,
+                most_rows=most_rows,
+                progress=tell,
+            )
 
     def restore(
         self,

@@ -103,19 +103,23 @@ def audit(
     delivered: Delivered,
     *,
     memory_bytes: int,
+    partition: int | None = None,
     most_rows: int = MOST_ROWS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """Compare; `progress` hears (bytes, bytes in all). A key that lies in several partitions (a topic whose
-    partition count was raised) counts in each where it is not the newest of the delivered one."""
-    offsets = sum(one.end - one.start for one in logged)
-    shares = max(1, -(-min(delivered.count, max(offsets, delivered.count)) * _BYTES_PER_KEY // memory_bytes))
+    partition count was raised) counts in each where it is not the newest of the delivered one.
+
+    partition   only this one was asked for: what the delivered side says of another is left out. A key whose
+                partition it does not say counts here
+    """
+    shares = max(1, -(-delivered.count * _BYTES_PER_KEY // memory_bytes))
     total = sum(segment.size for one in logged for segment in one.view.segments)
     found = _Findings(topic, most_rows)
     gone_below = {one.view.partition: one.gone_below for one in logged}
     everywhere = max(gone_below.values(), default=0)
     for share in range(shares):
-        left = _newest_of(delivered, share, shares)
+        left = _newest_of(delivered, partition, share, shares)
         done = total * share
         for part in logged:
             number = part.view.partition
@@ -146,11 +150,15 @@ def audit(
     return found.result()
 
 
-def _newest_of(delivered: Delivered, share: int, shares: int) -> dict[tuple[bytes, int | None], DeliveredKey]:
+def _newest_of(
+    delivered: Delivered, partition: int | None, share: int, shares: int
+) -> dict[tuple[bytes, int | None], DeliveredKey]:
     """One share of the delivered keys. Of a key that is there twice the newest counts."""
     found: dict[tuple[bytes, int | None], DeliveredKey] = {}
     for one in delivered.rows():
         if shares > 1 and zlib.crc32(one.key) % shares != share:
+            continue
+        if partition is not None and one.partition not in (None, partition):
             continue
         name = one.key, one.partition
         if name not in found or found[name].offset < one.offset:
