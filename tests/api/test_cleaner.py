@@ -597,3 +597,19 @@ def test_a_tombstone_that_a_lease_keeps_is_looked_at_once_and_goes_when_the_leas
     turns()
     waiting = logs._home("users", 0).ledgers.seen[USERS].tombstones
     assert waiting.held_from > offset and waiting.due_to == offset  # garbage; the drive is within its target
+
+
+def test_tombstones_are_looked_at_anew_when_they_have_to_wait_less(logs, clock):
+    topic = filled(logs, keys=400, lastword_strategy="generational", delete_retention_ms=100 * HOUR)
+    offset = topic.append(b"k0", None).offset
+    for number in range(40):
+        topic.append(b"z%d" % number, b"." * 100)
+    logs.clean("users")
+    clock.advance(2 * HOUR)
+    while turn(logs):
+        pass
+    assert logs._home("users", 0).ledgers.seen[USERS].tombstones.due_to < 0
+    topic.set_config(delete_retention_ms=HOUR)
+    while turn(logs):
+        pass
+    assert logs._home("users", 0).ledgers.seen[USERS].tombstones.due_to == offset

@@ -50,9 +50,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look found: valid as long as these files lie there, and what it says of tombstones holds."""
+    """What a look found: valid as long as what it rests on stays as it was, and what it says of tombstones
+    holds. `below`: `delete.retention.ms`, and of each file that it knows base offset, inode and size."""
 
-    files: tuple[object, ...]
+    below: tuple[object, ...]
     account: PartitionAccount
     tombstones: Standing
 
@@ -60,7 +61,7 @@ class Seen:
         """Leases are read only if a tombstone depends on them."""
         asks = self.tombstones.asks_leases
         floor = leases.load(files, directory, now_ms).floor if asks else leases.NO_FLOOR
-        return self.files == below and self.tombstones.holds(now_ms, floor)
+        return self.below == below and self.tombstones.holds(now_ms, floor)
 
 
 def look(
@@ -128,7 +129,8 @@ def _look_at(
     )
     if set_aside or plan.action != "clean":
         return nothing
-    below = tuple((s.base_offset, s.inode, s.size) for s in segments if s.base_offset < plan.limit)
+    files_below = ((s.base_offset, s.inode, s.size) for s in segments if s.base_offset < plan.limit)
+    below = (plan.delete_retention_ms, *files_below)
     seen = ledgers.seen.get(tp)
     known = isinstance(seen, Seen) and seen.holds(home.files, log.directory, below, now_ms)
     if not known and stale is not None:
