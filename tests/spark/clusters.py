@@ -162,7 +162,7 @@ def main() -> int:
         python = python_without(home / "lacking")
         done = script(
             "cluster_all.py", address, str(home / "lacking"), "absent",
-            home=home / "lacking", PYSPARK_PYTHON=str(python),
+            home=home / "lacking", PYSPARK_PYTHON=str(python), PYSPARK_DRIVER_PYTHON=str(python),
         )  # fmt: skip
         print("standalone, executors without lastword:", ", ".join(done), flush=True)
     shutil.rmtree(home)

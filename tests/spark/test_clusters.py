@@ -19,6 +19,7 @@ from lastword.spark import shipping
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogPartition, LogReader
 from lastword.spark.schema import full_schema
+from lastword.spark.source import LastwordDataSource
 from tests.spark import clusters
 from tests.spark.conftest import append, create, numbered
 
@@ -31,7 +32,9 @@ def reader(root: Path) -> LogReader:
 
 def test_a_worker_without_the_package_says_what_to_do(tmp_path: Path) -> None:
     packed = tmp_path / "reader"
-    packed.write_bytes(cloudpickle.dumps(reader(tmp_path / "data")))
+    source = LastwordDataSource({"path": str(tmp_path / "data"), "subscribe": "t"})
+    assert cloudpickle.loads(cloudpickle.dumps(source)).options == source.options
+    packed.write_bytes(cloudpickle.dumps((source, reader(tmp_path / "data"))))
     python = clusters.python_without(tmp_path)
     load = f"import pickle; print(pickle.load(open({str(packed)!r}, 'rb')))"
     told = [

@@ -22,7 +22,7 @@ from lastword.spark import unpacking
 
 
 class Shipped:
-    """Mixed into what Spark pickles to tasks."""
+    """Mixed into what Spark pickles to tasks: readers, writers, and with a reader its source."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         _by_value()

@@ -22,12 +22,13 @@ from pyspark.sql.types import StructType
 from lastword.errors import SparkOptionError
 from lastword.spark.options import CHOICES, parse_read, parse_schema, parse_write
 from lastword.spark.schema import SINK_SCHEMA, full_schema, sink_columns
+from lastword.spark.shipping import Shipped
 
 CHECKPOINT = "checkpointlocation"
 """Spark hands the query's own option over with ours."""
 
 
-class LastwordDataSource(DataSource):
+class LastwordDataSource(Shipped, DataSource):
     """A keyed, compacted log in a directory, as a source and a sink."""
 
     @classmethod

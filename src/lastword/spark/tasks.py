@@ -52,7 +52,7 @@ class Task(InputPartition):
     work: bytes
 
 
-class TaskSource(DataSource):
+class TaskSource(Shipped, DataSource):
     """Not for users: its one option is made by `run_tasks`."""
 
     @classmethod

@@ -15,7 +15,7 @@ def unpack(packed: bytes, version: str) -> object:
     where = f"{sys.executable} on {socket.gethostname()}, which runs Spark's tasks"
     fix = (
         f'\n  fix: pip install "lastword[spark]=={version}" for that Python, '
-        "or set PYSPARK_PYTHON to one that has it"
+        "or set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON to one that has it"
     )
     try:
         import lastword
