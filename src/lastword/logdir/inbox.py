@@ -259,6 +259,8 @@ def _apply(directory: LogDirectory, manifest: Manifest) -> int:
         raise UsageError(f"{', '.join(sorted(gone))} is not there any more", remedy="run the job again")
     for (topic, number), found in sorted(parts.items()):
         staged.check(directory.files, directory.directory(topic, number), manifest.job, found)
+    for (topic, number), found in sorted(parts.items()):
+        staged.check_batches(directory.files, directory.directory(topic, number), manifest.job, found)
     # Every log is opened before the first is appended to: a commit that is refused has added nothing.
     logs = {place: directory.log(*place) for place in sorted(parts)}
     waiting = _jobs(directory.files, directory.path)

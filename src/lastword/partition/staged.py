@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle
-from lastword.records.batch import HEADER_BYTES, read_header
+from lastword.records.batch import HEADER_BYTES, check_crc, read_header
 from lastword.segment import names
 
 if TYPE_CHECKING:
@@ -152,6 +152,18 @@ def check(files: Files, directory: str, job: str, staged: Iterable[StagedFile]) 
             remedy="run the job again",
             file=folder,
         )
+
+
+def check_batches(files: Files, directory: str, job: str, staged: Iterable[StagedFile]) -> None:
+    """CorruptBatchError for a byte that changed since its task wrote it: asked of all partitions before the
+    first is appended to, or a commit that is refused would have added something."""
+    if files.exists(os.path.join(private_dir(directory), COMMITTED + job)):
+        return
+    for one in staged:
+        path = os.path.join(staging_dir(directory, job), one.name)
+        for group in _groups(files, path):
+            for batch in group:
+                check_crc(batch, read_header(batch, 0, len(batch), path), path)
 
 
 def take_in(
