@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lastword.accounts import deletes as deletes_module
 from lastword.cleaner.accounted import account_of
 from lastword.cleaner.runs import Columns, best_runs
 from tests.accounts.test_stale import look
@@ -79,3 +80,22 @@ def test_copies_that_left_the_log_at_its_front_hold_nothing_back(log: Any) -> No
     assert log.ledger.tracking.gone and not log.ledger.rebuilt_because
     later(log)
     assert b"gone" not in keys(log)
+
+
+def test_clocks_are_told_whole_while_a_round_goes_on(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan` asks the ledger in memory without waiting for the round that has it."""
+    for key in (b"a", b"b", b"c"):
+        log.put((key, b"1"), (key, None))
+    log.clean()
+    deletes = log.ledger.deletes
+    inner = deletes_module.np.union1d
+
+    def meanwhile(*given: Any) -> Any:
+        monkeypatch.undo()
+        log.clock.advance(2 * HOUR)
+        assert log.ledger.mark_due(log.clock.now_ms(), HOUR) == 3
+        return inner(*given)
+
+    monkeypatch.setattr(deletes_module.np, "union1d", meanwhile)
+    offsets, since_ms = deletes.running()
+    assert offsets.tolist() == [1, 3, 5] and (since_ms > 0).all()

@@ -7,6 +7,7 @@ is set, and a later record of the key does not kill it again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,14 +79,20 @@ class Deletes:
     def mark(self, now_ms: int, delete_retention_ms: int, floor: int) -> int:
         """Those whose time has come are garbage from now on; returns how many became so."""
         found, tracking = self.found(), self.tracking
-        self.clocks.update(found, now_ms)
+        self._renew(found, now_ms)
         due = self._over(now_ms, delete_retention_ms, floor)
         if due.size:
             tracking.running.mark_due(due)
             self.due = np.union1d(self.due, due)
             self.touched()
-            self.clocks.update(self.found(), now_ms)
+            self._renew(self.found(), now_ms)
         return int(due.size)
+
+    def _renew(self, found: Any, now_ms: int) -> None:
+        """Others may be looking at the clocks (`running`): they find all of the old ones, or of the new."""
+        clocks = copy(self.clocks)
+        clocks.update(found, now_ms)
+        self.clocks = clocks
 
     def _over(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
         """Offsets of those below `floor`, in the log, whose clocks have come to their end."""
@@ -105,10 +112,12 @@ class Deletes:
         )
 
     def running(self) -> Clocks:
-        """The clocks that run, ascending by offset; of those that are due, one that has run for ever."""
-        offset = np.union1d(self.clocks.offset, self.due)
+        """The clocks that run, ascending by offset; of those that are due, one that has run for ever. May be
+        asked while another thread has the ledger."""
+        clocks = self.clocks
+        offset = np.union1d(clocks.offset, self.due)
         since_ms = np.full(offset.size, -(1 << 62), np.int64)
-        since_ms[np.searchsorted(offset, self.clocks.offset)] = self.clocks.since_ms
+        since_ms[np.searchsorted(offset, clocks.offset)] = clocks.since_ms
         return offset, since_ms
 
     def held_back(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
