@@ -44,8 +44,6 @@ def main(master: str, home: Path, steps: list[str]) -> None:
     conf = dict(CONF)
     if "sped_up" in steps:
         conf |= SPECULATION
-    if steps == ["absent"]:
-        conf["spark.executorEnv.LASTWORD_ABSENT"] = "yes"
     spark = lastword.spark.session(master, **conf)
     spark.sparkContext.setLogLevel("OFF")
     root = home / "data"

@@ -65,11 +65,12 @@ def script(name: str, *arguments: str, home: Path, seconds: int = 600, **more: s
 
 
 @contextmanager
-def standalone(home: Path) -> Iterator[str]:
-    """A master and two workers with a core each, by `spark-class`; gives its address."""
+def standalone(home: Path, **more: str) -> Iterator[str]:
+    """A master and two workers with a core each, by `spark-class`; gives its address. `more`: environment
+    of executors."""
     port = free_port()
     made = farm(home)
-    quiet = environment(home, SPARK_HOME=str(made), SPARK_WORKER_DIR=str(home / "work"))
+    quiet = environment(home, SPARK_HOME=str(made), SPARK_WORKER_DIR=str(home / "work"), **more)
     del quiet["PYTHONPATH"], quiet["PYSPARK_PYTHON"], quiet["PYSPARK_DRIVER_PYTHON"]
     address = f"spark://127.0.0.1:{port}"
     daemon = "org.apache.spark.deploy"
@@ -150,19 +151,14 @@ def main() -> int:
     print("local-cluster[2,1,1024]:", ", ".join(done), flush=True)
     with standalone(home / "alone") as address:
         done = script(
-            "cluster_all.py",
-            address,
-            str(home / "alone"),
-            *steps,
-            "unshared",
-            home=home / "alone",
-            seconds=600,
+            "cluster_all.py", address, str(home / "alone"), *steps, "sped_up", "unshared", home=home / "alone"
         )
         print("standalone:", ", ".join(done), flush=True)
-        python = python_without(home / "lacking")
+    python = str(python_without(home / "lacking"))
+    with standalone(home / "lacking", LASTWORD_ABSENT="yes") as address:
         done = script(
             "cluster_all.py", address, str(home / "lacking"), "absent",
-            home=home / "lacking", PYSPARK_PYTHON=str(python), PYSPARK_DRIVER_PYTHON=str(python),
+            home=home / "lacking", PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON=python,
         )  # fmt: skip
         print("standalone, executors without lastword:", ", ".join(done), flush=True)
     shutil.rmtree(home)

@@ -51,6 +51,8 @@ def test_a_worker_without_the_package_says_what_to_do(tmp_path: Path) -> None:
     assert "LogReader" in told[1].stdout
     error = shipping.typed(Exception(f"Job aborted: Traceback (most recent call last):\n{told[0].stderr}"))
     assert isinstance(error, MissingError) and "pip install" in str(error.remedy)
+    planner = shipping.typed(Exception("ModuleNotFoundError: No module named 'lastword'"))
+    assert isinstance(planner, MissingError) and "PYSPARK_PYTHON" in str(planner.remedy)
 
 
 def test_a_worker_with_another_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

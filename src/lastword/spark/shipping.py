@@ -63,4 +63,9 @@ def typed(error: Exception) -> Exception:
     found = re.search(rf"(?:ModuleNotFound|Import)Error: ({unpacking.MISSING} .*)(?:\n\s*fix: (.*))?", text)
     if found is not None:
         return MissingError(found[1], remedy=found[2])
+    if "No module named 'lastword'" in text:
+        return MissingError(
+            "the Python that Spark starts beside its driver has no lastword",
+            remedy="set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON to one that has it",
+        )
     return error
