@@ -138,6 +138,26 @@ def test_the_same_files_as_in_one(tmp_path: Path, seed: int) -> None:
     assert [p for p in Path(many.directory, "lastword").iterdir() if p.name.startswith("sharded")] == []
 
 
+def test_producers_are_forgotten_at_the_same_time(tmp_path: Path) -> None:
+    """By the setting; and one counts from its last marker on, not from its last data."""
+    logs = []
+    for name in ("one", "many"):
+        log = a_log(tmp_path / name, 5)
+        log.log.producer_expiration_ms = HOUR
+        late = Producer(log, 20).put(("late", 1))
+        log.wait(HOUR - 60_000)
+        late.commit()
+        log.batch([("late", 2)])
+        log.wait(120_000)
+        logs.append(log.roll())
+    one, many = logs
+    for wait in (0, HOUR, DAY):
+        one.wait(wait)
+        many.wait(wait)
+        same(clean(many), one.clean())
+        assert segments(many) == segments(one)
+
+
 def test_without_transactions_nobody_looks_for_them(tmp_path: Path) -> None:
     log = a_log(tmp_path / "a", 7, transactions=False)
     twin = a_log(tmp_path / "b", 7, transactions=False)

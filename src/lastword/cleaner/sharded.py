@@ -108,7 +108,8 @@ def look(files: Files, directory: str, first_offset: int) -> None:
     """What became of every transaction, from the first batch of any on."""
     job = _loaded(files, directory)
     view = PartitionView.load(files, job.partition)
-    walk = Transactions(view.segments, job.plan.limit, job.plan.now_ms)
+    plan = job.plan
+    walk = Transactions(view.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     with _on_damage(files, job):
         decisions, found = walk.look(first_offset), walk.found
     known = {
@@ -118,6 +119,7 @@ def look(files: Files, directory: str, first_offset: int) -> None:
         "unclocked": sorted(found.unclocked),
         "below": [tuple(one) for one in found.aborted],
         "segments": sorted(found.segments),
+        "spoke_ms": list(found.spoke_ms.items()),
     }
     write_whole(files, f"{job.scratch}/{_TRANSACTIONS}", json.dumps(known).encode())
 
@@ -300,7 +302,7 @@ def _transactions(files: Files, job: Job) -> tuple[Decisions, Found] | None:
         tuple(AbortedTransaction(*one) for one in known[name]) for name in ("aborted", "below")
     )
     sets = (frozenset(known["due"]), frozenset(known["unclocked"]))
-    found = Found(*sets, below_limit, frozenset(known["segments"]))
+    found = Found(*sets, below_limit, frozenset(known["segments"]), dict(known["spoke_ms"]))
     return Decisions(aborted, undecided=dict(known["undecided"])), found
 
 
