@@ -613,3 +613,19 @@ def test_tombstones_are_looked_at_anew_when_they_have_to_wait_less(logs, clock):
     while turn(logs):
         pass
     assert logs._home("users", 0).ledgers.seen[USERS].tombstones.due_to == offset
+
+
+def test_a_partition_that_cannot_be_looked_at_is_told_once(logs, clock, caplog, monkeypatch):
+    filled(logs, keys=50, lastword_strategy="generational")
+    from lastword.cleaner import drive
+    from lastword.errors import CorruptFileError
+
+    def fails(*given):
+        raise CorruptFileError("users-0: its checkpoint is damaged")
+
+    monkeypatch.setattr(drive, "_look_at", fails)
+    for _ in range(3):
+        turn(logs)
+    assert [one.message for one in caplog.records].count(
+        "lastword: not cleaned: users-0: its checkpoint is damaged"
+    ) == 1

@@ -178,6 +178,8 @@ class Tracking:
             self.begin_anew()
             self.counts_copies, self.transactions_from = True, first
             read += self._scan(below, below, t, noted, progress, chunk_bytes, threads)
+            if not self.exact:
+                why = "its first tombstone came, and its keys do not fit the memory"
         if noted is not None and noted.first >= 0:
             first = self.transactions_from
             self.transactions_from = noted.first if first < 0 else min(first, noted.first)

@@ -14,6 +14,7 @@ By strategy:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ from lastword.logdir.checkpoints import TopicPartition
 if TYPE_CHECKING:
     from lastword.cleaner import Plan
     from lastword.cleaner.drive import Place
+
+log = logging.getLogger(__name__)
 
 OVERDUE, SCAN, CEILING, DIRTY, FILES = range(5)
 """Ranks: garbage older than max.compaction.lag.ms; segments that no account knows yet; a partition beyond its
@@ -63,6 +66,7 @@ class DirectoryWork:
         self.clock = clock
         self.only = only
         self._found: dict[str, tuple[float, list[Due]]] = {}
+        self._told: set[str] = set()
 
     def drives(self) -> list[str]:
         self._look_at_quarantine()
@@ -131,6 +135,7 @@ class DirectoryWork:
 
         places = [Place(tp, home) for tp, home in accounted]
         stale: list[Place] = []
+        failed: list[LastwordError] = []
         now_ms = self.clock.now_ms()
         account = look(
             places,
@@ -138,9 +143,10 @@ class DirectoryWork:
             now_ms=now_ms,
             space_target=self.space_target(places),
             held=held,
-            failed=[],
+            failed=failed,
             stale=stale,
         )
+        self._tell(failed)
         for place in stale:
             if place.partition not in held:
                 yield Scan(self, place.partition, place.home, drive, Urgency(SCAN))
@@ -152,6 +158,13 @@ class DirectoryWork:
             share = dead / max(1, sum(one.total_bytes for one in account.partitions))
             urgency = Urgency(_RANKS[choice.obligation], -share)
             yield Rewrite(self, tp, homes[tp], drive, urgency, choice.run)
+
+    def _tell(self, failed: list[LastwordError]) -> None:
+        """What keeps a partition from being looked at, once each: the others go on."""
+        for error in failed:
+            if error.message not in self._told:
+                self._told.add(error.message)
+                log.warning("lastword: not cleaned: %s", error.message)
 
     @staticmethod
     def space_target(places: list[Place]) -> float:
