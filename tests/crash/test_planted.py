@@ -14,10 +14,11 @@ from lastword.clock import ManualClock
 from lastword.errors import SyncFailedError
 from lastword.files import Files
 from lastword.logdir import log_dir
-from lastword.partition import log as log_module
 from lastword.partition import open as open_module
 from lastword.partition import swap
 from lastword.partition import view as view_module
+from lastword.partition.appending import Appending
+from lastword.partition.durability import Durability
 from lastword.segment import append as append_module
 from lastword.segment import index_builder, names, recover
 from tests.crash.enumerate import judge_run
@@ -66,24 +67,24 @@ def test_a_log_that_is_not_synced(monkeypatch: Patch) -> None:
 
 
 def test_a_new_segment_whose_name_is_not_synced(monkeypatch: Patch) -> None:
-    real = log_module.PartitionLog._sync_files
+    real = Durability.sync_files
 
-    def without(self: Any, end: int, *, indexes: bool) -> None:
-        self._directory_unsynced = False
-        real(self, end, indexes=indexes)
+    def without(self: Any, *given: Any, indexes: bool) -> None:
+        self.directory_unsynced = False
+        real(self, *given, indexes=indexes)
 
-    monkeypatch.setattr(log_module.PartitionLog, "_sync_files", without)
+    monkeypatch.setattr(Durability, "sync_files", without)
     caught("append", "I1")
 
 
 def test_a_segment_that_is_not_synced_before_its_successor(monkeypatch: Patch) -> None:
-    real = log_module.PartitionLog._sync_files
+    real = Durability.sync_files
 
-    def skip(self: Any, end: int, *, indexes: bool) -> None:
+    def skip(self: Any, *given: Any, indexes: bool) -> None:
         if not indexes:
-            real(self, end, indexes=indexes)
+            real(self, *given, indexes=indexes)
 
-    monkeypatch.setattr(log_module.PartitionLog, "_sync_files", skip)
+    monkeypatch.setattr(Durability, "sync_files", skip)
     caught("append", "I1")
 
 
@@ -106,14 +107,14 @@ def test_an_output_that_is_not_synced(monkeypatch: Patch) -> None:
 
 def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
     """A record kills its elder, the power goes, and neither is left."""
-    real = log_module.PartitionLog._sync_files
+    real = Durability.sync_files
     cleaning = [False]
 
-    def pretend(self: Any, end: int, *, indexes: bool) -> None:
+    def pretend(self: Any, appender: Any, aborted: Any, end: int, *, indexes: bool) -> None:
         if cleaning[0]:
-            self._synced_to = max(self._synced_to, end)
+            self.synced_to = max(self.synced_to, end)
         else:
-            real(self, end, indexes=indexes)
+            real(self, appender, aborted, end, indexes=indexes)
 
     prepare = cleaner.prepare
 
@@ -124,7 +125,7 @@ def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
         finally:
             cleaning[0] = False
 
-    monkeypatch.setattr(log_module.PartitionLog, "_sync_files", pretend)
+    monkeypatch.setattr(Durability, "sync_files", pretend)
     monkeypatch.setattr(cleaner, "prepare", preparing)
     caught("cleans_acked_before_unacked", "I1")
 
@@ -334,7 +335,7 @@ def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
 
 
 def test_a_time_that_is_not_the_makers(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(log_module.PartitionLog, "_log_append_time", lambda self: 123)
+    monkeypatch.setattr(Appending, "_stamp", lambda self: 123)
     caught("append", "I9")
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lastword.errors import FileVanishedError
+from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.metrics import READ_BYTES
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.reads import read_batches, read_chunks
@@ -22,6 +22,7 @@ from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
+    from lastword.records.batch import BatchHeader
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
 
@@ -116,15 +117,32 @@ def first_end(view: PartitionView, start: int, end: int) -> int:
 def _plain(
     view: PartitionView, start: int, end: int, keys: frozenset[bytes] | None, outcomes: Outcomes | None
 ) -> Iterator[RawRecord]:
+    reached, listed = -1, view.segment_set
     for segment, header, data in read_batches(view, start, end, outcomes=outcomes):
         READ_BYTES.add(header.size, view.topic)
         check_crc(data, header, segment.file, position=0)
-        if header.control or (outcomes is not None and outcomes.fate(header) is not Fate.COMMITTED):
-            continue
-        for record in read_records(data, header, segment.file, position=0):
-            if start <= record.offset < end and (keys is None or record.key in keys):
-                yield record
-        start = max(start, header.next_offset)
+        if header.next_offset <= reached:  # a damaged offset must not pass for what was read already
+            raise _falls(segment, header, header.base_offset, reached)
+        if not header.control and (outcomes is None or outcomes.fate(header) is Fate.COMMITTED):
+            for record in read_records(data, header, segment.file, position=0):
+                if record.offset < reached and view.segment_set is listed:
+                    raise _falls(segment, header, record.offset, reached)
+                if start <= record.offset < end and (keys is None or record.key in keys):
+                    yield record
+        reached = header.next_offset
+        if view.segment_set is not listed:  # a rewrite may put what was read and what was not in one batch
+            start = max(start, reached)
+
+
+def _falls(segment: Segment, header: BatchHeader, offset: int, reached: int) -> CorruptBatchError:
+    return CorruptBatchError(
+        f"offset {offset} follows {reached - 1}",
+        code="offsets-fall",
+        remedy="restore the file from a copy; `lastword verify` lists all damage",
+        file=segment.file,
+        position=header.position,
+        offset=offset,
+    )
 
 
 def _bulk(
