@@ -30,7 +30,7 @@ kernels: $(READY)
 demo: java $(READY) kernels ## the main job on real data: flights as a changelog, written, cleaned and restored with Spark and Python
 	@$(PY) examples/demo/main.py
 
-check: $(READY) kernels ## format, lint, types, layers, fast tests; under a minute with warm caches
+check: $(READY) kernels ## format, lint, types, layers, fast tests; about a minute with warm caches
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy
