@@ -136,6 +136,7 @@ def plan_due(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[Pla
             now_ms=now_ms,
             space_target=found.settings.instance.lastword_space_target,
             held={one.partition for one in places if one.partition not in wanted},
+            # mypy cannot infer a lambda with a default; the default binds this turn's ledgers.
             ledgers=lambda home, own=own: own[home.path],  # type: ignore[misc]
             failed=errors,
         )

@@ -56,6 +56,7 @@ class Due:
             return None
         published = found.certificate is not None
         result = "ok" if found.complete else "partial" if published else "aborted"
+        # `result` is one of Done's three words, which mypy takes for any text.
         return Done(*self.partition, self.drive, result, found.now_ms, round=found)  # type: ignore[arg-type]
 
 

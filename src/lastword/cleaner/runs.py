@@ -222,5 +222,6 @@ def _windows(
     window = whole
     for length in range(1, min(longest, columns.size.size) + 1):
         if length > 1:
+            # As many columns as before: mypy does not count what a generator gives.
             window = tuple(a[:-1] + b[length - 1 :] for a, b in zip(window, whole, strict=True))  # type: ignore[assignment]
         yield length, window

@@ -110,7 +110,8 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as leave:
         return leave.exit_code
     except Exception as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # by name: typer has it from the click inside it
+        # By name, and with its method unknown to mypy: typer has it from the click inside it.
+        if type(error).__name__ == "NoArgsIsHelpError":
             talk.stderr.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]
             return 2
         if hasattr(error, "format_message"):  # the parser's own errors: the call must be fixed
