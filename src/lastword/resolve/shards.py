@@ -44,7 +44,7 @@ from lastword.resolve.facts import (
     digest_seed_of,
     fates_of,
 )
-from lastword.resolve.lanes import MOST_RECORDS, Piece, chunks_of
+from lastword.resolve.pieces import MOST_RECORDS, Piece
 from lastword.resolve.resolver import Resolver
 from lastword.resolve.rules import LAST_HASH, Rules
 from lastword.resolve.tally import Tally
@@ -106,7 +106,7 @@ def extract(
     words[piece.RANGE_LAST] = np.uint64(LAST_HASH)
     made = Piece(MOST_RECORDS)
     for segment, source in enumerate(sources):
-        for chunk in chunks_of(source, CHUNK_BYTES, 1):
+        for chunk in source.chunk_reader(chunk_bytes=CHUNK_BYTES, verify=True):
             found = fates_of(chunk, fates, decided=rules.decided)
             made.start(rules, first_pass=True, old_due=bool(old_due) and bool(old_due[segment]))
             chunk.inflate()

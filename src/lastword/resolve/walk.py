@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,11 @@ from lastword.kernels import offset_map as loops
 from lastword.kernels import piece
 from lastword.kernels import table as fields
 from lastword.records.chunk import CHUNK_BYTES, Chunk
+from lastword.records.lanes import chunks_of, prepared, second_thread
 from lastword.resolve.bitmaps import PageStore
 from lastword.resolve.facts import Fates, Resolution, SegmentSource, fates_of
-from lastword.resolve.lanes import Piece, chunks_of, prepared
 from lastword.resolve.offset_map import OffsetMap
+from lastword.resolve.pieces import Piece, Ready
 from lastword.resolve.rules import Rules
 from lastword.resolve.tally import Tally
 
@@ -56,12 +58,13 @@ class Walk:
         thread may be at work for it.
         """
 
-        def read(lanes: int) -> Iterator[tuple[int, Chunk]]:
+        def read(lanes: int) -> Iterator[Ready]:
+            pieces = cycle([Piece() for _ in range(lanes)])
             for segment, source in enumerate(sources, first_segment):
-                for chunk in chunks_of(source, chunk_bytes, lanes):
-                    yield segment, chunk
+                for chunk in chunks_of(source, lanes, chunk_bytes=chunk_bytes):
+                    yield begun(segment, chunk, next(pieces))
 
-        def begin(made: Piece, segment: int, chunk: Chunk) -> NDArray[np.uint8]:
+        def begun(segment: int, chunk: Chunk, made: Piece) -> Ready:
             if first_pass:
                 self.tally.count(chunk, segment)
             found = fates_of(chunk, fates, decided=self.rules.decided)
@@ -70,14 +73,18 @@ class Walk:
             if self.map is None:
                 chunk.inflate()
                 self._first_map(chunk, most_records(chunk))
-            return found
-
-        def fill(made: Piece, chunk: Chunk, found: NDArray[np.uint8]) -> bool:
             assert self.map is not None
-            chunk.inflate()
-            return made.fill(chunk, found, self.map.words)
+            return Ready(segment, chunk, made, found, self.map.words)
 
-        with closing(prepared(read, begin, fill, threads)) as chunks:
+        def prepare(ready: Ready) -> None:
+            if second is not None:
+                ready.piece.room_for(ready.chunk)
+            ready.begin()
+
+        with (
+            second_thread("lastword-resolve", threads) as second,
+            closing(prepared(read, prepare, second)) as chunks,
+        ):
             for ready in chunks:
                 while ready.filled():
                     self.settle(ready.piece, ready.chunk, ready.segment, make_room)
