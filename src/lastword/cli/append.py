@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.api.json_form import field_bytes
-from lastword.cli.options import Directory, Partition, Session, Target, command
+from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
 from lastword.cli.output import argument_bytes
 from lastword.cli.text import plural
+from lastword.errors import UsageError
 
 if TYPE_CHECKING:
     from lastword.api.topic import Topic
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
 def append(
     out: Session,
     directory: Directory,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: TopicName = None,
     key: Annotated[str | None, typer.Argument(metavar="KEY")] = None,
     value: Annotated[str | None, typer.Argument(metavar="VALUE")] = None,
     partition: Partition = None,
@@ -43,23 +44,26 @@ def append(
     ack: Annotated[
         str | None, typer.Option(metavar="os|disk", help="what it must survive: a kill, or a power cut")
     ] = None,
+    more: MoreDirs = None,
 ) -> None:
     """Append one record, a tombstone, or what stdin holds."""
-    from lastword.errors import UsageError
-
+    target, (key, value) = Target.with_words(
+        "append", directory, [topic, key, value], ["KEY", "VALUE"], partition, more
+    )
+    known = target.topic_for("append")
     if delete is not None and (key is not None or value is not None):
         raise UsageError("--delete takes the place of KEY VALUE", remedy="give one of them")
     if key is not None and value is None:
         raise UsageError("a key without a value", remedy=f"give a value, or remove the key: --delete {key}")
-    with out.change(Target([directory], topic, partition)) as logs:
-        into = logs.topic(topic, key_serializer="bytes", value_serializer="bytes")
+    with out.change(target) as logs:
+        into = logs.topic(known, key_serializer="bytes", value_serializer="bytes")
         names = into.serializer_names
         if delete is not None or key is not None:
-            _one(out, into, names, key, value, delete, partition, ack)
+            _one(out, into, names, key, value, delete, target.partition, ack)
             return
         records = _lines(names, delimiter) if delimiter is not None else _objects(names)
-        appended = into.extend(records, partition=partition, ack=ack)
-    out.summary(f"appended {plural(appended, 'record')}", topic=topic, records=appended)
+        appended = into.extend(records, partition=target.partition, ack=ack)
+    out.summary(f"appended {plural(appended, 'record')}", topic=known, records=appended)
 
 
 def _one(
@@ -83,8 +87,6 @@ def _one(
 
 def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any]:
     """Lines of KEY D VALUE. A line without D is an error: half a batch of guesses helps nobody."""
-    from lastword.errors import UsageError
-
     if not delimiter:
         raise UsageError("the delimiter is empty", remedy="--delimiter =")
     for number, line in enumerate(sys.stdin.buffer, 1):
@@ -100,7 +102,6 @@ def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any
 def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
     """Objects of type `record`, one a line; other types, such as `summary`, are passed over."""
     from lastword.api.record import Record
-    from lastword.errors import UsageError
 
     for number, line in enumerate(sys.stdin.buffer, 1):
         if not line.strip():

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from lastword.api.json_form import bytes_json
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, command
+from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
 from lastword.cli.text import key_text, plural
+from lastword.errors import UsageError
 
 EXAMPLES = """
 lastword audit data users consumer.parquet
 lastword audit data users delivered.jsonl --json
 lastword audit data users /backup/data
+lastword audit data/users-0 consumer.parquet
 """
 
 
@@ -25,15 +27,14 @@ def register(app: typer.Typer) -> None:
 def audit(
     out: Session,
     directory: Directory,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    topic: TopicName = None,
     other: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="OTHER",
             help="another log directory, or a .parquet, .arrow or .jsonl file with columns key and offset",
-            show_default=False,
         ),
-    ],
+    ] = None,
     most_rows: Annotated[
         int, typer.Option("--rows", metavar="N", help="name at most N keys; all are counted", min=0)
     ] = 1000,
@@ -44,14 +45,23 @@ def audit(
     missing, stale or phantom."""
     from lastword.files import DEFAULT
 
-    target = Target.of(directory, topic, partition, more)
+    target, (delivered_by,) = Target.with_words(
+        "audit", directory, [topic, other], ["OTHER"], partition, more
+    )
+    known = target.topic_for("audit", "OTHER")
+    if delivered_by is None:
+        raise UsageError(
+            "what was delivered?", remedy="OTHER: a file with columns key and offset, or a log directory"
+        )
     with ExitStack() as stack:
         logs = stack.enter_context(out.open(target))
-        delivered: Any = other
-        if DEFAULT.is_dir(other):
-            delivered = stack.enter_context(out.open(Target([other], topic, None)))
+        delivered: Any = delivered_by
+        if DEFAULT.is_dir(delivered_by):
+            delivered = stack.enter_context(out.open(Target([delivered_by], known, None)))
         progress = stack.enter_context(out.progress("audit"))
-        found = logs.audit(topic, partition, delivered=delivered, most_rows=most_rows, progress=progress)
+        found = logs.audit(
+            known, target.partition, delivered=delivered, most_rows=most_rows, progress=progress
+        )
     for row in found.rows:
         out.row("audit", row.to_dict() | {"key": bytes_json(row.key)})
         where = row.topic if row.partition is None else f"{row.topic}-{row.partition}"

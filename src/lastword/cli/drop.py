@@ -31,9 +31,13 @@ def drop(
     more: MoreDirs = None,
 ) -> None:
     """Delete a topic: all partitions, their records and the topic's settings."""
-    if topic is None:
-        raise UsageError("drop needs a topic", remedy=f"lastword drop {directory} TOPIC")
     target = Target.of(directory, topic, None, more)
+    topic = target.topic_for("drop")
+    if target.partition is not None:
+        raise UsageError(
+            f"{directory} is one partition, and drop deletes the topic with all of them",
+            remedy=f"lastword drop {target.paths[0]} {topic}",
+        )
     with out.open(target) as logs:
         logs.topic(topic)
         views = logs._views(topic)

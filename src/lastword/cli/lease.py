@@ -45,41 +45,43 @@ def lease(
 
     A tombstone stays until the reader of every lease has passed it. Works beside a writer, without a lock.
     """
-    target = Target.of(directory, topic, partition, more)
-    if target.topic is None:
-        raise UsageError("lease needs a topic", remedy=f"lastword lease {directory} TOPIC")
+    target, (name,) = Target.with_words("lease", directory, [topic, name], ["NAME"], partition, more)
+    known_as = target.topic_for("lease")
     if name is None and (advance is not None or release):
-        raise UsageError("whose lease?", remedy=f"lastword lease {directory} {target.topic} NAME ...")
+        raise UsageError("whose lease?", remedy=f"lastword lease {target.paths[0]} {known_as} NAME ...")
     if advance is not None and release:
         raise UsageError("--advance and --release at once", remedy="give one of them")
     if release and target.partition is not None:
-        raise UsageError("a lease is released in all partitions", remedy="leave --partition out")
+        raise UsageError(
+            "a lease is released in all partitions",
+            remedy=f"lastword lease {target.paths[0]} {known_as} {name or 'NAME'} --release",
+        )
     from lastword.api.lease import Lease
 
     with out.open(target) as logs:
-        known = logs.topic(target.topic)
+        known = logs.topic(known_as)
         there = [one for one in known.leases(target.partition) if name in (None, one.name)]
         if release and name is not None:
             if not there:
                 raise LeaseRefusedError(
-                    f"{target.topic} has no lease {name!r}",
-                    remedy=f"lastword lease {directory} {target.topic}",
+                    f"{known_as} has no lease {name!r}",
+                    remedy=f"lastword lease {target.paths[0]} {known_as}",
                 )
-            Lease(logs, target.topic, name).release()
-            out.line(f"{target.topic}: {name} is released")
-            out.summary(topic=target.topic, released=len(there))
+            Lease(logs, known_as, name).release()
+            out.line(f"{known_as}: {name} is released")
+            out.summary(topic=known_as, released=len(there))
             return
         if advance is not None and name is not None:
             position = advance if target.partition is None else {target.partition: advance}
             if there:
-                Lease(logs, target.topic, name).advance(position)
+                Lease(logs, known_as, name).advance(position)
             else:
                 known.lease(name, position=position, max_age=max_age)
             there = [one for one in known.leases(target.partition) if one.name == name]
     _show(out, there)
     out.summary(
         None if there else "no leases",
-        topic=target.topic,
+        topic=known_as,
         leases=len(there),
         lapsed=sum(x.lapsed for x in there),
     )

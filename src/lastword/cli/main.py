@@ -34,7 +34,7 @@ from lastword.cli import (
     trim,
     verify,
 )
-from lastword.cli.options import ClosedPipe
+from lastword.cli.options import ClosedPipe, version_option
 from lastword.cli.output import Output
 from lastword.errors import LastwordError, UsageError, nearest
 
@@ -55,14 +55,6 @@ for module in (*LOOKS, *CHANGES, demo, bench):
     module.register(app)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from lastword import __version__
-
-        typer.echo(f"lastword {__version__}")
-        raise typer.Exit()
-
-
 @app.callback(
     epilog="\b\nExamples:\n"
     "  lastword create data users --set cleanup.policy=compact\n"
@@ -71,9 +63,7 @@ def _show_version(wanted: bool) -> None:
     "  lastword clean data --dry-run"
 )
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show the version")
-    ] = False,
+    version: Annotated[bool, version_option(hidden=False)] = False,
 ) -> None:
     """A keyed, compacted commit log whose bytes are Kafka's."""
 

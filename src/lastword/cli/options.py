@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from lastword.cli.output import Output
+from lastword.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -37,6 +38,22 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="name=value", help="a setting; may be repeated")
 ]
 
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from lastword import __version__
+
+        typer.echo(f"lastword {__version__}")
+        raise typer.Exit()
+
+
+def version_option(*, hidden: bool) -> Any:
+    """`--version`: told, and nothing else is done. Before or after the command; shown in the first help."""
+    return typer.Option(
+        "--version", callback=_show_version, is_eager=True, help="show the version", hidden=hidden
+    )
+
+
 _EVERYWHERE: dict[str, tuple[Any, Any]] = {
     "json": (Annotated[bool, typer.Option("--json", help="one JSON object a line")], False),
     "quiet": (Annotated[bool, typer.Option("-q", "--quiet", help="data and errors only")], False),
@@ -50,6 +67,7 @@ _EVERYWHERE: dict[str, tuple[Any, Any]] = {
         Annotated[str | None, typer.Option(metavar="FILE", help="another lastword.toml")],
         None,
     ),
+    "version": (Annotated[bool, version_option(hidden=True)], False),
 }
 
 
@@ -132,7 +150,6 @@ class Target:
         cls, directory: str, topic: str | None, partition: int | None, more: list[str] | None = None
     ) -> Target:
         """`DIR TOPIC -p N`, or a partition's own directory in place of DIR."""
-        from lastword.errors import UsageError
         from lastword.segment import names
 
         trimmed = directory.rstrip("/") or "/"
@@ -145,6 +162,39 @@ class Target:
                 "--partition needs a topic", remedy=f"give the topic: {directory} TOPIC -p {partition}"
             )
         return cls([directory, *(more or ())], topic, partition)
+
+    @classmethod
+    def with_words(
+        cls,
+        command: str,
+        directory: str,
+        words: Sequence[str | None],
+        names: Sequence[str],
+        partition: int | None,
+        more: list[str] | None = None,
+    ) -> tuple[Target, list[str | None]]:
+        """`DIR TOPIC WORD...`: the target, which has a topic, and the words that follow it, None for those
+        left out. A partition's own directory takes the place of DIR and TOPIC: words begin right after it.
+        """
+        given = [word for word in words if word is not None]
+        target = cls.of(directory, None, None, more) if partition is None else None
+        if target is None or target.topic is None:
+            target, given = cls.of(directory, given[0] if given else None, partition, more), given[1:]
+        target.topic_for(command, *names)
+        if len(given) > len(names):
+            raise UsageError(
+                f"{given[len(names)]!r} is one argument too many", remedy=f"lastword {command} --help"
+            )
+        return target, [*given, *[None] * (len(names) - len(given))]
+
+    def topic_for(self, command: str, *rest: str) -> str:
+        """The topic; UsageError for a command that needs one and was given none."""
+        if self.topic is None:
+            line = " ".join(["lastword", command, self.paths[0], "TOPIC", *rest])
+            raise UsageError(
+                f"{command} needs a topic", remedy=f"{line}; `lastword ls {self.paths[0]}` shows them"
+            )
+        return self.topic
 
 
 def _looks_like_partition(directory: str) -> bool:
@@ -176,6 +226,7 @@ def command(
         @functools.wraps(fn)
         def run(**arguments: Any) -> Any:
             common = {option: arguments.pop(option) for option in _EVERYWHERE}
+            common.pop("version")  # told already, if it was asked for
             try:
                 return fn(session(**common), **arguments)
             except BrokenPipeError:
@@ -199,8 +250,6 @@ def command(
 def session(
     json: bool, quiet: bool, verbose: bool, progress: bool | None, color: str, config: str | None
 ) -> Session:
-    from lastword.errors import UsageError, nearest
-
     choices = ("auto", "always", "never")
     if color not in choices:
         near = nearest(color, choices)
@@ -215,8 +264,6 @@ def session(
 
 def settings_of(pairs: list[str] | None) -> dict[str, str]:
     """`name=value` pairs of --set as a dict; names as Kafka writes them."""
-    from lastword.errors import UsageError
-
     settings = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.api.json_form import bytes_json, field_json
-from lastword.cli.options import CONTEXT, Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.cli.output import argument_bytes
 from lastword.cli.text import escape, key_text, value_text
-from lastword.units import format_time
+from lastword.errors import UsageError
+from lastword.units import format_time, parse_when
 
 if TYPE_CHECKING:
     from lastword.api.record import Record
@@ -58,17 +59,12 @@ def read(
     more: MoreDirs = None,
 ) -> None:
     """Read records: all of them, or the newest of every key."""
-    from lastword.errors import UsageError
-
     target = Target.of(directory, topic, partition, more)
-    if target.topic is None:
-        raise UsageError(
-            "no topic given", remedy=f"lastword read {directory} TOPIC; `lastword ls {directory}` shows them"
-        )
+    known_as = target.topic_for("read")
     if last is not None and start is not None:
         raise UsageError("--last takes the place of --start", remedy="give one of them")
     with out.open(target) as logs:
-        source = logs.topic(target.topic, key_serializer="bytes", value_serializer="bytes")
+        source = logs.topic(known_as, key_serializer="bytes", value_serializer="bytes")
         names = source.serializer_names
         begin: Any = _last(source, target.partition, last) if last is not None else _when(start or "earliest")
         keys = None if key is None else [argument_bytes(one, names[0], "key") for one in key]
@@ -85,7 +81,7 @@ def read(
 
         def end_with_summary() -> None:
             position = {str(number): offset for number, offset in records.position.items()}
-            out.summary(topic=target.topic, records=shown, position=position)
+            out.summary(topic=known_as, records=shown, position=position)
 
         try:
             for record in records if limit != 0 else ():
@@ -102,10 +98,7 @@ def read(
 
 
 def _when(text: str) -> Any:
-    from lastword.clock import SystemClock
-    from lastword.units import parse_when
-
-    return parse_when(text, now_ms=(CONTEXT.clock or SystemClock()).now_ms())
+    return parse_when(text, now_ms=now_ms())
 
 
 def _last(source: Topic[Any, Any], partition: int | None, count: int) -> dict[int, int]:

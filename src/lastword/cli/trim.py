@@ -40,30 +40,29 @@ def trim(
 ) -> None:
     """Raise the log start of a topic's partitions: records before it are gone, whatever the policy."""
     target = Target.of(directory, topic, partition, more)
-    if target.topic is None:
-        raise UsageError("trim needs a topic", remedy=f"lastword trim {directory} TOPIC --before OFFSET|TIME")
+    known_as = target.topic_for("trim", "--before", "OFFSET|TIME")
     if before is None:
         raise UsageError("trim needs --before", remedy="--before OFFSET, a time or an age (90d)")
     when = _when(before)
     with out.open(target) as logs:
-        known = logs.topic(target.topic)
+        known = logs.topic(known_as)
         starts = {number: start for number, (start, _) in known.bounds().items()}
-        wanted = logs._trim(target.topic, target.partition, when, dry_run=True)
+        wanted = logs._trim(known_as, target.partition, when, dry_run=True)
     moves = {number: offset for number, offset in wanted.items() if offset > starts[number]}
     if dry_run:
-        _tell(out, target.topic, starts, wanted, "would start")
+        _tell(out, known_as, starts, wanted, "would start")
         out.summary(
-            "nothing was changed", topic=target.topic, records=_gone(starts, moves), log_start=_text(wanted)
+            "nothing was changed", topic=known_as, records=_gone(starts, moves), log_start=_text(wanted)
         )
         return
     if moves:
-        confirm(out, f"remove {plural(_gone(starts, moves), 'offset')} of {target.topic} for good", yes)
+        confirm(out, f"remove {plural(_gone(starts, moves), 'offset')} of {known_as} for good", yes)
     with out.change(target) as logs:
-        done = logs._trim(target.topic, target.partition, when)
-    _tell(out, target.topic, starts, done, "starts")
+        done = logs._trim(known_as, target.partition, when)
+    _tell(out, known_as, starts, done, "starts")
     out.summary(
         None if moves else "nothing lies before it",
-        topic=target.topic,
+        topic=known_as,
         records=_gone(starts, done),
         log_start=_text(done),
     )
