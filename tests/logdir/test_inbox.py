@@ -18,8 +18,10 @@ from lastword.errors import BusyError, CorruptFileError, DataError, DiskFullErro
 from lastword.files import DEFAULT, Files, OsFiles
 from lastword.logdir import inbox
 from lastword.logdir.log_dir import LogDirectory
+from lastword.logdir.move import move
 from lastword.partition import staged
 from lastword.records.builder import BatchBuilder
+from lastword.retention.expire import expire
 from tests.doubles.forgetful import ForgetfulFiles
 from tests.doubles.recording import RecordingFiles, Stopped
 
@@ -376,3 +378,69 @@ def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
         with pytest.raises(DataError, match="t-1 is damaged"):
             commit(tmp_path, manifest)
     assert values(tmp_path) == {0: [], 1: []}
+
+
+def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> None:
+    """A commit of five batches, of which the drive had room for three, each in a segment of its own; and a
+    process that opens the directory without room for the rest."""
+    with LogDirectory.open(str(root), "a", DEFAULT, ManualClock(NOW_MS)) as directory:
+        directory.create_topic("t", 1, {"cleanup.policy": "compact", "segment.bytes": 80, **config})
+        directory.log("t", 0).append_batches([bytearray(batch("a")), bytearray(batch("z"))])
+    files = stage(root, "j", {0: ["a", "a", "a", "b", "c"]})
+    DEFAULT.write_atomic(root / f"lastword.inbox-{1:020d}-j", inbox.Manifest("j", files, sync=True).encoded())
+    room = itertools.count()
+
+    def full(call: object) -> LastwordError | None:
+        grows = "append" in str(call) and ".log" in str(call)
+        return DiskFullError("full") if grows and next(room) >= 3 else None
+
+    monkeypatch.setattr(staged, "TAKE_IN_BYTES", 20)
+    LogDirectory.open(str(root), "a", RecordingFiles(OsFiles(), fail=full), ManualClock(NOW_MS)).close()
+    monkeypatch.setattr(inbox, "take_in", lambda directory: 0)
+
+
+def test_what_came_in_of_a_commit_is_not_cleaned_before_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cleaned, the batches that are there already would not be known again, and come in twice."""
+    for strategy, due in itertools.product(("kafka", "generational"), (False, True)):
+        root = tmp_path / f"{strategy}{due}"
+        with monkeypatch.context() as patch:
+            half_in(root, patch, **{"lastword.strategy": strategy, "min.cleanable.dirty.ratio": 0})
+            later = ManualClock(NOW_MS + 86_400_000)
+            with lastword.open(root, "a", log_cleaner_enable=False, clock=later) as logs:
+                plan = logs.topic("t").plan(due=due)[0]
+                logs.topic("t").clean(due=due)
+                if not due:
+                    assert "unfinished-commit" in [one.code for one in plan.reasons]
+                    lines = [str(one) for one in logs.topic("t").explain(key=b"a", partition=0).versions]
+                    assert any("unfinished-commit" in one for one in lines), lines
+        LogDirectory.open(str(root), "a").close()
+        assert values(root)[0] == ["a", "z", "a", "a", "a", "b", "c"]
+
+
+def test_nor_trimmed_moved_or_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        half_in(tmp_path / "one", patch, **{"cleanup.policy": "delete", "retention.ms": 1})
+        later = ManualClock(NOW_MS + 86_400_000)
+        with LogDirectory.open(str(tmp_path / "one"), "a", clock=later) as directory:
+            with pytest.raises(BusyError, match="t-0 cannot begin at 3: the commit that begins at 2"):
+                directory.raise_log_start("t", 0, 3, "test")
+            other = LogDirectory.open(str(tmp_path / "two"), "a")
+            with other, pytest.raises(BusyError, match="t-0 cannot be moved"):
+                move(directory, other, "t", 0)
+            assert expire(directory, "t", 0).log_start == 2
+    LogDirectory.open(str(tmp_path / "one"), "a").close()
+    assert values(tmp_path / "one")[0] == ["a", "a", "a", "b", "c"]
+
+
+def test_a_commit_that_is_refused_half_way_holds_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        half_in(tmp_path, patch)
+    (staging,) = (tmp_path / "t-0" / "lastword").glob("staging-j/*.batches")
+    staging.write_bytes(b"?" * staging.stat().st_size)
+    with LogDirectory.open(str(tmp_path), "a") as directory:
+        assert directory.log("t", 0).taking_in_from is None
+        assert list(tmp_path.glob("lastword.refused-*")) and not staging.exists()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from lastword.config import TopicConfig
 from lastword.config.topic import STRATEGIES
@@ -38,6 +38,7 @@ COMPACTION_LAG = "compaction-lag"
 BELOW_RATIO = "below-ratio"
 NOT_WORTH_IT = "not-worth-it"
 UNDECIDED_TRANSACTION = "undecided-transaction"
+UNFINISHED_COMMIT = "unfinished-commit"
 TOMBSTONE_HORIZON = "tombstone-horizon"
 LEASE = "lease"
 QUARANTINED = "quarantined"
@@ -163,6 +164,7 @@ def choose(
     log_start: int,
     log_end: int,
     stable_offset: int | None = None,
+    taking_in_from: int | None = None,
     first_dirty: int | None,
     now_ms: int,
     map_bytes: int,
@@ -174,6 +176,7 @@ def choose(
     """Decide about one partition from its segments (in offset order; the last is the active one).
 
     stable_offset no transaction below it is undecided; None: the log end
+    taking_in_from  from here on lies a part of a commit that is not in as a whole; None: there is none
     first_dirty   the cleaner's checkpoint, None if there is none; corrected here where it makes no sense
     quarantine    why the partition is in quarantine, or None
     producer_expiration_ms   after how long a silent producer is forgotten, and its last batch not kept for it
@@ -215,7 +218,8 @@ def choose(
         )
     if quarantine is not None:
         return plan.kept(QUARANTINED, quarantine)
-    plan, closed = _bounded(plan, segments, config, log_end if stable_offset is None else stable_offset)
+    ends = _Ends(log_end if stable_offset is None else stable_offset, taking_in_from)
+    plan, closed = _bounded(plan, segments, config, ends)
     if plan.action == "clean" and plan.due and strategy == "kafka":
         return _by_ratio(plan, closed, config)
     return plan
@@ -228,11 +232,18 @@ def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int)
     return first_dirty
 
 
+class _Ends(NamedTuple):
+    """Above which nothing may be cleaned, whatever its age."""
+
+    stable_offset: int
+    taking_in_from: int | None
+
+
 def _bounded(
-    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, stable_offset: int
+    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, ends: _Ends
 ) -> tuple[Plan, Sequence[Choosable]]:
     """The plan with the limit of its round, and the segments below; kept if there is nothing to look at."""
-    closed, reasons = _cleanable(plan, segments, config, stable_offset)
+    closed, reasons = _cleanable(plan, segments, config, ends)
     if not closed:
         plan = replace(plan, reasons=tuple(reasons[1:]))
         why = reasons[0] if reasons else Reason(NEWEST, "the log is empty")
@@ -267,7 +278,7 @@ def _by_ratio(plan: Plan, closed: Sequence[Choosable], config: TopicConfig) -> P
 
 
 def _cleanable(
-    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, stable_offset: int
+    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, ends: _Ends
 ) -> tuple[Sequence[Choosable], list[Reason]]:
     """The segments a round may take (a prefix of the log), and what holds back the others."""
     reasons = []
@@ -279,11 +290,17 @@ def _cleanable(
             reasons.append(Reason(ACTIVE_SEGMENT, held))
     elif segments and segments[-1].size == 0:
         count -= 1  # an empty active segment has nothing to close
-    decided = sum(one.next_offset <= stable_offset for one in segments[:count])
+    decided = sum(one.next_offset <= ends.stable_offset for one in segments[:count])
     if decided < count:
         count = decided
-        held = f"a transaction at {stable_offset} is undecided: records from there on may not count"
+        held = f"a transaction at {ends.stable_offset} is undecided: records from there on may not count"
         reasons.insert(0, Reason(UNDECIDED_TRANSACTION, held))
+    if ends.taking_in_from is not None:
+        whole = sum(one.next_offset <= ends.taking_in_from for one in segments[:count])
+        if whole < count:
+            count = whole
+            held = f"a commit that begins at {ends.taking_in_from} is not in as a whole"
+            reasons.insert(0, Reason(UNFINISHED_COMMIT, held))
     lag_ms = config.min_compaction_lag_ms
     if lag_ms > 0:
         for i, one in enumerate(segments[:count]):

@@ -338,6 +338,7 @@ def chosen_plan(
         log_start=log.log_start,
         log_end=log.log_end,
         stable_offset=log.stable_offset,
+        taking_in_from=log.taking_in_from,
         first_dirty=first_dirty,
         now_ms=clock.now_ms(),
         map_bytes=map_bytes,

@@ -222,6 +222,7 @@ def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int) -> Pla
         log_start=log.log_start,
         log_end=log.log_end,
         stable_offset=log.stable_offset,
+        taking_in_from=log.taking_in_from,
         first_dirty=home.first_dirty(*tp),
         now_ms=now_ms,
         map_bytes=home.settings.instance.map_bytes,

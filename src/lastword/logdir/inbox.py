@@ -42,6 +42,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -237,10 +238,21 @@ def take_in(directory: LogDirectory) -> int:
         except (DataError, UsageError) as error:
             log.warning("lastword: a commit was refused: %s", error)
             files.write_atomic(os.path.join(root, names.REFUSED + name), str(error).encode())
+            _give_up(directory, name.partition("-")[2])
         files.unlink(applying, missing_ok=True)
         files.fsync_dir(root)
     _forget_old(directory)
     return added
+
+
+def _give_up(directory: LogDirectory, job: str) -> None:
+    """What came in of a commit that is refused stays, and nothing waits for the rest of it."""
+    for topic, number in directory.topic_partitions():
+        place = directory.directory(topic, number)
+        if directory.files.exists(staged.staging_dir(place, job)):
+            staged.discard(directory.files, place, job)
+            with suppress(LastwordError):  # one that does not open holds nothing back
+                directory.log(topic, number).taking_in_from = staged.begun_at(directory.files, place)
 
 
 def _apply(directory: LogDirectory, manifest: Manifest) -> int:

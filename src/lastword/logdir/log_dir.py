@@ -24,6 +24,7 @@ from lastword import files as storage
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings, TopicConfig, remove_topic_settings, write_topic_settings
 from lastword.errors import (
+    BusyError,
     CorruptFileError,
     DataError,
     LastwordError,
@@ -545,7 +546,8 @@ class LogDirectory:
         """Nothing below `offset` can be read from now on, durably; whole segments below it may go then
         (`PartitionLog.remove_front`). False if the log starts there or above already.
 
-        OffsetOutOfRangeError above the log end. `reason` is what readers are told who come too late.
+        OffsetOutOfRangeError above the log end, BusyError above where a commit begins that is not in as a
+        whole. `reason` is what readers are told who come too late.
         """
         tp = TopicPartition(topic, partition)
         log = self.log(topic, partition)
@@ -554,6 +556,8 @@ class LogDirectory:
                 raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
             if offset <= log.log_start:
                 return False
+            if log.taking_in_from is not None and offset > log.taking_in_from:
+                raise part_of_a_commit(log, f"cannot begin at {offset}")
             with self._checkpoint_lock:
                 self.checkpoints.log_starts.update({tp: offset})
                 self._log_starts[tp] = offset
@@ -699,6 +703,15 @@ def partition_numbers(given: int | Iterable[int]) -> list[int]:
     if not isinstance(given, Iterable):
         raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
     return [names.check_partition(number) for number in given]
+
+
+def part_of_a_commit(log: PartitionLog, what: str) -> BusyError:
+    """What must wait until the commit that `log.taking_in_from` tells of is in."""
+    return BusyError(
+        f"{log.name} {what}: the commit that begins at {log.taking_in_from} is not in as a whole",
+        remedy="make room on its drive: it is taken in as soon as that is possible",
+        file=log.directory,
+    )
 
 
 def _check(listing: Listing, root: str) -> None:

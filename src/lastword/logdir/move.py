@@ -27,7 +27,7 @@ from contextlib import suppress
 from lastword.errors import BusyError, DiskFullError, DuplicatePartitionError, LastwordError, UsageError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.logdir.log_dir import LogDirectory
+from lastword.logdir.log_dir import LogDirectory, part_of_a_commit
 from lastword.logdir.moved_from import directory_name, read_note, remove_note, write_note
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
@@ -40,13 +40,14 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
     """Move one partition; appends and reads go on, but for the last moment. Durable when it returns.
 
     Who holds the old `PartitionLog` gets a BusyError and asks for the new one. DiskFullError: nothing was
-    moved. UsageError: it is there already.
+    moved. UsageError: it is there already. BusyError: a commit is not in as a whole.
     """
     tp = TopicPartition(topic, partition)
     if source is target or target.holds(*tp):
         raise UsageError(f"{tp} lies in {target.path} already", remedy="name another directory")
     with source.claim(*tp):
         log = source.log(*tp)
+        _check_whole(log)
         needed, free = sum(s.size for s in log.segments), target.files.free_bytes(target.path)
         if needed > free:
             raise DiskFullError.of(str(tp), target.path, needed, free, target.path)
@@ -54,6 +55,7 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
         try:
             copied = _copy_closed(log, future, target.files)
             with source.lock, log.lock:
+                _check_whole(log)
                 log.flush()
                 _finish(source, target, tp, log, future, copied)
         except LastwordError:
@@ -61,6 +63,12 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
                 with suppress(LastwordError):
                     target.files.remove_tree(future)
             raise
+
+
+def _check_whole(log: PartitionLog) -> None:
+    """What is staged does not move along."""
+    if log.taking_in_from is not None:
+        raise part_of_a_commit(log, "cannot be moved")
 
 
 def _make_future(source: LogDirectory, target: LogDirectory, tp: TopicPartition) -> str:

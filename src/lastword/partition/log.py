@@ -68,6 +68,7 @@ class OpenState(NamedTuple):
     producers: ProducerState
     snapshots: Snapshots
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS
+    taking_in_from: int | None = None
 
 
 class PartitionLog(Reads):
@@ -121,6 +122,9 @@ class PartitionLog(Reads):
             epoch=lambda: (self._epoch if self._epochs.latest is None else self._epochs.latest) or 0,
             assign_epoch=self._assign_epoch,
         )
+        self.taking_in_from = state.taking_in_from
+        """From here on lies a part of a commit that is not in as a whole (`partition.staged`): its batches
+        stay as they are until it is, so nothing above is cleaned, trimmed or moved. None: there is none."""
         self.on_roll: Callable[[], None] | None = None
         """Called after each roll, with the lock held."""
         self._waste = front.Waste(files, clock)
@@ -507,6 +511,7 @@ class PartitionLog(Reads):
                 self.log_start,
                 self.log_end,
                 stable_offset=self._tail.stable_offset,
+                taking_in_from=self.taking_in_from,
                 trusted=True,
                 producer_expiration_ms=self.producer_expiration_ms,
             )

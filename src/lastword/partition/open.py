@@ -40,6 +40,7 @@ from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
 from lastword.partition.split import overflows, split
+from lastword.partition.staged import begun_at
 from lastword.partition.synced import SyncedMark, read_synced
 from lastword.partition.truncate import forget_accounts
 from lastword.segment import names, txn_index
@@ -172,6 +173,7 @@ class _Opening:
             producers=producers,
             snapshots=snapshots,
             producer_expiration_ms=producer_expiration_ms,
+            taking_in_from=begun_at(self.files, self.directory),
         )
         log = PartitionLog(
             self.files, self.directory, self.topic, self.partition, self.config, clock, state, rng

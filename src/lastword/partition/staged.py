@@ -14,6 +14,8 @@ taking in means to give out offsets, and no record is touched.
 Valid when: a commit (`logdir.inbox`) names the file. Durable: synced by its task, before it is named. A
 crash while taking in leaves a part of the batches in the log; `begun.json` says from where on to compare,
 batch by batch, what is there already, so the same commit can be made again and adds only what is missing.
+Until it is in as a whole, what lies from there on stays as it was appended: it is neither cleaned nor
+trimmed nor moved (`begun_at`), or the batches that are there would not be known again, and come in twice.
 Nobody else appends to the partition in between: the log's lock is held, and after a crash commits are
 finished before anything else. An abort removes staged files and never a record: what was taken in stays.
 
@@ -186,6 +188,7 @@ def take_in(
     added = 0
     with log.lock:  # nobody's batch may come between these, or a second try could not tell its own
         already = _Already(_begin(log, folder))
+        log.taking_in_from = begun_at(files, directory)
         for one in wanted:
             for group in _groups(files, os.path.join(folder, one.name)):
                 fresh = []
@@ -200,6 +203,7 @@ def take_in(
     files.write_atomic(mark, b"")
     discard(files, directory, job)
     _forget_old(files, directory, log.clock.now_ms(), waiting)
+    log.taking_in_from = begun_at(files, directory)
     return added
 
 
@@ -227,6 +231,27 @@ def discard(files: Files, directory: str, job: str) -> None:
     folder = staging_dir(directory, job)
     if files.exists(folder):
         files.remove_tree(folder)
+
+
+def begun_at(files: Files, directory: str) -> int | None:
+    """From which offset on a partition may hold a part of commits that are not in as a whole; None: there is
+    none. 0 where that cannot be read."""
+    found = []
+    try:
+        for name in files.listdir(private_dir(directory)):
+            path = os.path.join(private_dir(directory), name, BEGUN)
+            if name.startswith(STAGING) and files.exists(path):
+                found.append(_log_end_then(files, path))
+    except FileVanishedError:  # no private directory, or a commit has just come in
+        return min(found, default=None)
+    return min(found, default=None)
+
+
+def _log_end_then(files: Files, path: str) -> int:
+    try:
+        return int(json.loads(files.read_bytes(path))["log_end"])
+    except (ValueError, TypeError, LookupError):
+        return 0
 
 
 def _begin(log: PartitionLog, folder: str) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.partition.reads import Reads
 from lastword.partition.replay import Stability
 from lastword.partition.segment_set import SegmentSet
+from lastword.partition.staged import begun_at
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok
 from lastword.segment import names
@@ -50,6 +51,7 @@ class PartitionView(Reads):
         log_end: int,
         *,
         stable_offset: int | None = None,
+        taking_in_from: int | None = None,
         trusted: bool = False,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
@@ -62,6 +64,7 @@ class PartitionView(Reads):
         self.log_start = log_start
         self.log_end = log_end
         self._stable_offset = stable_offset
+        self._taking_in_from = taking_in_from
         self._stability = Stability()
         self._listed_bytes = segments.active.size if len(segments) else 0
         self.producer_expiration_ms = producer_expiration_ms
@@ -80,6 +83,11 @@ class PartitionView(Reads):
         if self._stable_offset is None:
             self._stable_offset = self._stability.offset(self)
         return self._stable_offset
+
+    @property
+    def taking_in_from(self) -> int | None:
+        """As of `PartitionLog`; of a directory that somebody else may be writing it is looked up."""
+        return self._taking_in_from if self.trusted else begun_at(self.files, self.directory)
 
     @classmethod
     def load(cls, files: Files, directory: str) -> PartitionView:

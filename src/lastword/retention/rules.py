@@ -6,7 +6,8 @@ retention.bytes  oldest first, while what goes leaves at least the limit
 retention.ms     oldest first, while the newest record of the segment is older (strictly)
 ```
 
-Only a beginning of the log may go, and nothing at or above the high watermark. The last segment goes only if
+Only a beginning of the log may go, and nothing at or above the high watermark, or where a commit begins that
+is not in as a whole. The last segment goes only if
 it holds records and everything before it goes; then the log continues, empty, at its end. Size and time count
 only if `cleanup.policy` has `delete`; without a known policy nothing goes at all.
 
@@ -86,9 +87,10 @@ def decide(
     log_end: int,
     now_ms: int,
     high_watermark: int | None = None,
+    taking_in_from: int | None = None,
 ) -> Deletion:
     """Look at one partition. `segments` in offset order, the last is the active one; `high_watermark` None:
-    the log end.
+    the log end; `taking_in_from`: from here on lies a part of a commit that is not in as a whole.
     """
     if config.cleanup_policy is None:
         return Deletion(
@@ -101,7 +103,8 @@ def decide(
             (NO_POLICY,),
             log_start,
         )
-    top = log_end if high_watermark is None else min(high_watermark, log_end)
+    tops = log_end, high_watermark, taking_in_from
+    top = min(one for one in tops if one is not None)
     found = _Prefix(segments, log_end, top)
     reasons: list[str] = []
     codes: list[str] = []
