@@ -89,6 +89,36 @@ def test_client_options_give_one_warning(caplog: pytest.LogCaptureFixture) -> No
     assert "groupidprefix, kafka.group.id, maxoffsetspertrigger" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("kafka.auto.offset.reset", "startingOffsets"),
+        ("kafka.enable.auto.commit", "checkpoint"),
+        ("kafka.value.deserializer", "cast the column value"),
+        ("kafka.interceptor.classes", "rows"),
+    ],
+)
+def test_what_kafkas_source_refuses_is_refused_with_what_to_use(name: str, said: str) -> None:
+    assert f"option '{name}' has no meaning here" in refused(**{name: "x"}) and said in refused(**{name: "x"})
+
+
+def test_the_isolation_level_of_kafkas_client_counts(caplog: pytest.LogCaptureFixture) -> None:
+    assert read(**{"kafka.isolation.level": "read_uncommitted"}).isolation == "read_uncommitted"
+    assert not caplog.records
+    both = {"kafka.isolation.level": "read_uncommitted", "isolationLevel": "read_committed"}
+    assert "isolationLevel' is given twice" in refused(**both)
+
+
+def test_a_table_of_the_catalog_is_refused_naming_a_view() -> None:
+    with pytest.raises(SparkOptionError, match=r"^Spark keeps no options .* make a temporary view"):
+        parse_read({"location": "/x", "provider": "lastword", "owner": "me", "option.subscribe": "t"})
+
+
+def test_a_delay_as_spark_writes_it() -> None:
+    options = {"path": "/data", "subscribe": "t", "maxtriggerdelay": "15min"}
+    assert parse_read(options, stream=True).limits.max_delay_ms == 15 * 60_000
+
+
 def test_exactly_one_choice_of_topics() -> None:
     assert "both" in refused(assign='{"users":[0]}')
     with pytest.raises(SparkOptionError, match="no topic is chosen"):

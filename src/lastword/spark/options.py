@@ -6,7 +6,9 @@ known is refused with the nearest name: a misspelt `endingOffset` would otherwis
 word.
 
     Kafka's client options (`kafka.*` and four more)   one warning: there is no client here
+    kafka.isolation.level                              taken as `isolationLevel`
     kafka.bootstrap.servers                            refused: `path` takes its place
+    those that Kafka's source refuses                  refused, with what to use instead
     options of a stream (`maxOffsetsPerTrigger` ...)   one warning in a batch, as Kafka's source has it
     the end of a read (`endingOffsets` ...)            refused in a stream, which has none
 """
@@ -168,7 +170,7 @@ def _bytes(text: str) -> int:
 
 def _duration(text: str) -> int:
     try:
-        number = parse_duration_ms(text)
+        number = parse_duration_ms(re.sub("min$", "m", text.strip()))  # Spark writes 15min, too
     except (LastwordError, ValueError):
         number = -1
     if number < 0:
@@ -214,7 +216,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise Problem(f"is no regular expression: {error}") from None
+        raise Problem(f"is no regular expression as Python writes them: {error}") from None
     return text
 
 
@@ -387,6 +389,20 @@ NO_CLIENT = (
     "fetchoffset.retryintervalms",
     "groupidprefix",
 )
+INSTEAD = {
+    "kafka.bootstrap.servers": "give the log directory as 'path'",
+    "kafka.auto.offset.reset": "startingOffsets says where to begin",
+    "kafka.enable.auto.commit": "a stream keeps its offsets in its checkpoint",
+    "kafka.interceptor.classes": "change the rows of the frame",
+    **{f"kafka.{which}.deserializer": f"cast the column {which} after loading" for which in ("key", "value")},
+    **{
+        f"kafka.{which}.serializer": f"cast the column {which} to string or binary"
+        for which in ("key", "value")
+    },
+}
+"""Kafka's client options that a job may stand on, and what takes their place. Kafka's source refuses all but
+the first."""
+
 STREAM_ONLY = tuple(name.lower() for name in STREAM if name not in READ)
 
 
@@ -498,7 +514,11 @@ def _parse(
     """(value by canonical name, sentences about what is wrong). Settings of a topic come back under
     `settings`.
     """
+    if "provider" in options and "owner" in options:
+        return {}, ["Spark keeps no options for a table of its catalog: make a temporary view with them"]
     canonical = {name.lower(): name for name in known}
+    if "isolationLevel" in known:
+        canonical["kafka.isolation.level"] = "isolationLevel"
     for_other = {name.lower(): name for name in other}
     values: dict[str, Any] = {}
     problems: list[str] = []
@@ -508,15 +528,18 @@ def _parse(
         name = given.lower()
         if name in canonical:
             try:
-                values[canonical[name]] = known[canonical[name]](text)
+                value = known[canonical[name]](text)
             except Problem as problem:
                 problems.append(f"option '{canonical[name]}' {problem} (got {text!r})")
+                continue
+            if values.setdefault(canonical[name], value) != value:
+                problems.append(
+                    f"option '{canonical[name]}' is given twice: {values[canonical[name]]}, {value}"
+                )
         elif name in settings:
             topic_settings[name] = text
-        elif name == "kafka.bootstrap.servers":
-            problems.append(
-                "option 'kafka.bootstrap.servers' has no meaning here: give the log directory as 'path'"
-            )
+        elif name in INSTEAD:
+            problems.append(f"option '{name}' has no meaning here: {INSTEAD[name]}")
         elif name.startswith("ending") and name in for_other:
             problems.append(f"option '{for_other[name]}' is not for {direction}, which has no end")
         elif name == "paths":
@@ -530,10 +553,7 @@ def _parse(
     if "path" not in values and "path" not in options and not any("path" in problem for problem in problems):
         problems.append("no log directory is given: load(path), save(path) or option 'path'")
     if unused and warn:
-        log.warning(
-            "lastword: options without effect in a batch without a Kafka client: %s",
-            ", ".join(sorted(unused)),
-        )
+        log.warning("lastword: options that have no effect here: %s", ", ".join(sorted(unused)))
     if topic_settings:
         values["settings"] = topic_settings
     return values, problems
