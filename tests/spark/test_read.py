@@ -160,6 +160,13 @@ def test_a_pattern_matches_whole_names(root: Path) -> None:
     assert _by_pattern(root, "x.*") == []
 
 
+def test_a_pattern_means_no_topic_of_a_brokers_own(root: Path) -> None:
+    create(root, "__consumer_offsets")
+    append(root, "__consumer_offsets", 0, [numbered(0, 3, 3)])
+    assert {row["topic"] for row in _by_pattern(root, ".*")} == {"t"}
+    assert len(read_directly(root, subscribe="__consumer_offsets")) == 3
+
+
 def _by_pattern(root: Path, pattern: str) -> list[dict[str, object]]:
     reader = LogReader(parse_read({"path": str(root), "subscribepattern": pattern}), full_schema(False))
     return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
@@ -183,6 +190,16 @@ def test_projection_in_any_order(root: Path) -> None:
 def test_a_schema_that_no_record_has(schema: dict[str, str], said: str) -> None:
     with pytest.raises(SparkOptionError, match=said):
         LogReader(parse_read({"path": "/x", "subscribe": "t"}), columns(**schema))
+
+
+def test_a_column_that_may_be_null_is_not_promised_otherwise(root: Path) -> None:
+    """Spark would trust it, and fail on a tombstone with words of its own."""
+    schema = StructType().add("value", "binary", False)
+    with pytest.raises(SparkOptionError, match="'value' may be null"):
+        LogReader(parse_read({"path": str(root), "subscribe": "t"}), schema)
+    assert LogReader(
+        parse_read({"path": str(root), "subscribe": "t"}), StructType().add("offset", "long", False)
+    )
 
 
 def test_keys_select(root: Path) -> None:

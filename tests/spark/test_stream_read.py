@@ -16,6 +16,7 @@ from lastword.errors import LeaseRefusedError, OffsetOutOfRangeError, SparkOptio
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import leases
+from lastword.records.builder import BatchBuilder
 from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
 from lastword.spark.stream_read import TOPIC_IDS, LogStreamReader, share_offsets
@@ -64,6 +65,40 @@ def test_a_stream_starts_at_the_end_unless_it_is_told_otherwise(root: Path) -> N
         root, startingTimestamp=str(1_700_000_000_100), startingOffsetsByTimestampStrategy="latest"
     )
     assert places(by_time.initialOffset()) == {"t": {"0": 10, "1": 0}}
+
+
+def test_a_stream_from_the_end_loses_nothing_that_comes_before_its_first_batch_is_committed(
+    root: Path,
+) -> None:
+    """Spark keeps where the first batch ends, not where it begins: it asks for that anew."""
+    one = reader(root)
+    start = one.initialOffset()
+    append(root, "t", 0, [numbered(10, 3, 4)])
+    assert one.initialOffset() == start
+    end = one.latestOffset(start, ALL)
+    assert rows(one, start, end) == []
+    append(root, "t", 0, [numbered(13, 3, 4)])  # and the driver dies
+    again = reader(root)
+    assert rows(again, again.initialOffset(), end) == []
+    assert [row["offset"] for row in rows(again, end, again.latestOffset(end, ALL))] == list(range(10, 16))
+
+
+@pytest.mark.parametrize("start", ["latest", '{"t":{"0":-1}}'])
+def test_a_stream_from_the_end_sees_what_is_undecided_when_it_is_committed(
+    tmp_path: Path, start: str
+) -> None:
+    create(tmp_path, "t")
+    append(tmp_path, "t", 0, [numbered(0, 3, 3)])
+    with LogDirectory.open(str(tmp_path), "a") as directory:
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+        builder.append(1_700_000_000_000, b"key", b"undecided")
+        directory.log("t", 0).append_batch(builder.build())
+        one = reader(tmp_path, startingOffsets=start)
+        offsets = one.initialOffset()
+        assert one.latestOffset(offsets, ALL) == offsets
+        directory.log("t", 0).end_transaction(7, 0, commit=True)
+        found = rows(one, offsets, one.latestOffset(offsets, ALL))
+    assert [row["value"] for row in found] == [b"undecided"]
 
 
 def test_offsets_are_json_of_the_shape_of_kafkas_source(root: Path) -> None:
@@ -150,7 +185,7 @@ def test_new_partitions_are_read_from_their_beginning(tmp_path: Path) -> None:
     create(tmp_path, "ta")
     append(tmp_path, "ta", 0, [numbered(0, 3, 2)])
     one = reader(tmp_path, subscribePattern="t.*")
-    start = one.initialOffset()
+    start = one.latestOffset(one.initialOffset(), ALL)
     create(tmp_path, "tb")
     append(tmp_path, "tb", 0, [numbered(0, 4, 2)])
     end = one.latestOffset(start, ALL)
@@ -223,11 +258,11 @@ def test_changes_are_the_newest_of_each_key_in_a_batch(root: Path) -> None:
 
 def test_a_lease_moves_with_the_commits(root: Path) -> None:
     one = reader(root, startingOffsets="earliest", lease="query")
-    start = one.initialOffset()
+    end = one.latestOffset(one.initialOffset(), ALL)
     with lastword.open(root) as logs:
         lease = logs.topic("t").lease("query")
         assert lease.position == {0: 0, 1: 0}
-    one.commit(one.latestOffset(start, ALL))
+    one.commit(end)
     with lastword.open(root) as logs:
         assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
     with pytest.raises(SparkOptionError):
@@ -257,6 +292,27 @@ def test_a_restart_takes_its_lease_up_again(root: Path) -> None:
     again.commit(end)
     with lastword.open(root) as logs:
         assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
+
+
+def test_a_lease_waits_for_a_first_batch_that_comes_again(root: Path) -> None:
+    one = reader(root, lease="query")
+    end = one.latestOffset(one.initialOffset(), ALL)
+    append(root, "t", 0, [numbered(10, 3, 4)])
+    again = reader(root, lease="query")
+    again.partitions(again.initialOffset(), end)
+    with lastword.open(root) as logs:
+        assert logs.topic("t").lease("query").position == {0: 10, 1: 5}
+
+
+def test_a_partition_that_is_new_to_a_query_is_leased_before_it_is_read(tmp_path: Path) -> None:
+    create(tmp_path, "ta")
+    one = reader(tmp_path, subscribePattern="t.*", lease="query")
+    start = one.latestOffset(one.initialOffset(), ALL)
+    create(tmp_path, "tb")
+    append(tmp_path, "tb", 0, [numbered(0, 4, 2)])
+    one.latestOffset(start, ALL)
+    with lastword.open(tmp_path) as logs:
+        assert logs.topic("tb").lease("query").position == 0
 
 
 def test_a_lease_of_a_query_that_passes_over_loss(root: Path) -> None:

@@ -48,6 +48,8 @@ COLUMNS: dict[str, DataType] = {
     "headers": HEADERS,
 }
 
+MAY_BE_NULL = ("key", "value", "headers")
+
 CHANGE = "change"
 CHANGES_COLUMNS: dict[str, DataType] = {**COLUMNS, CHANGE: StringType()}
 
@@ -90,6 +92,8 @@ def check_projection(schema: StructType, view: str = "log") -> tuple[str, ...]:
         elif not _same_type(field.dataType, known):
             got = field.dataType.simpleString()
             problems.append(f"column '{field.name}' is {known.simpleString()}, not {got}")
+        elif field.name in MAY_BE_NULL and not field.nullable:
+            problems.append(f"column '{field.name}' may be null")
     names = [field.name for field in schema.fields]
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"column '{name}' is given twice")

@@ -15,10 +15,16 @@ from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.view import PartitionView
 from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, Wanted
 
+INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
+"""A broker's own; no pattern means them, as in Kafka's consumers. They can be named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One partition of a read: its view when the read was planned, and the offsets start <= o < end."""
+    """One partition of a read: its view when the read was planned, and the offsets start <= o < end.
+
+    from_end   it starts where the log ended at that moment: asked again, it starts elsewhere
+    """
 
     topic: str
     partition: int
@@ -26,13 +32,14 @@ class Chosen:
     view: PartitionView
     start: int
     end: int
+    from_end: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.topic}-{self.partition}"
 
 
-def choose(options: ReadOptions, files: Files = DEFAULT, *, stream: bool = False) -> list[Chosen]:
+def choose(options: ReadOptions, files: Files = DEFAULT) -> list[Chosen]:
     """Every partition that is read, in order of topic and number; of a stream, where it begins.
 
     NotALogDirError, UnknownTopicError, SparkOptionError (JSON that names other partitions than those that
@@ -43,7 +50,7 @@ def choose(options: ReadOptions, files: Files = DEFAULT, *, stream: bool = False
     picked = pick(found, options.wanted, options.path)
     for which, bound in (("starting", options.start), ("ending", options.end)):
         _check_named(bound, picked, which)
-    return [_bounded(directory, topic, number, options, stream) for topic, number in picked]
+    return [_bounded(directory, topic, number, options) for topic, number in picked]
 
 
 def pick(found: dict[str, list[int]], wanted: Wanted, path: str) -> list[tuple[str, int]]:
@@ -51,8 +58,8 @@ def pick(found: dict[str, list[int]], wanted: Wanted, path: str) -> list[tuple[s
     pattern.
     """
     if wanted.pattern is not None:
-        matches = re.compile(wanted.pattern).fullmatch
-        return [(topic, number) for topic, numbers in found.items() if matches(topic) for number in numbers]
+        topics = matching(wanted.pattern, found)
+        return [(topic, number) for topic in topics for number in found[topic]]
     if wanted.assigned:
         chosen = []
         for topic, numbers in sorted(wanted.assigned.items()):
@@ -69,6 +76,12 @@ def pick(found: dict[str, list[int]], wanted: Wanted, path: str) -> list[tuple[s
     for topic in wanted.topics:
         _require(topic, found, path)
     return [(topic, number) for topic in sorted(wanted.topics) for number in found[topic]]
+
+
+def matching(pattern: str, topics: Iterable[str]) -> list[str]:
+    """The topics whose whole name the pattern matches."""
+    matches = re.compile(pattern).fullmatch
+    return [topic for topic in topics if matches(topic) and topic not in INTERNAL_TOPICS]
 
 
 def _require(topic: str, found: Iterable[str], path: str) -> None:
@@ -96,12 +109,11 @@ def _listed(partitions: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{topic}-{number}" for topic, number in partitions)
 
 
-def _bounded(
-    directory: LogDirectory, topic: str, number: int, options: ReadOptions, stream: bool = False
-) -> Chosen:
+def _bounded(directory: LogDirectory, topic: str, number: int, options: ReadOptions) -> Chosen:
     view = directory.view(topic, number)
     name = f"{topic}-{number}"
-    start = _start_of(view, name, topic, number, options)
+    given = _start_of(view, name, topic, number, options)
+    start = view.log_end if given is None else given
     end = _end_of(view, topic, number, options)
     if start < view.log_start:
         if options.fail_on_data_loss:
@@ -119,12 +131,12 @@ def _bounded(
     if start > end:
         raise SparkOptionError(f"{name}: the read starts at offset {start}, above its end {end}")
     if options.isolation == "read_committed":
+        if given is None:
+            start = min(start, view.stable_offset)  # what is undecided is new once it is decided
         end = max(start, min(end, view.stable_offset))
-        if stream and options.start.everywhere == LATEST:
-            start = min(start, end)
     if options.view == "latest":
         _refuse_rewritten_history(name, end, view, directory.first_dirty(topic, number))
-    return Chosen(topic, number, view.directory, view, start, end)
+    return Chosen(topic, number, view.directory, view, start, end, from_end=given is None)
 
 
 def _refuse_rewritten_history(name: str, end: int, view: PartitionView, first_dirty: int | None) -> None:
@@ -138,18 +150,19 @@ def _refuse_rewritten_history(name: str, end: int, view: PartitionView, first_di
         )
 
 
-def _start_of(view: PartitionView, name: str, topic: str, number: int, options: ReadOptions) -> int:
-    bound = options.start
-    at = _timestamp_of(bound, topic, number)
-    if at is not None:
-        offset = view.offset_at(at)
-        if offset is None and options.late_start == "error":
-            raise OffsetOutOfRangeError(
-                f"{name}: no record is as young as the start time {at}",
-                remedy="take an earlier time, or set startingOffsetsByTimestampStrategy to latest",
-            )
-        return view.log_end if offset is None else offset
-    return _offset_of(bound, topic, number, view)
+def _start_of(view: PartitionView, name: str, topic: str, number: int, options: ReadOptions) -> int | None:
+    """None: where the log ends."""
+    at = _timestamp_of(options.start, topic, number)
+    if at is None:
+        offset = _given_offset(options.start, topic, number)
+        return {EARLIEST: view.log_start, LATEST: None}.get(offset, offset)
+    found = view.offset_at(at)
+    if found is None and options.late_start == "error":
+        raise OffsetOutOfRangeError(
+            f"{name}: no record is as young as the start time {at}",
+            remedy="take an earlier time, or set startingOffsetsByTimestampStrategy to latest",
+        )
+    return found
 
 
 def _end_of(view: PartitionView, topic: str, number: int, options: ReadOptions) -> int:
@@ -157,7 +170,8 @@ def _end_of(view: PartitionView, topic: str, number: int, options: ReadOptions) 
     if at is not None:
         offset = view.offset_at(at)
         return view.log_end if offset is None else offset
-    return _offset_of(options.end, topic, number, view)
+    offset = _given_offset(options.end, topic, number)
+    return view.log_end if offset == LATEST else offset
 
 
 def _timestamp_of(bound: Bound, topic: str, number: int) -> int | None:
@@ -166,6 +180,6 @@ def _timestamp_of(bound: Bound, topic: str, number: int) -> int | None:
     return None if bound.timestamps is None else bound.timestamps[topic][number]
 
 
-def _offset_of(bound: Bound, topic: str, number: int, view: PartitionView) -> int:
-    offset = bound.everywhere if bound.offsets is None else bound.offsets[topic][number]
-    return {EARLIEST: view.log_start, LATEST: view.log_end}.get(offset, offset)
+def _given_offset(bound: Bound, topic: str, number: int) -> int:
+    """An offset, EARLIEST or LATEST."""
+    return bound.everywhere if bound.offsets is None else bound.offsets[topic][number]

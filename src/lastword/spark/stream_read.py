@@ -3,10 +3,13 @@
 Where it runs. `LogStreamReader` lives in one Python process beside the driver for as long as the query
 does, so `latestOffset` may keep a clock. `read()` runs in workers, as in a batch, on the same tasks.
 
-What is remembered. Spark writes the offsets of each batch into its checkpoint before it runs, as JSON in the
+What is remembered. Spark writes where each batch ends into its checkpoint before it runs, as JSON in the
 shape of Kafka's source, `{"users": {"0": 123}}`: the next offset of each partition. Beside the topics stands
 `"#topic_ids"`, a name that no topic can have, so that a topic that was deleted and made anew is told from
-one that was cut. After a restart the unfinished batch is planned again from these offsets alone.
+one that was cut. After a restart the unfinished batch is planned again from these offsets alone. Where the
+first batch *begins* Spark does not keep: it asks twice, and again after a restart. So the answer stays the
+same in one process, and a query that starts at the log's end begins with a batch that ends there, too: the
+records that come next are above an offset that is in the checkpoint.
 
 When tasks fail. Reading changes nothing, so a retry reads the same offsets; a cleaning in between may have
 taken superseded records. A range that begins below the log start, or ends above the log end, is real loss
@@ -19,7 +22,6 @@ where its batch begins, and fails if it lapsed and tombstones went meanwhile.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -66,17 +68,20 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         self._clock = clock
         self._last_batch: float | None = None
         self._target: Offsets | None = None  # with Trigger.AvailableNow: what the query ends with
+        self._initial: dict[str, Any] | None = None
+        self._pins_start = False  # the first batch is to be empty
         self._warm = False
-        self._holds_leases = False
+        self._leased: set[Place] = set()
 
     # -------------------------------------------------------------- offsets
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts; Spark keeps it in the checkpoint."""
-        found = snapshot.choose(self.options, stream=True)
-        start = {(one.topic, one.partition): one.start for one in found}
-        self._hold_leases(start)
-        return self._to_json(start)
+        """Where a new query starts."""
+        if self._initial is None:
+            found = snapshot.choose(self.options)
+            self._pins_start = any(one.from_end for one in found)
+            self._initial = self._to_json({(one.topic, one.partition): one.start for one in found})
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Says that there is a limit, if there is one. Spark has no limit of several parts, so
@@ -96,9 +101,13 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next micro-batch goes; `start` itself when there is nothing to do, or not enough."""
         begin, ids = _of_json(start)
-        views = self._views()
         self._check_ids(ids)
+        views = self._views()
         begin, ends = self._ends(begin, views)
+        self._hold_leases({place: offset for place, offset in begin.items() if place not in self._leased})
+        if self._pins_start and start == self._initial:
+            self._pins_start = False
+            return start
         if self._target is not None:
             ends = {
                 place: min(end, max(self._target.get(place, 0), begin[place])) for place, end in ends.items()
@@ -192,8 +201,11 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         begin, ids = _of_json(start)
         until, until_ids = _of_json(end)
         self._check_ids(ids | until_ids)
-        if not self._holds_leases:  # a restart: a lease that was lost is told before the sink has the rows
-            self._hold_leases(begin)
+        if not self._leased:  # a restart: a lease that was lost is told before the sink has the rows
+            # A first batch that comes again may begin later than it did, but it ends where it ended.
+            self._hold_leases(
+                {place: min(offset, until.get(place, offset)) for place, offset in begin.items()}
+            )
         views = self._views()
         chosen = []
         for place, last in sorted(until.items()):
@@ -242,8 +254,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         found = {topic: directory.partitions(topic) for topic in directory.topics()}
         wanted = self.options.wanted
         if wanted.pattern is not None:
-            matches = re.compile(wanted.pattern).fullmatch
-            places = [(topic, n) for topic, numbers in found.items() if matches(topic) for n in numbers]
+            places = [(topic, n) for topic in snapshot.matching(wanted.pattern, found) for n in found[topic]]
         elif wanted.assigned:
             places = [
                 (topic, n)
@@ -271,7 +282,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         return found
 
     def _hold_leases(self, offsets: Offsets) -> None:
-        if self.options.lease is None:
+        if self.options.lease is None or not offsets:
             return
         now_ms = int(time.time() * 1000)
         for place, view in self._views().items():
@@ -287,7 +298,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                     max_age_ms=self.options.lease_max_age_ms,
                     now_ms=now_ms,
                 )
-        self._holds_leases = True
+                self._leased.add(place)
 
 
 def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
