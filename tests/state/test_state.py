@@ -161,6 +161,15 @@ def test_own_changes_do_not_hide_those_of_others(logs):
     assert dict(users) == {"other": 1, "own": 3}
 
 
+def test_what_is_held_is_counted_where_two_partitions_have_one_key(logs):
+    topic = logs.create_topic("twice", partitions=2, cleanup_policy="compact")
+    for partition, value in ((0, b"x" * 40), (1, b"y" * 3)):
+        topic.append(b"k", value, partition=partition)
+    state = logs.state("twice", key_serializer="bytes", value_serializer="bytes")
+    assert dict(state) == {b"k": b"yyy"}
+    assert sum(one.bytes for one in state.restored) == len(b"k" + b"yyy")
+
+
 def test_max_bytes(logs):
     users = logs.state("users")
     users.update({str(n): "x" * 100 for n in range(100)})

@@ -20,7 +20,7 @@ from lastword.api.ranges import Bounds, Range, ranges
 from lastword.errors import CorruptFileError, SnapshotRefusedError
 from lastword.partition import leases
 from lastword.partition.view import PartitionView
-from lastword.state.newest import Pair, newest_parts
+from lastword.state.newest import Pairs, newest_parts
 from lastword.state.snapshot_file import (
     Reach,
     SnapshotWriter,
@@ -200,13 +200,13 @@ class SnapshotFile:
             file=self._path,
         )
 
-    def pairs(self) -> Iterator[tuple[int, list[Pair]]]:
+    def pairs(self) -> Iterator[tuple[int, Pairs]]:
         """(partition, keys and values), as they lie in the file; CorruptFileError for rows that are none."""
         if not self._files.is_dir(self._path) and format_of(self._path) == ".jsonl":
             for fields in read_lines(self._files, self._path):
                 key = field_bytes(fields.get("key"), self._names[0], "key")
                 value = field_bytes(fields.get("value"), self._names[1], "value")
-                yield self._partition(fields.get("partition")), [(self._key(key), value)]
+                yield self._partition(fields.get("partition")), Pairs.of([self._key(key)], [value])
             return
         from lastword.api.arrow import binary_column
 
@@ -217,10 +217,9 @@ class SnapshotFile:
             first = 0
             for at in range(1, len(numbers) + 1):
                 if at == len(numbers) or numbers[at] != numbers[first]:
-                    pairs = list(zip(keys[first:at], values[first:at], strict=True))
                     if None in keys[first:at]:
                         self._key(None)
-                    yield self._partition(numbers[first]), pairs
+                    yield self._partition(numbers[first]), Pairs.of(keys[first:at], values[first:at])
                     first = at
 
     def _partition(self, number: Any) -> int:

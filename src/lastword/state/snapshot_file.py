@@ -312,7 +312,9 @@ def _open(files: Files, path: str) -> Handle:
     try:
         return files.open_read(path)
     except FileVanishedError:
-        raise UsageError(f"there is no file {path}", remedy="lastword restore DIR TOPIC OUT") from None
+        raise UsageError(
+            f"there is no file {path}", remedy="check the path; `lastword restore` writes such files"
+        ) from None
 
 
 _PIECE = 1 << 20

@@ -10,14 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from lastword.errors import ReadOnlyError, StateTooLargeError, UsageError
 from lastword.metrics import STATE_RESTORE_SECONDS
 from lastword.partition.view import PartitionView
-from lastword.state.newest import Pair, newest_pairs
+from lastword.state.newest import Pairs, newest_pairs
 from lastword.units import format_bytes
 from lastword.values import Progress, ProgressLike, Value, table_html
 
@@ -82,7 +82,7 @@ class Snapshot(Protocol):
 
     @property
     def ends(self) -> Mapping[int, int]: ...
-    def pairs(self) -> Iterator[tuple[int, list[Pair]]]: ...
+    def pairs(self) -> Iterator[tuple[int, Pairs]]: ...
 
 
 class State(MutableMapping[K, V], Generic[K, V]):
@@ -179,8 +179,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
         for number, pairs in snapshot.pairs():
             part = loaded[number]
             keys, held = len(self._data), self._bytes
-            for key, value in pairs:
-                self._put(self._data, key, value)
+            self._put_all(pairs, new=False)
             self._check_size()
             now = time.monotonic()
             part.keys += len(self._data) - keys
@@ -208,16 +207,28 @@ class State(MutableMapping[K, V], Generic[K, V]):
     ) -> int:
         """Put the newest records of a range into the mapping; how many there were."""
         taken = 0
-        data = self._data
-        parts = newest_pairs(
+        # What a partition's log holds of a key is met once: only what lies in the mapping before may be
+        # replaced.
+        new = not tombstones and not self._data
+        found = newest_pairs(
             view, start, end, tombstones=tombstones, map_bytes=self._map_bytes, progress=progress
         )
-        for pairs in parts:
-            taken += len(pairs)
-            for key, value in pairs:
-                self._put(data, key, value)
-            self._check_size()
+        with closing(found) as parts:
+            for pairs in parts:
+                taken += len(pairs.keys)
+                self._put_all(pairs, new=new)
+                self._check_size()
         return taken
+
+    def _put_all(self, pairs: Pairs, *, new: bool) -> None:
+        """`new`: none of the keys is in the mapping, or twice among them, and none is deleted."""
+        data = self._data
+        if new:
+            data.update(zip(pairs.keys, pairs.values, strict=True))  # type: ignore[arg-type]
+            self._bytes += pairs.size_bytes
+        else:
+            for key, value in zip(pairs.keys, pairs.values, strict=True):
+                self._put(data, key, value)
 
     def _put(self, data: dict[bytes, bytes], key: bytes, value: bytes | None) -> None:
         old = data.get(key)
