@@ -15,11 +15,12 @@ import lastword
 from lastword.errors import LeaseRefusedError, OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
-from lastword.partition import leases
+from lastword.partition import losses
 from lastword.records.builder import BatchBuilder
 from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
-from lastword.spark.stream_read import TOPIC_IDS, LogStreamReader, share_offsets
+from lastword.spark.stream_offsets import TOPIC_IDS, share_offsets
+from lastword.spark.stream_read import LogStreamReader
 from tests.spark.conftest import append, create, numbered
 
 ALL = ReadAllAvailable()
@@ -277,7 +278,7 @@ def test_a_lease_that_was_lost_is_told_before_the_first_batch_of_a_restart(root:
     with lastword.open(root) as logs:
         logs.topic("t").lease("query").release()
     for number in (0, 1):
-        leases.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
+        losses.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
     again = reader(root, startingOffsets="earliest", lease="query")
     with pytest.raises(LeaseRefusedError):
         again.partitions(start, end)

@@ -31,6 +31,7 @@ from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
 from lastword.spark import ranges, snapshot
+from lastword.spark.brief import brief
 from lastword.spark.options import ReadOptions
 from lastword.spark.schema import CHANGE, arrow_schema, check_projection
 from lastword.spark.shipping import Shipped, need_directory
@@ -82,6 +83,7 @@ class LogReader(Shipped, DataSourceReader):
         self.schema = schema
         self.columns = check_projection(schema, options.view)
 
+    @brief
     def partitions(self) -> list[InputPartition]:
         """Every task, in order of topic, partition and offset. Compiles the kernels first, so that tasks
         need not.
@@ -90,6 +92,7 @@ class LogReader(Shipped, DataSourceReader):
         ensure_compiled()
         return plan(chosen, self.options)
 
+    @brief
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow batches of a task's records. Spark hands over a bare partition when the plan is empty."""
         if not isinstance(partition, LogPartition):

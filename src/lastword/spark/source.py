@@ -10,6 +10,8 @@ the user's options.
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -19,7 +21,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lastword.errors import SparkOptionError
+from lastword.errors import LastwordError, SparkOptionError
+from lastword.spark.brief import brief
 from lastword.spark.options import CHOICES, parse_read, parse_schema, parse_write
 from lastword.spark.schema import SINK_SCHEMA, full_schema, sink_columns
 from lastword.spark.shipping import Shipped
@@ -35,6 +38,7 @@ class LastwordDataSource(Shipped, DataSource):
     def name(cls) -> str:
         return "lastword"
 
+    @brief
     def schema(self) -> StructType:
         """Asked only when the user gives no schema; a wrong option is told here, before any action.
 
@@ -47,11 +51,13 @@ class LastwordDataSource(Shipped, DataSource):
         options = parse_schema(self.options)
         return full_schema(options.include_headers, options.view)
 
+    @brief
     def reader(self, schema: StructType) -> DataSourceReader:
         from lastword.spark.read import LogReader
 
         return LogReader(parse_read(self.options), schema)
 
+    @brief
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from lastword.spark.write import LogWriter, prepare
 
@@ -66,8 +72,13 @@ class LastwordDataSource(Shipped, DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from lastword.spark.stream_read import LogStreamReader
 
-        return LogStreamReader(parse_read(self.options, stream=True), schema)
+        try:
+            return LogStreamReader(parse_read(self.options, stream=True), schema)
+        except LastwordError as refused:
+            # Raised here, it would end in an error of PySpark's own, about a reader that it does not have.
+            return RefusedStream(refused)
 
+    @brief
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from lastword.spark.write import LogStreamWriter, prepare
 
@@ -80,3 +91,16 @@ class LastwordDataSource(Shipped, DataSource):
             {name: text for name, text in self.options.items() if name.lower() != CHECKPOINT}, stream=True
         )
         return LogStreamWriter(prepare(options, sink_columns(schema), stream=True))
+
+
+class RefusedStream(Shipped, DataSourceStreamReader):
+    """In the place of a reader that cannot be: says why, whatever it is asked first."""
+
+    def __init__(self, refused: LastwordError) -> None:
+        self.refused = refused
+
+    @brief
+    def _refuse(self, *given: Any) -> NoReturn:
+        raise self.refused
+
+    initialOffset = latestOffset = partitions = read = _refuse

@@ -37,23 +37,29 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lastword.errors import LastwordError, OffsetOutOfRangeError, UnknownTopicError
+from lastword.errors import OffsetOutOfRangeError, UnknownTopicError
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import leases
 from lastword.partition.view import PartitionView
 from lastword.spark import snapshot
+from lastword.spark.brief import brief
 from lastword.spark.options import ReadOptions
-from lastword.spark.read import LogPartition, cut_points, plan, read_batches
+from lastword.spark.read import LogPartition, plan, read_batches
 from lastword.spark.schema import check_projection
 from lastword.spark.shipping import Shipped
+from lastword.spark.stream_offsets import (
+    TOPIC_IDS,
+    Offsets,
+    Place,
+    named,
+    of_json,
+    share_bytes,
+    share_offsets,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-TOPIC_IDS = "#topic_ids"
-Place = tuple[str, int]
-Offsets = dict[Place, int]
 
 
 class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -75,6 +81,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     # -------------------------------------------------------------- offsets
 
+    @brief
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts."""
         if self._initial is None:
@@ -95,12 +102,14 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             return ReadMinRows(limits.min_offsets)
         return ReadAllAvailable()
 
+    @brief
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = {place: _end(view, self.options) for place, view in self._views().items()}
 
+    @brief
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next micro-batch goes; `start` itself when there is nothing to do, or not enough."""
-        begin, ids = _of_json(start)
+        begin, ids = of_json(start)
         self._check_ids(ids)
         views = self._views()
         begin, ends = self._ends(begin, views)
@@ -116,8 +125,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if self._wait(begin, ends):
                 return start
             ends = self._limited(begin, ends, views)
-        return start if ends == _of_json(start)[0] else self._to_json(ends)
+        return start if ends == of_json(start)[0] else self._to_json(ends)
 
+    @brief
     def reportLatestOffset(self) -> dict[str, Any]:
         return self._to_json({place: _end(view, self.options) for place, view in self._views().items()})
 
@@ -128,7 +138,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if place not in views:
                 if self.options.fail_on_data_loss:
                     raise UnknownTopicError(
-                        f"{_name(place)} is gone from {self.options.path}; it was read up to offset {offset}",
+                        f"{named(place)} is gone from {self.options.path}; it was read up to offset {offset}",
                         remedy="restore it, or set failOnDataLoss to false to go on without it",
                     )
                 continue
@@ -146,7 +156,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     def _check_end(self, place: Place, offset: int, log_end: int) -> None:
         if offset > log_end and self.options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
-                f"{_name(place)}: the end went backwards: this query has read up to offset {offset}, and the "
+                f"{named(place)}: the end went backwards: this query has read up to offset {offset}, and the "
                 f"log ends at {log_end}",
                 remedy="restore the log, or set failOnDataLoss to false to read on from its end",
                 offset=offset,
@@ -196,10 +206,11 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     # -------------------------------------------------------------- batches
 
+    @brief
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of one micro-batch, from its offsets alone: after a restart this is asked first."""
-        begin, ids = _of_json(start)
-        until, until_ids = _of_json(end)
+        begin, ids = of_json(start)
+        until, until_ids = of_json(end)
         self._check_ids(ids | until_ids)
         if not self._leased:  # a restart: a lease that was lost is told before the sink has the rows
             # A first batch that comes again may begin later than it did, but it ends where it ended.
@@ -212,7 +223,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if place not in views:
                 if self.options.fail_on_data_loss:
                     raise UnknownTopicError(
-                        f"{_name(place)} is gone from {self.options.path}, with offsets up to {last} to read",
+                        f"{named(place)} is gone from {self.options.path}, with offsets up to {last} to read",
                         remedy="restore it, or set failOnDataLoss to false to go on without it",
                     )
                 continue
@@ -220,7 +231,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             first = begin.get(place, view.log_start)
             if first < view.log_start:
                 if self.options.fail_on_data_loss and place in begin and first < last:
-                    raise OffsetOutOfRangeError.below(_name(place), first, view.log_start)
+                    raise OffsetOutOfRangeError.below(named(place), first, view.log_start)
                 first = view.log_start
             self._check_end(place, last, view.log_end)
             last = min(last, view.log_end)
@@ -233,14 +244,16 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             self._warm = True
         return plan(chosen, self.options)
 
+    @brief
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, LogPartition):
             return iter(())
         return read_batches(partition, self.options, self.schema, self.columns)
 
+    @brief
     def commit(self, end: dict[str, Any]) -> None:
         """Everything below `end` has been processed: the lease, if there is one, moves up to it."""
-        self._hold_leases(_of_json(end)[0])
+        self._hold_leases(of_json(end)[0])
 
     def stop(self) -> None:
         """The lease stays: a query that stops goes on later. It lapses by its age, or is released by
@@ -301,60 +314,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                 self._leased.add(place)
 
 
-def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
-    """At most about `limit` offsets in all, each partition's share as its part of the backlog, and at least
-    one where there is any: as Spark's Kafka source has it."""
-    backlog = {place: ends[place] - begin[place] for place in ends}
-    total = sum(backlog.values())
-    if total <= limit:
-        return ends
-    return {
-        place: begin[place] + (min(size, max(1, limit * size // total)) if size else 0)
-        for place, size in backlog.items()
-    }
-
-
-def share_bytes(begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionView], limit: int) -> Offsets:
-    """At most about `limit` bytes of the log in all, shared likewise, cut at index entries; at least up to
-    the first of these in each partition that has more."""
-    points = {
-        place: cut_points(snapshot.Chosen(*place, views[place].directory, views[place], begin[place], end))
-        for place, end in ends.items()
-        if end > begin[place]
-    }
-    total = sum(found[-1][1] for found in points.values())
-    if total <= limit:
-        return ends
-    shared = dict(ends)
-    for place, found in points.items():
-        share = limit * found[-1][1] // total
-        fitting = [offset for offset, before in found[1:] if before <= share]
-        shared[place] = fitting[-1] if fitting else found[1][0]
-    return shared
-
-
 def _end(view: PartitionView, options: ReadOptions) -> int:
     if options.isolation == "read_committed":
         return min(view.stable_offset, view.log_end)
     return view.log_end
-
-
-def _of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
-    """Offsets by partition, and the ids of their topics."""
-    ids = dict(value.get(TOPIC_IDS, {}))
-    try:
-        offsets = {
-            (topic, int(number)): int(offset)
-            for topic, numbers in value.items()
-            if topic != TOPIC_IDS
-            for number, offset in numbers.items()
-        }
-    except (AttributeError, TypeError, ValueError):
-        raise LastwordError(
-            f"the checkpoint's offsets are not ours: {value!r}", remedy="start with a new checkpoint"
-        ) from None
-    return offsets, ids
-
-
-def _name(place: Place) -> str:
-    return f"{place[0]}-{place[1]}"

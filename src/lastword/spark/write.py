@@ -43,6 +43,7 @@ from lastword.files import DEFAULT, Files
 from lastword.logdir import inbox
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import staged
+from lastword.spark.brief import brief
 from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.shipping import Shipped, need_directory
@@ -185,14 +186,17 @@ class LogWriter(Shipped, DataSourceArrowWriter):
     def __init__(self, job: Job) -> None:
         self.job = job
 
+    @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         return self.job.stage(iterator)
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         producer = self.job.options.producer
         writer = None if producer is None else self.job.writer_of(producer)
         self.job.commit(messages, writer, self.job.options.sequence)
 
+    @brief
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self.job.abort(messages)
 
@@ -204,13 +208,16 @@ class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
     def __init__(self, job: Job) -> None:
         self.job = job
 
+    @brief
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         return self.job.stage(iterator)
 
+    @brief
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         writer = next((one.writer for one in messages if isinstance(one, StagedMessage)), None)
         self.job.commit(messages, writer, None if writer is None else batchId)
 
+    @brief
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self.job.abort(messages)
 

@@ -1,0 +1,79 @@
+"""What a user of Spark sees of an error: the sentence, not the way to it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from lastword.errors import LastwordError, SparkOptionError
+from lastword.spark.brief import brief
+from lastword.spark.options import parse_read
+from lastword.spark.read import LogReader
+from lastword.spark.schema import full_schema
+from lastword.spark.source import LastwordDataSource, RefusedStream
+from tests.spark.conftest import append, create, numbered
+
+
+def lines_of(call: Callable[[], Any]) -> list[str]:
+    """What Spark prints of the error: as Python prints it, of frames below the call."""
+    with pytest.raises(LastwordError) as caught:
+        call()
+    error = caught.value
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next
+    return "".join(traceback.format_exception(error)).splitlines()
+
+
+def test_no_frame_but_the_one_that_spark_called(tmp_path: Path) -> None:
+    create(tmp_path, "t")
+    reader = LogReader(parse_read({"path": str(tmp_path), "subscribe": "users"}), full_schema(False))
+    lines = lines_of(reader.partitions)
+    assert [line for line in lines if line.startswith("  File")] == [lines[1]] and "brief.py" in lines[1]
+    assert lines[-2:] == [
+        f"lastword.errors.UnknownTopicError: no topic 'users' in {tmp_path}",
+        "  fix: create_topic if it is new",
+    ]
+
+
+def test_what_an_iterator_raises() -> None:
+    @brief
+    def read() -> Iterator[int]:
+        yield 1
+        raise SparkOptionError("wrong")
+
+    assert next(read()) == 1
+    assert len(lines_of(lambda: list(read()))) <= 7
+
+
+def test_other_errors_keep_every_frame() -> None:
+    @brief
+    def broken() -> None:
+        deeper()
+
+    def deeper() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        broken()
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "deeper"
+
+
+def test_a_stream_that_cannot_be_says_so_when_it_is_asked_for_anything(tmp_path: Path) -> None:
+    """Raised by `streamReader` it would end in an error of PySpark's about a variable of its own."""
+    create(tmp_path, "t")
+    append(tmp_path, "t", 0, [numbered(0, 3, 3)])
+    source = LastwordDataSource({"path": str(tmp_path), "subscribe": "t", "endingoffsets": "latest"})
+    reader = source.streamReader(full_schema(False))
+    assert isinstance(reader, RefusedStream)
+    for call in (
+        reader.initialOffset,
+        lambda: reader.latestOffset({}, None),
+        lambda: reader.partitions({}, {}),
+    ):
+        assert "'endingOffsets' is not for a stream" in "".join(lines_of(call))
