@@ -192,7 +192,7 @@ class OffsetOutOfRangeError(UsageError):
     def above(cls, partition: str, offset: int, log_end: int) -> OffsetOutOfRangeError:
         return cls(
             f"{partition}: offset {offset} is above log end {log_end}",
-            remedy='start at "latest", or check that this is the log that the offset was saved for',
+            remedy=f'{log_end} ("latest") at most; or is this another log than the offset was saved for?',
             offset=offset,
         )
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,25 @@ def test_ctrl_c_while_cleaning_stops_at_a_safe_point(data, monkeypatch, capsys):
     assert main.run(["clean", str(data)]) == 130
     assert capsys.readouterr().err.startswith("interrupted: stopped at a safe point")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_is_an_error_object_with_json(data, monkeypatch, capsys):
+    def interrupted(*arguments, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lastword.LogDir, "verify", interrupted)
+    assert main.run(["verify", str(data), "--json"]) == 130
+    told = json.loads(capsys.readouterr().err)
+    assert (told["type"], told["class"], told["code"]) == ("error", "KeyboardInterrupt", 130)
+
+
+def test_a_full_drive_under_stdout_is_no_bug_of_ours(data):
+    with Path("/dev/full").open("w") as full:
+        for more in ([], ["--json"]):  # the one is told when it is flushed at the end
+            done = subprocess.run(
+                [*COMMAND, "ls", str(data), *more], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+            assert done.returncode == 5 and "cannot write what is to be told" in done.stderr, done.stderr
 
 
 def test_our_bugs_show_no_traceback(data, monkeypatch, capsys):

@@ -165,7 +165,7 @@ class Packer:
         """
         if isinstance(records, Mapping):
             records = records.items()
-        if isinstance(records, (str, bytes)):
+        if isinstance(records, (str, bytes)) or not isinstance(records, Iterable):
             raise UsageError(
                 f"extend takes records, not {type(records).__name__}",
                 remedy="pairs, Records, a mapping, or Arrow",
@@ -451,7 +451,11 @@ def _skipped(call: Call, partition: int, keys: Any, values: Any, which: Any) -> 
 
 def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
     """Headers as given, as pairs; UsageError unless they are str and bytes or None."""
-    pairs = tuple(headers.items()) if isinstance(headers, Mapping) else tuple(tuple(pair) for pair in headers)
+    try:
+        given = headers.items() if isinstance(headers, Mapping) else headers
+        pairs = tuple(tuple(pair) for pair in given)
+    except TypeError:
+        pairs = ((),)  # no pairs at all: refused like those that are not right
     for pair in pairs:
         if (
             len(pair) != 2
@@ -461,4 +465,4 @@ def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
             raise UsageError(
                 "headers are pairs of str and bytes or None", remedy='headers={"source": b"loader"}'
             )
-    return pairs  # type: ignore[return-value]  # looked at one by one above
+    return pairs

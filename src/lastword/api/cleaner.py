@@ -9,23 +9,21 @@ a known cleanup.policy are never touched.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lastword.api.work import DirectoryWork
 from lastword.cleaner import quarantine
-from lastword.cleaner.scheduler import STOP_SECONDS, Scheduler
-from lastword.cleaner.states import Kind, State, States
+from lastword.cleaner.scheduler import STOP_SECONDS
+from lastword.cleaner.states import Kind, State
 from lastword.cleaner.tasks import Done
-from lastword.errors import NoPolicyError, QuarantinedError
+from lastword.errors import QuarantinedError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.units import format_bytes, parse_bytes
 from lastword.values import Value
 
 if TYPE_CHECKING:
-    from lastword.api.found import Found, PathLike
-    from lastword.config.instance import LogConfig
+    from lastword.api.background import Background
+    from lastword.api.found import PathLike
     from lastword.tools.verify import Verification
 
 
@@ -94,21 +92,11 @@ class Cleaner:
     the threads, and must open the directory again.
     """
 
-    def __init__(self, found: Found) -> None:
-        self._found = found
-        settings = found.settings.instance
-        self._states = States(found._clock)
-        self._drives = found._drives
-        self._work = DirectoryWork(found._spread, self._drives, self._states, found._clock)
-        self._scheduler = Scheduler(
-            self._work,
-            clock=found._clock,
-            states=self._states,
-            threads=settings.log_cleaner_threads,
-            backoff_ms=settings.log_cleaner_backoff_ms,
-            chores_ms=settings.log_retention_check_interval_ms,
-        )
-        self._applied = settings
+    def __init__(self, background: Background) -> None:
+        self._found = background.found
+        self._states = background.states
+        self._drives = background.drives
+        self._scheduler = background.scheduler
 
     def __repr__(self) -> str:
         return f"Cleaner({self.status()})"
@@ -225,40 +213,6 @@ class Cleaner:
         names = self._drives.names if drive is None else [os.fspath(drive)]
         for budget in [self._drives.budget(name) for name in names]:
             budget.set(rate)
-
-    # -------------------------------------------------------------- for the rest of `api`
-
-    def run_for(
-        self, only: tuple[str, int | None] | None, backoff_ms: int, on_done: Callable[[Done], None]
-    ) -> None:
-        """Start at once, look so often, at one topic only if it is named, and tell of every round."""
-        self._found._check_writable()
-        if only is not None and self._found._config(only[0]).cleanup_policy is None:
-            raise NoPolicyError.of(only[0], self._found.paths[0])
-        self._work.only = only
-        self._work.forget()
-        self._scheduler.backoff_ms = backoff_ms
-        self._scheduler.on_done = on_done
-        self._scheduler.start(at_once=True)
-
-    def forget(self, topic: str, partitions: Iterable[int]) -> None:
-        """A topic is gone: another one of its name begins without its pauses."""
-        for number in partitions:
-            self._states.forget(TopicPartition(topic, number))
-            self._scheduler.forgive(TopicPartition(topic, number))
-
-    def settings_changed(self) -> None:
-        """Take over what the settings say now, where they say something else than before, and look."""
-        now: LogConfig = self._found.settings.instance
-        before, self._applied = self._applied, now
-        if now.log_cleaner_backoff_ms != before.log_cleaner_backoff_ms:
-            self._scheduler.backoff_ms = now.log_cleaner_backoff_ms
-        self._scheduler.chores_ms = now.log_retention_check_interval_ms
-        limits = now.log_cleaner_io_max_bytes_per_second, now.drives
-        if limits != (before.log_cleaner_io_max_bytes_per_second, before.drives):
-            self._drives.set_all(*limits)
-        self._work.forget()
-        self._scheduler.wake()
 
     def _named(self, topic: str, partition: int) -> TopicPartition:
         self._found._check_writable()

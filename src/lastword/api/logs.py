@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastword import files as storage
+from lastword.api.background import Background
 from lastword.api.cleaner import Cleaner
 from lastword.api.found import PathLike
 from lastword.api.progress import listener
@@ -66,7 +67,7 @@ def open(
         raise UsageError(
             f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" looks, "a" reads, appends and cleans'
         )
-    paths = [os.fspath(path)] if isinstance(path, (str, os.PathLike)) else [os.fspath(one) for one in path]
+    paths = _paths(path)
     if not paths:
         raise UsageError("no directory given", remedy='lastword.open("data")')
     if len({os.path.realpath(one) for one in paths}) != len(paths):
@@ -100,6 +101,16 @@ def open(
         if logs.settings.instance.log_cleaner_enable:
             logs.cleaner.start()
     return logs
+
+
+def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
+    try:
+        several = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+        return [os.fspath(one) for one in several]
+    except TypeError:
+        raise UsageError(
+            f"{given!r} is no path", remedy='lastword.open("data"), or a list of paths'
+        ) from None
 
 
 class LogDir(Verbs):
@@ -140,7 +151,11 @@ class LogDir(Verbs):
     @cached_property
     def cleaner(self) -> Cleaner:
         """The background cleaner. In mode "a" it runs, unless `log_cleaner_enable=False`."""
-        return Cleaner(self)
+        return Cleaner(self._background)
+
+    @cached_property
+    def _background(self) -> Background:
+        return Background(self)
 
     # -------------------------------------------------------------- topics
 
@@ -253,8 +268,8 @@ class LogDir(Verbs):
             for home in homes:
                 home.delete_topic(name)
         remove_topic_settings(self._files, self._settings_file, name)
-        if "cleaner" in self.__dict__:
-            self.cleaner.forget(name, partitions)
+        if "_background" in self.__dict__:
+            self._background.forget(name, partitions)
         self._reload()
         self._spread.write_list()
 
@@ -290,8 +305,8 @@ class LogDir(Verbs):
 
     def _reload(self) -> None:
         super()._reload()
-        if "cleaner" in self.__dict__:
-            self.cleaner.settings_changed()
+        if "_background" in self.__dict__:
+            self._background.settings_changed()
 
     # -------------------------------------------------------------- state
 
@@ -322,6 +337,10 @@ class LogDir(Verbs):
         from lastword.api.ranges import ranges
         from lastword.state.state import State
 
+        if default is not None and not callable(default):
+            raise UsageError(
+                f"default={default!r} is no function", remedy="default=int makes 0 of a key that is not there"
+            )
         if self.mode == "a" and name not in self._homes():
             topic = self.create_topic(
                 name,
@@ -387,5 +406,5 @@ class LogDir(Verbs):
                 stack.callback(directory.close)
             for watch in self._watches:
                 stack.callback(watch.close)
-            if "cleaner" in self.__dict__:
-                stack.callback(self.cleaner.stop)
+            if "_background" in self.__dict__:
+                stack.callback(self._background.scheduler.stop)

@@ -96,9 +96,10 @@ def _reason(error: Exception) -> str:
         return "out of range, or not of its length"
     if isinstance(error, (TypeError, ValueError)) and isinstance(error.__cause__, type(None)):
         text = str(error)
-        return (
-            text if "not JSON serializable" in text or text.startswith("expected ") else type(error).__name__
-        )
+        if "not JSON compliant" in text:
+            return "JSON has no nan and no inf"
+        known = "not JSON serializable" in text or text.startswith("expected ")
+        return text if known else type(error).__name__
     return type(error).__name__
 
 

@@ -23,6 +23,8 @@ def keep_cleaning(
     """Clean and expire what is due, look so often, and tell of each round as it ends. SIGINT ends it with
     KeyboardInterrupt, SIGTERM without; a round that runs then ends at its next safe point.
     """
+    from lastword.api.background import run_for
+
     ended: queue.SimpleQueue[Done] = queue.SimpleQueue()
     totals = {"rounds": 0, "deletions": 0, "failed": 0, "read_bytes": 0, "written_bytes": 0, "freed_bytes": 0}
     with ExitStack() as stack:
@@ -36,7 +38,7 @@ def keep_cleaning(
         if bytes_per_second is not None:
             logs.cleaner.set_budget(bytes_per_second)
         only = None if target.topic is None else (target.topic, target.partition)
-        logs.cleaner.run_for(only, every_ms, ended.put)
+        run_for(logs, only, every_ms, ended.put)
         out.say(f"cleaning what is due every {format_duration(every_ms)}; Ctrl-C ends it")
         while not told:
             try:

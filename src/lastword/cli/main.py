@@ -7,6 +7,7 @@ whoever reads has seen enough.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated, Any
@@ -35,8 +36,8 @@ from lastword.cli import (
     verify,
 )
 from lastword.cli.options import ClosedPipe, version_option
-from lastword.cli.output import Output
-from lastword.errors import LastwordError, UsageError, nearest
+from lastword.cli.output import INTERRUPTED, Output
+from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, nearest
 
 app = typer.Typer(
     name="lastword",
@@ -48,7 +49,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-INTERRUPTED = 130
 LOOKS = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
 CHANGES = (create, config, append, clean, expire, trim, drop, lease)
 for module in (*LOOKS, *CHANGES, demo, bench):
@@ -77,6 +77,10 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         _forget_stdout()
         code = 0
+    except OSError as error:
+        Output(as_json="--json" in arguments).error(_no_output(error))
+        _forget_stdout()
+        code = _no_output(error).exit_code
     sys.exit(code)
 
 
@@ -95,10 +99,14 @@ def run(arguments: list[str]) -> int:
         _forget_stdout()
         return 0
     except (KeyboardInterrupt, typer.Abort):
-        talk.say("interrupted: stopped at a safe point, what was finished stays")
+        talk.interrupted()
         return INTERRUPTED
     except typer.Exit as leave:
         return leave.exit_code
+    except OSError as error:  # of files, errors have their own names: what is left is stdout
+        talk.error(_no_output(error))
+        _forget_stdout()
+        return _no_output(error).exit_code
     except Exception as error:
         # By name, and with its method unknown to mypy: typer has it from the click inside it.
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -108,6 +116,13 @@ def run(arguments: list[str]) -> int:
             talk.error(_usage(error, arguments))
             return 2
         return _our_bug(error, talk)
+
+
+def _no_output(error: OSError) -> LastwordError:
+    message = f"cannot write what is to be told: {error.strerror}"
+    if error.errno == errno.ENOSPC:
+        return DiskFullError(message, remedy="free space there, or send it elsewhere")
+    return StorageError(message, remedy="send it elsewhere", errno=error.errno)
 
 
 def _usage(error: Any, arguments: list[str]) -> UsageError:

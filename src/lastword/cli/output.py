@@ -17,11 +17,13 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from lastword.api.json_form import bytes_json
+from lastword.cli.remedies import remedy_of
 from lastword.cli.text import cut, table, terminal_width
 from lastword.errors import LastwordError
 from lastword.values import Progress
 
 BAR_AFTER_SECONDS = 1.0
+INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 COLORS = {"red": "31", "yellow": "33", "dim": "2"}
 
 
@@ -94,7 +96,7 @@ class Output:
     def error(self, error: BaseException) -> None:
         """`error: ...` and `  fix: ...`, or one object; never a traceback."""
         message = error.message if isinstance(error, LastwordError) else str(error)
-        remedy = error.remedy if isinstance(error, LastwordError) else getattr(error, "remedy", None)
+        remedy = remedy_of(error)
         if self.as_json:
             self._talk(
                 "error",
@@ -111,6 +113,15 @@ class Output:
         self.stderr.write(self.paint("error:", "red") + f" {message}\n")
         if remedy:
             self.stderr.write(f"  fix: {remedy}\n")
+
+    def interrupted(self) -> None:
+        """The last word of a command that Ctrl-C ended."""
+        message = "interrupted: stopped at a safe point, what was finished stays"
+        if not self.as_json:
+            self.say(message)
+            return
+        fields = {"class": "KeyboardInterrupt", "message": message, "remedy": "run it again to go on"}
+        self._talk("error", {**fields, "file": None, "position": None, "code": INTERRUPTED})
 
     def _talk(self, kind: str, fields: dict[str, Any]) -> None:
         self.stderr.write(

@@ -16,9 +16,11 @@ from lastword.config.setting import Setting
 from lastword.config.toml import Entry, read_entries
 from lastword.config.topic import TOPIC_SETTINGS, TopicConfig
 from lastword.errors import (
+    FileVanishedError,
     InvalidSettingError,
     StorageError,
     UnknownSettingError,
+    UsageError,
     nearest,
     unknown_setting,
 )
@@ -201,7 +203,7 @@ def parse_named(
         setting = known.get(given) or by_keyword.get(given)
         if setting is None:
             spelled: Iterable[str] = known if "." in given else [*by_keyword, *known]
-            problems.add(unknown_setting(given, spelled), unknown=True)
+            problems.add(_unknown(given, known, spelled), unknown=True)
         elif value is None:
             parsed[setting.name] = None
         else:
@@ -210,6 +212,13 @@ def parse_named(
             except ValueError as error:
                 problems.add(f"{given}: {error}")
     return parsed
+
+
+def _unknown(given: str, known: Mapping[str, Setting], spelled: Iterable[str]) -> str:
+    dotted = given if "." in given else given.replace("_", ".")
+    if known is TOPIC_SETTINGS and dotted in INSTANCE_SETTINGS:
+        return f"{given} holds for the whole directory, not for one topic: leave the topic out"
+    return unknown_setting(given, spelled)
 
 
 def _arguments(values: Mapping[str, Any], problems: Problems) -> Layer:
@@ -265,8 +274,17 @@ def _read(file: str) -> str:
 
     try:
         return DEFAULT.read_bytes(file).decode("utf-8")
+    except FileVanishedError:
+        raise UsageError(
+            f"there is no settings file {file}", remedy="check the path, or leave config out", file=file
+        ) from None
     except UnicodeDecodeError as error:
-        raise InvalidSettingError(f"{file}: not UTF-8 at byte {error.start}", file=file) from None
+        raise InvalidSettingError(
+            f"{file}: not UTF-8 at byte {error.start}",
+            remedy="save it as UTF-8",
+            file=file,
+            position=error.start,
+        ) from None
 
 
 def _place(

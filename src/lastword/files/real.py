@@ -68,14 +68,18 @@ def translate(error: OSError, path: str, doing: str, *, changing: bool) -> Lastw
             free = 0
         return DiskFullError(message, remedy="free space on the drive", file=path, free_bytes=free)
     if error.errno == errno.ENOENT:
-        return FileVanishedError(message, file=path, errno=error.errno)
+        remedy = "check the path; a file that another process has just removed is found anew on a second try"
+        return FileVanishedError(message, remedy=remedy, file=path, errno=error.errno)
     if error.errno == errno.EEXIST:
-        return FileTakenError(message, file=path, errno=error.errno)
+        return FileTakenError(message, remedy="move it away", file=path, errno=error.errno)
     if changing and error.errno in FORBIDDEN:
         return ReadOnlyError(message, remedy="check owner and permissions, or open it to read", file=path)
     if error.errno == errno.ELOOP:
         message = f"cannot {doing} {path}: it is a symbolic link"
-    return StorageError(message, file=path, errno=error.errno)
+        return StorageError(message, remedy="put the file itself there", file=path, errno=error.errno)
+    forbidden = error.errno in (errno.EACCES, errno.EPERM)
+    remedy = "check owner and permissions" if forbidden else "check the path, and the drive"
+    return StorageError(message, remedy=remedy, file=path, errno=error.errno)
 
 
 class OsHandle(Handle):
@@ -354,7 +358,12 @@ class OsFiles(Files):
             raise translate(error, path, "open", changing=changing) from error
         if not modes.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise StorageError(f"cannot open {path}: not a regular file", file=path, errno=errno.EINVAL)
+            raise StorageError(
+                f"cannot open {path}: not a regular file",
+                remedy="name a file",
+                file=path,
+                errno=errno.EINVAL,
+            )
         again = flags & ~(os.O_CREAT | os.O_EXCL)
         return OsHandle(fd, path, self._root(path), self.descriptors, again)
 

@@ -59,8 +59,11 @@ def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
     added.
     """
     if not files.is_dir(root):
-        what = "is no directory" if files.exists(root) else "does not exist"
-        raise NotALogDirError(f"{root} {what}", remedy=f'lastword.open("{root}", "a") makes one', file=root)
+        if files.exists(root):
+            raise NotALogDirError(f"{root} is no directory", remedy="give the directory itself", file=root)
+        raise NotALogDirError(
+            f"{root} does not exist", remedy=f'lastword.open("{root}", "a") makes one', file=root
+        )
     listing = files.listdir(root)
     if any(names.parse_segment_file(name) is not None for name in listing):
         parent = os.path.dirname(os.path.realpath(root))

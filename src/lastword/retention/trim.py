@@ -18,7 +18,7 @@ def trim_offset(view: PartitionView, before: int | datetime) -> int:
     if isinstance(before, datetime):
         found = view.offset_at(to_ms(before))
         return view.log_end if found is None else max(found, view.log_start)
-    if isinstance(before, bool) or not isinstance(before, int):
+    if isinstance(before, bool) or not isinstance(before, int) or before < 0:
         raise UsageError(
             f"before={before!r} is no place in a log", remedy="give an offset or an aware datetime"
         )
