@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -263,3 +264,20 @@ def test_a_quiet_log_of_ones_own_is_not_listed_again(writer, clock, monkeypatch)
     clock.todo = [lambda: None] * 20 + [put(writer, 2)]
     assert len(seen(writer.topic("a").read(follow=True, timeout=9, partition=0))) == 2
     assert views == [("a", 0)]
+
+
+def test_a_partition_that_the_topic_gets_meanwhile_is_read_from_its_beginning(writer, clock):
+    """A broker adds partitions; one that was named is followed alone."""
+    put(writer, 1)()
+
+    def grow() -> None:
+        shutil.copytree(Path(writer.paths[0]) / "a-0", Path(writer.paths[0]) / "a-2")
+
+    for only, more in ((None, [(2, b"1")]), (0, [])):
+        with lastword.open(writer.paths[0], clock=clock) as logs:
+            topic = logs.topic("a")
+            clock.todo = [grow, lambda: clock.advance(1000)]
+            found = topic.read(follow=True, timeout=2, partition=only)
+            assert seen(found) == [(0, b"1"), *more]
+            assert found.position == ({0: 1, 1: 0, 2: 1} if more else {0: 1})
+        shutil.rmtree(Path(writer.paths[0]) / "a-2")

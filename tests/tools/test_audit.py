@@ -129,3 +129,33 @@ def test_against_the_table_in_words(tmp_path_factory, logged, delivered):
         found = topic.audit(delivered=delivered)
     assert {row.key: row.kind for row in found.rows} == expected
     assert found.ok == (not expected)
+
+
+def test_one_partition_of_a_table_that_does_not_say_partitions(tmp_path, clock):  # noqa: F811
+    """A key of another partition is no phantom of this one; one that nobody logged is, where it would lie."""
+    with lastword.open(tmp_path / "data", "a", clock=clock) as logs:  # noqa: F811
+        topic = logs.create_topic("users", 2, key_serializer="str", cleanup_policy="compact")
+        placed = {f"user-{n}": topic.append(f"user-{n}", b"x") for n in range(20)}
+        table = {key: done.offset for key, done in placed.items()}
+        assert topic.audit(0, delivered=table).ok and topic.audit(1, delivered=table).ok
+        unknown = [topic.audit(n, delivered={**table, "eve": 3}).counts["phantom"] for n in (0, 1)]
+        assert sorted(unknown) == [0, 1]
+
+
+def test_every_topic_against_another_directory(tmp_path, clock):  # noqa: F811
+    with (
+        lastword.open(tmp_path / "one", "a", clock=clock) as one,
+        lastword.open(tmp_path / "two", "a", clock=clock) as two,
+    ):
+        for logs in (one, two):
+            for name in ("users", "cities"):
+                logs.create_topic(name, key_serializer="str", cleanup_policy="compact").append("a", b"1")
+        assert one.audit(delivered=two).ok
+        one.topic("users").append("b", b"2")
+        found = one.audit(delivered=two)
+        assert found.counts["right"] == 2 and [(row.topic, row.kind) for row in found.rows] == [
+            ("users", "missing")
+        ]
+        two.create_topic("more")
+        with pytest.raises(errors.UnknownTopicError, match=r"no topic 'more' in .*one"):
+            one.audit(delivered=two)

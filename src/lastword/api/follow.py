@@ -2,11 +2,12 @@
 
 A poll, not a notification, for the writer is another process that knows nothing of its readers. The pauses
 grow from 5 to 100 ms while nothing comes. A look at an unchanged partition costs two looks at file names.
+A topic can get more partitions, and each of them is read from its beginning: nothing of it was there before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 
 from lastword.api.ranges import Range
 from lastword.clock import Clock
@@ -16,6 +17,7 @@ from lastword.partition.front import read_note
 
 SHORTEST_PAUSE_SECONDS = 0.005
 LONGEST_PAUSE_SECONDS = 0.1
+NEW_PARTITIONS_SECONDS = 1.0  # a look at the whole directory, so not with every poll
 
 
 class Follow:
@@ -23,18 +25,23 @@ class Follow:
 
     position   per partition the next offset: moved on by the reader, who is also to call `heard` when a range
                had a record for it
+    added      gives the partitions that have come meanwhile, of those it is told; they are followed too, and
+               `position` gets them. None: only `watches`
     """
 
     def __init__(
         self,
         watches: Mapping[int, Watch],
-        position: Mapping[int, int],
+        position: MutableMapping[int, int],
         clock: Clock,
         *,
         timeout: float | None = None,
         committed: bool = True,
+        added: Callable[[Collection[int]], Mapping[int, Watch]] | None = None,
     ) -> None:
-        self._watches = watches
+        self._watches = dict(watches)
+        self._added = added
+        self._looked_for_more = clock.monotonic()
         self._position = position
         self._clock = clock
         self._timeout = timeout
@@ -54,6 +61,9 @@ class Follow:
                     found = True
                     yield due
             now = self._clock.monotonic()
+            if self._added is not None and now - self._looked_for_more >= NEW_PARTITIONS_SECONDS:
+                self._looked_for_more = now
+                found = self._take_in(self._added(self._watches)) or found
             if self._heard:
                 quiet_since, self._heard = now, False
             left = LONGEST_PAUSE_SECONDS if self._timeout is None else quiet_since + self._timeout - now
@@ -65,6 +75,12 @@ class Follow:
                 return
             self._clock.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _take_in(self, added: Mapping[int, Watch]) -> bool:
+        for partition, watch in sorted(added.items()):
+            self._watches[partition] = watch
+            self._position[partition] = watch.look().log_start
+        return bool(added)
 
     def _due(self, partition: int, watch: Watch) -> Range | None:
         view = watch.look()

@@ -22,6 +22,7 @@ from lastword.errors import (
 )
 from lastword.files import Files
 from lastword.logdir import DirRecovery, LogDirectory, Spread
+from lastword.partition import leases
 from lastword.segment import names
 
 if TYPE_CHECKING:
@@ -78,6 +79,27 @@ class Found:
         if topic not in homes:
             raise UnknownTopicError.named(topic, ", ".join(self.paths), homes)
         return homes[topic]
+
+    def _one_topic(self, topic: str | None) -> str:
+        """The topic that was named, or the only one; UsageError names those there are to choose from."""
+        if topic is not None:
+            return topic
+        there = list(self._homes())
+        if len(there) == 1:
+            return there[0]
+        where = ", ".join(self.paths)
+        if not there:
+            raise UsageError(f"{where} has no topics", remedy="create_topic makes one")
+        named = ", ".join(there[:10]) + (", ..." if len(there) > 10 else "")
+        raise UsageError(f"{where} has {len(there)} topics", remedy=f"name one of them: {named}")
+
+    def _gone_below(self, topic: str, partition: int) -> int:
+        """A key whose newest record lay below this offset may have left the log with its tombstone."""
+        view = self._view(topic, partition)
+        cleaned = max(
+            self._first_dirty(topic, partition) or 0, leases.dropped_up_to(self._files, view.directory)
+        )
+        return max(view.log_start, min(cleaned, view.log_end))
 
     def _home(self, topic: str, partition: int) -> LogDirectory:
         found = self._spread.home(topic, partition)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
@@ -318,8 +318,8 @@ class Topic(Generic[K, V]):
         keys         only records with one of these keys
         view         "log": every record; "latest": the newest value per key, no tombstones; "changes": the
                      newest record per key in the range, tombstones too
-        follow       after what is there, records as they come, from any partition; beside a writer in another
-                     process too
+        follow       after what is there, records as they come, from any partition, also from one that the
+                     topic gets meanwhile; beside a writer in another process too
         timeout      with `follow`: end after so many seconds without a record; None: never
         isolation    "read_committed": ends where the oldest open transaction begins, and leaves out aborted
                      ones; "read_uncommitted": all. Transaction markers never show
@@ -346,11 +346,11 @@ class Topic(Generic[K, V]):
             keys=encoded_keys(keys, self.key_serializer),
             map_bytes=self._logs.settings.instance.map_bytes,
             committed=committed,
-            follow=self._follow(views, timeout, committed) if follow else None,
+            follow=self._follow(views, timeout, committed, partition is None) if follow else None,
         )
 
     def _follow(
-        self, views: Mapping[int, PartitionView], timeout: float | None, committed: bool
+        self, views: Mapping[int, PartitionView], timeout: float | None, committed: bool, every: bool
     ) -> Callable[[dict[int, int]], Follow]:
         def ends(number: int) -> tuple[int, int, int]:
             log = self._logs._log(self.name, number)
@@ -363,9 +363,20 @@ class Topic(Generic[K, V]):
                 (lambda: ends(number)) if self._logs.mode == "a" else None,
             )
 
+        def added(known: Collection[int]) -> dict[int, Watch]:
+            now = self._logs._views(self.name)
+            return {number: watch(number, now[number]) for number in now if number not in known}
+
         def following(position: dict[int, int]) -> Follow:
             watches = {number: watch(number, view) for number, view in sorted(views.items())}
-            return Follow(watches, position, self._logs._clock, timeout=timeout, committed=committed)
+            return Follow(
+                watches,
+                position,
+                self._logs._clock,
+                timeout=timeout,
+                committed=committed,
+                added=added if every else None,
+            )
 
         return following
 
@@ -463,7 +474,9 @@ class Topic(Generic[K, V]):
 
         OffsetOutOfRangeError above a log end: nothing was changed.
         """
-        return self._logs._trim(self.name, partition, before)
+        from lastword.api.retaining import trim
+
+        return trim(self._logs, self.name, partition, before)
 
     def audit(
         self,
@@ -474,9 +487,20 @@ class Topic(Generic[K, V]):
         progress: ProgressLike | bool | None = None,
     ) -> Audit:
         """What was delivered against what is logged, per key; see `LogDir.audit`."""
-        return self._logs.audit(
-            self.name, partition, delivered=delivered, most_rows=most_rows, progress=progress
+        from lastword.api.auditing import audited
+
+        return audited(
+            self._logs,
+            self.name,
+            partition,
+            delivered,
+            most_rows=most_rows,
+            progress=progress,
+            partitioner=self._partitioner,
         )
+
+    def _partition_of(self, key: bytes) -> int:
+        return partitioners.choose(self._partitioner, key, self.partitions)
 
     def restore(
         self,
@@ -492,12 +516,10 @@ class Topic(Generic[K, V]):
     def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
         """Why a partition is or is not due, and which rule keeps each record of `key`; see
         `LogDir.explain`."""
-        return self._explain(partition, None if key is None else self.key_serializer.encode(key, "key"))
-
-    def _explain(self, partition: int | None, key: bytes | None) -> Explanation:
         from lastword.api.explaining import explained
 
-        return explained(self._logs, self.name, partition, key, self._partitioner)
+        data = None if key is None else self.key_serializer.encode(key, "key")
+        return explained(self._logs, self.name, partition, data, self._partitioner)
 
     def simulate(
         self,

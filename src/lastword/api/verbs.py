@@ -8,29 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from lastword.api.due import by_accounts, clean_due, plan_due
 from lastword.api.found import Found, PathLike
-from lastword.api.progress import Meter, listener
-from lastword.errors import (
-    CapacityError,
-    DataError,
-    LastwordError,
-    NoPolicyError,
-    QuarantinedError,
-    StorageError,
-)
-from lastword.logdir.checkpoints import TopicPartition
+from lastword.api.progress import listener
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
-    from lastword.accounts.deletes import Clocks
     from lastword.api.logs import LogDir
     from lastword.api.ranges import Bounds
     from lastword.cleaner import CleanRound, Plan
-    from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
     from lastword.state.state import Restored
     from lastword.tools.audit import Audit
@@ -54,46 +41,9 @@ class Verbs(Found):
     ) -> list[Plan]:
         """What `clean` with these arguments and `expire` would do now, or leave, and why: a `Plan` for each
         partition, and one more with the action `delete` where retention would remove something."""
-        from lastword.cleaner.cleaner import plan
-        from lastword.retention.expire import outlook
+        from lastword.api import cleaning
 
-        chosen = self._chosen(topic, partition)
-        views = [(name, number, self._view(name, number)) for name, number in chosen]
-        meter = Meter("plan", progress, sum(segment.size for *_, view in views for segment in view.segments))
-        accounts = {name for name, _ in chosen if due and by_accounts(self, name, strategy)}
-        planned = {
-            (one.topic, one.partition): one
-            for one in plan_due(self, {tp for tp in chosen if tp[0] in accounts}, strategy)
-        }
-        found = []
-        for name, number, view in views:
-            config = self._config(name)
-            retention = outlook(view, config, self._clock.now_ms())
-            if retention.removes:
-                found.append(_plan_of(retention, view))
-            if (name, number) in planned:
-                found.append(planned[name, number])
-                continue
-            with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
-                found.append(
-                    plan(
-                        view,
-                        config,
-                        files=self._files,
-                        clock=self._clock,
-                        first_dirty=self._first_dirty(name, number),
-                        due=due,
-                        strategy=strategy or config.lastword_strategy,
-                        map_bytes=self.settings.instance.map_bytes,
-                        clocks=self._clocks(name, number),
-                        progress=part,
-                    )
-                )
-        return found
-
-    def _clocks(self, name: str, number: int) -> Clocks | None:
-        held = self._home(name, number).ledgers.held(TopicPartition(name, number))
-        return None if held is None or not held.exact else held.deletes.running()
+        return cleaning.plan(self, topic, partition, due=due, strategy=strategy, progress=progress)
 
     def clean(
         self,
@@ -117,88 +67,11 @@ class Verbs(Found):
         raised at the end, with `error.rounds`. NoPolicyError for a topic given by name that may not be
         compacted.
         """
-        from lastword.cleaner.cleaner import clean
+        from lastword.api import cleaning
 
-        self._check_writable()
-        chosen = self._chosen(topic, partition)
-        if topic is not None:
-            self._check_policy(topic)
-        compacted = [(name, number) for name, number in chosen if self._config(name).compacts]
-        rounds: list[CleanRound] = []
-        failed: LastwordError | None = None
-        sizes = {tp: self._size(*tp) for tp in compacted}
-        meter = Meter("clean", progress, sum(sizes.values()))
-        accounts = [tp for tp in compacted if due and by_accounts(self, tp[0], strategy)]
-        if accounts:
-            compacted = [tp for tp in compacted if tp not in accounts]
-            errors: list[LastwordError] = []
-            rounds += clean_due(self, accounts, strategy, meter, stop, errors)
-            failed = errors[0] if errors else None
-            if topic is not None and failed is None and not rounds:
-                for tp in accounts:
-                    self._check_quarantine(*tp)
-        for name, number in compacted:
-            if stop is not None and stop():
-                break
-            try:
-                with meter.progress_part(sizes[name, number]) as part:
-                    done = self._clean_one(clean, name, number, due, strategy, part, stop)
-                if done is not None:
-                    rounds.append(done)
-                elif topic is not None:
-                    self._check_quarantine(name, number)
-            except (DataError, CapacityError, StorageError) as error:
-                failed = failed or error
-        if failed is not None:
-            if len(compacted) + len(accounts) > 1:
-                failed.message += f"; {len(rounds)} others cleaned"
-                failed.args = (failed.message,)
-            failed.rounds = rounds  # type: ignore[attr-defined]  # what was done, for who catches it
-            raise failed
-        return rounds
-
-    def _clean_one(
-        self,
-        clean: Callable[..., CleanRound | None],
-        name: str,
-        number: int,
-        due: bool,
-        strategy: str | None,
-        progress: ProgressLike | None,
-        stop: Callable[[], bool] | None,
-    ) -> CleanRound | None:
-        config = self._config(name)
-        home = self._home(name, number)
-        threads = self.settings.instance.log_cleaner_threads
-        with home.claim(name, number):
-            if (strategy or config.lastword_strategy) == "generational":
-                from lastword.cleaner.drive import Place, rewrite
-
-                place = Place(TopicPartition(name, number), home)
-                budget = self._drives.budget(home.path)
-                return rewrite(
-                    place, None, due=False, progress=progress, stop=stop, budget=budget, threads=threads
-                )
-            return clean(
-                home.log(name, number),
-                config,
-                first_dirty=home.first_dirty(name, number),
-                record_first_dirty=lambda offset: home.set_first_dirty(name, number, offset),
-                due=due,
-                strategy=strategy or config.lastword_strategy,
-                map_bytes=self.settings.instance.map_bytes,
-                progress=progress,
-                stop=stop,
-                budget=self._drives.budget(home.path),
-                threads=threads,
-            )
-
-    def _size(self, name: str, number: int) -> int:
-        """Bytes of a partition; 0 for one that cannot be opened, which is told when it is its turn."""
-        try:
-            return sum(segment.size for segment in self._home(name, number).log(name, number).segments)
-        except (DataError, StorageError):
-            return 0
+        return cleaning.clean(
+            self, topic, partition, due=due, strategy=strategy, progress=progress, stop=stop
+        )
 
     def expire(self, topic: str | None = None, partition: int | None = None) -> list[Deletion]:
         """Apply retention by time, size and log start now; returns a `Deletion` for each partition that lost
@@ -207,86 +80,13 @@ class Verbs(Found):
         A partition whose files cannot be changed does not stop the others: its error is raised at the end,
         with `error.deletions`. NoPolicyError for a topic given by name whose policy is not known.
         """
-        from lastword.retention.expire import expire
+        from lastword.api import retaining
 
-        self._check_writable()
-        chosen = self._chosen(topic, partition)
-        if topic is not None and self._config(topic).cleanup_policy is None:
-            raise NoPolicyError.of(topic, self.paths[0])
-        done: list[Deletion] = []
-        failed: LastwordError | None = None
-        for name, number in chosen:
-            if self._config(name).cleanup_policy is None:
-                continue
-            try:
-                found = expire(self._home(name, number), name, number)
-            except (DataError, CapacityError, StorageError) as error:
-                failed = failed or error
-                continue
-            if found.removes:
-                done.append(found)
-        for home in self._directories:
-            home.remove_waste()
-        if failed is not None:
-            failed.deletions = done  # type: ignore[attr-defined]  # likewise
-            raise failed
-        return done
-
-    def _expire_outlook(self, topic: str | None, partition: int | None) -> list[Deletion]:
-        """What `expire` would do with every partition, also with those that lose nothing."""
-        from lastword.retention.expire import outlook
-
-        now_ms = self._clock.now_ms()
-        return [
-            outlook(self._view(name, number), self._config(name), now_ms)
-            for name, number in self._chosen(topic, partition)
-        ]
-
-    def _trim(
-        self, topic: str, partition: int | None, before: int | datetime, *, dry_run: bool = False
-    ) -> dict[int, int]:
-        """See `Topic.trim`. All partitions are looked at before the first one is changed."""
-        from lastword.retention.trim import trim_offset
-
-        numbers = [number for _, number in self._chosen(topic, partition)]
-        wanted = {number: trim_offset(self._view(topic, number), before) for number in numbers}
-        if dry_run:
-            return wanted
-        self._check_writable()
-        for number, offset in wanted.items():
-            home = self._home(topic, number)
-            with home.claim(topic, number):
-                home.raise_log_start(topic, number, offset, "trim")
-                home.log(topic, number).remove_front()
-        return {number: self._home(topic, number).log(topic, number).log_start for number in numbers}
-
-    def _check_policy(self, topic: str) -> None:
-        policy = self._config(topic).cleanup_policy
-        if policy is None:
-            raise NoPolicyError.of(topic, self.paths[0])
-        if "compact" not in policy:
-            raise NoPolicyError(
-                f"{topic} has cleanup.policy={','.join(sorted(policy))}: superseded records stay",
-                remedy=f"lastword config {self.paths[0]} {topic} --set cleanup.policy=compact,delete",
-            )
-
-    def _check_quarantine(self, name: str, number: int) -> None:
-        from lastword.cleaner import quarantine
-
-        directory = self._home(name, number).directory(name, number)
-        found = quarantine.load(self._files, directory)
-        if found is not None:
-            raise QuarantinedError(
-                f"{name}-{number} is quarantined: {found.reason}",
-                remedy=f"{quarantine.RESTORE}, then {quarantine.retrying(directory, f'{name}-{number}')}",
-                file=found.file,
-                position=found.position,
-                offset=found.offset,
-            )
+        return retaining.expire(self, topic, partition)
 
     def audit(
         self,
-        topic: str,
+        topic: str | None = None,
         partition: int | None = None,
         *,
         delivered: Any,
@@ -296,43 +96,22 @@ class Verbs(Found):
         """Per key, the newest offset that was delivered against the newest that is logged: what is missing,
         stale or phantom. Changes nothing.
 
+        topic       None: the only one; against another `LogDir` every topic, which both must have
         delivered   a mapping of keys to offsets; a table with columns `key` and `offset` (Arrow, Polars,
                     DuckDB), or the path of such a file (.parquet .arrow .jsonl); another `LogDir` or `Topic`
+        partition   only this one. A delivered key that does not say its partition belongs to it if the
+                    topic's partitioner says so
         most_rows   so many keys are named at most; the counts are of all
         """
-        from lastword.api.audited import delivered_of
-        from lastword.partition import leases
-        from lastword.tools.audit import Logged, audit
+        from lastword.api.auditing import audited
 
-        chosen = [(number, self._view(topic, number)) for _, number in self._chosen(topic, partition)]
-        logged = []
-        for number, view in chosen:
-            cleaned = max(
-                self._first_dirty(topic, number) or 0, leases.dropped_up_to(self._files, view.directory)
-            )
-            logged.append(
-                Logged(
-                    view, view.log_start, view.stable_offset, max(view.log_start, min(cleaned, view.log_end))
-                )
-            )
-        map_bytes = self.settings.instance.map_bytes
-        logs = cast("LogDir", self)
-        other = delivered_of(delivered, logs.topic(topic), self._files, map_bytes)
-        meter = Meter("audit", progress, sum(segment.size for _, view in chosen for segment in view.segments))
-        with meter.part(sum(segment.size for _, view in chosen for segment in view.segments)) as tell:
-            return audit(
-                topic,
-                logged,
-                other,
-                memory_bytes=map_bytes,
-                partition=partition,
-                most_rows=most_rows,
-                progress=tell,
-            )
+        return audited(
+            cast("LogDir", self), topic, partition, delivered, most_rows=most_rows, progress=progress
+        )
 
     def restore(
         self,
-        topic: str,
+        topic: str | None = None,
         partition: int | None = None,
         *,
         to: PathLike,
@@ -342,27 +121,33 @@ class Verbs(Found):
         """Write the newest value of every key to a file, `.parquet`, `.arrow` or `.jsonl`: a table for other
         tools, and a snapshot from which `state(snapshot=)` starts. A file that is there is replaced.
 
-        end   as of then, like `Topic.read`'s; OffsetOutOfRangeError where the log was cleaned with what came
-              after, for then what was newest is not known any more
+        topic  None: the only one, for a file holds one topic
+        end    as of then, like `Topic.read`'s; OffsetOutOfRangeError where the log was cleaned with what came
+               after, for then what was newest is not known any more
         """
         from lastword.api.restore import restore
 
+        topic = self._one_topic(topic)
         self._chosen(topic, partition)
         logs = cast("LogDir", self)
         return restore(logs, logs.topic(topic), partition, os.fspath(to), end, progress)
 
-    def explain(self, topic: str, partition: int | None = None, *, key: Any = None) -> Explanation:
+    def explain(
+        self, topic: str | None = None, partition: int | None = None, *, key: Any = None
+    ) -> Explanation:
         """Why a partition is or is not due, and with `key` where each of its records lies and which rule
         keeps or frees it.
 
+        topic       None: the only one
         partition   None: the only one, or the one that holds the key
         key         through the topic's saved serializer
 
-        Takes no lock and changes nothing. UsageError for a topic of several partitions without either.
+        Takes no lock and changes nothing. UsageError names the topics, or the partitions, to choose from.
         """
         from lastword.api.explaining import explained
         from lastword.api.serializers import serializer_of
 
+        topic = self._one_topic(topic)
         serializer = serializer_of(self._config(topic).lastword_key_serializer or "bytes")
         data = None if key is None else serializer.encode(key, "key")
         return explained(self, topic, partition, data, None)
@@ -440,25 +225,3 @@ class Verbs(Found):
             progress=listener(progress),
             clock=self._clock,
         )
-
-
-def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
-    """A `Deletion` as one of the things that could be done."""
-    from lastword.cleaner.choose import Plan, Reason
-
-    return Plan(
-        topic=deletion.topic,
-        partition=deletion.partition,
-        action="delete",
-        due=True,
-        strategy="retention",
-        segments=deletion.segments,
-        read_bytes=0,
-        write_bytes=0,
-        free_bytes=deletion.freed_bytes,
-        exact=True,
-        reasons=tuple(Reason(code, deletion.reason) for code in deletion.codes[:1]),
-        log_start=deletion.log_start,
-        total_segments=len(view.segments),
-        total_bytes=sum(segment.size for segment in view.segments),
-    )

@@ -33,10 +33,12 @@ def expire(
     more: MoreDirs = None,
 ) -> None:
     """Remove old segments: by size and age where cleanup.policy has delete, and below the log start."""
+    from lastword.api.retaining import expire_outlook
+
     target = Target.of(directory, topic, partition, more)
     if dry_run:
         with out.open(target) as logs:
-            found = logs._expire_outlook(target.topic, target.partition)
+            found = expire_outlook(logs, target.topic, target.partition)
         _show(out, found, directory)
         return
     failed: LastwordError | None = None

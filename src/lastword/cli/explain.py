@@ -9,7 +9,6 @@ import typer
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.cli.output import argument_bytes
 from lastword.cli.text import escape
-from lastword.errors import UsageError
 from lastword.units import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 lastword explain data users
+lastword explain data
 lastword explain data users --key bob
 lastword explain /srv/kafka users -p 3 --key bob --json
 """
@@ -41,20 +41,23 @@ def explain(
 
     Changes nothing and takes no lock: it may look at the directory of a running broker.
     """
+    from lastword.api.explaining import explained
+    from lastword.api.places import Places
+
     target = Target.of(directory, topic, partition, more)
-    if target.topic is None:
-        raise UsageError("explain needs a topic", remedy=f"lastword explain {directory} TOPIC")
     with out.open(target) as logs:
-        known = logs.topic(target.topic)
+        places = Places(logs)
         if key is None:
-            numbers = [n for _, n in logs._chosen(target.topic, target.partition)]
-            found = [known.explain(number) for number in numbers]
+            chosen = places.chosen(target.topic, target.partition)
+            found = [logs.explain(name, number) for name, numbers in chosen.items() for number in numbers]
         else:
-            data = argument_bytes(key, known.config.lastword_key_serializer, "key")
-            found = [known._explain(target.partition, data)]
+            name = places.one_topic(target.topic)
+            data = argument_bytes(key, logs.topic(name).config.lastword_key_serializer, "key")
+            found = [explained(logs, name, target.partition, data, None)]
     for one in found:
         _show(out, one, target.paths[0], key)
     out.summary(
+        None if found else "no topics",
         topic=target.topic,
         partitions=len(found),
         due=sum(one.plan.action == "clean" for one in found),
@@ -90,7 +93,8 @@ def _verdict(out: Session, one: Explanation, directory: str) -> None:
         out.line(out.paint(verdict, "red"))
         out.line("  restore the file from a copy, then let the cleaner try it again")
     elif plan.reasons and plan.reasons[0].code == "no-policy":
-        fix = f"lastword config {directory} {one.topic} --set cleanup.policy=compact"
+        policy = "compact" if "not known" in plan.reasons[0].text else "compact,delete"
+        fix = f"lastword config {directory} {one.topic} --set cleanup.policy={policy}"
         out.line(f"{verdict}. To have it cleaned: {fix}")
     else:
         out.line(f"{verdict}. To clean it now: {clean}")

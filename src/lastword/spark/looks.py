@@ -14,15 +14,18 @@ When tasks fail. Nothing is changed, so a retry looks again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from lastword.api.places import Places
 from lastword.errors import UsageError
+from lastword.spark.partition_keys import BULK, partitions_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from lastword.tools.duplication import Duplication
@@ -59,9 +62,8 @@ def duplication(
     check_by(by)
     path = shared_path(path)
     with lastword.open(path) as logs:
-        chosen: dict[str, list[int]] = {}
-        for name, number in logs._chosen(topic, partition):
-            chosen.setdefault(name, []).append(number)
+        places = Places(logs)
+        chosen = places.chosen(topic, partition)
         if exact or by == "segment":
             work = [_Counted(path, name, partition, exact, by) for name in chosen]
             rows = [row for found in run_tasks(spark, _count, work) for row in found]
@@ -69,11 +71,11 @@ def duplication(
         pieces: list[_Piece] = []
         for name, numbers in chosen.items():
             for number in numbers:
-                view = logs._view(name, number)
+                view = places.view(name, number)
                 pieces += _pieces(
                     name, number, view.directory, [(s.base_offset, s.size) for s in view.segments]
                 )
-        whole = {name: len(logs._partitions(name)) == len(numbers) for name, numbers in chosen.items()}
+        whole = {name: len(places.views(name)) == len(numbers) for name, numbers in chosen.items()}
     sketches: dict[tuple[str, int], Sketch] = {}
     for piece, data in zip(pieces, run_tasks(spark, _sketch, pieces), strict=True):
         place = piece.topic, piece.partition
@@ -158,7 +160,8 @@ def verify(
     need_pyspark()
     path = shared_path(path)
     with lastword.open(path) as logs:
-        work = [_Checked(path, name, number, quick) for name, number in logs._chosen(topic, partition)]
+        chosen = Places(logs).chosen(topic, partition)
+    work = [_Checked(path, name, number, quick) for name in chosen for number in chosen[name]]
     problems: dict[Problem, None] = {}  # a checkpoint that cannot be read is met by every task
     for found in run_tasks(spark, _verify, work):
         problems.update(dict.fromkeys(found.problems))
@@ -184,16 +187,23 @@ def _verify(work: _Checked) -> Verification:
 
 
 def audit(
-    spark: SparkSession, path: str, topic: str, partition: int | None = None, *, delivered: DataFrame
+    spark: SparkSession,
+    path: str,
+    topic: str | None = None,
+    partition: int | None = None,
+    *,
+    delivered: DataFrame,
 ) -> DataFrame:
     """Per key, the newest offset that was delivered against the newest that is logged: a row for each key
     that is not right, as `LogDir.audit` names it. Lazy.
 
+    topic       None: the only one
     delivered   columns `key` (binary, or string as its UTF-8) and `offset`; `partition` if it is known. Of a
-                key that is there twice the newest offset counts
+                key that is there twice the newest offset counts. Where only one partition is asked for and
+                the column is not there, a key that is not logged belongs to the partition that the topic's
+                partitioner gives
     """
     import lastword
-    from lastword.partition import leases
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
@@ -206,14 +216,12 @@ def audit(
             remedy="columns key and offset; partition if you know it",
         )
     with lastword.open(path) as logs:
-        numbers = [number for _, number in logs._chosen(topic, partition)]
-        gone_below = {}
-        for number in numbers:
-            view = logs._view(topic, number)
-            cleaned = max(
-                logs._first_dirty(topic, number) or 0, leases.dropped_up_to(logs._files, view.directory)
-            )
-            gone_below[number] = max(view.log_start, min(cleaned, view.log_end))
+        places = Places(logs)
+        topic = places.one_topic(topic)
+        numbers = places.chosen(topic, partition)[topic]
+        gone_below = {number: places.gone_below(topic, number) for number in numbers}
+        partitioner = logs.topic(topic).config.lastword_partitioner or "murmur2"
+        count = len(places.views(topic))
     changes = load(
         spark,
         path,
@@ -266,13 +274,32 @@ def audit(
         logged_offset,
         delivered_offset,
     )
-    return joined.where(F.col("kind").isNotNull())
+    rows = joined.where(F.col("kind").isNotNull())
+    if partition is None or known or count == 1 or partitioner not in BULK:
+        return rows
+    return rows.mapInArrow(_of_partition(partition, count, partitioner), rows.schema)
+
+
+def _of_partition(
+    partition: int, count: int, partitioner: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Leaves out rows of no partition whose keys are another partition's."""
+
+    def ours(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            keys = batch.column(batch.schema.get_field_index("key")).cast(pa.binary())
+            logged = batch.column(batch.schema.get_field_index("partition")).is_valid().to_numpy(False)
+            yield batch.filter(pa.array(logged | (partitions_of(keys, count, partitioner) == partition)))
+
+    return ours
 
 
 def restore(
     spark: SparkSession,
     path: str,
-    topic: str,
+    topic: str | None = None,
     partition: int | None = None,
     *,
     end: int | datetime | Literal["latest"] = "latest",
@@ -282,8 +309,9 @@ def restore(
     call as a directory of Parquet files from which `state(snapshot=)` starts, and one row of `Restored` for
     each partition is returned.
 
-    end   as of then: an offset, an aware datetime. OffsetOutOfRangeError where the log was cleaned with what
-          came after
+    topic  None: the only one
+    end    as of then: an offset, an aware datetime. OffsetOutOfRangeError where the log was cleaned with what
+           came after
     """
     import lastword
     from lastword.api.ranges import ranges
@@ -291,21 +319,23 @@ def restore(
 
     need_pyspark()
     with lastword.open(path) as logs:
-        numbers = [number for _, number in logs._chosen(topic, partition)]
-        views = {number: logs._view(topic, number) for number in numbers}
+        places = Places(logs)
+        topic = places.one_topic(topic)
+        numbers = places.chosen(topic, partition)[topic]
+        views = {number: places.view(topic, number) for number in numbers}
         chosen = ranges(views, "earliest", end)
         ends = {one.partition: one.end for one in chosen}
         for one in chosen:
-            logs._check_history(topic, one.partition, one.view, one.end)
+            places.check_history(topic, one)
         frame = load(spark, path, topic, numbers, view="latest", ends=ends)
         if to is None:
             return frame
-        return _written(spark, logs, topic, frame, ends, to, complete=end == "latest")
+        return _written(spark, places, topic, frame, ends, to, complete=end == "latest")
 
 
 def _written(
     spark: SparkSession,
-    logs: Any,
+    places: Places,
     topic: str,
     frame: DataFrame,
     ends: dict[int, int],
@@ -322,12 +352,11 @@ def _written(
     from lastword.state.state import Restored
 
     began = time.monotonic()
-    home = logs._partitions(topic)[min(ends)]
     # Asked before the records are read: a tombstone that goes later is younger than this.
-    reach = Reach(topic, home.topic_id(topic), ends, logs._clock.now_ms() if complete else -1)
+    reach = Reach(topic, places.topic_id(topic), ends, places.now_ms() if complete else -1)
     to = str(Path(to).absolute())
     frame.select("topic", "partition", "offset", "timestamp", "key", "value").write.mode("error").parquet(to)
-    mark_directory(logs._files, to, reach)
+    mark_directory(places.files, to, reach)
     written = spark.read.parquet(to)
     counted = (
         written.groupBy("partition").agg(F.count("*"), F.sum(F.length("key") + F.length("value"))).collect()

@@ -68,9 +68,11 @@ class LogBuilder:
 
     def roll(self, partition: int | None = None) -> LogBuilder:
         """Close the active segments, as size or time would."""
+        from lastword.api.places import Places
+
         topic = self._current()
         for number in range(topic.partitions) if partition is None else (partition,):
-            self._logs._log(topic.name, number).roll()
+            Places(self._logs).log(topic.name, number).roll()
         return self
 
     def clean(self, **options: Any) -> LogBuilder:

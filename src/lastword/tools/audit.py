@@ -104,6 +104,7 @@ def audit(
     *,
     memory_bytes: int,
     partition: int | None = None,
+    partition_of: Callable[[bytes], int] | None = None,
     most_rows: int = MOST_ROWS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
@@ -111,7 +112,7 @@ def audit(
     partition count was raised) counts in each where it is not the newest of the delivered one.
 
     partition   only this one was asked for: what the delivered side says of another is left out. A key whose
-                partition it does not say counts here
+                partition it does not say and that is not logged here counts if `partition_of` gives this one
     """
     shares = max(1, -(-delivered.count * _BYTES_PER_KEY // memory_bytes))
     total = sum(segment.size for one in logged for segment in one.view.segments)
@@ -144,6 +145,9 @@ def audit(
             if progress is not None:
                 progress(done, total * shares)
         for (key, at), one in left.items():
+            elsewhere = partition_of is not None and partition_of(key) != partition
+            if at is None and partition is not None and elsewhere:
+                continue
             bound = everywhere if at is None else gone_below.get(at, 0)
             gone = one.tombstone or one.offset < bound
             found.add(at, key, "gone" if gone else "phantom", None, one.offset)

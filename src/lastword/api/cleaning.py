@@ -1,0 +1,227 @@
+"""The verbs `plan` and `clean`: partition by partition, all garbage now, or what is due by the settings.
+
+What is due by garbage accounts, drive by drive, is in `due.py`. One partition that fails does not stop the
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lastword.api.due import by_accounts, clean_due, plan_due
+from lastword.api.progress import Meter
+from lastword.errors import (
+    CapacityError,
+    DataError,
+    LastwordError,
+    NoPolicyError,
+    QuarantinedError,
+    StorageError,
+)
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.values import ProgressLike
+
+if TYPE_CHECKING:
+    from lastword.accounts.deletes import Clocks
+    from lastword.api.found import Found
+    from lastword.cleaner import CleanRound, Plan
+    from lastword.partition.view import PartitionView
+    from lastword.retention import Deletion
+
+
+def plan(
+    found: Found,
+    topic: str | None,
+    partition: int | None,
+    *,
+    due: bool,
+    strategy: str | None,
+    progress: ProgressLike | bool | None,
+) -> list[Plan]:
+    """See `LogDir.plan`."""
+    from lastword.cleaner.cleaner import plan as plan_one
+    from lastword.retention.expire import outlook
+
+    chosen = found._chosen(topic, partition)
+    views = [(name, number, found._view(name, number)) for name, number in chosen]
+    meter = Meter("plan", progress, sum(segment.size for *_, view in views for segment in view.segments))
+    accounts = {name for name, _ in chosen if due and by_accounts(found, name, strategy)}
+    planned = {
+        (one.topic, one.partition): one
+        for one in plan_due(found, {tp for tp in chosen if tp[0] in accounts}, strategy)
+    }
+    plans = []
+    for name, number, view in views:
+        config = found._config(name)
+        retention = outlook(view, config, found._clock.now_ms())
+        if retention.removes:
+            plans.append(_plan_of(retention, view))
+        if (name, number) in planned:
+            plans.append(planned[name, number])
+            continue
+        with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
+            plans.append(
+                plan_one(
+                    view,
+                    config,
+                    files=found._files,
+                    clock=found._clock,
+                    first_dirty=found._first_dirty(name, number),
+                    due=due,
+                    strategy=strategy or config.lastword_strategy,
+                    map_bytes=found.settings.instance.map_bytes,
+                    clocks=_clocks(found, name, number),
+                    progress=part,
+                )
+            )
+    return plans
+
+
+def _clocks(found: Found, name: str, number: int) -> Clocks | None:
+    held = found._home(name, number).ledgers.held(TopicPartition(name, number))
+    return None if held is None or not held.exact else held.deletes.running()
+
+
+def clean(
+    found: Found,
+    topic: str | None,
+    partition: int | None,
+    *,
+    due: bool,
+    strategy: str | None,
+    progress: ProgressLike | bool | None,
+    stop: Callable[[], bool] | None,
+) -> list[CleanRound]:
+    """See `LogDir.clean`."""
+    found._check_writable()
+    chosen = found._chosen(topic, partition)
+    if topic is not None:
+        _check_policy(found, topic)
+    compacted = [(name, number) for name, number in chosen if found._config(name).compacts]
+    rounds: list[CleanRound] = []
+    failed: LastwordError | None = None
+    sizes = {tp: _size(found, *tp) for tp in compacted}
+    meter = Meter("clean", progress, sum(sizes.values()))
+    accounts = [tp for tp in compacted if due and by_accounts(found, tp[0], strategy)]
+    if accounts:
+        compacted = [tp for tp in compacted if tp not in accounts]
+        errors: list[LastwordError] = []
+        rounds += clean_due(found, accounts, strategy, meter, stop, errors)
+        failed = errors[0] if errors else None
+        if topic is not None and failed is None and not rounds:
+            for tp in accounts:
+                _check_quarantine(found, *tp)
+    for name, number in compacted:
+        if stop is not None and stop():
+            break
+        try:
+            with meter.progress_part(sizes[name, number]) as part:
+                done = _clean_one(found, name, number, due, strategy, part, stop)
+            if done is not None:
+                rounds.append(done)
+            elif topic is not None:
+                _check_quarantine(found, name, number)
+        except (DataError, CapacityError, StorageError) as error:
+            failed = failed or error
+    if failed is not None:
+        if len(compacted) + len(accounts) > 1:
+            failed.message += f"; {len(rounds)} others cleaned"
+            failed.args = (failed.message,)
+        failed.rounds = rounds  # type: ignore[attr-defined]  # what was done, for who catches it
+        raise failed
+    return rounds
+
+
+def _clean_one(
+    found: Found,
+    name: str,
+    number: int,
+    due: bool,
+    strategy: str | None,
+    progress: ProgressLike | None,
+    stop: Callable[[], bool] | None,
+) -> CleanRound | None:
+    from lastword.cleaner.cleaner import clean
+
+    config = found._config(name)
+    home = found._home(name, number)
+    threads = found.settings.instance.log_cleaner_threads
+    with home.claim(name, number):
+        if (strategy or config.lastword_strategy) == "generational":
+            from lastword.cleaner.drive import Place, rewrite
+
+            place = Place(TopicPartition(name, number), home)
+            budget = found._drives.budget(home.path)
+            return rewrite(
+                place, None, due=False, progress=progress, stop=stop, budget=budget, threads=threads
+            )
+        return clean(
+            home.log(name, number),
+            config,
+            first_dirty=home.first_dirty(name, number),
+            record_first_dirty=lambda offset: home.set_first_dirty(name, number, offset),
+            due=due,
+            strategy=strategy or config.lastword_strategy,
+            map_bytes=found.settings.instance.map_bytes,
+            progress=progress,
+            stop=stop,
+            budget=found._drives.budget(home.path),
+            threads=threads,
+        )
+
+
+def _size(found: Found, name: str, number: int) -> int:
+    """Bytes of a partition; 0 for one that cannot be opened, which is told when it is its turn."""
+    try:
+        return sum(segment.size for segment in found._home(name, number).log(name, number).segments)
+    except (DataError, StorageError):
+        return 0
+
+
+def _check_policy(found: Found, topic: str) -> None:
+    policy = found._config(topic).cleanup_policy
+    if policy is None:
+        raise NoPolicyError.of(topic, found.paths[0])
+    if "compact" not in policy:
+        raise NoPolicyError(
+            f"{topic} has cleanup.policy={','.join(sorted(policy))}: superseded records stay",
+            remedy=f"lastword config {found.paths[0]} {topic} --set cleanup.policy=compact,delete",
+        )
+
+
+def _check_quarantine(found: Found, name: str, number: int) -> None:
+    from lastword.cleaner import quarantine
+
+    directory = found._home(name, number).directory(name, number)
+    noted = quarantine.load(found._files, directory)
+    if noted is not None:
+        raise QuarantinedError(
+            f"{name}-{number} is quarantined: {noted.reason}",
+            remedy=f"{quarantine.RESTORE}, then {quarantine.retrying(directory, f'{name}-{number}')}",
+            file=noted.file,
+            position=noted.position,
+            offset=noted.offset,
+        )
+
+
+def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
+    """A `Deletion` as one of the things that could be done."""
+    from lastword.cleaner.choose import Plan, Reason
+
+    return Plan(
+        topic=deletion.topic,
+        partition=deletion.partition,
+        action="delete",
+        due=True,
+        strategy="retention",
+        segments=deletion.segments,
+        read_bytes=0,
+        write_bytes=0,
+        free_bytes=deletion.freed_bytes,
+        exact=True,
+        reasons=tuple(Reason(code, deletion.reason) for code in deletion.codes[:1]),
+        log_start=deletion.log_start,
+        total_segments=len(view.segments),
+        total_bytes=sum(segment.size for segment in view.segments),
+    )

@@ -1,0 +1,71 @@
+"""The verbs `expire` and `trim`: what goes by age, size and log start, and what somebody gives up by hand."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from lastword.errors import CapacityError, DataError, LastwordError, NoPolicyError, StorageError
+
+if TYPE_CHECKING:
+    from lastword.api.found import Found
+    from lastword.retention import Deletion
+
+
+def expire(found: Found, topic: str | None, partition: int | None) -> list[Deletion]:
+    """See `LogDir.expire`."""
+    from lastword.retention.expire import expire as expire_one
+
+    found._check_writable()
+    chosen = found._chosen(topic, partition)
+    if topic is not None and found._config(topic).cleanup_policy is None:
+        raise NoPolicyError.of(topic, found.paths[0])
+    done: list[Deletion] = []
+    failed: LastwordError | None = None
+    for name, number in chosen:
+        if found._config(name).cleanup_policy is None:
+            continue
+        try:
+            deletion = expire_one(found._home(name, number), name, number)
+        except (DataError, CapacityError, StorageError) as error:
+            failed = failed or error
+            continue
+        if deletion.removes:
+            done.append(deletion)
+    for home in found._directories:
+        home.remove_waste()
+    if failed is not None:
+        failed.deletions = done  # type: ignore[attr-defined]  # likewise
+        raise failed
+    return done
+
+
+def expire_outlook(found: Found, topic: str | None, partition: int | None) -> list[Deletion]:
+    """What `expire` would do with every partition, also with those that lose nothing."""
+    from lastword.retention.expire import outlook
+
+    now_ms = found._clock.now_ms()
+    return [
+        outlook(found._view(name, number), found._config(name), now_ms)
+        for name, number in found._chosen(topic, partition)
+    ]
+
+
+def trim(
+    found: Found, topic: str, partition: int | None, before: int | datetime, *, dry_run: bool = False
+) -> dict[int, int]:
+    """See `Topic.trim`. All partitions are looked at before the first one is changed; with `dry_run` none is,
+    and what would be the log starts is returned."""
+    from lastword.retention.trim import trim_offset
+
+    numbers = [number for _, number in found._chosen(topic, partition)]
+    wanted = {number: trim_offset(found._view(topic, number), before) for number in numbers}
+    if dry_run:
+        return wanted
+    found._check_writable()
+    for number, offset in wanted.items():
+        home = found._home(topic, number)
+        with home.claim(topic, number):
+            home.raise_log_start(topic, number, offset, "trim")
+            home.log(topic, number).remove_front()
+    return {number: found._home(topic, number).log(topic, number).log_start for number in numbers}

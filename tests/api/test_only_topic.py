@@ -1,0 +1,27 @@
+"""A verb that works on one topic takes the only one there is; of several it names those to choose from."""
+
+import pytest
+
+from lastword.errors import UsageError
+from tests.api.conftest import clock, logs  # noqa: F401
+
+
+def calls(logs, path):  # noqa: F811
+    return (
+        lambda: logs.explain(key="ada").topic,
+        lambda: logs.restore(to=path / "users.jsonl")[0].topic,
+        lambda: logs.audit(delivered={"ada": 0}).ok and "users",
+    )
+
+
+def test_the_only_topic(logs, tmp_path):  # noqa: F811
+    for call in calls(logs, tmp_path):
+        with pytest.raises(UsageError, match="has no topics"):
+            call()
+    logs.create_topic("users", key_serializer="str", cleanup_policy="compact").append("ada", b"1")
+    assert [call() for call in calls(logs, tmp_path)] == ["users"] * 3
+    logs.create_topic("cities")
+    for call in calls(logs, tmp_path):
+        with pytest.raises(UsageError, match="has 2 topics") as caught:
+            call()
+        assert caught.value.remedy == "name one of them: cities, users"
