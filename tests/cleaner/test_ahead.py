@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from lastword.cleaner import ahead, staging
 from lastword.cleaner.ahead import built_in_order, threads_for
 from lastword.cleaner.steps import Stopped
 from lastword.errors import CorruptBatchError, DataError
+from lastword.records.lanes import second_thread
 from tests.build import LogBuilder
 from tests.doubles.hasty import HastyFiles
 
@@ -114,38 +114,68 @@ def test_the_other_thread_made_the_private_directory(tmp_path: Path) -> None:
     assert Path(made).is_dir() and Path(made).parent == tmp_path / "lastword"
 
 
-def build(name: Any) -> Any:
-    if name == "bad":
-        raise CorruptBatchError("damaged", file="f")
-    return name
+class Building:
+    """Groups are names; what is written of one is its name, complete it is a list of it."""
+
+    def __init__(self) -> None:
+        self.thrown: list[Any] = []
+        self.given_up = threading.Event()
+
+    def write(self, group: Any, second: Any) -> Any:
+        if group == "bad":
+            raise CorruptBatchError("damaged", file="f")
+        return group
+
+    def complete(self, written: Any, second: Any) -> Any:
+        if written == "slow":
+            assert self.given_up.wait(10)
+            raise Stopped
+        if written == "wrong":
+            raise CorruptBatchError("not what it should be", file="f")
+        return [written]
+
+    def discard(self, unwanted: Any) -> None:
+        self.thrown.append(unwanted)
+
+    def give_up(self) -> None:
+        self.given_up.set()
+
+
+def built(building: Building, groups: Any, *, overlap: bool = True) -> Iterator[Any]:
+    with second_thread("lastword-rewrite", 2) as second:
+        yield from built_in_order(building, groups, second, overlap=overlap)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("groups", [[], ["a"], ["a", "b"], ["a", "b", "c", "d"]])
+def test_every_group_in_order(groups: list[str], overlap: bool) -> None:
+    building = Building()
+    assert list(built(building, groups, overlap=overlap)) == [[one] for one in groups]
+    assert building.thrown == [] and helpers() == []
+
+
+@pytest.mark.parametrize("bad", ["bad", "wrong"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_error_comes_after_the_groups_before_it(bad: str, overlap: bool) -> None:
+    building, taken = Building(), []
+    with pytest.raises(CorruptBatchError):
+        for one in built(building, ["a", "b", bad, "d", "e"], overlap=overlap):
+            taken.append(one)
+    assert taken == [["a"], ["b"]] and helpers() == []
+    assert building.thrown == (["d"] if bad == "wrong" and overlap else [])
 
 
 def test_what_was_built_and_not_taken_is_thrown_away() -> None:
-    thrown: list[Any] = []
-    groups: Any = ["a", "bad", "c", "d"]
-    taken = []
-    with pytest.raises(CorruptBatchError):
-        for one in built_in_order(build, thrown.append, groups, 2, lambda: None):
-            taken.append(one)
-    assert taken == ["a"] and thrown in (["c"], []) and helpers() == []
-    thrown.clear()
-    each = built_in_order(build, thrown.append, ["a", "c", "d", "e"], 2, lambda: None)  # type: ignore[list-item]
-    assert next(each) == "a"
-    time.sleep(0.05)
-    each.close()
-    assert set(thrown) <= {"c", "d"} and "c" in thrown and helpers() == []
+    building = Building()
+    each = built(building, ["a", "b", "c", "d"])
+    assert next(each) == ["a"] and building.thrown == []
+    each.close()  # type: ignore[attr-defined]
+    assert building.thrown == ["b"] and helpers() == []
 
 
 def test_those_under_way_are_told_to_end() -> None:
-    ended = threading.Event()
-
-    def slow(name: Any) -> Any:
-        if name == "slow":
-            assert ended.wait(10)
-            raise Stopped
-        return SimpleNamespace(name=name)
-
-    each = built_in_order(slow, lambda one: None, ["a", "slow", "b"], 2, ended.set)  # type: ignore[list-item]
-    assert next(each).name == "a"  # type: ignore[attr-defined]
-    each.close()
-    assert ended.is_set() and helpers() == []
+    building = Building()
+    each = built(building, ["a", "slow", "b"])
+    assert next(each) == ["a"]
+    each.close()  # type: ignore[attr-defined]
+    assert building.given_up.is_set() and building.thrown == ["slow"] and helpers() == []

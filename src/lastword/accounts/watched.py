@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lastword.records.chunk import Chunk
+from lastword.records.chunk import Chunk, ChunkReader
 from lastword.segment.segment import Segment
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Watched(Segment):
 
     def chunk_reader(self, *args: Any, **options: Any) -> Iterator[Chunk]:
         options.pop("unwanted", None)  # of a dead record the key is wanted: it has one copy less
-        for chunk in super().chunk_reader(*args, **options):
-            self._running.dropping(chunk, self._dead)
-            yield chunk
+        reader = super().chunk_reader(*args, **options)
+        assert isinstance(reader, ChunkReader)
+        reader.show_to(partial(self._running.dropping, dead=self._dead))
+        return reader

@@ -300,7 +300,7 @@ def opened(
 
 
 def build(
-    log: PartitionLog,
+    log: PartitionLog | PartitionView,
     files: Files,
     segments: Sequence[Segment],
     ledger: Ledger,
@@ -311,10 +311,12 @@ def build(
     seconds: float,
     threads: int = 1,
 ) -> BuiltRound:
-    """Rewrite each group when it is asked for, or with two threads a little before, where the map need not
-    hear what goes. `read_bytes`, `seconds`: what the scan before it took.
+    """Rewrite each group when it is asked for; with two threads the next one is begun before, unless the map
+    has to hear what goes: then `Ledger.swapped` comes first. `read_bytes`, `seconds`: what the scan before it
+    took.
     """
-    from lastword.cleaner.cleaner import below, limits_of, rewrite_each
+    from lastword.cleaner.building import rewrite_each
+    from lastword.cleaner.cleaner import below, limits_of
 
     resolution = ledger.resolution()
     transactions = transactions_of(ledger, log, plan)
@@ -328,7 +330,7 @@ def build(
 
     def rewritten() -> Iterator[BuiltGroup]:
         watched = ledger.sources(sources, clocked.dead)
-        alone = any(isinstance(one, Watched) for one in watched)
+        told = any(isinstance(one, Watched) for one in watched)
         each = rewrite_each(
             files,
             log.directory,
@@ -339,7 +341,8 @@ def build(
             found,
             steps,
             due_below=0,
-            threads=1 if alone else threads_for(sum(one.size_bytes for one in found), threads),
+            threads=threads_for(sum(one.size_bytes for one in found), threads),
+            overlap=not told,
         )
         with closing(each):
             for chosen, one in zip(found, each, strict=True):

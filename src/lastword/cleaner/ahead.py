@@ -1,17 +1,26 @@
-"""Two threads for one round: where they are worth it, and groups that are rewritten while others are."""
+"""Two threads for one round: where they are worth it, and which of them does what.
+
+The caller's thread writes the outputs, one after another, and swaps them in; the second one reads, verifies
+and inflates the sources ahead (`records.lanes`). An output that is written is read back and synced by the
+second while the caller writes the next one; the last one is read back by both.
+
+    caller   write a                write b                 swap a   read back b   sync b   swap b
+    second   read a for the caller  read back a   sync a    read b   read back b
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Sequence
+from concurrent.futures import Executor, Future, wait
 from contextlib import suppress
-from itertools import islice
+from typing import Protocol, TypeVar
 
 from lastword.cleaner.built import BuiltGroup
 from lastword.cleaner.groups import Group
-from lastword.cleaner.steps import Stopped
 from lastword.errors import LastwordError
+
+Written = TypeVar("Written")
 
 LARGE_BYTES = 64 << 20
 """From here on a second thread is started: below, a round takes a fraction of a second as it is."""
@@ -23,36 +32,54 @@ def threads_for(source_bytes: int, threads: int) -> int:
     return min(threads, 2) if source_bytes >= LARGE_BYTES else 1
 
 
-def built_in_order(
-    build: Callable[[Group], BuiltGroup],
-    discard: Callable[[BuiltGroup], None],
-    groups: Sequence[Group],
-    threads: int,
-    give_up: Callable[[], None],
-) -> Generator[BuiltGroup]:
-    """`build` of each group, in their order. With one thread a group is built when it is asked for. With
-    more, as many are under way at once, and the drive holds their outputs beside the one that is being
-    swapped in.
+class Building(Protocol[Written]):
+    """How a group is built, in two steps; a step that fails leaves nothing behind. `second`: a thread that
+    helps."""
 
-    To be closed. What was built and not taken is thrown away, by `discard`; `give_up` lets those that are
-    under way end soon.
+    def write(self, group: Group, second: Executor | None) -> Written: ...
+    def complete(self, written: Written, second: Executor | None) -> BuiltGroup: ...
+    def discard(self, unwanted: Written) -> None:
+        """Throw away what was written, complete or not."""
+
+    def give_up(self) -> None:
+        """Steps under way are to end soon."""
+
+
+def built_in_order(
+    building: Building[Written], groups: Sequence[Group], second: Executor | None, *, overlap: bool = True
+) -> Generator[BuiltGroup]:
+    """Each group, built when it is asked for. To be closed: what was written and not taken is thrown away.
+
+    With a second thread and `overlap` the next one is written before a group is given out, so the drive holds
+    one more output.
     """
-    if threads < 2 or len(groups) < 2:
-        yield from map(build, groups)
-        return
-    ahead: deque[Future[BuiltGroup]] = deque()
-    rest = iter(groups)
-    with ThreadPoolExecutor(threads, thread_name_prefix="lastword-rewrite") as pool:
-        ahead.extend(pool.submit(build, one) for one in islice(rest, threads))
-        try:
-            while ahead:
-                done = ahead.popleft().result()
-                ahead.extend(pool.submit(build, one) for one in islice(rest, 1))
-                yield done
-        finally:
-            if ahead:
-                give_up()
-            for one in ahead:
-                if not one.cancel():
-                    with suppress(LastwordError, Stopped):
-                        discard(one.result())
+    waiting: deque[tuple[Written, Future[BuiltGroup] | None]] = deque()
+
+    def oldest() -> BuiltGroup:
+        written, completed = waiting.popleft()
+        return building.complete(written, second) if completed is None else completed.result()
+
+    try:
+        for number, group in enumerate(groups, 1):
+            try:
+                written = building.write(group, second)
+            except BaseException:
+                if waiting:  # is not concerned
+                    yield oldest()
+                raise
+            if second is None or not overlap or number == len(groups):
+                waiting.append((written, None))
+            else:
+                waiting.append((written, second.submit(building.complete, written, None)))
+            if len(waiting) > 1:
+                yield oldest()
+            if waiting[0][1] is None:
+                yield oldest()
+    finally:
+        if waiting:
+            building.give_up()
+        for written, completed in waiting:
+            if completed is not None and not completed.cancel():
+                wait([completed])
+            with suppress(LastwordError):  # the first error is the one to tell
+                building.discard(written)

@@ -90,7 +90,7 @@ class BuiltRound:
     """A round before its swaps. `groups` ascend; each was certified when it was built.
 
     Within one process `groups` is lazy: the next is built when the one before has been swapped, so that a
-    round needs room for one output at a time; with two threads, for three. `collected` makes it picklable.
+    round needs room for one output at a time; with two threads, for two. `collected` makes it picklable.
     """
 
     plan: Plan

@@ -11,7 +11,9 @@ those of the bytes that are there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +24,8 @@ from lastword.cleaner.rewrite import Output, Rewritten, control_digest
 from lastword.errors import CertificateError
 from lastword.kernels.digest import sum_contents, sum_pairs
 from lastword.kernels.keyhash import digest_seeds
-from lastword.records.chunk import ChunkReader
+from lastword.records.chunk import Chunk, ChunkReader
+from lastword.records.lanes import in_lanes, prepared
 from lastword.resolve import DeadBitmaps, Resolution, SegmentSource
 from lastword.segment.bulk_walk import BulkIndexer
 
@@ -47,11 +50,13 @@ def certify(
     group: Group,
     sources: Sequence[SegmentSource],
     resolution: Resolution,
+    check: Callable[[], None] = lambda: None,
+    second: Executor | None = None,
 ) -> Certified:
     """Read `output` back and compare; CertificateError if anything differs. Fills `output.indexes` on the
-    way.
+    way. `check` is asked after every chunk, and may raise to stop; `second`: a thread that helps.
     """
-    found = _read_back(output, resolution.digest_seed)
+    found = _read_back(output, resolution.digest_seed, check, second)
     facts = resolution.segments[group.first : group.last + 1]
     expected = Certified(
         records=sum(one.live_records for one in facts),
@@ -67,23 +72,46 @@ def certify(
     return found
 
 
-def _read_back(output: Output, digest_seed: int) -> Certified:
+@dataclass(slots=True)
+class _Summed:
+    """A chunk of the new file, and sums over its records."""
+
+    chunk: Chunk
+    records: int = 0
+    pairs: int = 0
+    contents: int = 0
+
+
+def _read_back(
+    output: Output, digest_seed: int, check: Callable[[], None], second: Executor | None
+) -> Certified:
     """Sums over the new file. A checksum or an offset out of order there is an error of its own."""
     seeds = digest_seeds(digest_seed)
-    pairs = contents = records = controls = 0
-    indexer = BulkIndexer(output.indexes)
     reader = ChunkReader(output.handle, output.file, 0, output.handle.size(), first_offset=output.base_offset)
-    for chunk in reader:
-        pair_sum, count, row, status = sum_pairs(chunk.plain, chunk.table, chunk.rows, *seeds)
+
+    def read(lanes: int) -> Iterator[_Summed]:
+        return map(_Summed, in_lanes(reader, lanes))
+
+    def sum_up(one: _Summed) -> None:
+        chunk = one.chunk
+        chunk.inflate()
+        pairs, records, row, status = sum_pairs(chunk.plain, chunk.table, chunk.rows, *seeds)
         if status == kernels.OK:
-            content_sum, _, row, status = sum_contents(chunk.plain, chunk.table, chunk.rows, *_NOTHING_DEAD)
+            contents, _, row, status = sum_contents(chunk.plain, chunk.table, chunk.rows, *_NOTHING_DEAD)
         if status != kernels.OK:
             chunk.raise_status(row, status)
-        pairs += int(pair_sum)
-        contents += int(content_sum)
-        records += int(count)
-        controls += control_digest(chunk.table)
-        indexer.take(chunk.table)
+        one.records, one.pairs, one.contents = int(records), int(pairs), int(contents)
+
+    pairs = contents = records = controls = 0
+    indexer = BulkIndexer(output.indexes)
+    with closing(prepared(read, sum_up, second)) as chunks:
+        for one in chunks:
+            records += one.records
+            pairs += one.pairs
+            contents += one.contents
+            controls += control_digest(one.chunk.table)
+            indexer.take(one.chunk.table)
+            check()
     indexer.finish()
     return Certified(records, pairs & _MASK, contents & _MASK, reader.next_offset, controls & _MASK)
 

@@ -11,27 +11,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lastword.cleaner import account, leased, quarantine, staging
-from lastword.cleaner.ahead import built_in_order, threads_for
+from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
 from lastword.cleaner.choose import Plan, Reason, choose
 from lastword.cleaner.groups import Group, Limits, group
 from lastword.cleaner.paced import PacedFiles
 from lastword.cleaner.report import CleanRound, TombstonesWaiting
 from lastword.cleaner.steps import Steps, Stopped
-from lastword.cleaner.transactions import Found, Transactions, index_entries
+from lastword.cleaner.transactions import Found, Transactions
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import (
-    BusyError,
-    DiskFullError,
-    LastwordError,
-)
+from lastword.errors import BusyError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases
 from lastword.partition.log import PartitionLog
@@ -364,6 +360,8 @@ def build_whole(
 ) -> BuiltRound:
     """Map now; rewrite each group when it is asked for, or with two threads a little before. `part`: which
     groups, and by which facts; None: all that need it."""
+    from lastword.cleaner.building import rewrite_each
+
     sources = below(segments, plan.limit)
     source_bytes = sum(one.size for one in sources)
     threads = threads_for(source_bytes, threads)
@@ -426,7 +424,7 @@ def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
     tombstones: if the last record of a log went, with no empty batch in its place, no consumer would ever
     reach the log's end.
     """
-    times_ms = [_mtime_ms(one) for one in sources]
+    times_ms = [one.mtime_now_ms() for one in sources]
     clean = [t for t, one in zip(times_ms, sources, strict=True) if one.base_offset < plan.start]
     if not clean:
         return [False] * len(sources)
@@ -436,62 +434,6 @@ def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
     ]
     due[max((i for i, one in enumerate(sources) if one.size), default=-1)] = False
     return due
-
-
-def _mtime_ms(segment: Segment) -> int:
-    """As it is now: one that was appended to is younger than when it was opened."""
-    facts = segment.files.stat(segment.file)
-    return segment.mtime_ms if facts is None else facts.mtime_ms
-
-
-def rewrite_each(
-    files: Files,
-    directory: str,
-    sources: Sequence[Segment],
-    plan: Plan,
-    resolution: Resolution,
-    transactions: Found,
-    found: Sequence[Group],
-    steps: Steps,
-    due_below: int,
-    *,
-    staged_in: str | None = None,
-    threads: int = 1,
-) -> Generator[BuiltGroup]:
-    """Rewrite and certify one group after another; one that fails leaves nothing behind.
-
-    staged_in  where outputs are made, if not in the partition's own place for them
-    threads    groups that are rewritten at once
-    """
-    from lastword.cleaner.certificate import certify
-    from lastword.cleaner.rewrite import Output, rewrite
-
-    def build(one: Group) -> BuiltGroup:
-        started = steps.clock.monotonic()
-        _check_room(files, directory, plan, one)
-        staged = staging.make(files, staged_in or directory, one.base_offset)
-        try:
-            with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
-                output = Output(files, staged, one.base_offset, plan)
-                rewritten = rewrite(one, sources, resolution, plan, output, steps.rewritten, transactions)
-                certified = certify(output, rewritten, one, sources, resolution)
-            taken = sources[one.first : one.last + 1]
-            entries = index_entries(transactions, taken, one.base_offset, one.next_offset)
-            output.finish(_mtime_ms(taken[-1]), entries)
-        except BaseException:
-            with suppress(LastwordError):  # the first error is the one to tell
-                staging.discard(files, staged)
-            raise
-        facts = resolution.segments[one.first : one.last + 1]
-        dropped = leased.highest_due(taken, facts, resolution.dead, now_ms=plan.now_ms, due_below=due_below)
-        seconds = steps.clock.monotonic() - started
-        built = account.built(sources, one, staged, rewritten, certified, resolution, seconds)
-        return replace(built, dropped_tombstone=dropped)
-
-    def discard(one: BuiltGroup) -> None:
-        staging.discard(files, one.output.directory)
-
-    yield from built_in_order(build, discard, found, threads, steps.give_up)
 
 
 def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
@@ -523,14 +465,3 @@ def below(segments: Sequence[Segment], limit: int) -> list[Segment]:
 def limits_of(plan: Plan) -> Limits:
     """What one output may hold."""
     return Limits(plan.segment_bytes, plan.segment_index_bytes, plan.index_interval_bytes)
-
-
-def _check_room(files: Files, directory: str, plan: Plan, one: Group) -> None:
-    """Refuse before writing what will not fit. A guess that is too low still ends well: appends are whole or
-    nothing.
-    """
-    needed, free = one.live_bytes, files.free_bytes(directory)
-    if needed > free:
-        raise DiskFullError.of(
-            f"{plan.topic}-{plan.partition}", os.path.dirname(directory), needed, free, directory
-        )

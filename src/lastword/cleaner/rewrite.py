@@ -18,13 +18,16 @@ Entries of magic 0 and 1 keep magic and codec. A compressed one is cut inside; n
 that goes, for these formats have no empty batch. Then the output ends where its last survivor does, and the
 next segment's base covers the rest.
 
-Memory: one chunk in, one output buffer out, whatever the size of the group.
+Memory: one chunk in, one output buffer out, whatever the size of the group. A second thread that looks at
+the chunks ahead makes it `records.lanes.LANES` chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -58,6 +61,7 @@ from lastword.records.batch import CHECKED_FROM, CRC_POSITION, HEADER_BYTES, rea
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
 from lastword.records.compression import compress
+from lastword.records.lanes import in_lanes, prepared
 from lastword.records.legacy_build import filter_entry
 from lastword.records.legacy_rows import header_of
 from lastword.records.reader import read_records
@@ -94,6 +98,21 @@ class Rewritten:
     next_offset: int
     control_digest: int
     markers: int
+
+
+@dataclass(slots=True)
+class _Looked:
+    """A chunk of a source, to be taken; what was found in it when it was looked at.
+
+    horizon_ms  delete horizon for its tombstones without one, -1: none
+    contents    sum of the content digests of its survivors
+    retain      uint8 a batch: what is to be done with it, other than its bits say
+    """
+
+    chunk: Chunk
+    horizon_ms: int
+    contents: int = 0
+    retain: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
 
 
 class Output:
@@ -141,11 +160,13 @@ def rewrite(
     output: Output | None,
     progress: Callable[[int], None],
     transactions: Found = NOTHING,
+    second: Executor | None = None,
 ) -> Rewritten:
     """Write the survivors of `group` to `output`; None only counts, to the byte.
 
-    `progress` hears the bytes read, chunk by chunk, and may raise to stop. Raises CorruptBatchError for a
-    source that is not what its checksums say.
+    `progress` hears the bytes read, chunk by chunk, and may raise to stop. `second`: a thread that reads,
+    verifies and inflates ahead; the result is the same. Raises CorruptBatchError for a source that is not
+    what its checksums say.
     """
     writer = _Writer(output, resolution.dead, plan.max_message_bytes)
     retained = _last_of_producers(resolution.segments)
@@ -158,21 +179,31 @@ def rewrite(
         mark_dead_rows(table, table.shape[0], *resolution.dead.arrays, marks)
         return marks
 
-    for number, one in enumerate(facts, group.first):
-        clocks = one.tombstones_without_horizon or number in transactions.segments
-        horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
-        for chunk in sources[number].chunk_reader(verify=True, unwanted=wholly_dead):
-            total, _, row, status = sum_contents(
-                chunk.plain, chunk.table, chunk.rows, *resolution.dead.arrays
-            )
-            if status != kernels.OK:
-                chunk.raise_status(row, status)
-            contents += int(total)
-            retain = _retain(chunk, group.next_offset, retained, transactions, plan)
-            gone = retain == DROP
+    def read(lanes: int) -> Iterator[_Looked]:
+        for number, one in enumerate(facts, group.first):
+            clocks = one.tombstones_without_horizon or number in transactions.segments
+            horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
+            reader = sources[number].chunk_reader(verify=True, unwanted=wholly_dead)
+            for chunk in in_lanes(reader, lanes):
+                yield _Looked(chunk, horizon_ms)
+
+    def look(one: _Looked) -> None:
+        chunk = one.chunk
+        chunk.inflate()
+        total, _, row, status = sum_contents(chunk.plain, chunk.table, chunk.rows, *resolution.dead.arrays)
+        if status != kernels.OK:
+            chunk.raise_status(row, status)
+        one.contents = int(total)
+        one.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
+
+    with closing(prepared(read, look, second)) as chunks:
+        for one in chunks:
+            chunk = one.chunk
+            contents += one.contents
+            gone = one.retain == DROP
             controls += control_digest(chunk.table[~gone])
             markers += int(chunk.table[gone, fields.COUNT].sum())
-            writer.take(chunk, retain, horizon_ms)
+            writer.take(chunk, one.retain, one.horizon_ms)
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
             progress(chunk.size_bytes)
     writer.flush()

@@ -29,7 +29,7 @@ from google_crc32c import value as crc32c
 
 from lastword.cleaner import account, quarantine
 from lastword.cleaner.built import BuiltRound
-from lastword.cleaner.cleaner import limits_of, rewrite_each
+from lastword.cleaner.cleaner import limits_of
 from lastword.cleaner.groups import Group, group
 from lastword.cleaner.job import GROUPS, Job, built_of, groups_of, load, log_file, told
 from lastword.cleaner.job_files import (
@@ -181,6 +181,8 @@ def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock:
     """Group `number`: rewritten and certified, or only counted. Tombstones that are met for the first time
     may go `delete.retention.ms` after `now_ms`.
     """
+    from lastword.cleaner.building import rewrite_each
+
     job = _loaded(files, directory)
     one = (groups_of(files, job) or ())[number]
     plan = replace(job.plan, now_ms=now_ms)

@@ -4,7 +4,6 @@ half-done.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from lastword.clock import Clock
@@ -16,8 +15,8 @@ class Stopped(Exception):
 
 
 class Steps:
-    """Tells progress and asks whether to stop, after each chunk. Safe from several threads: who is told hears
-    one after another."""
+    """Tells progress and asks whether to stop, after each chunk. Steps are taken by one thread; `check` is
+    safe from several."""
 
     def __init__(
         self,
@@ -36,7 +35,6 @@ class Steps:
         self._progress = progress
         self._stop = stop
         self._given_up = False
-        self._lock = threading.Lock()
 
     def mapped(self, done_bytes: int, total_bytes: int) -> None:
         """After a chunk of the map pass; further passes make the way longer."""
@@ -49,16 +47,19 @@ class Steps:
         self._total_bytes = self._done_bytes + rewrite_bytes
 
     def rewritten(self, chunk_bytes: int) -> None:
-        with self._lock:
-            self._step(chunk_bytes)
+        self._step(chunk_bytes)
 
     def give_up(self) -> None:
         """Whatever still takes steps is to end: nobody wants it any more."""
         self._given_up = True
 
-    def _step(self, chunk_bytes: int) -> None:
+    def check(self) -> None:
+        """Raise Stopped where the round is to end."""
         if self._given_up or (self._stop is not None and self._stop()):
             raise Stopped
+
+    def _step(self, chunk_bytes: int) -> None:
+        self.check()
         self._done_bytes += chunk_bytes
         if self._progress is not None:
             seconds = self.clock.monotonic() - self._started

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -190,6 +190,7 @@ class ChunkReader:
         self._plain = PlainBuffer(file, unwanted)
         self._table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
         self._scratch: dict[str, Any] = {}
+        self._shown_to: Callable[[Chunk], None] | None = None
         self._waiting: deque[tuple[Bytes, PlainBuffer, Table, dict[str, Any]]] = deque()
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -203,7 +204,11 @@ class ChunkReader:
             if rows:
                 self._used = used
                 first_offset, self.next_offset = self.next_offset, next_offset
-                return self._chunk(rows, first_offset)
+                chunk = self._chunk(rows, first_offset)
+                if self._shown_to is not None:
+                    chunk.inflate()
+                    self._shown_to(chunk)
+                return chunk
             if status == kernels.MORE and self._grow():
                 continue
             if status == kernels.MORE and self._stop_at_partial_tail:
@@ -219,6 +224,10 @@ class ChunkReader:
             table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
             plain = PlainBuffer(self._file, self._unwanted)
             self._waiting.append((np.empty(self._raw.size, np.uint8), plain, table, {}))
+
+    def show_to(self, hear: Callable[[Chunk], None]) -> None:
+        """`hear` gets each chunk before it is given out, with its records inflated."""
+        self._shown_to = hear
 
     def _drop_used(self) -> None:
         if self._used:

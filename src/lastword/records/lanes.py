@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from lastword.records.chunk import Chunk, ChunkReader
 
@@ -25,22 +25,15 @@ T = TypeVar("T")
 LANES = 4  # chunks that are read and not yet taken, at most
 
 
-class Chunks(Protocol):
-    """Something that can be read chunk by chunk: a segment."""
-
-    def chunk_reader(self, *, verify: bool = ...) -> Iterator[Chunk]: ...
-
-
 def second_thread(name: str, threads: int) -> AbstractContextManager[Executor | None]:
     """One thread beside the caller's, ended when the context is left; None where only one may be used."""
     return ThreadPoolExecutor(1, thread_name_prefix=name) if threads > 1 else nullcontext()
 
 
-def chunks_of(source: Chunks, lanes: int, **options: Any) -> Iterator[Chunk]:
-    """The chunks of a segment, verified; each holds until the `lanes`-th one after it is asked for. `options`
-    as the segment's `chunk_reader` has them. With several lanes `Chunk.inflate` is the caller's.
+def in_lanes(reader: Iterator[Chunk], lanes: int) -> Iterator[Chunk]:
+    """What `reader` gives; each chunk holds until the `lanes`-th one after it is asked for. With several
+    lanes records may be compressed still: `Chunk.inflate` is the caller's.
     """
-    reader = source.chunk_reader(verify=True, **options)
     if lanes == 1:
         yield from reader
     elif isinstance(reader, ChunkReader):

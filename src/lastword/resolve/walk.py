@@ -14,7 +14,7 @@ from lastword.kernels import offset_map as loops
 from lastword.kernels import piece
 from lastword.kernels import table as fields
 from lastword.records.chunk import CHUNK_BYTES, Chunk
-from lastword.records.lanes import chunks_of, prepared, second_thread
+from lastword.records.lanes import in_lanes, prepared, second_thread
 from lastword.resolve.bitmaps import PageStore
 from lastword.resolve.facts import Fates, Resolution, SegmentSource, fates_of
 from lastword.resolve.offset_map import OffsetMap
@@ -61,7 +61,8 @@ class Walk:
         def read(lanes: int) -> Iterator[Ready]:
             pieces = cycle([Piece() for _ in range(lanes)])
             for segment, source in enumerate(sources, first_segment):
-                for chunk in chunks_of(source, lanes, chunk_bytes=chunk_bytes):
+                reader = source.chunk_reader(chunk_bytes=chunk_bytes, verify=True)
+                for chunk in in_lanes(reader, lanes):
                     yield begun(segment, chunk, next(pieces))
 
         def begun(segment: int, chunk: Chunk, made: Piece) -> Ready:

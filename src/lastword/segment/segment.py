@@ -128,6 +128,11 @@ class Segment:
             return header.max_timestamp
         return NO_TIMESTAMP
 
+    def mtime_now_ms(self) -> int:
+        """As it is now: a file that was appended to is younger than when it was opened."""
+        facts = self.files.stat(self.file)
+        return self.mtime_ms if facts is None else facts.mtime_ms
+
     # -------------------------------------------------------------- files
 
     @property

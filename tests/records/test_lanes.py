@@ -1,0 +1,112 @@
+"""Things made ready by two threads: in order, errors at their turn, none too far ahead, no thread left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lastword.records.lanes import LANES, prepared, second_thread
+
+
+class Bad(Exception):
+    pass
+
+
+def numbers(count: int, *, ends_badly: bool = False) -> Callable[[int], Iterator[list[int]]]:
+    def read(lanes: int) -> Iterator[list[int]]:
+        for number in range(count):
+            yield [number]
+        if ends_badly:
+            raise Bad("read")
+
+    return read
+
+
+def pause(milliseconds: int) -> None:
+    if milliseconds:
+        time.sleep(milliseconds / 1000)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=20),
+    st.booleans(),
+    st.integers(1, 2),
+    st.data(),
+)
+def test_in_order_whichever_part_is_slow(
+    pauses: list[tuple[int, int]], ends_badly: bool, threads: int, data: st.DataObject
+) -> None:
+    """Each pair: how long preparing and taking it last."""
+    bad = data.draw(st.none() | st.integers(0, max(len(pauses) - 1, 0)))
+
+    def prepare(one: list[int]) -> None:
+        pause(pauses[one[0]][0])
+        if one[0] == bad:
+            raise Bad("prepare")
+        one.append(one[0] ** 2)
+
+    taken = []
+    told = ""
+    with second_thread("lanes", threads) as second:
+        try:
+            with closing(prepared(numbers(len(pauses), ends_badly=ends_badly), prepare, second)) as each:
+                for one in each:
+                    pause(pauses[one[0]][1])
+                    taken.append(tuple(one))
+        except Bad as error:
+            told = str(error)
+    whole = len(pauses) if bad is None or bad >= len(pauses) else bad
+    assert taken == [(number, number**2) for number in range(whole)]
+    assert told == ("prepare" if whole < len(pauses) else "read" if ends_badly else "")
+
+
+def test_at_most_so_many_are_read_ahead() -> None:
+    read: list[int] = []
+
+    def counted(lanes: int) -> Iterator[int]:
+        for number in range(30):
+            read.append(number)
+            yield number
+
+    with second_thread("lanes", 2) as second, closing(prepared(counted, lambda one: None, second)) as each:
+        for one in each:
+            pause(2)
+            assert len(read) <= one + LANES
+
+
+def test_both_threads_prepare() -> None:
+    """The first two meet at a barrier, which neither could pass alone."""
+    met = threading.Barrier(2, timeout=10)
+
+    def prepare(one: list[int]) -> None:
+        if one[0] < 2:
+            met.wait()
+
+    with second_thread("lanes", 2) as second:
+        assert [one for (one,) in prepared(numbers(5), prepare, second)] == [0, 1, 2, 3, 4]
+
+
+def test_without_waiting_for_a_second_thread_that_has_other_work() -> None:
+    free = threading.Event()
+    with ThreadPoolExecutor(1) as second:
+        busy = second.submit(free.wait, 10)
+        with closing(prepared(numbers(9), lambda one: None, second)) as each:
+            assert [one for (one,) in each] == list(range(9))
+        assert not busy.done()
+        free.set()
+        assert busy.result()
+
+
+def test_given_up_in_the_middle() -> None:
+    with second_thread("lanes", 2) as second:
+        assert second is not None
+        with closing(prepared(numbers(1000), lambda one: None, second)) as each:
+            assert next(each) == [0]
+        assert second.submit(int).result(10) == 0  # it is free again
