@@ -64,6 +64,18 @@ def test_due_leaves_the_active_segment_and_says_so() -> None:
     assert codes(plan) == ["active-segment"]
 
 
+def test_a_due_round_is_foretold_with_the_active_segment_that_it_closes_first() -> None:
+    """A round closes one that is older than `segment.ms`; whoever only looks has not."""
+    these = segments(1000, 1000, 500)
+    old, young = compact(segment_ms=47 * HOUR), compact(segment_ms=49 * HOUR)
+    plan = decide(these, old, due=True, may_roll=True)
+    assert (plan.limit, plan.rolls_active, codes(plan)) == (300, True, [])
+    for config, may_roll in ((young, True), (old, False)):
+        plan = decide(these, config, due=True, may_roll=may_roll)
+        assert (plan.limit, plan.rolls_active, codes(plan)) == (200, False, ["active-segment"])
+    assert decide(these, compact(max_compaction_lag_ms=47 * HOUR), due=True, may_roll=True).limit == 300
+
+
 def test_now_takes_the_active_segment_too() -> None:
     plan = decide(segments(1000, 1000, 500))
     assert (plan.action, plan.limit, plan.rolls_active) == ("clean", 300, True)

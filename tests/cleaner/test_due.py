@@ -1,10 +1,12 @@
 """What is due by garbage accounts, over a whole log directory."""
 
+import os
 import random
 
 import pytest
 
 import lastword
+from lastword import metrics
 from lastword.cleaner.accounted import part_of
 from lastword.cleaner.groups import Limits
 from lastword.cleaner.runs import Run
@@ -93,6 +95,31 @@ def test_plan_says_to_the_byte_what_an_explicit_clean_does(tmp_path, clock):
         assert (plan.write_bytes, plan.free_bytes) == (done.written_bytes, done.freed_bytes)
         assert plan.read_bytes == done.read_bytes
         assert space(logs) == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_plan_knows_that_a_due_round_closes_an_old_active_segment(tmp_path, clock, strategy):
+    with opened(tmp_path, clock, segment_bytes=1 << 20, segment_ms=HOUR) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 500, 20, random.Random(8))
+        assert [one.action for one in logs.plan(due=True, strategy=strategy)] == ["keep"]
+        clock.advance(2 * HOUR)
+        (planned,) = logs.plan(due=True, strategy=strategy)
+        assert logs.explain("t", key=b"k3").versions[0].reason == "next-round"
+        (done,) = logs.clean(due=True, strategy=strategy)
+        assert planned.action == "clean" and planned.rolls_active
+        assert (planned.write_bytes, planned.free_bytes) == (done.written_bytes, done.freed_bytes)
+
+
+def test_the_scan_of_a_look_counts_as_read(tmp_path, clock):
+    with opened(tmp_path, clock) as logs:
+        fill(logs.create_topic("t", cleanup_policy="compact"), 2000, 300, random.Random(9))
+        name = os.path.realpath(tmp_path)
+        before = metrics.CLEANER_READ_BYTES.value(name)
+        closed = sum(one.size_bytes for one in logs.topic("t").segments(0) if not one.active)
+        rounds = logs.clean(due=True)
+        read = metrics.CLEANER_READ_BYTES.value(name) - before
+        assert read == closed + sum(one.read_bytes for one in rounds)
 
 
 def test_a_round_over_accounts_that_are_up_to_date_reads_only_what_it_rewrites(tmp_path, clock):

@@ -172,6 +172,7 @@ def choose(
     strategy: str = "kafka",
     quarantine: str | None = None,
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+    may_roll: bool = False,
 ) -> Plan:
     """Decide about one partition from its segments (in offset order; the last is the active one).
 
@@ -180,6 +181,8 @@ def choose(
     first_dirty   the cleaner's checkpoint, None if there is none; corrected here where it makes no sense
     quarantine    why the partition is in quarantine, or None
     producer_expiration_ms   after how long a silent producer is forgotten, and its last batch not kept for it
+    may_roll      nobody has asked whether the active segment is to be closed by its age, as a round that is
+                  due does first: one that is counts as closed
     """
     if strategy not in STRATEGIES:
         raise UsageError(f"unknown strategy {strategy!r}", remedy=f"use one of: {', '.join(STRATEGIES)}")
@@ -219,7 +222,8 @@ def choose(
     if quarantine is not None:
         return plan.kept(QUARANTINED, quarantine)
     ends = _Ends(log_end if stable_offset is None else stable_offset, taking_in_from)
-    plan, closed = _bounded(plan, segments, config, ends)
+    rolls = not due or (may_roll and _rolls_by_age(segments, config, now_ms))
+    plan, closed = _bounded(plan, segments, config, ends, rolls)
     if plan.action == "clean" and plan.due and strategy == "kafka":
         return _by_ratio(plan, closed, config)
     return plan
@@ -240,10 +244,10 @@ class _Ends(NamedTuple):
 
 
 def _bounded(
-    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, ends: _Ends
+    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, ends: _Ends, rolls: bool
 ) -> tuple[Plan, Sequence[Choosable]]:
     """The plan with the limit of its round, and the segments below; kept if there is nothing to look at."""
-    closed, reasons = _cleanable(plan, segments, config, ends)
+    closed, reasons = _cleanable(plan, segments, config, ends, rolls)
     if not closed:
         plan = replace(plan, reasons=tuple(reasons[1:]))
         why = reasons[0] if reasons else Reason(NEWEST, "the log is empty")
@@ -259,12 +263,20 @@ def _bounded(
         read_bytes=2 * total_bytes,
         dirty_bytes=dirty_bytes,
         dirty_ratio=ratio,
-        rolls_active=not plan.due and len(closed) == len(segments),
+        rolls_active=len(closed) == len(segments),
         reasons=tuple(reasons),
     )
     if total_bytes == 0:
         plan = plan.kept(NEWEST, "the log holds no records")
     return plan, closed
+
+
+def _rolls_by_age(segments: Sequence[Choosable], config: TopicConfig, now_ms: int) -> bool:
+    """Is the active segment to be closed by its age? Jitter, which is drawn anew, may put it off."""
+    first = next(iter(segments[-1].headers()), None) if segments else None
+    if first is None or first.max_timestamp < 0:
+        return False
+    return now_ms - first.max_timestamp > min(config.segment_ms, config.max_compaction_lag_ms)
 
 
 def _by_ratio(plan: Plan, closed: Sequence[Choosable], config: TopicConfig) -> Plan:
@@ -278,12 +290,13 @@ def _by_ratio(plan: Plan, closed: Sequence[Choosable], config: TopicConfig) -> P
 
 
 def _cleanable(
-    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, ends: _Ends
+    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, ends: _Ends, rolls: bool
 ) -> tuple[Sequence[Choosable], list[Reason]]:
-    """The segments a round may take (a prefix of the log), and what holds back the others."""
+    """The segments a round may take (a prefix of the log), and what holds back the others. `rolls`: the round
+    closes the active one first."""
     reasons = []
     count = len(segments)
-    if plan.due:
+    if not rolls:
         count = max(0, count - 1)
         if segments and segments[-1].size:
             held = f"{format_bytes(segments[-1].size)} from {segments[-1].base_offset} on are not closed yet"

@@ -342,6 +342,7 @@ def chosen_plan(
         strategy=strategy,
         quarantine=None if set_aside is None else set_aside.reason,
         producer_expiration_ms=log.producer_expiration_ms,
+        may_roll=isinstance(log, PartitionView),
     )
 
 

@@ -10,6 +10,7 @@ one scale here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.ledgers import Ledgers
 from lastword.partition import leases
+from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from lastword.cleaner.runs import Run
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
-    from lastword.partition.view import PartitionView
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,9 @@ def _scan(
         done = done_bytes
 
     with ledgers.of(place.partition, log) as ledger:
-        accounted.look(log, files, ledger, plan, segments, tell)
+        read_bytes = accounted.look(log, files, ledger, plan, segments, tell)
+        if ledgers.saves:
+            metrics.CLEANER_READ_BYTES.add(read_bytes, os.path.realpath(os.path.dirname(log.directory)))
         account = accounted.account_of(log, config, ledger, drive=drive, quarantined=False)
         standing = Standing()
         if ledger.exact:
@@ -229,6 +232,7 @@ def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int) -> Pla
         due=True,
         strategy="generational",
         producer_expiration_ms=home.settings.instance.producer_id_expiration_ms,
+        may_roll=isinstance(log, PartitionView),
     )
 
 

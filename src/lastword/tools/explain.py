@@ -315,7 +315,7 @@ class _Judge:
         segment = self.view.segments[number]
         if self.quarantine is not None:
             return QUARANTINED, self.quarantine.reason, None
-        if segment is self.view.active:
+        if segment is self.view.active and not self.plan.rolls_active:
             return self._rolls(segment)
         stable = self.view.stable_offset
         if segment.next_offset > stable:
