@@ -113,7 +113,8 @@ class CleanRound(Value):
     stopped_by: Literal["", "lease", "request"] = ""
 
     def __str__(self) -> str:
-        text = f"{self.topic}-{self.partition}: {self.records_read} records -> {self.records_kept}"
+        records = "1 record" if self.records_read == 1 else f"{self.records_read} records"
+        text = f"{self.topic}-{self.partition}: {records} -> {self.records_kept}"
         if self.stopped_by == "lease":
             text += ", stopped before its end by a lease that came below a due tombstone"
         elif not self.complete:

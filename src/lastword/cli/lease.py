@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 lastword lease data users
-lastword lease data users replica-2 --advance 4711
+lastword lease data users replica-2 -p 0 --advance 4711
 lastword lease data users replica-2 --release
 """
 

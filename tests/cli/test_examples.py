@@ -1,0 +1,124 @@
+"""Every command line that the help or the README shows can be typed, and does what it says it does."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import shutil
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.cli import main, options
+from lastword.clock import ManualClock
+
+README = Path(__file__).parents[2] / "README.md"
+COMMANDS = (*main.LOOKS, *main.CHANGES, main.demo, main.bench)
+HELPED = {module.__name__.rpartition(".")[2]: module.EXAMPLES.strip().splitlines() for module in COMMANDS}
+STAYS = ("--every", "lastword demo", "lastword bench")  # run for long, each in a test of its own
+PLACES = {"/srv/kafka": "data", "/backup/data": "backup"}
+MAKES = {"create": "data", "append": "copy"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what the examples speak of: topics, a consumer's tables, a replica."""
+    root = tmp_path_factory.mktemp("examples")
+    clock = ManualClock(int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000))
+    forms = {"key_serializer": "str", "value_serializer": "json"}
+    with lastword.open(root / "data", "a", clock=clock) as logs:
+        users = logs.create_topic("users", 4, cleanup_policy="compact", **forms)
+        events = logs.create_topic("events", cleanup_policy="delete", retention_ms="7d")
+        logs.create_topic("cities", key_serializer="str", value_serializer="str")
+        keys = ("ada", "bob", "cyd")
+        for partition, count in ((0, 4800), (3, 200)):
+            users.extend(((keys[n % 3], {"n": n}) for n in range(count)), partition=partition)
+        events.extend((b"%d" % number, b"x") for number in range(4500))
+        users.restore(to=root / "consumer.parquet")
+        users.restore(to=root / "delivered.parquet")
+        users.restore(to=root / "delivered.jsonl")
+    shutil.copytree(root / "data", root / "backup")
+    return root
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def typed(line: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
+    """(exit code, stdout, stderr) of one command of a line."""
+    words = [PLACES.get(word, word) for word in shlex.split(line, comments=True)]
+    if words[0] == "printf":
+        return 0, words[1].encode().decode("unicode_escape").encode(), ""
+    assert words.pop(0) == "lastword", line
+    words = [str(one) for word in words for one in (sorted(Path().glob(word)) if "*" in word else [word])]
+    if "--follow" in words:
+        words += ["--timeout", "0"]
+    out, err = io.StringIO(), io.StringIO()
+    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin))
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main.run(words)
+    finally:
+        sys.stdin = before
+    return code, out.getvalue().encode(), err.getvalue()
+
+
+def check(line: str) -> None:
+    data = b""
+    for part in re.split(r" \| ", line):
+        code, data, told = typed(part, data)
+        assert code == 0, f"{part}\n{told}"
+
+
+@pytest.mark.parametrize("command", [name for name in HELPED if name not in ("demo", "bench")])
+def test_help(command: str, here: Path) -> None:
+    for line in HELPED[command]:
+        if command == "create":
+            shutil.rmtree("data", ignore_errors=True)
+        if line.startswith("lastword read data users --json |"):
+            typed("lastword create copy users --key-serializer str --value-serializer json")
+        if not any(one in line for one in STAYS):
+            check(line)
+
+
+def console_lines() -> list[str]:
+    blocks = re.findall(r"^```console\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ lastword")]
+
+
+def test_readme(here: Path) -> None:
+    lines = console_lines()
+    assert len(lines) > 15
+    for line in lines:
+        if not any(one in line for one in STAYS):
+            check(line)
+
+
+def test_what_explain_says_in_the_readme(here: Path) -> None:
+    """The README's output, made by its own example: its times are those of that day."""
+    text = README.read_text(encoding="utf-8")
+    shown = re.search(r"^\$ lastword explain data users --key bob\n((?:offset.*\n)+.*\n)", text, re.M)
+    assert shown
+    shutil.rmtree("data")
+    clock = ManualClock(1_795_168_929_000)  # 2026-11-20 10:02:09Z
+    with lastword.open("data", "a", clock=clock) as logs:
+        users = logs.state("users")
+        for key, city in (("ada", "London"), ("ada", "Turin"), ("bob", "Oslo")):
+            users[key] = {"city": city}
+            clock.advance(1000)
+        del users["bob"]
+    options.CONTEXT.clock = clock
+    try:
+        _, told, _ = typed("lastword explain data users --key bob")
+    finally:
+        options.CONTEXT.clock = None
+    assert told.decode() == shown.group(1)
