@@ -25,7 +25,7 @@ from lastword.kernels import table as fields
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.records.columns import RecordColumns, decode_columns
-from lastword.spark.options import ReadOptions
+from lastword.spark.option_values import ReadOptions
 from lastword.spark.read import (
     CHUNK_BYTES,
     MAX_RELOADS,

@@ -32,7 +32,7 @@ from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
 from lastword.spark import ranges, snapshot
 from lastword.spark.brief import brief
-from lastword.spark.options import ReadOptions
+from lastword.spark.option_values import ReadOptions
 from lastword.spark.schema import CHANGE, arrow_schema, check_projection
 from lastword.spark.shipping import Shipped, need_directory
 from lastword.spark.warm import ensure_compiled

@@ -10,7 +10,7 @@ from lastword.clock import SystemClock
 from lastword.errors import KeyRequiredError, RecordTooLargeError, SparkOptionError
 from lastword.files import DEFAULT, Files
 from lastword.partition import staged
-from lastword.spark.options import WriteOptions
+from lastword.spark.option_values import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.targets import Target, existing_target
 

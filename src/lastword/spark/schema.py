@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from lastword.errors import SparkOptionError
-from lastword.spark.options import hint
+from lastword.spark.option_texts import hint
 
 if TYPE_CHECKING:
     import pyarrow as pa

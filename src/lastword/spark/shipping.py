@@ -38,7 +38,7 @@ def _by_value() -> None:
 
 def shared_path(path: str) -> str:
     """The directory's absolute name: relative ones mean something else in each worker."""
-    from lastword.spark.options import Problem, absolute_path
+    from lastword.spark.option_texts import Problem, absolute_path
 
     try:
         return absolute_path(path)

@@ -13,7 +13,7 @@ from lastword.errors import OffsetOutOfRangeError, SparkOptionError, UnknownTopi
 from lastword.files import DEFAULT, Files
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.view import PartitionView
-from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, Wanted
+from lastword.spark.option_values import EARLIEST, LATEST, Bound, ReadOptions, Wanted
 
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 """A broker's own; no pattern means them, as in Kafka's consumers. They can be named."""

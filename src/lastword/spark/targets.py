@@ -10,7 +10,7 @@ from lastword.files import DEFAULT, Files
 from lastword.logdir.discover import discover
 from lastword.logdir.log_dir import LogDirectory
 from lastword.segment import names
-from lastword.spark.options import WriteOptions
+from lastword.spark.option_values import WriteOptions
 from lastword.spark.schema import SinkColumns
 
 CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}

@@ -44,7 +44,7 @@ from lastword.logdir import inbox
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import staged
 from lastword.spark.brief import brief
-from lastword.spark.options import WriteOptions
+from lastword.spark.option_values import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.shipping import Shipped, need_directory
 from lastword.spark.targets import Target, make_target
