@@ -34,7 +34,7 @@ class Metric:
         self.text = text
         self.labels = labels
         self._lock = threading.Lock()
-        self._values: dict[Labels, Any] = {}
+        self._values: dict[Labels, Any] = {} if labels or self.kind == "histogram" else {(): 0}
         _all.append(self)
 
     def value(self, *labels: str) -> Any:
@@ -57,6 +57,9 @@ class Metric:
 
 
 class Counter(Metric):
+    """Shown from its first `add`, which may be of 0: what only appears with the first event has no increase
+    that a rule could see."""
+
     kind = "counter"
 
     def add(self, amount: float, *labels: str) -> None:
@@ -145,6 +148,7 @@ FSYNC_SECONDS = Histogram("fsync_duration_seconds", "One fsync of a file or dire
 CLEANER_READ_BYTES = Counter("cleaner_read_bytes_total", "Bytes read by cleanings", ("dir",))
 CLEANER_WRITTEN_BYTES = Counter("cleaner_written_bytes_total", "Bytes written by cleanings", ("dir",))
 CLEANER_FREED_BYTES = Counter("cleaner_freed_bytes_total", "Bytes freed by cleanings", ("dir",))
+ROUND_RESULTS = ("ok", "partial", "aborted", "failed")
 CLEANER_ROUNDS = Counter("cleaner_rounds_total", "Rounds by result", ("dir", "result"))
 CLEANER_ROUND_SECONDS = Histogram("cleaner_round_duration_seconds", "One round", ("dir",))
 CLEANER_MAP_USED_RATIO = Gauge("cleaner_map_used_ratio", "Key map in use after the last round", ("dir",))

@@ -41,3 +41,14 @@ def test_sizes_and_quarantine_are_measured_when_somebody_looks(logs):
     list(metrics.metrics())
     assert metrics.LOG_SIZE_BYTES.value("measured", "0") == 0
     assert (root,) not in dict(metrics.QUARANTINED_PARTITIONS.samples())
+
+
+def test_counters_of_cleanings_show_at_0_before_anything_happened(logs):
+    """A rule such as increase(certificate_failures_total) sees nothing where a counter begins at 1."""
+    root = os.path.realpath(logs.paths[0])
+    shown = {metric.name: dict(metric.samples()) for metric in metrics.metrics()}
+    for name in ("certificate_failures_total", "cleaner_read_bytes_total", "cleaner_freed_bytes_total"):
+        assert shown[name][root,] == 0
+    for result in metrics.ROUND_RESULTS:
+        assert shown["cleaner_rounds_total"][root, result] == 0
+    assert () in shown["cleaner_thread_deaths_total"]

@@ -44,6 +44,7 @@ class DriveBudget:
         self._booked = 0.0  # bytes that were ever asked for
         self._earned = 0.0  # bytes that may have been used by now
         self._earned_at = clock.monotonic()
+        metrics.CLEANER_THROTTLED_SECONDS.add(0, drive)
 
     @property
     def bytes_per_second(self) -> int | None:

@@ -30,10 +30,16 @@ _ACCOUNTED = (
     metrics.LOG_LIVE_RECORDS,
     metrics.LOG_TOMBSTONES,
 )
+_CLEANINGS = (
+    metrics.CLEANER_READ_BYTES,
+    metrics.CLEANER_WRITTEN_BYTES,
+    metrics.CLEANER_FREED_BYTES,
+    metrics.CERTIFICATE_FAILURES,
+)
 
 
 class LogGauges:
-    """The gauges of one log directory. `logs` gives its open logs."""
+    """The gauges of one log directory. `logs` gives its open logs. Its counters begin to show, at 0."""
 
     def __init__(
         self, root: str, files: Files, logs: Callable[[], Mapping[TopicPartition, PartitionLog]]
@@ -42,6 +48,10 @@ class LogGauges:
         self._files = files
         self._logs = logs
         self._shown: set[TopicPartition] = set()
+        for counter in _CLEANINGS:
+            counter.add(0, os.path.realpath(root))
+        for result in metrics.ROUND_RESULTS:
+            metrics.CLEANER_ROUNDS.add(0, os.path.realpath(root), result)
         metrics.watch(self)
 
     def measure(self) -> None:
