@@ -107,6 +107,18 @@ def test_offsets_are_json_of_the_shape_of_kafkas_source(root: Path) -> None:
     assert offsets["t"] == {"0": 10, "1": 5} and set(offsets[TOPIC_IDS]) == {"t"}
 
 
+def test_a_trigger_opens_the_directory_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = reader(root, startingOffsets="earliest", failOnDataLoss="true")
+    start = one.initialOffset()
+    opened: list[str] = []
+    really = LogDirectory.open
+    monkeypatch.setattr(LogDirectory, "open", lambda *given: (opened.append(given[0]), really(*given))[1])
+    end = one.latestOffset(start, ALL)
+    assert end != start and len(opened) == 1
+    one.partitions(start, end)
+    assert len(opened) == 2
+
+
 def test_batches_follow_each_other_without_a_gap_or_a_record_twice(root: Path) -> None:
     one = reader(root, startingOffsets="earliest", maxOffsetsPerTrigger="6")
     start = one.initialOffset()
@@ -331,15 +343,15 @@ def test_undecided_records_that_were_read_are_not_read_again(root: Path) -> None
     """A query that read uncommitted records, and then reads committed ones only, does not go back."""
     one = reader(root, failOnDataLoss="false")
     start = one.initialOffset()
-    real = one._views
+    real = one._look
 
     def undecided() -> Any:
-        views = real()
-        for view in views.values():
+        look = real()
+        for view in look.views.values():
             view._stable_offset = 2
-        return views
+        return look
 
-    one._views = undecided  # type: ignore[method-assign]
+    one._look = undecided  # type: ignore[method-assign]
     assert one.latestOffset(start, ALL) == start
 
 

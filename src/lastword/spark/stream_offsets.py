@@ -17,6 +17,17 @@ Place = tuple[str, int]
 Offsets = dict[Place, int]
 
 
+def to_json(offsets: Offsets, topic_ids: Mapping[str, str]) -> dict[str, Any]:
+    """Offsets by partition in the shape of Kafka's source, with the ids of those topics that have one."""
+    found: dict[str, Any] = {}
+    for (topic, number), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(number)] = offset
+    ids = {topic: one for topic, one in topic_ids.items() if topic in found}
+    if ids:
+        found[TOPIC_IDS] = ids
+    return found
+
+
 def of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
     """Offsets by partition, and the ids of their topics."""
     ids = dict(value.get(TOPIC_IDS, {}))

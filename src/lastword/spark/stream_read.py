@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -44,22 +45,31 @@ from lastword.partition import leases
 from lastword.partition.view import PartitionView
 from lastword.spark import snapshot
 from lastword.spark.brief import brief
-from lastword.spark.options import ReadOptions
+from lastword.spark.option_values import ReadOptions
 from lastword.spark.read import LogPartition, plan, read_batches
 from lastword.spark.schema import check_projection
 from lastword.spark.shipping import Shipped
 from lastword.spark.stream_offsets import (
-    TOPIC_IDS,
     Offsets,
     Place,
     named,
     of_json,
     share_bytes,
     share_offsets,
+    to_json,
 )
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The partitions that the query reads, at one moment, and the ids of their topics, of those that have
+    one."""
+
+    views: dict[Place, PartitionView]
+    topic_ids: dict[str, str]
 
 
 class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -87,7 +97,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         if self._initial is None:
             found = snapshot.choose(self.options)
             self._pins_start = any(one.from_end for one in found)
-            self._initial = self._to_json({(one.topic, one.partition): one.start for one in found})
+            start = {(one.topic, one.partition): one.start for one in found}
+            self._initial = to_json(start, self._look().topic_ids)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -104,16 +115,19 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @brief
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = {place: _end(view, self.options) for place, view in self._views().items()}
+        self._target = {place: _end(view, self.options) for place, view in self._look().views.items()}
 
     @brief
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next micro-batch goes; `start` itself when there is nothing to do, or not enough."""
         begin, ids = of_json(start)
-        self._check_ids(ids)
-        views = self._views()
+        look = self._look()
+        views = look.views
+        self._check_ids(ids, look)
         begin, ends = self._ends(begin, views)
-        self._hold_leases({place: offset for place, offset in begin.items() if place not in self._leased})
+        self._hold_leases(
+            {place: offset for place, offset in begin.items() if place not in self._leased}, views
+        )
         if self._pins_start and start == self._initial:
             self._pins_start = False
             return start
@@ -125,11 +139,13 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if self._wait(begin, ends):
                 return start
             ends = self._limited(begin, ends, views)
-        return start if ends == of_json(start)[0] else self._to_json(ends)
+        return start if ends == of_json(start)[0] else to_json(ends, look.topic_ids)
 
     @brief
     def reportLatestOffset(self) -> dict[str, Any]:
-        return self._to_json({place: _end(view, self.options) for place, view in self._views().items()})
+        look = self._look()
+        ends = {place: _end(view, self.options) for place, view in look.views.items()}
+        return to_json(ends, look.topic_ids)
 
     def _ends(self, begin: Offsets, views: Mapping[Place, PartitionView]) -> tuple[Offsets, Offsets]:
         """Starts and ends of all partitions: new ones are read from their beginning, lost ones are told."""
@@ -162,13 +178,12 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                 offset=offset,
             )
 
-    def _check_ids(self, ids: Mapping[str, str]) -> None:
+    def _check_ids(self, ids: Mapping[str, str], look: Look) -> None:
         """A topic that was deleted and made anew has offsets of its own."""
         if not self.options.fail_on_data_loss:
             return
-        now = self._topic_ids(set(ids))
         for topic, known in ids.items():
-            if topic in now and now[topic] != known:
+            if look.topic_ids.get(topic, known) != known:
                 raise OffsetOutOfRangeError(
                     f"topic {topic} in {self.options.path} was deleted and made anew since this query "
                     "read it",
@@ -211,13 +226,14 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         """The tasks of one micro-batch, from its offsets alone: after a restart this is asked first."""
         begin, ids = of_json(start)
         until, until_ids = of_json(end)
-        self._check_ids(ids | until_ids)
+        look = self._look()
+        views = look.views
+        self._check_ids(ids | until_ids, look)
         if not self._leased:  # a restart: a lease that was lost is told before the sink has the rows
             # A first batch that comes again may begin later than it did, but it ends where it ended.
             self._hold_leases(
-                {place: min(offset, until.get(place, offset)) for place, offset in begin.items()}
+                {place: min(offset, until.get(place, offset)) for place, offset in begin.items()}, views
             )
-        views = self._views()
         chosen = []
         for place, last in sorted(until.items()):
             if place not in views:
@@ -253,7 +269,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     @brief
     def commit(self, end: dict[str, Any]) -> None:
         """Everything below `end` has been processed: the lease, if there is one, moves up to it."""
-        self._hold_leases(of_json(end)[0])
+        if self.options.lease is not None:
+            self._hold_leases(of_json(end)[0], self._look().views)
 
     def stop(self) -> None:
         """The lease stays: a query that stops goes on later. It lapses by its age, or is released by
@@ -261,44 +278,33 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     # -------------------------------------------------------------- the directory
 
-    def _views(self) -> dict[Place, PartitionView]:
-        """Every partition that the query reads, as it is now."""
+    def _look(self) -> Look:
+        """What the query reads, as it is now; the directory is opened once for all that is asked of it."""
         directory = LogDirectory.open(self.options.path, "r")
-        found = {topic: directory.partitions(topic) for topic in directory.topics()}
+        there = directory.topics()
         wanted = self.options.wanted
         if wanted.pattern is not None:
-            places = [(topic, n) for topic in snapshot.matching(wanted.pattern, found) for n in found[topic]]
-        elif wanted.assigned:
-            places = [
-                (topic, n)
-                for topic, numbers in wanted.assigned.items()
-                for n in numbers
-                if n in found.get(topic, ())
-            ]
+            topics = snapshot.matching(wanted.pattern, there)
         else:
-            places = [(topic, n) for topic in wanted.topics for n in found.get(topic, ())]
-        return {place: directory.view(*place) for place in sorted(places)}
+            topics = [topic for topic in wanted.assigned or wanted.topics if topic in there]
+        # Ids before views: of a topic that is made anew in between, the old id tells at the next look.
+        ids = {topic: directory.topic_id(topic) for topic in topics}
+        places = [
+            (topic, number)
+            for topic in topics
+            for number in directory.partitions(topic)
+            if not wanted.assigned or number in wanted.assigned[topic]
+        ]
+        return Look(
+            {place: directory.view(*place) for place in sorted(places)},
+            {topic: one for topic, one in ids.items() if one is not None},
+        )
 
-    def _topic_ids(self, topics: set[str]) -> dict[str, str]:
-        directory = LogDirectory.open(self.options.path, "r")
-        there = set(directory.topics())
-        ids = {topic: directory.topic_id(topic) for topic in topics & there}
-        return {topic: one for topic, one in ids.items() if one is not None}
-
-    def _to_json(self, offsets: Offsets) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for (topic, number), offset in sorted(offsets.items()):
-            found.setdefault(topic, {})[str(number)] = offset
-        ids = self._topic_ids(set(found))
-        if ids:
-            found[TOPIC_IDS] = ids
-        return found
-
-    def _hold_leases(self, offsets: Offsets) -> None:
+    def _hold_leases(self, offsets: Offsets, views: Mapping[Place, PartitionView]) -> None:
         if self.options.lease is None or not offsets:
             return
         now_ms = int(time.time() * 1000)
-        for place, view in self._views().items():
+        for place, view in views.items():
             if place in offsets:
                 leases.register(
                     DEFAULT,
