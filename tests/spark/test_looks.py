@@ -48,6 +48,20 @@ def test_duplication(spark: Any, root: Path, exact: bool, monkeypatch: pytest.Mo
         assert segments == [one.to_dict() for one in logs.duplication("u", exact=exact, by="segment")]
 
 
+def test_audit_of_one_partition_by_a_frame_that_does_not_say_partitions(spark: Any, tmp_path: Path) -> None:
+    """Keys of other partitions are no phantoms; one that nobody logged is, where it would lie."""
+    with lastword.open(tmp_path / "data", "a") as logs:
+        topic = logs.create_topic("t", 3, cleanup_policy="compact")
+        placed = {b"%d" % n: topic.append(b"%d" % n, b"x").offset for n in range(30)} | {b"eve": 7}
+        frame = spark.createDataFrame([*placed.items()], "key binary, offset long")
+        for partition in range(3):
+            here = [row.to_dict() for row in topic.audit(partition, delivered=placed).rows]
+            there = plain(
+                lastword.spark.audit(spark, str(tmp_path / "data"), None, partition, delivered=frame)
+            )
+            assert there == here
+
+
 def test_verify(spark: Any, root: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -82,6 +96,30 @@ def test_audit(spark: Any, root: Path) -> None:
     assert {row["kind"] for row in found} == {"missing", "stale", "phantom"}
     with pytest.raises(errors.UsageError, match="no column 'offset'"):
         lastword.spark.audit(spark, str(root), "t", delivered=frame.drop("offset"))
+    with pytest.raises(errors.UsageError, match="column key of delivered is int"):
+        lastword.spark.audit(spark, str(root), "t", delivered=frame.withColumn("key", frame["partition"]))
+
+
+def test_audit_by_a_frame_with_gaps(spark: Any, root: Path, tmp_path: Path) -> None:
+    """A partition may be unknown in some rows, or one that the topic does not have; a key may not."""
+    import shutil
+
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    with lastword.open(copy, "a", log_cleaner_enable=False) as logs:
+        logs.clean("t")
+    rows = [(None, b"0-key-0", 5), (None, b"nobody", 3), (0, b"nobody", 3), (9, b"0-key-1", 3)]
+    frame = spark.createDataFrame(rows, "Partition int, KEY binary, offset int")
+    with lastword.open(copy) as logs:
+        for partition in (None, 0):
+            table = frame.toDF("partition", "key", "offset").toArrow()
+            here = logs.topic("t").audit(partition, delivered=table).rows
+            there = plain(lastword.spark.audit(spark, str(copy), "t", partition, delivered=frame))
+            order = lambda row: (row["partition"] is None, row["partition"], row["key"])  # noqa: E731
+            assert sorted(there, key=order) == sorted((row.to_dict() for row in here), key=order)
+            assert {row["kind"] for row in there} >= {"missing", "stale", "gone"}
+    nameless = spark.createDataFrame([(None, 3)], "key binary, offset long")
+    with pytest.raises(Exception, match="delivered has a row without key"):
+        lastword.spark.audit(spark, str(root), "t", delivered=nameless).collect()
 
 
 def test_restore_is_the_state_and_starts_one(spark: Any, root: Path, tmp_path: Path) -> None:

@@ -14,19 +14,18 @@ When tasks fail. Nothing is changed, so a retry looks again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.api.places import Places
 from lastword.errors import UsageError
-from lastword.spark.partition_keys import BULK, partitions_of
+from lastword.spark.partition_keys import BULK
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from lastword.tools.duplication import Duplication
     from lastword.tools.verify import Verification
@@ -61,7 +60,7 @@ def duplication(
     need_pyspark()
     check_by(by)
     path = shared_path(path)
-    with lastword.open(path) as logs:
+    with lastword.open([path]) as logs:
         places = Places(logs)
         chosen = places.chosen(topic, partition)
         if exact or by == "segment":
@@ -99,7 +98,7 @@ class _Counted:
 def _count(work: _Counted) -> list[Duplication]:
     import lastword
 
-    with lastword.open(work.path) as logs:
+    with lastword.open([work.path]) as logs:
         return logs.duplication(work.topic, work.partition, exact=work.exact, by=work.by)
 
 
@@ -159,7 +158,7 @@ def verify(
 
     need_pyspark()
     path = shared_path(path)
-    with lastword.open(path) as logs:
+    with lastword.open([path]) as logs:
         chosen = Places(logs).chosen(topic, partition)
     work = [_Checked(path, name, number, quick) for name in chosen for number in chosen[name]]
     problems: dict[Problem, None] = {}  # a checkpoint that cannot be read is met by every task
@@ -179,7 +178,7 @@ class _Checked:
 def _verify(work: _Checked) -> Verification:
     import lastword
 
-    with lastword.open(work.path) as logs:
+    with lastword.open([work.path]) as logs:
         return logs.verify(work.topic, work.partition, quick=work.quick)
 
 
@@ -209,13 +208,8 @@ def audit(
     need_pyspark()
     from pyspark.sql import functions as F
 
-    missing = [name for name in ("key", "offset") if name not in delivered.columns]
-    if missing:
-        raise UsageError(
-            f"delivered has no column {missing[0]!r}; it has {', '.join(delivered.columns)}",
-            remedy="columns key and offset; partition if you know it",
-        )
-    with lastword.open(path) as logs:
+    known = _known_partitions(delivered)
+    with lastword.open([path]) as logs:
         places = Places(logs)
         topic = places.one_topic(topic)
         numbers = places.chosen(topic, partition)[topic]
@@ -236,29 +230,22 @@ def audit(
         F.col("offset").alias("logged_offset"),
         (F.col("change") == "delete").alias("deleted"),
     )
-    known = "partition" in delivered.columns
-    key = F.col("key").cast("binary").alias("key")
-    at = [F.col("partition").cast("int").alias("delivered_partition")] if known else []
-    groups = ["key", *(["delivered_partition"] if known else [])]
     other = (
-        delivered.select(key, *at, F.col("offset").cast("long").alias("offset"))
-        .groupBy(*groups)
+        delivered.select(
+            F.coalesce(F.col("key").cast("binary"), _refused("key")).alias("key"),
+            (F.col("partition") if known else F.lit(None)).cast("int").alias("delivered_partition"),
+            F.coalesce(F.col("offset").cast("long"), _refused("offset")).alias("offset"),
+        )
+        .groupBy("key", "delivered_partition")
         .agg(F.max("offset").alias("delivered_offset"))
     )
-    if known and partition is not None:
-        other = other.where(F.col("delivered_partition") == partition)
-    on = logged["key"] == other["key"]
-    if known:
-        on = on & (logged["logged_partition"] == other["delivered_partition"])
-    at_row = (
-        F.coalesce(logged["logged_partition"], other["delivered_partition"])
-        if known
-        else logged["logged_partition"]
-    )
-    bounds = F.lit(max(gone_below.values(), default=0))
-    if known:
-        for number, bound in gone_below.items():
-            bounds = F.when(other["delivered_partition"] == number, F.lit(bound)).otherwise(bounds)
+    at = F.col("delivered_partition")
+    if partition is not None:
+        other = other.where(at.isNull() | (at == partition))
+    # Keys of no partition of the topic have not left it; of one that is not said they may have left any.
+    bounds = F.when(at.isNull(), F.lit(max(gone_below.values(), default=0))).otherwise(F.lit(0))
+    for number, bound in gone_below.items():
+        bounds = F.when(at == number, F.lit(bound)).otherwise(bounds)
     logged_offset, delivered_offset = F.col("logged_offset"), F.col("delivered_offset")
     kind = (
         F.when(logged_offset.isNull(), F.when(delivered_offset < bounds, "gone").otherwise("phantom"))
@@ -266,34 +253,61 @@ def audit(
         .when(delivered_offset < logged_offset, "stale")
         .when(delivered_offset > logged_offset, "phantom")
     )
-    joined = logged.join(other, on, "full_outer").select(
-        F.lit(topic).alias("topic"),
-        at_row.alias("partition"),
-        F.coalesce(logged["key"], other["key"]).alias("key"),
-        kind.alias("kind"),
-        logged_offset,
-        delivered_offset,
+    on = logged["key"] == other["key"]
+    if known:
+        on = on & (at.isNull() | (F.col("logged_partition") == at))
+    rows = (
+        logged.join(other, on, "full_outer")
+        .select(
+            F.lit(topic).alias("topic"),
+            F.coalesce(F.col("logged_partition"), at).alias("partition"),
+            F.coalesce(logged["key"], other["key"]).alias("key"),
+            kind.alias("kind"),
+            logged_offset,
+            delivered_offset,
+        )
+        .where(F.col("kind").isNotNull())
     )
-    rows = joined.where(F.col("kind").isNotNull())
-    if partition is None or known or count == 1 or partitioner not in BULK:
+    if partition is None or count == 1 or partitioner not in BULK:
         return rows
-    return rows.mapInArrow(_of_partition(partition, count, partitioner), rows.schema)
+    return rows.where(F.col("partition").isNotNull() | (_placed(partitioner, count) == partition))
 
 
-def _of_partition(
-    partition: int, count: int, partitioner: str
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Leaves out rows of no partition whose keys are another partition's."""
+def _known_partitions(delivered: DataFrame) -> bool:
+    """Does the frame say partitions? UsageError if it has no key and offset, or keys that are no bytes."""
+    from pyspark.sql.types import BinaryType, StringType
 
-    def ours(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
+    names = {field.name.lower(): field for field in delivered.schema.fields}
+    for name in ("key", "offset"):
+        if name not in names:
+            raise UsageError(
+                f"delivered has no column {name!r}; it has {', '.join(delivered.columns)}",
+                remedy="columns key and offset; partition if you know it",
+            )
+    if not isinstance(names["key"].dataType, BinaryType | StringType):
+        raise UsageError(
+            f"the column key of delivered is {names['key'].dataType.simpleString()}",
+            remedy="keys are bytes: binary, or string as its UTF-8",
+        )
+    return "partition" in names
 
-        for batch in batches:
-            keys = batch.column(batch.schema.get_field_index("key")).cast(pa.binary())
-            logged = batch.column(batch.schema.get_field_index("partition")).is_valid().to_numpy(False)
-            yield batch.filter(pa.array(logged | (partitions_of(keys, count, partitioner) == partition)))
 
-    return ours
+def _refused(column: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.raise_error(F.lit(f"delivered has a row without {column}: leave such rows out"))
+
+
+def _placed(partitioner: str, count: int) -> Column:
+    """The partition where the partitioner puts the key of a row."""
+    from pyspark.sql import functions as F
+
+    def partition_of(key: Any) -> int:
+        from lastword.api.partitioners import PARTITIONERS
+
+        return PARTITIONERS[partitioner](bytes(key), count)
+
+    return F.udf(partition_of, "int", useArrow=False)("key")
 
 
 def restore(
@@ -318,7 +332,7 @@ def restore(
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
-    with lastword.open(path) as logs:
+    with lastword.open([path]) as logs:
         places = Places(logs)
         topic = places.one_topic(topic)
         numbers = places.chosen(topic, partition)[topic]
@@ -403,5 +417,5 @@ def expire(
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
-    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+    with lastword.open([path], "a", log_cleaner_enable=False) as logs:
         return frame_of(spark, Deletion, logs.expire(topic, partition))
