@@ -9,7 +9,8 @@ from lastword.cleaner import leased
 from lastword.clock import ManualClock
 from lastword.errors import LeaseRefusedError
 from lastword.files import DEFAULT
-from lastword.partition import leases
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition import leases, losses
 from tests.cleaner.test_accounted import Log as Accounted
 
 BEGIN = 1_795_168_800_000
@@ -180,14 +181,14 @@ def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, mo
     clock.advance(25 * HOUR)
     topic.append(b"tick", b"1")
     directory = logs._home("users", 0).directory("users", 0)
-    note = leases.note_dropped
+    note = losses.note_dropped
 
     def racing(files, place, offset):
         # The reader has looked at the note before it was written, and writes its lease now.
         leases._write(files, place, leases.LeaseFacts("racer", 2, clock.now_ms(), DAY, 0))
         return note(files, place, offset)
 
-    monkeypatch.setattr(leases, "note_dropped", racing)
+    monkeypatch.setattr(losses, "note_dropped", racing)
     (done,) = topic.clean()
     assert not done.complete
     assert 2 in offsets(topic)
@@ -330,3 +331,48 @@ def test_two_copies_cleaned_at_different_times_deliver_the_same(tmp_path_factory
     finally:
         for logs in opened:
             logs.close()
+
+
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_a_cut_leaves_no_tombstone_below_a_lease_that_its_reader_has_not_seen(logs, clock, strategy):
+    topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy=strategy)
+    for value in range(4):
+        topic.append(b"bob", b"%d" % value)
+    lease = topic.lease("replica", position=4, max_age="30d")
+    logs._home("users", 0).truncate("users", 0, 2)
+    topic.append(b"bob", None)  # at 2, where the lease had passed
+    topic.append(b"ada", b"1")
+    for _ in range(3):
+        topic.clean()
+        clock.advance(25 * HOUR)
+        topic.append(b"ada", b"%d" % clock.now_ms())
+    (shown,) = topic.leases()
+    assert 2 in offsets(topic) and (shown.position, shown.cut_from) == (2, 4)
+    assert str(shown).endswith("; was at 4 when the log was cut")
+    with pytest.raises(LeaseRefusedError, match="the log was cut at 2 since"):
+        lease.advance(4)
+    topic.lease("replica").advance(4)  # it went back to 2, and read on
+    topic.clean()
+    assert 2 not in offsets(topic)
+
+
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_our_own_rounds_are_no_other_cleaner(logs, clock, strategy):
+    """And a checkpoint that none of them has left tells of one, also after the next of ours."""
+    topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy=strategy)
+    home = logs._home("users", 0)
+    directory = home.directory("users", 0)
+    for number in range(3):
+        topic.append(b"ada", b"%d" % number)
+        topic.clean()
+        topic.lease(f"r{number}", position=number)
+    assert losses.load(DEFAULT, directory).elsewhere == 0
+    assert home.first_dirty("users", 0) == 3
+    topic.append(b"ada", b"3")
+    topic.append(b"ada", b"4")
+    home.checkpoints.first_dirty.update({TopicPartition("users", 0): 5})  # as a broker leaves it
+    topic.append(b"ada", b"5")
+    topic.clean()
+    assert losses.load(DEFAULT, directory).elsewhere_up_to == 5 < home.first_dirty("users", 0)
+    with pytest.raises(LeaseRefusedError, match="another cleaner"):
+        topic.lease("new", position=4)

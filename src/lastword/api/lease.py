@@ -30,6 +30,7 @@ class LeaseInfo(Value):
     position      next offset that its reader will read; lag_offsets: from there to the log end
     advanced_ms   when it was taken or last advanced; lapses_ms: when it stops to hold tombstones back
     lapsed        it has; a reader that comes back may find tombstones gone
+    cut_from      where it stood before the log was cut at `position`; None: it was not
     """
 
     topic: str
@@ -40,12 +41,13 @@ class LeaseInfo(Value):
     advanced_ms: int
     lapses_ms: int
     lapsed: bool
+    cut_from: int | None = None
 
     def __str__(self) -> str:
         state = "lapsed" if self.lapsed else "lapses"
         return (
             f"{self.topic}-{self.partition}: {self.name} at {self.position}, {self.lag_offsets} behind, "
-            f"{state} {format_time(self.lapses_ms)}"
+            f"{state} {format_time(self.lapses_ms)}{_cut_text(self)}"
         )
 
 
@@ -86,8 +88,9 @@ class Lease:
         position   an offset for every partition, or a dict per partition; partitions that it leaves out stay
                    where they are, and live on
 
-        LeaseRefusedError if the lease was released, or lapsed while tombstones went that it had not passed:
-        restore, or start from "earliest".
+        LeaseRefusedError if the lease was released, or lapsed while tombstones went that it had not passed,
+        or if the log was cut below `position`, or cleaned by a broker above it: restore, or start from
+        "earliest".
         """
         wanted = _by_partition(self._logs, self.topic, position)
         now_ms = self._logs._clock.now_ms()
@@ -166,16 +169,21 @@ def listed(logs: Found, topic: str, partition: int | None = None) -> list[LeaseI
                     advanced_ms=one.advanced_ms,
                     lapses_ms=one.lapses_ms,
                     lapsed=one.lapsed(now_ms),
+                    cut_from=one.cut_from,
                 )
             )
     return found
 
 
 def age_text(info: LeaseInfo, now_ms: int) -> str:
-    """`lapses in 6 d`, `lapsed 3 h ago`."""
+    """`lapses in 6 d`, `lapsed 3 h ago`, and whether a cut took it back."""
     if info.lapsed:
-        return f"lapsed {format_duration(now_ms - info.lapses_ms)} ago"
-    return f"lapses in {format_duration(info.lapses_ms - now_ms)}"
+        return f"lapsed {format_duration(now_ms - info.lapses_ms)} ago{_cut_text(info)}"
+    return f"lapses in {format_duration(info.lapses_ms - now_ms)}{_cut_text(info)}"
+
+
+def _cut_text(info: LeaseInfo) -> str:
+    return "" if info.cut_from is None else f"; was at {info.cut_from} when the log was cut"
 
 
 def _by_partition(logs: Found, topic: str, position: Position) -> dict[int, int]:

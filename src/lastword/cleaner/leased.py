@@ -15,7 +15,7 @@ from lastword.cleaner.choose import LEASE, Reason
 from lastword.cleaner.steps import Stopped
 from lastword.clock import Clock
 from lastword.files import Files
-from lastword.partition import leases
+from lastword.partition import leases, losses
 from lastword.partition.leases import Leases
 from lastword.units import format_time
 
@@ -120,7 +120,7 @@ def check(files: Files, directory: str, clock: Clock, dropped_tombstone: int) ->
     if dropped_tombstone == NONE_DROPPED:
         return
     if leases.load(files, directory, clock.now_ms()).floor > dropped_tombstone:
-        leases.note_dropped(files, directory, dropped_tombstone)
+        losses.note_dropped(files, directory, dropped_tombstone)
         if leases.load(files, directory, clock.now_ms()).floor > dropped_tombstone:
             return
     raise LeaseCame

@@ -50,7 +50,7 @@ from lastword.logdir.identity import (
 from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.moved_from import read_note
 from lastword.logdir.topics import make_partitions, mark_deleted
-from lastword.partition import front
+from lastword.partition import front, losses
 from lastword.partition.log import PartitionLog
 from lastword.partition.open import Recovery, Repaired, open_log
 from lastword.partition.view import PartitionView
@@ -437,6 +437,7 @@ class LogDirectory:
                 self.clock,
                 recovery_point=self._recovery_points.get(tp, 0),
                 log_start=self._log_starts.get(tp, 0),
+                first_dirty=self.first_dirty(*tp) or 0,
                 clean=(self._clean and tp not in self._adopted) or tp in self._made,
                 rng=self._rng,
                 producer_expiration_ms=self.settings.instance.producer_id_expiration_ms,
@@ -540,7 +541,13 @@ class LogDirectory:
             log = self.log(topic, partition)
             bounded = min(max(offset, log.log_start), log.log_end)
             with self._checkpoint_lock:
+                self._note_cleaned(TopicPartition(topic, partition), bounded)
                 self.checkpoints.first_dirty.update({TopicPartition(topic, partition): bounded})
+
+    def _note_cleaned(self, tp: TopicPartition, offset: int) -> None:
+        """Readers tell from it whether somebody else's cleaner has moved the checkpoint (`losses`)."""
+        before = self.checkpoints.first_dirty.read_sound().get(tp, 0)
+        losses.note_cleaned(self.files, self.directory(*tp), before, offset)
 
     def raise_log_start(self, topic: str, partition: int, offset: int, reason: str) -> bool:
         """Nothing below `offset` can be read from now on, durably; whole segments below it may go then
@@ -586,6 +593,8 @@ class LogDirectory:
                 }
                 for checkpoint, most in lowered.items():
                     if checkpoint.read_sound().get(tp, -1) > most:
+                        if checkpoint is self.checkpoints.first_dirty:
+                            self._note_cleaned(tp, most)
                         checkpoint.update({tp: most})
                 if fully or log.log_start > offset:
                     self.checkpoints.log_starts.update({tp: offset})

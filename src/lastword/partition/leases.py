@@ -2,7 +2,7 @@
 
 ```
 <partition>/lastword/lease-<name>          one JSON object: {"position": 120, "advanced_ms": ..., ...}
-<partition>/lastword/dropped-tombstones    one JSON object: {"up_to": 101, "drops": 3}
+<partition>/lastword/dropped-tombstones    what readers may have missed: see `losses`
 ```
 
 A replica, a restoring state or a query holds the newest values below its *position*, the next offset that it
@@ -20,6 +20,15 @@ other, so each writes first and looks afterwards:
 Whichever comes second sees the other; at worst both stand back. What was noted is never lowered: a note that
 is too high refuses a lease that could have been taken, one that is too low would bring a deleted key back.
 
+A log that loses its end (`partition.truncate`, or a recovery that finds it shorter than a lease says) takes
+every lease above back to where it was cut: there the next records come that its reader has not seen. The cut
+is noted before the log is cut, and a lease that was written before counts as lowered, whoever wrote it last.
+Its reader holds records that the log has no more, and is told when it goes on above the cut; to take the
+lease again, where it stands now, says that the reader will read from there.
+
+What a broker's cleaner did while it had the log (`losses`) is told likewise, to who stood below: it asks no
+lease.
+
 A lease whose file cannot be understood holds back every tombstone from the log start on, until it lapses by
 the file's time: it may have stood anywhere.
 """
@@ -33,13 +42,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from lastword.errors import (
-    FileTakenError,
     FileVanishedError,
     LeaseRefusedError,
     OffsetOutOfRangeError,
     UsageError,
 )
 from lastword.files import Files
+from lastword.partition import losses
+from lastword.partition.losses import Losses, make_private, whole
 from lastword.segment import names
 from lastword.units import format_duration
 from lastword.values import Value
@@ -58,7 +68,9 @@ class LeaseFacts(Value):
 
     position      offset that its reader will read next: it has met every tombstone below
     advanced_ms   when it was registered or last advanced; it lapses `max_age_ms` later
-    drops         how many times tombstones had been dropped from the partition then
+    drops         how many times tombstones had been dropped from the partition then; cuts: how often the log
+                  was cut; elsewhere, cleaned_to: how often, and how far, somebody else had cleaned it
+    cut_from      where it stood before the log was cut below; None: it was not
     damaged       its file cannot be understood
     """
 
@@ -67,6 +79,10 @@ class LeaseFacts(Value):
     advanced_ms: int
     max_age_ms: int
     drops: int
+    cuts: int = 0
+    elsewhere: int = 0
+    cleaned_to: int = 0
+    cut_from: int | None = None
     damaged: bool = False
 
     @property
@@ -95,14 +111,6 @@ class Leases(Value):
         return min(self.live, key=lambda one: one.position, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped(Value):
-    """What cleanings have dropped: every tombstone that went lay below `up_to`; `drops` counts the notes."""
-
-    up_to: int = 0
-    drops: int = 0
-
-
 def check_name(name: str) -> str:
     """The name itself, if a file can have it and Kafka would take it for a topic; else UsageError."""
     if not names.is_lease(name) or name.endswith(_SCRATCH):
@@ -119,16 +127,16 @@ def check_name(name: str) -> str:
 def load(files: Files, directory: str, now_ms: int) -> Leases:
     """The leases on the partition in `directory`, live and lapsed by `now_ms`."""
     private = os.path.join(directory, names.PRIVATE)
-    found = []
     try:
         listing = files.listdir(private)
     except FileVanishedError:
         return Leases()
-    for name in listing:
-        if name.startswith(names.LEASE) and not name.endswith(_SCRATCH):
-            one = read(files, directory, name.removeprefix(names.LEASE))
-            if one is not None:
-                found.append(one)
+    there = [name.removeprefix(names.LEASE) for name in listing if _is_lease(name)]
+    if not there:
+        return Leases()
+    known = losses.load(files, directory)
+    each = [_read(files, directory, name, known) for name in there]
+    found = [one for one in each if one is not None]
     return Leases(
         live=tuple(one for one in found if not one.lapsed(now_ms)),
         lapsed=tuple(one for one in found if one.lapsed(now_ms)),
@@ -137,41 +145,50 @@ def load(files: Files, directory: str, now_ms: int) -> Leases:
 
 def read(files: Files, directory: str, name: str) -> LeaseFacts | None:
     """One lease, or None if there is none of that name."""
+    return _read(files, directory, name, losses.load(files, directory))
+
+
+def _read(files: Files, directory: str, name: str, known: Losses) -> LeaseFacts | None:
     path = _path(directory, name)
     facts = files.stat(path)
     if facts is None:
         return None
     try:
         fields = json.loads(files.read_bytes(path))
+        stored, cuts = whole(fields["position"]), whole(fields.get("cuts", 0))
+        position = min(stored, known.cut_since(cuts))
         return LeaseFacts(
             name=name,
-            position=_number(fields["position"]),
-            advanced_ms=_number(fields["advanced_ms"]),
-            max_age_ms=_number(fields["max_age_ms"]),
-            drops=_number(fields["drops"]),
+            position=position,
+            advanced_ms=whole(fields["advanced_ms"]),
+            max_age_ms=whole(fields["max_age_ms"]),
+            drops=whole(fields["drops"]),
+            cuts=cuts,
+            elsewhere=whole(fields.get("elsewhere", 0)),
+            cleaned_to=whole(fields.get("cleaned_to", 0)),
+            cut_from=stored if position < stored else None,
         )
     except FileVanishedError:
         return None  # released between the two calls
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return LeaseFacts(name, 0, facts.mtime_ms, DEFAULT_MAX_AGE_MS, 0, damaged=True)
-
-
-def dropped(files: Files, directory: str) -> Dropped:
-    """What was noted. A note that cannot be understood counts as "everything": then only new readers are
-    taken."""
-    path = os.path.join(directory, names.PRIVATE, names.DROPPED_TOMBSTONES)
-    try:
-        if not files.exists(path):
-            return Dropped()
-        fields = json.loads(files.read_bytes(path))
-        return Dropped(_number(fields["up_to"]), _number(fields["drops"]))
-    except (ValueError, KeyError, TypeError):
-        return Dropped(NO_FLOOR, NO_FLOOR)
 
 
 def dropped_up_to(files: Files, directory: str) -> int:
     """One past the highest offset of a tombstone that a cleaning dropped; 0 if none was."""
-    return dropped(files, directory).up_to
+    return losses.load(files, directory).up_to
+
+
+def any_there(files: Files, directory: str) -> bool:
+    """Is there a lease, live or lapsed?"""
+    try:
+        return any(_is_lease(name) for name in files.listdir(os.path.join(directory, names.PRIVATE)))
+    except FileVanishedError:
+        return False
+
+
+def _is_lease(name: str) -> bool:
+    return name.startswith(names.LEASE) and not name.endswith(_SCRATCH)
 
 
 # ---------------------------------------------------------------- the reader's side
@@ -201,11 +218,8 @@ def register(
         raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration above 0: max_age="7d"')
     before = _sound(read(files, directory, name))
     if position is None and before is None:  # knows no old value that a tombstone could have ended
-        return _write(
-            files,
-            directory,
-            LeaseFacts(name, log_start, now_ms, max_age_ms, dropped(files, directory).drops),
-        )
+        known = losses.load(files, directory)
+        return _write(files, directory, _now(files, directory, name, log_start, max_age_ms, known, now_ms))
     if position is None and before is not None:
         position = before.position
     assert position is not None
@@ -218,7 +232,8 @@ def advance(
 ) -> LeaseFacts:
     """Its reader has read up to `position` (exclusive); durable when it returns. Also says that it lives.
 
-    LeaseRefusedError for a lease that is gone, or that lapsed while tombstones above it went.
+    LeaseRefusedError for a lease that is gone, or that lapsed while tombstones above it went, or where the
+    log was cut below `position` or cleaned by somebody else since.
     """
     before = read(files, directory, check_name(name))
     if before is None:
@@ -231,7 +246,9 @@ def advance(
     # It read on from where the lease stood, so nothing may have gone from there on: while a lease lives
     # nothing does, and one that lapsed is judged by the place that it left.
     stood = position if sound is None else min(position, sound.position)
-    return _go_on(files, directory, name, position, stood, sound, before.max_age_ms, now_ms)
+    # Where a cut has left it, it only lives on: whether its reader went back, too, is not said.
+    stays = sound is not None and sound.cut_from is not None and position == sound.position
+    return _go_on(files, directory, name, position, stood, sound, before.max_age_ms, now_ms, stays=stays)
 
 
 def _go_on(
@@ -243,14 +260,22 @@ def _go_on(
     before: LeaseFacts | None,
     max_age_ms: int,
     now_ms: int,
+    *,
+    stays: bool = False,
 ) -> LeaseFacts:
     """Write the lease, looked at before and after. `stood`: from where on its reader must not have missed
-    anything."""
-    known = dropped(files, directory)
-    _check(directory, name, stood, before, known, now_ms)
-    taken = _write(files, directory, LeaseFacts(name, position, now_ms, max_age_ms, known.drops))
+    anything; `stays`: what it knows of cuts stays as it was."""
+    known = losses.load(files, directory)
+    _check(files, directory, name, stood, before, known, now_ms)
+    taken = _now(files, directory, name, position, max_age_ms, known, now_ms)
+    if before is not None:
+        if position > known.cut_since(before.cuts):
+            raise _was_cut(directory, name, position, known.cut_since(before.cuts))
+        if stays:
+            taken = replace(taken, cuts=before.cuts, cut_from=before.cut_from)
+    _write(files, directory, taken)
     try:
-        _check(directory, name, stood, before, dropped(files, directory), now_ms)
+        _check(files, directory, name, stood, before, losses.load(files, directory), now_ms)
     except LeaseRefusedError:
         if before is None:
             release(files, directory, name)
@@ -258,6 +283,23 @@ def _go_on(
             _write(files, directory, before)
         raise
     return taken
+
+
+def _now(
+    files: Files, directory: str, name: str, position: int, max_age_ms: int, known: Losses, now_ms: int
+) -> LeaseFacts:
+    """A lease of a reader that knows of all that was lost so far."""
+    cleaned_to = losses.first_dirty(files, directory)
+    return LeaseFacts(
+        name,
+        position,
+        now_ms,
+        max_age_ms,
+        known.drops,
+        cuts=len(known.cuts),
+        elsewhere=known.elsewhere,
+        cleaned_to=0 if known.is_ours(cleaned_to) else cleaned_to,
+    )
 
 
 def release(files: Files, directory: str, name: str) -> bool:
@@ -281,13 +323,30 @@ def _check_range(directory: str, position: int, log_start: int, log_end: int) ->
 
 
 def _check(
-    directory: str, name: str, stood: int, before: LeaseFacts | None, known: Dropped, now_ms: int
+    files: Files,
+    directory: str,
+    name: str,
+    stood: int,
+    before: LeaseFacts | None,
+    known: Losses,
+    now_ms: int,
 ) -> None:
     """May a reader that stood at `stood` go on from there?
 
     A live lease may always go forward: what went while it lived lay below it. Any other reader must have
     nothing dropped above it; a lapsed lease also goes on if nothing was dropped since it was last advanced.
+    A cleaner that asks no lease must have come nowhere above either, since the lease was last written.
     """
+    elsewhere = _elsewhere_up_to(files, directory, before, known)
+    if stood < elsewhere:
+        raise _refused(
+            directory,
+            name,
+            stood,
+            f"another cleaner, which knows no lease, came up to {elsewhere}, and tombstones below may be "
+            "gone, so its reader may keep deleted keys",
+            elsewhere,
+        )
     if stood >= known.up_to:
         return
     because = ""
@@ -295,12 +354,39 @@ def _check(
         if not before.lapsed(now_ms) or before.drops == known.drops:
             return
         because = f"it lapsed {format_duration(now_ms - before.lapses_ms)} ago, and "
-    raise LeaseRefusedError(
-        f"{_name_of(directory)}: lease {name!r} at {stood} is refused: {because}tombstones up to "
-        f"{known.up_to - 1} are gone, so its reader would keep deleted keys",
+    why = f"{because}tombstones up to {known.up_to - 1} are gone, so its reader would keep deleted keys"
+    raise _refused(directory, name, stood, why, known.up_to)
+
+
+def _elsewhere_up_to(files: Files, directory: str, before: LeaseFacts | None, known: Losses) -> int:
+    """Up to where somebody else has cleaned without this reader's knowledge; 0: nowhere.
+
+    Of a new reader, what the cleaner checkpoint says now counts, too. One that was taken while a broker had
+    the log knows how far that had come."""
+    if before is None:
+        now = losses.first_dirty(files, directory)
+        return max(known.elsewhere_up_to, 0 if known.is_ours(now) else now)
+    if known.elsewhere == before.elsewhere or before.cleaned_to == known.elsewhere_up_to:
+        return 0
+    return known.elsewhere_up_to
+
+
+def _refused(directory: str, name: str, stood: int, why: str, up_to: int) -> LeaseRefusedError:
+    return LeaseRefusedError(
+        f"{_name_of(directory)}: lease {name!r} at {stood} is refused: {why}",
         remedy='begin with nothing, from "earliest" (release the lease and take it without a position), or '
-        f"restore a copy of offset {known.up_to} or later and take it from there",
+        f"restore a copy of offset {up_to} or later and take it from there",
         offset=stood,
+    )
+
+
+def _was_cut(directory: str, name: str, position: int, cut: int) -> LeaseRefusedError:
+    return LeaseRefusedError(
+        f"{_name_of(directory)}: lease {name!r} cannot go to {position}: the log was cut at {cut} since, so "
+        "its reader may hold records that are no more, and lack others",
+        remedy='begin with nothing, from "earliest" (release the lease and take it without a position), or '
+        f"go back to what was true at offset {cut}, take the lease again and read from there",
+        offset=position,
     )
 
 
@@ -312,22 +398,23 @@ def _name_of(directory: str) -> str:
     return os.path.basename(os.path.normpath(directory))
 
 
-# ---------------------------------------------------------------- the cleaner's side
+# ---------------------------------------------------------------- the side of who holds the lock
 
 
-def note_dropped(files: Files, directory: str, offset: int) -> Dropped:
-    """Before a swap that drops the tombstone at `offset` and maybe others below it: durable when it returns.
+def log_cut(files: Files, directory: str, offset: int) -> None:
+    """Before the log loses what lies from `offset` on: leases above are taken back, durably."""
+    if any_there(files, directory):
+        losses.note_cut(files, directory, offset)
 
-    Only the holder of the log directory's lock calls it, and reads the leases afterwards.
-    """
-    known = dropped(files, directory)
-    if known.up_to == NO_FLOOR:
-        return known
-    noted = replace(known, up_to=max(known.up_to, offset + 1), drops=known.drops + 1)
-    _make_private(files, directory)
-    path = os.path.join(directory, names.PRIVATE, names.DROPPED_TOMBSTONES)
-    files.write_atomic(path, json.dumps({"up_to": noted.up_to, "drops": noted.drops}).encode() + b"\n")
-    return noted
+
+def log_found(files: Files, directory: str, log_end: int, first_dirty: int) -> None:
+    """A log was opened to append and ends at `log_end`; its cleaner checkpoint says `first_dirty`. A lease
+    that says more has read what a power cut has taken, or was of another copy."""
+    there = load(files, directory, 0)
+    if any(one.position > log_end for one in (*there.live, *there.lapsed)):
+        losses.note_cut(files, directory, log_end)
+    if there != Leases():
+        losses.note_elsewhere(files, directory, first_dirty)
 
 
 # ---------------------------------------------------------------- files
@@ -348,14 +435,17 @@ def _write(files: Files, directory: str, one: LeaseFacts, token: Callable[[], st
 
 
 def _write_once(files: Files, directory: str, one: LeaseFacts, token: Callable[[], str]) -> LeaseFacts:
-    _make_private(files, directory)
+    make_private(files, directory)
     path = _path(directory, one.name)
     scratch = f"{path}.{token()}{_SCRATCH}"
     fields = {
-        "position": one.position,
+        "position": one.position if one.cut_from is None else one.cut_from,
         "advanced_ms": one.advanced_ms,
         "max_age_ms": one.max_age_ms,
         "drops": one.drops,
+        "cuts": one.cuts,
+        "elsewhere": one.elsewhere,
+        "cleaned_to": one.cleaned_to,
     }
     try:
         with files.open_append(scratch, create=True, exclusive=True) as handle:
@@ -370,19 +460,5 @@ def _write_once(files: Files, directory: str, one: LeaseFacts, token: Callable[[
     return one
 
 
-def _make_private(files: Files, directory: str) -> None:
-    private = os.path.join(directory, names.PRIVATE)
-    if not files.exists(private):
-        with suppress(FileTakenError):  # made by another reader in between
-            files.mkdir(private)
-        files.fsync_dir(directory)
-
-
 def _path(directory: str, name: str) -> str:
     return os.path.join(directory, names.PRIVATE, names.LEASE + name)
-
-
-def _number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= NO_FLOOR:
-        raise ValueError(f"{value!r} is no number")
-    return value

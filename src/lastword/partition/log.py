@@ -31,7 +31,7 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition import front, swap, truncate
+from lastword.partition import front, leases, swap, truncate
 from lastword.partition.appending import AppendedBatch, Appending
 from lastword.partition.durability import Durability
 from lastword.partition.epochs import LeaderEpochs
@@ -433,12 +433,14 @@ class PartitionLog(Reads):
             self._health.fatal(change)
 
     def _truncate_to(self, offset: int) -> None:
+        leases.log_cut(self.files, self.directory, offset)
         truncate.forget_accounts(self.files, self.directory)
         self._durability.mark.lower(offset)
         self._tail.close()
         self._begin(truncate.to_offset(self._parts(), offset), offset)
 
     def _start_at(self, offset: int) -> None:
+        leases.log_cut(self.files, self.directory, self._log_start)
         truncate.forget_accounts(self.files, self.directory)
         self._durability.mark.lower(0)
         self._tail.close()

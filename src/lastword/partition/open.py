@@ -32,7 +32,7 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, DataError
 from lastword.files import Files
-from lastword.partition import swap
+from lastword.partition import leases, swap
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.log import OpenState, PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
@@ -100,18 +100,20 @@ def open_log(
     *,
     recovery_point: int = 0,
     log_start: int = 0,
+    first_dirty: int = 0,
     clean: bool = False,
     rng: random.Random | None = None,
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
 ) -> tuple[PartitionLog, Recovery]:
     """Recover a partition directory and open it to write; an empty one becomes a log at `log_start`.
 
-    `clean`: the directory's clean-shutdown marker was there. `recovery_point`, `log_start`: as the
-    checkpoints say; a log start that the log cannot have is ignored. CorruptBatchError or UnknownMagicError
-    leave everything as it was, but for an interrupted swap. `producer_expiration_ms`: producers without an
-    open transaction that were silent for so long are forgotten.
+    `clean`: the directory's clean-shutdown marker was there. `recovery_point`, `log_start`, `first_dirty`: as
+    the checkpoints say; a log start that the log cannot have is ignored. CorruptBatchError or
+    UnknownMagicError leave everything as it was, but for an interrupted swap. `producer_expiration_ms`:
+    producers without an open transaction that were silent for so long are forgotten.
     """
-    opening = _Opening(files, directory, topic, partition, config, recovery_point, log_start, clean)
+    checkpointed = recovery_point, log_start, first_dirty
+    opening = _Opening(files, directory, topic, partition, config, checkpointed, clean)
     return opening.run(clock, rng, producer_expiration_ms)
 
 
@@ -123,8 +125,7 @@ class _Opening:
         topic: str,
         partition: int,
         config: TopicConfig,
-        recovery_point: int,
-        log_start: int,
+        checkpointed: tuple[int, int, int],
         clean: bool,
     ) -> None:
         self.files = files
@@ -132,8 +133,7 @@ class _Opening:
         self.topic = topic
         self.partition = partition
         self.config = config
-        self.recovery_point = recovery_point
-        self.log_start = log_start
+        self.recovery_point, self.log_start, self.first_dirty = checkpointed
         self.clean = clean
         self.repaired: list[Repaired] = []
         self.walked = 0
@@ -153,6 +153,7 @@ class _Opening:
         if self.log_start > log_end:
             segments, log_end = self._beyond_log_end(segments, log_end)
         log_start = max(self.log_start, segments[0].base_offset)
+        leases.log_found(self.files, self.directory, log_end, self.first_dirty)
         self._mend_synced(log_end)
         epochs = self._epochs(found, log_start, log_end)
         snapshots = Snapshots(self.files, self.directory)

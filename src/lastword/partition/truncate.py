@@ -1,7 +1,8 @@
 """Cutting the end off a log, so that every crash leaves a beginning of it.
 
 ```
-0  lastword/accounts removed, synced    what grows in place of what is cut may look like it
+0  a cut is noted for leases, synced    who stands above is told, and holds tombstones back from there on
+   lastword/accounts removed, synced    what grows in place of what is cut may look like it
 1  lastword/synced lowered, synced      what lies above may be given again and is not "known to be durable"
 2  higher segments, the newest first    each name is gone for good before the next: never a hole
 3  the segment that holds the offset    cut before the first batch that reaches it, synced

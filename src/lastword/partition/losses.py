@@ -1,0 +1,166 @@
+"""What a partition has lost that a reader beside it may count on: tombstones, and its own end.
+
+```
+<partition>/lastword/dropped-tombstones    one JSON object
+    up_to, drops          tombstones below `up_to` went by rounds that asked the leases; how often
+    cuts                  where the log was cut, one offset for each time (`partition.truncate`)
+    elsewhere, elsewhere_up_to
+                          how often somebody else had cleaned the log, who knows no lease, and how far up
+    cleaned_to            what our last two rounds left in the root's cleaner checkpoint
+```
+
+Who else has cleaned. A broker's cleaner drops a tombstone `delete.retention.ms` after it first cleaned it,
+and leaves no note. But whoever cleans a partition moves its line in `cleaner-offset-checkpoint`, and nothing
+at or above that offset was cleaned. So a line that is none of our own last two (two, for a crash may come
+between note and checkpoint) tells that somebody cleaned up to there; it becomes a note before the line is
+written over, and when a log that has leases is opened to append. What cannot be known: whether a tombstone
+went at all; what a cleaner did that died between its swap and its checkpoint; and, while a broker has the
+log, what it drops above a lease that was taken before. There `delete.retention.ms` alone is a reader's time.
+
+Only the holder of the directory's lock writes; anybody reads. A note is never lowered: one that is too high
+refuses a reader that could have gone on, one that is too low brings a deleted key back. One that cannot be
+understood counts as "everything": then only readers that hold nothing are taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+from lastword.errors import CorruptFileError, FileTakenError
+from lastword.files import Files
+from lastword.partition.checkpoint_file import number, read_lines
+from lastword.segment import names
+from lastword.values import Value
+
+EVERYTHING = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Losses(Value):
+    """What was noted of one partition; the fields of the file."""
+
+    up_to: int = 0
+    drops: int = 0
+    cuts: tuple[int, ...] = ()
+    elsewhere: int = 0
+    elsewhere_up_to: int = 0
+    cleaned_to: tuple[int, ...] = ()
+
+    @property
+    def unknown(self) -> bool:
+        """The note cannot be understood."""
+        return self.up_to == EVERYTHING
+
+    def cut_since(self, seen: int) -> int:
+        """The lowest offset at which the log was cut since that many cuts; `EVERYTHING`: it was not."""
+        return min(self.cuts[seen:], default=EVERYTHING)
+
+    def is_ours(self, first_dirty: int) -> bool:
+        """Is this what our own last round left in the cleaner checkpoint, or what a log has that was never
+        cleaned?"""
+        return first_dirty == 0 or first_dirty in self.cleaned_to
+
+    def with_elsewhere(self, first_dirty: int) -> Losses:
+        """The same, with a cleaning up to there that was not ours noted."""
+        if self.unknown or self.is_ours(first_dirty):
+            return self
+        return replace(
+            self,
+            elsewhere=self.elsewhere + 1,
+            elsewhere_up_to=max(self.elsewhere_up_to, first_dirty),
+            cleaned_to=(first_dirty,),
+        )
+
+
+def load(files: Files, directory: str) -> Losses:
+    path = _path(directory)
+    try:
+        if not files.exists(path):
+            return Losses()
+        fields = json.loads(files.read_bytes(path))
+        return Losses(
+            up_to=whole(fields["up_to"]),
+            drops=whole(fields["drops"]),
+            cuts=tuple(whole(one) for one in fields.get("cuts", ())),
+            elsewhere=whole(fields.get("elsewhere", 0)),
+            elsewhere_up_to=whole(fields.get("elsewhere_up_to", 0)),
+            cleaned_to=tuple(whole(one) for one in fields.get("cleaned_to", ())),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Losses(EVERYTHING, EVERYTHING)
+
+
+def first_dirty(files: Files, directory: str) -> int:
+    """What the root's cleaner checkpoint says of this partition; 0 if nothing that can be read."""
+    directory = os.path.normpath(directory)
+    path = os.path.join(os.path.dirname(directory), names.FIRST_DIRTY)
+    try:
+        for topic, partition, offset in read_lines(files, path, 3):
+            if f"{topic}-{partition}" == os.path.basename(directory):
+                return number(offset, path)
+    except CorruptFileError:
+        pass
+    return 0
+
+
+# ---------------------------------------------------------------- of who holds the lock
+
+
+def note_dropped(files: Files, directory: str, offset: int) -> Losses:
+    """Before a swap that drops the tombstone at `offset` and maybe others below it; durable when it returns,
+    and the leases are read afterwards."""
+    known = load(files, directory)
+    return _noted(
+        files, directory, known, replace(known, up_to=max(known.up_to, offset + 1), drops=known.drops + 1)
+    )
+
+
+def note_cut(files: Files, directory: str, offset: int) -> Losses:
+    """Before the log loses what lies from `offset` on; durable when it returns."""
+    known = load(files, directory)
+    return _noted(files, directory, known, replace(known, cuts=(*known.cuts, offset)))
+
+
+def note_elsewhere(files: Files, directory: str, first_dirty: int) -> Losses:
+    """The log is in our hands, and the cleaner checkpoint says `first_dirty`: if that was not us, note it."""
+    known = load(files, directory)
+    return _noted(files, directory, known, known.with_elsewhere(first_dirty))
+
+
+def note_cleaned(files: Files, directory: str, before: int, first_dirty: int) -> Losses:
+    """Before our own round moves the cleaner checkpoint from `before` to `first_dirty`."""
+    known = load(files, directory)
+    noted = known.with_elsewhere(before)
+    if noted.cleaned_to[-1:] != (first_dirty,):
+        noted = replace(noted, cleaned_to=(*noted.cleaned_to[-1:], first_dirty))
+    return _noted(files, directory, known, noted)
+
+
+def _noted(files: Files, directory: str, known: Losses, noted: Losses) -> Losses:
+    if known.unknown or noted == known:
+        return known
+    make_private(files, directory)
+    files.write_atomic(_path(directory), json.dumps(asdict(noted)).encode() + b"\n")
+    return noted
+
+
+def make_private(files: Files, directory: str) -> None:
+    private = os.path.join(directory, names.PRIVATE)
+    if not files.exists(private):
+        with suppress(FileTakenError):  # made by a reader in between
+            files.mkdir(private)
+        files.fsync_dir(directory)
+
+
+def whole(value: object) -> int:
+    """ValueError for what is no number of ours."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= EVERYTHING:
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+def _path(directory: str) -> str:
+    return os.path.join(directory, names.PRIVATE, names.DROPPED_TOMBSTONES)
