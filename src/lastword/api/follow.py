@@ -8,12 +8,17 @@ A topic can get more partitions, and each of them is read from its beginning: no
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING
 
 from lastword.api.ranges import Range
 from lastword.clock import Clock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.follow import Watch
 from lastword.partition.front import read_note
+
+if TYPE_CHECKING:
+    from lastword.api.logs import LogDir
+    from lastword.partition.view import PartitionView
 
 SHORTEST_PAUSE_SECONDS = 0.005
 LONGEST_PAUSE_SECONDS = 0.1
@@ -91,6 +96,45 @@ class Follow:
             raise OffsetOutOfRangeError.below(name, start, view.log_start, why)
         end = min(view.stable_offset, view.log_end) if self._committed else view.log_end
         return Range(view, start, end) if start < end else None
+
+
+def following(
+    logs: LogDir,
+    topic: str,
+    views: Mapping[int, PartitionView],
+    *,
+    timeout: float | None,
+    committed: bool,
+    grows: bool,
+) -> Callable[[dict[int, int]], Follow]:
+    """Makes the `Follow` of a reader from its position. `grows`: partitions that come later are read too."""
+
+    def ends(number: int) -> tuple[int, int, int]:
+        log = logs._log(topic, number)
+        return log.log_start, log.stable_offset, log.log_end
+
+    def watch(number: int, view: PartitionView) -> Watch:
+        return Watch(
+            view,
+            lambda: logs._view(topic, number),
+            (lambda: ends(number)) if logs.mode == "a" else None,
+        )
+
+    def added(known: Collection[int]) -> dict[int, Watch]:
+        now = logs._views(topic)
+        return {number: watch(number, now[number]) for number in now if number not in known}
+
+    def follow(position: dict[int, int]) -> Follow:
+        return Follow(
+            {number: watch(number, view) for number, view in sorted(views.items())},
+            position,
+            logs._clock,
+            timeout=timeout,
+            committed=committed,
+            added=added if grows else None,
+        )
+
+    return follow
 
 
 def check_follow(follow: bool, timeout: float | None, end: object, view: str) -> None:

@@ -6,9 +6,8 @@ Every call that changes is acknowledged when it returns: at "os" the records sur
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
@@ -16,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Generic
 from lastword import metrics
 from lastword.api import partitioners
 from lastword.api.batches import HeadersLike, Packer, header_pairs
-from lastword.api.follow import Follow, check_follow
+from lastword.api.follow import check_follow, following
 from lastword.api.ranges import Bounds, ranges
 from lastword.api.reader import READ_COMMITTED, Reader, check_isolation, check_view, encoded_keys
 from lastword.api.record import Appended, K, Record, V
 from lastword.api.serializers import Serializer, SerializerLike, serializer_of
+from lastword.api.topic_verbs import TopicVerbs
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, UsageError
-from lastword.partition.follow import Watch
 from lastword.values import ProgressLike, table_html
 
 if TYPE_CHECKING:
@@ -31,20 +30,12 @@ if TYPE_CHECKING:
     from lastword.api.logs import LogDir
     from lastword.api.producers import Call, Producers
     from lastword.api.values import PartitionInfo, SegmentInfo
-    from lastword.cleaner import CleanRound, Plan
-    from lastword.partition import PartitionLog, PartitionView
-    from lastword.retention import Deletion
-    from lastword.state.state import Restored
-    from lastword.tools.audit import Audit
-    from lastword.tools.duplication import Duplication
-    from lastword.tools.explain import Explanation
-    from lastword.tools.simulate import Simulation
-    from lastword.tools.verify import Verification
+    from lastword.partition import PartitionLog
 
 ACKS = ("os", "disk")
 
 
-class Topic(Generic[K, V]):
+class Topic(TopicVerbs[K], Generic[K, V]):
     """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`; safe from any thread.
 
     name         the topic's name
@@ -346,39 +337,17 @@ class Topic(Generic[K, V]):
             keys=encoded_keys(keys, self.key_serializer),
             map_bytes=self._logs.settings.instance.map_bytes,
             committed=committed,
-            follow=self._follow(views, timeout, committed, partition is None) if follow else None,
-        )
-
-    def _follow(
-        self, views: Mapping[int, PartitionView], timeout: float | None, committed: bool, every: bool
-    ) -> Callable[[dict[int, int]], Follow]:
-        def ends(number: int) -> tuple[int, int, int]:
-            log = self._logs._log(self.name, number)
-            return log.log_start, log.stable_offset, log.log_end
-
-        def watch(number: int, view: PartitionView) -> Watch:
-            return Watch(
-                view,
-                lambda: self._logs._view(self.name, number),
-                (lambda: ends(number)) if self._logs.mode == "a" else None,
-            )
-
-        def added(known: Collection[int]) -> dict[int, Watch]:
-            now = self._logs._views(self.name)
-            return {number: watch(number, now[number]) for number in now if number not in known}
-
-        def following(position: dict[int, int]) -> Follow:
-            watches = {number: watch(number, view) for number, view in sorted(views.items())}
-            return Follow(
-                watches,
-                position,
-                self._logs._clock,
+            follow=following(
+                self._logs,
+                self.name,
+                views,
                 timeout=timeout,
                 committed=committed,
-                added=added if every else None,
+                grows=partition is None,
             )
-
-        return following
+            if follow
+            else None,
+        )
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         """Log start and log end of every partition, now."""
@@ -438,121 +407,6 @@ class Topic(Generic[K, V]):
         on."""
         self._logs.set_config(self.name, **config)
         self._packer = self._new_packer(self._logs._config(self.name))
-
-    # -------------------------------------------------------------- verbs
-
-    def plan(
-        self,
-        partition: int | None = None,
-        *,
-        due: bool = False,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Plan]:
-        """What `clean` would do now, or why not; see `LogDir.plan`."""
-        return self._logs.plan(self.name, partition, due=due, strategy=strategy, progress=progress)
-
-    def clean(
-        self,
-        partition: int | None = None,
-        *,
-        due: bool = False,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-    ) -> list[CleanRound]:
-        """Remove superseded records now; see `LogDir.clean`."""
-        return self._logs.clean(self.name, partition, due=due, strategy=strategy, progress=progress)
-
-    def expire(self, partition: int | None = None) -> list[Deletion]:
-        """Apply retention now; see `LogDir.expire`."""
-        return self._logs.expire(self.name, partition)
-
-    def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
-        """Raise the log start: records before an offset, or older than an aware datetime, are gone, whatever
-        the policy. Returns the log start of each partition. Whole segments below it go at once, their files
-        after `file.delete.delay.ms`.
-
-        OffsetOutOfRangeError above a log end: nothing was changed.
-        """
-        from lastword.api.retaining import trim
-
-        return trim(self._logs, self.name, partition, before)
-
-    def audit(
-        self,
-        partition: int | None = None,
-        *,
-        delivered: Any,
-        most_rows: int = 100_000,
-        progress: ProgressLike | bool | None = None,
-    ) -> Audit:
-        """What was delivered against what is logged, per key; see `LogDir.audit`."""
-        from lastword.api.auditing import audited
-
-        return audited(
-            self._logs,
-            self.name,
-            partition,
-            delivered,
-            most_rows=most_rows,
-            progress=progress,
-            partitioner=self._partitioner,
-        )
-
-    def _partition_of(self, key: bytes) -> int:
-        return partitioners.choose(self._partitioner, key, self.partitions)
-
-    def restore(
-        self,
-        partition: int | None = None,
-        *,
-        to: str | os.PathLike[str],
-        end: Bounds = "latest",
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Restored]:
-        """The newest values as a file; see `LogDir.restore`."""
-        return self._logs.restore(self.name, partition, to=to, end=end, progress=progress)
-
-    def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
-        """Why a partition is or is not due, and which rule keeps each record of `key`; see
-        `LogDir.explain`."""
-        from lastword.api.explaining import explained
-
-        data = None if key is None else self.key_serializer.encode(key, "key")
-        return explained(self._logs, self.name, partition, data, self._partitioner)
-
-    def simulate(
-        self,
-        partition: int | None = None,
-        *,
-        strategy: str | None = None,
-        progress: ProgressLike | bool | None = None,
-        **config: Any,
-    ) -> list[Simulation]:
-        """What cleaning would have moved under other settings; see `LogDir.simulate`."""
-        return self._logs.simulate(self.name, partition, strategy=strategy, progress=progress, **config)
-
-    def duplication(
-        self,
-        partition: int | None = None,
-        *,
-        exact: bool = False,
-        by: str = "partition",
-        progress: ProgressLike | bool | None = None,
-    ) -> list[Duplication]:
-        """How much is superseded; see `LogDir.duplication`."""
-        return self._logs.duplication(self.name, partition, exact=exact, by=by, progress=progress)
-
-    def verify(
-        self,
-        partition: int | None = None,
-        *,
-        quick: bool = False,
-        md5: bool = False,
-        progress: ProgressLike | bool | None = None,
-    ) -> Verification:
-        """Check everything; see `LogDir.verify`."""
-        return self._logs.verify(self.name, partition, quick=quick, md5=md5, progress=progress)
 
 
 def _serializer(given: SerializerLike | None, saved: str | None) -> Serializer:
