@@ -184,7 +184,7 @@ class OffsetOutOfRangeError(UsageError):
         gone = f"{offset}-{log_start - 1} are" if offset < log_start - 1 else f"{offset} is"
         return cls(
             f"{partition}: offset {offset} is below log start {log_start}{reason}",
-            remedy=f'start at "earliest"; {gone} gone',
+            remedy=f'start at "earliest"; {"offsets count from 0" if offset < 0 else f"{gone} gone"}',
             offset=offset,
         )
 

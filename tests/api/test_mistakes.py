@@ -34,7 +34,7 @@ def test_append(users, key, value, more, told):
 
 
 READS = {
-    "a negative offset": (lambda users: users.read(-1), "start=-1 is no offset"),
+    "a negative offset": (lambda users: users.read(-1), "offset -1 is below log start 0"),
     "an offset as text": (lambda users: users.read("5"), "no place in a log"),
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),
     "a view that is none": (lambda users: users.read(view="newest"), "unknown view"),

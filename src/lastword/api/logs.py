@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,6 +54,7 @@ def open(
 ) -> LogDir:
     """Open a log directory, or several that are seen as one (Kafka's log.dirs).
 
+    path      one directory, with those that the setting log.dirs names beside it; or a list, and only these
     mode      "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and
               cleans; it takes the lock and makes the directory if it is absent
     config    another settings file than the directory's lastword.toml
@@ -76,7 +78,9 @@ def open(
     def load() -> Settings:
         return Settings.load(paths, config, arguments=settings)
 
-    load()  # every mistake in the settings is told before anything is opened
+    found = load()  # every mistake in the settings is told before anything is opened
+    if isinstance(path, (str, os.PathLike)):
+        paths = _together(paths[0], found.instance.log_dirs)
     clock = clock or SystemClock()
     files = files or storage.DEFAULT
     opened: list[LogDirectory] = []
@@ -111,6 +115,23 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
         raise UsageError(
             f"{given!r} is no path", remedy='lastword.open("data"), or a list of paths'
         ) from None
+
+
+def _together(path: str, log_dirs: Sequence[str]) -> list[str]:
+    """The directories of the setting log.dirs, if it is set. UsageError unless `path` is one of them: the
+    settings file of a copy names the directories that it was copied from."""
+    if not log_dirs:
+        return [path]
+    relative = [one for one in log_dirs if not Path(one).is_absolute()]
+    if relative:
+        raise UsageError(f"log.dirs: {relative[0]!r} is not absolute", remedy="give the whole path")
+    others = [one for one in log_dirs if os.path.realpath(one) != os.path.realpath(path)]
+    if len(others) == len(log_dirs):
+        raise UsageError(
+            f"{path} is none of log.dirs: {', '.join(log_dirs)}",
+            remedy="open one of these, or take log.dirs out of its lastword.toml, if that is a copy",
+        )
+    return [path, *others]
 
 
 class LogDir(Verbs):

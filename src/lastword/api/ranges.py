@@ -74,10 +74,6 @@ def _offset(view: PartitionView, log_end: int, latest: int, bound: Any, what: st
             f"{what}={bound!r} is no place in a log",
             remedy='"earliest", "latest", an offset, an aware datetime, or a dict of these per partition',
         )
-    if bound < 0:
-        raise UsageError(
-            f"{what}={bound} is no offset", remedy=f"offsets count from 0; {name} ends at {log_end}"
-        )
     if bound < view.log_start:
         why = read_note(view.files, view.directory, view.log_start)
         raise OffsetOutOfRangeError.below(name, bound, view.log_start, why)

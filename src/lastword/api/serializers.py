@@ -97,7 +97,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (TypeError, ValueError)) and isinstance(error.__cause__, type(None)):
         text = str(error)
         if "not JSON compliant" in text:
-            return "JSON has no nan and no inf"
+            return "JSON has finite numbers only"
         known = "not JSON serializable" in text or text.startswith("expected ")
         return text if known else type(error).__name__
     return type(error).__name__

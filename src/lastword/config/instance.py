@@ -10,7 +10,9 @@ from lastword.config.topic import ACKS, STRATEGIES
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    log_dirs: tuple[str, ...] = words("behaviour", "The log directories that are seen as one.")
+    log_dirs: tuple[str, ...] = words(
+        "behaviour", "Directories that are opened together, whichever of them is named; absolute paths."
+    )
     log_retention_check_interval_ms: int = duration(
         "5m", "cost", "How often old segments are looked for.", low=1
     )
