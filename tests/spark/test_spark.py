@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import lastword.spark
 from lastword.cleaner import cleaner
 from lastword.errors import NoPolicyError
 from lastword.logdir.log_dir import LogDirectory
-from tests.spark.conftest import append, create, numbered, read_directly
+from tests.spark.conftest import append, create, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -167,27 +166,6 @@ def test_refusals_reach_the_user(spark: SparkSession, root: Path) -> None:
         load(spark, root, subscribe="tt").count()
     with pytest.raises(AnalysisException, match="mode overwrite is refused"):
         load(spark, root).write.format("lastword").mode("overwrite").option("topic", "t").save(str(root))
-
-
-def test_clean_on_spark_is_the_embedded_clean(spark: SparkSession, root: Path, tmp_path: Path) -> None:
-    create(root, "kept", 1, cleanup_policy="delete")
-    copy = shutil.copytree(root, tmp_path / "copy")
-    planned = lastword.spark.plan(spark, str(root), "t").collect()
-    rounds = lastword.spark.clean(spark, str(root)).collect()
-    embedded = clean_here(copy)
-    assert [(row.topic, row.partition) for row in rounds] == [("t", 0), ("t", 1)]
-    for row, plan, here in zip(rounds, planned, embedded, strict=True):
-        assert (row.records_read, row.records_kept) == (here.records_read, here.records_kept)
-        assert tuple(row.removed) == tuple(here.removed.to_dict().values())
-        if row.partition == 0:  # horizons differ, and with them the size of what is compressed
-            assert row.written_bytes == here.written_bytes == plan.write_bytes
-        assert row.certificate.content_digest == here.certificate.content_digest
-        assert row.complete and row.end == here.end
-    assert read_directly(root) == read_directly(copy)
-    newest = {(r["partition"], r["key"]): r["value"] for r in read_directly(copy) if r["value"] is not None}
-    latest = load(spark, root, view="latest").collect()
-    assert {(row.partition, row.key): row.value for row in latest} == newest
-    assert lastword.spark.plan(spark, str(root), "t").where("action = 'clean'").count() == 0
 
 
 def clean_here(root: Path) -> list[Any]:

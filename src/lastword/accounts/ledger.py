@@ -59,6 +59,7 @@ class Ledger:
         *,
         map_bytes: int,
         salt: Callable[[], bytes] = lambda: os.urandom(16),
+        scratch: str | None = None,
         rebuilt_because: str = "",
     ) -> None:
         self.files = files
@@ -70,7 +71,7 @@ class Ledger:
         self.scanned_bytes = 0
         self.survivorship = Survivorship.load(files, private_path(directory, names.SURVIVORSHIP))
         self._learned = False
-        self.tracking = Tracking(map_bytes, salt)
+        self.tracking = Tracking(map_bytes, salt, scratch)
         self.deletes = Deletes(self.tracking)
         self._changed = True
 
@@ -83,21 +84,24 @@ class Ledger:
         *,
         map_bytes: int,
         salt: Callable[[], bytes] = lambda: os.urandom(16),
+        scratch: str | None = None,
     ) -> Ledger:
         """What was saved, if it speaks of `segments` (all of the log, ascending) as they are; else a fresh
-        one. Never raises for what the file holds."""
+        one. Never raises for what the file holds. `scratch`: as of `Tracking`."""
         try:
-            found = saved.load(files, directory, map_bytes)
+            found = saved.load(files, directory, map_bytes, scratch)
             if found is None:
-                return cls(files, directory, map_bytes=map_bytes, salt=salt)
-            ledger = cls(files, directory, map_bytes=map_bytes, salt=salt)
+                return cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch)
+            ledger = cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch)
             why = ledger._restore(found, segments)
         except CorruptFileError as error:
             why = f"damaged: {error.message}"
         except (KeyError, TypeError, ValueError, IndexError):
             why = "damaged: what it holds does not belong together"
         if why:
-            return cls(files, directory, map_bytes=map_bytes, salt=salt, rebuilt_because=why)
+            return cls(
+                files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch, rebuilt_because=why
+            )
         return ledger
 
     # ---------------------------------------------------------------- what it knows
@@ -321,16 +325,21 @@ class Ledger:
         """Is there something new, and did more bytes go into it than saving costs?"""
         return self._changed and not self.spoiled and self.scanned_bytes >= self.memory_bytes
 
-    def save(self) -> bool:
+    def save(self, into: str | None = None) -> bool:
         """Write the snapshot, durably; False where nothing changed, or where it would be larger than the log
-        that it spares to read."""
+        that it spares to read.
+
+        `into`: a directory other than the partition's private one, for accounts that are true only when the
+        swaps that they know of are done.
+        """
         log_bytes = sum(one.size_bytes for one in self.entries)
         if self.spoiled or not self._changed or not self.entries or self.memory_bytes > 2 * log_bytes + 65536:
             return False
         more = {"t": self.t, "seen": list(self.seen)}
-        saved.put(self.files, self.directory, self.tracking, self.deletes, more)
+        saved.put(self.files, self.directory, self.tracking, self.deletes, more, into)
         if self._learned:
-            self.survivorship.save(self.files, private_path(self.directory, names.SURVIVORSHIP))
+            private = into or private_path(self.directory, "")
+            self.survivorship.save(self.files, os.path.join(private, names.SURVIVORSHIP))
             self._learned = False
         self._changed = False
         self.scanned_bytes = 0

@@ -6,7 +6,9 @@ Two parts in one file: a header with an entry for each segment, and the arrays o
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,27 @@ from lastword.segment.segment import Segment
 VERSION = 2
 
 
-def put(files: Files, directory: str, tracking: Tracking, deletes: Deletes, more: dict[str, Any]) -> None:
+@dataclass(slots=True)
+class SavedTime:
+    """The drive's time when accounts were saved, and how far the log went then: base offset and size of its
+    active segment."""
+
+    t: int = 0
+    seen: tuple[int, int] = (-1, 0)
+
+
+def put(
+    files: Files,
+    directory: str,
+    tracking: Tracking,
+    deletes: Deletes,
+    more: dict[str, Any],
+    into: str | None = None,
+) -> None:
     """Write the snapshot, durably. The order: private directory, file, rename, directory. `more`: what else
-    the header holds."""
-    private = private_path(directory, "").rstrip("/")
-    if not files.exists(private):
+    the header holds; `into`: another directory, which is there."""
+    private = into or private_path(directory, "").rstrip("/")
+    if into is None and not files.exists(private):
         files.mkdir(private)
         files.fsync_dir(directory)
     header: dict[str, Any] = {
@@ -53,13 +71,20 @@ def put(files: Files, directory: str, tracking: Tracking, deletes: Deletes, more
         else:
             plain[name] = value
     header["map"] = plain
-    snapshot.save(files, private_path(directory, names.ACCOUNTS), header, arrays)
+    snapshot.save(files, os.path.join(private, names.ACCOUNTS), header, arrays)
 
 
-def load(files: Files, directory: str, map_bytes: int) -> snapshot.Snapshot | None:
-    """What was saved, checked for damage only; its keys have room to grow to `map_bytes` without a copy."""
-    room = {"map_arena": map_bytes & ~7}
-    return snapshot.load(files, private_path(directory, names.ACCOUNTS), room=room)
+def load(
+    files: Files, directory: str, map_bytes: int, scratch: str | None = None
+) -> snapshot.Snapshot | None:
+    """What was saved, checked for damage only; its keys have room to grow to `map_bytes` without a copy, or
+    lie in `scratch`."""
+    path = private_path(directory, names.ACCOUNTS)
+    if scratch is None:
+        return snapshot.load(files, path, room={"map_arena": map_bytes & ~7})
+    from lastword.resolve.spill import Spill, fresh_path
+
+    return snapshot.load(files, path, places={"map_arena": Spill(fresh_path(scratch))})
 
 
 def take(found: snapshot.Snapshot, tracking: Tracking, deletes: Deletes) -> str:
@@ -74,7 +99,9 @@ def take(found: snapshot.Snapshot, tracking: Tracking, deletes: Deletes) -> str:
     parts: dict[str, Any] = dict(header["map"])
     parts.update({n.removeprefix("map_"): a for n, a in arrays.items() if n.startswith("map_")})
     try:
-        running = RunningResolution.from_parts(parts, map_bytes=tracking.map_bytes, give=True)
+        running = RunningResolution.from_parts(
+            parts, map_bytes=tracking.map_bytes, scratch=tracking.scratch, give=True
+        )
     except MapFull:
         return "it does not fit the memory that it may take now"
     tracking.running, tracking.entries = running, entries
@@ -114,10 +141,18 @@ def saved_entries(files: Files, directory: str) -> list[Entry]:
     return []
 
 
-def saved_clock(files: Files, directory: str) -> int:
-    """The drive's time when the accounts of a partition were saved; 0 if there are none."""
+def saved_time(files: Files, directory: str) -> SavedTime:
+    """When the accounts of a partition were saved; the beginning if there are none."""
     header = snapshot.load_header(files, private_path(directory, names.ACCOUNTS))
     try:
-        return max(int(header["t"]), 0) if header is not None else 0
+        if header is not None:
+            base, size = header["seen"]
+            return SavedTime(max(int(header["t"]), 0), (int(base), int(size)))
     except (KeyError, TypeError, ValueError):
-        return 0
+        pass
+    return SavedTime()
+
+
+def saved_clock(files: Files, directory: str) -> int:
+    """The drive's time when the accounts of a partition were saved; 0 if there are none."""
+    return saved_time(files, directory).t

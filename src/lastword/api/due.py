@@ -119,12 +119,9 @@ def _clean_drive(
 
 def plan_due(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[Plan]:
     """What `clean_due` would do now with each wanted partition, or why nothing; changes nothing."""
-    from dataclasses import replace
-
-    from lastword.cleaner import accounted, quarantine
+    from lastword.cleaner import quarantine
     from lastword.cleaner.choose import QUARANTINED
-    from lastword.cleaner.drive import look, outlook, plan_of
-    from lastword.partition import leases
+    from lastword.cleaner.drive import look, outlook, plan_of, planned
 
     for name, places in drives(found, wanted, strategy):
         now_ms = found._clock.now_ms()
@@ -155,23 +152,13 @@ def plan_due(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[Pla
             if plan.action != "clean":
                 yield plan
                 continue
-            mine = [
-                one
-                for one in choices
-                if one.run is not None and (one.run.topic, one.run.partition) == place.partition
-            ]
             with own[place.home.path].of(place.partition, view) as ledger:
-                if not mine:
-                    held = leases.load(place.home.files, view.directory, now_ms)
-                    yield accounted.kept(plan, ledger, choices[-1], held)
-                    continue
-                reasons = (*accounted.because(mine[0]), *plan.reasons)
-                yield accounted.plan(
+                yield planned(
                     view,
                     place.home.topic_config(place.partition.topic),
-                    replace(plan, reasons=reasons),
+                    plan,
+                    ledger,
+                    choices,
                     files=place.home.files,
                     clock=found._clock,
-                    ledger=ledger,
-                    runs=accounted.disjoint([one.run for one in mine if one.run is not None]),
                 )

@@ -34,9 +34,12 @@ from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    from lastword.accounts.ledger import Ledger
     from lastword.cleaner.budget import DriveBudget
     from lastword.cleaner.report import CleanRound
     from lastword.cleaner.runs import Run
+    from lastword.clock import Clock
+    from lastword.config import TopicConfig
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
 
@@ -130,8 +133,7 @@ def _look_at(
     )
     if set_aside or plan.action != "clean":
         return nothing
-    files_below = ((s.base_offset, s.inode, s.size) for s in segments if s.base_offset < plan.limit)
-    below = (plan.delete_retention_ms, *files_below)
+    below = _rests_on(plan, segments)
     seen = ledgers.seen.get(tp)
     known = isinstance(seen, Seen) and seen.holds(home.files, log.directory, below, now_ms)
     if not known and stale is not None:
@@ -146,7 +148,7 @@ def _look_at(
             if budget is not None:
                 files = paced = PacedFiles(files, budget, stop)
                 segments = tuple(paced.segments(segments))
-            seen = _scan(place, log, files, segments, plan, drive, ledgers, below, progress, stop)
+            seen = _scan(place, log, files, segments, plan, drive, ledgers, progress, stop)
             ledgers.seen[tp] = seen
     else:
         ledgers.advance(tp, segments)
@@ -171,7 +173,6 @@ def _scan(
     plan: Plan,
     drive: str,
     ledgers: Ledgers,
-    below: tuple[object, ...],
     progress: Callable[[int], None] | None,
     stop: Callable[[], bool] | None,
 ) -> Seen:
@@ -190,11 +191,28 @@ def _scan(
         read_bytes = accounted.look(log, files, ledger, plan, segments, tell)
         if ledgers.saves:
             metrics.CLEANER_READ_BYTES.add(read_bytes, os.path.realpath(os.path.dirname(log.directory)))
-        account = accounted.account_of(log, config, ledger, drive=drive, quarantined=False)
-        standing = Standing()
-        if ledger.exact:
-            standing = ledger.deletes.standing(plan.now_ms, plan.delete_retention_ms)
-        return Seen(below, account, standing)
+        return seen_of(log, config, ledger, plan, segments, drive)
+
+
+def seen_of(
+    log: PartitionLog | PartitionView,
+    config: TopicConfig,
+    ledger: Ledger,
+    plan: Plan,
+    segments: Sequence[Segment],
+    drive: str,
+) -> Seen:
+    """What a ledger that is up to date says of these segments, the log's."""
+    account = accounted.account_of(log, config, ledger, drive=drive, quarantined=False)
+    standing = Standing()
+    if ledger.exact:
+        standing = ledger.deletes.standing(plan.now_ms, plan.delete_retention_ms)
+    return Seen(_rests_on(plan, segments), account, standing)
+
+
+def _rests_on(plan: Plan, segments: Sequence[Segment]) -> tuple[object, ...]:
+    files_below = ((s.base_offset, s.inode, s.size) for s in segments if s.base_offset < plan.limit)
+    return (plan.delete_retention_ms, *files_below)
 
 
 def _show(account: PartitionAccount, now_ms: int) -> None:
@@ -300,6 +318,36 @@ def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[
             drive, partitions=tuple(_rewritten(one, choice.run, drive.t) for one in drive.partitions)
         )
     return choices, drive
+
+
+def planned(
+    view: PartitionView,
+    config: TopicConfig,
+    plan: Plan,
+    ledger: Ledger,
+    choices: Sequence[Choice],
+    *,
+    files: Files,
+    clock: Clock,
+) -> Plan:
+    """What these choices (of `outlook`) mean for one of the drive's partitions, to the byte.
+
+    plan    up to where a round may reach (`plan_of`); ledger: up to date
+    """
+    place = (plan.topic, plan.partition)
+    mine = [one for one in choices if one.run is not None and (one.run.topic, one.run.partition) == place]
+    if not mine:
+        held = leases.load(files, view.directory, plan.now_ms)
+        return accounted.kept(plan, ledger, choices[-1], held)
+    return accounted.plan(
+        view,
+        config,
+        replace(plan, reasons=(*accounted.because(mine[0]), *plan.reasons)),
+        files=files,
+        clock=clock,
+        ledger=ledger,
+        runs=accounted.disjoint([one.run for one in mine if one.run is not None]),
+    )
 
 
 def _rewritten(account: PartitionAccount, run: Run, t: int) -> PartitionAccount:

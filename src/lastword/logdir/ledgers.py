@@ -39,6 +39,13 @@ class Accounted(Protocol):
     def segments(self) -> Sequence[Segment]: ...
 
 
+class Timed(Protocol):
+    """A ledger, or what was saved of one (`SavedTime`)."""
+
+    t: int
+    seen: tuple[int, int]
+
+
 @dataclass(slots=True)
 class _Slot:
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -48,7 +55,8 @@ class _Slot:
 class Ledgers:
     """Safe from any thread; a ledger belongs to whoever holds it (`of`).
 
-    saves   False: for a dry run, which reads what was saved and leaves no trace
+    saves    False: for a dry run, which reads what was saved and leaves no trace
+    scratch  the directory where their keys lie now; None: in memory
     """
 
     def __init__(
@@ -58,12 +66,14 @@ class Ledgers:
         directories: Callable[[], Iterable[str]],
         *,
         saves: bool = True,
+        scratch: Callable[[], str | None] = lambda: None,
         salt: Callable[[], bytes] = lambda: os.urandom(16),
     ) -> None:
         self._files = files
         self._budget_bytes = budget_bytes
         self._directories = directories
         self.saves = saves
+        self._scratch = scratch
         self._salt = salt
         self._lock = threading.RLock()
         self._slots: OrderedDict[TopicPartition, _Slot] = OrderedDict()
@@ -99,7 +109,7 @@ class Ledgers:
                 self._bytes_per_second = _weighed(self._bytes_per_second, moved_bytes / seconds)
                 self._swap_seconds = _weighed(self._swap_seconds, swap_seconds / swaps)
 
-    def advance(self, tp: TopicPartition, segments: Sequence[Segment], ledger: Ledger | None = None) -> None:
+    def advance(self, tp: TopicPartition, segments: Sequence[Segment], ledger: Timed | None = None) -> None:
         """The drive's time runs on by what was appended to this log since it was looked at last."""
         if not segments:
             return
@@ -131,7 +141,14 @@ class Ledgers:
 
                 budget = self._budget_bytes()
                 self._make_room(min(budget, sum(one.size for one in segments)), slot)
-                ledger = Ledger.open(self._files, log.directory, segments, map_bytes=budget, salt=self._salt)
+                ledger = Ledger.open(
+                    self._files,
+                    log.directory,
+                    segments,
+                    map_bytes=budget,
+                    salt=self._salt,
+                    scratch=self._scratch(),
+                )
                 slot.ledger = ledger
             else:
                 ledger.fit(segments)

@@ -38,9 +38,16 @@ SCALARS: dict[Any, DataType] = {
 
 
 def frame_of(spark: SparkSession, kind: type[Any], values: Sequence[Any]) -> DataFrame:
-    """A DataFrame with one row for each value; its rows are local, no job runs to make them."""
+    """A DataFrame with one row for each value; its rows are local: no job runs to make them, nor, as they
+    come as Arrow, to collect them."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
     schema = schema_of(kind)
-    return spark.createDataFrame([row_of(value) for value in values], schema)
+    arrow = to_arrow_schema(schema)
+    rows = [row_of(value) for value in values]
+    columns = [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(arrow)]
+    return spark.createDataFrame(pa.Table.from_arrays(columns, schema=arrow), schema)
 
 
 def schema_of(kind: type[Any]) -> StructType:

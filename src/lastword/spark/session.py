@@ -24,6 +24,10 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "spark.ui.enabled": ("false", "no port is opened unless it is asked for"),
     "spark.ui.showConsoleProgress": ("false", "stdout carries data; progress is printed by who asks for it"),
     "spark.sql.execution.arrow.pyspark.enabled": ("true", "toPandas and createDataFrame travel as Arrow"),
+    "spark.python.unix.domain.socket.enabled": (
+        "true",
+        "by TCP each task waits 40 ms for its worker's answer",
+    ),
     "spark.driver.host": ("127.0.0.1", "a host name that resolves to nothing stops a session from starting"),
     "spark.driver.bindAddress": ("127.0.0.1", "likewise"),
 }

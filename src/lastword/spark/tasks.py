@@ -1,22 +1,28 @@
-"""Running a function of ours once for each of some values, as Spark tasks.
+"""Running a function of ours for each of some values, as Spark tasks.
 
-The tasks are the partitions of a small data source whose `read` calls the function. `mapInArrow` would want
-pandas and an RDD a SparkContext; a data source wants neither, and works on Spark Connect. Function and
-values travel pickled in an option, answers pickled in a binary column. The function must be importable on
-the workers (they need lastword anyway).
+Two ways, the same to whoever calls. With a SparkContext each value is a job of one task: it starts within
+milliseconds of being known, its answer is there as soon as it ended, and the caller works on with it while
+others run. Spark Connect has no SparkContext: there all values are the partitions of one small data source,
+whose `read` calls the function, and the answers come together. (`mapInArrow` would want pandas.)
+
+What travels. Function and values pickled out, answers pickled back. The function must be importable on the
+workers (they need lastword anyway).
 
 When tasks fail: an exception from the function fails the attempt, and Spark starts another as
 `spark.task.maxFailures` says. An attempt may so run twice, also at the same time with speculation; the
-answer of one of them comes back.
+answer of one of them comes back. When they are used up, the error is raised here, tasks that are not begun
+are left, and those under way are told to end.
 """
 
 from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -26,22 +32,127 @@ from lastword.spark.shipping import Shipped, need_directory, typed
 from lastword.spark.warm import ensure_compiled
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 SCHEMA = StructType([StructField("task", IntegerType()), StructField("answer", BinaryType())])
+_AT_ONCE = 64
+"""So many jobs are handed to Spark at once, or twice as many as it has cores: enough to keep them busy, and
+for it to ask for more executors where it may."""
 
 
 def run_tasks(spark: SparkSession, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
     """function(value) of each value, computed on the executors; answers in the order of the values."""
+    found = dict(as_answered(spark, function, values))
+    return [found[number] for number in range(len(values))]
+
+
+def as_answered(
+    spark: SparkSession, function: Callable[[Any], Any], values: Iterable[Any]
+) -> Iterator[tuple[int, Any]]:
+    """(number of the value, function(value)), each as soon as it may be had.
+
+    `values` may take its time to make the next one: the tasks of those before it run meanwhile. Spark starts
+    them in the order in which they come.
+    """
+    context = _context(spark)
+    if context is None:
+        yield from enumerate(_in_one_job(spark, function, list(values)))
+        return
+    ensure_compiled()  # here, or each worker would compile them for itself
+    tag = f"lastword-{uuid.uuid4()}"
+    under_way: dict[Future[bytes], int] = {}
+
+    def ended(done: Iterable[Future[bytes]]) -> Iterator[tuple[int, Any]]:
+        for one in done:
+            number = under_way.pop(one)
+            try:
+                yield number, pickle.loads(one.result())
+            except Exception as error:  # PySpark's, or Py4J's
+                _raise_typed(error)
+
+    most = max(_AT_ONCE, 2 * context.defaultParallelism)
+    with ThreadPoolExecutor(most, thread_name_prefix="lastword-task") as pool:
+        try:
+            for number, value in enumerate(values):
+                job = _inheriting(spark, _one_job)
+                under_way[pool.submit(job, context, tag, Call(function, value))] = number
+                yield from ended([one for one in under_way if one.done()])
+            while under_way:
+                yield from ended(wait(under_way, return_when=FIRST_COMPLETED).done)
+        finally:
+            if under_way:
+                for one in under_way:
+                    one.cancel()
+                context.cancelJobsWithTag(tag)
+
+
+def _called(function: Callable[[Any], Any], value: Any) -> bytes:
+    """On an executor."""
+    place = getattr(value, "directory", None) or getattr(value, "path", None)
+    if isinstance(place, str):
+        need_directory(place)
+    return pickle.dumps(function(value))
+
+
+# ---------------------------------------------------------------- a job for each
+
+
+def _context(spark: SparkSession) -> SparkContext | None:
+    """None on Spark Connect, and where a platform hides it."""
+    try:
+        return spark.sparkContext
+    except PySparkException:
+        return None
+
+
+class Call(Shipped):
+    """One value, and what is to be made of it."""
+
+    def __init__(self, function: Callable[[Any], Any], value: Any) -> None:
+        self.function = function
+        self.value = value
+
+    def __call__(self, _: Any) -> bytes:
+        return _called(self.function, self.value)
+
+
+def _one_job(context: SparkContext, tag: str, call: Call) -> bytes:
+    context.addJobTag(tag)
+    try:
+        (answer,) = context.parallelize([0], 1).map(call).collect()
+        return bytes(answer)
+    finally:
+        context.removeJobTag(tag)  # the thread serves another
+
+
+def _inheriting(spark: SparkSession, function: Callable[..., bytes]) -> Callable[..., bytes]:
+    """The caller's job group, pool and description hold for the job too."""
+    from pyspark import inheritable_thread_target
+
+    return inheritable_thread_target(spark)(function)
+
+
+def _raise_typed(error: Exception) -> NoReturn:
+    known = typed(error)
+    if known is error:
+        raise error
+    raise known from error
+
+
+# ---------------------------------------------------------------- one job for all
+
+
+def _in_one_job(spark: SparkSession, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
     if not values:
         return []
-    ensure_compiled()  # here, or each worker would compile them for itself
+    ensure_compiled()
     spark.dataSource.register(TaskSource)
     work = base64.b64encode(pickle.dumps((function, list(values)))).decode()
     try:
         rows = spark.read.format(TaskSource.name()).option("work", work).load().collect()
     except PySparkException as error:
-        raise typed(error) from error
+        _raise_typed(error)
     answers = {row["task"]: pickle.loads(row["answer"]) for row in rows}
     return [answers[index] for index in range(len(values))]
 
@@ -53,7 +164,7 @@ class Task(InputPartition):
 
 
 class TaskSource(Shipped, DataSource):
-    """Not for users: its one option is made by `run_tasks`."""
+    """Not for users: its one option is made by `_in_one_job`."""
 
     @classmethod
     def name(cls) -> str:
@@ -76,8 +187,4 @@ class TaskReader(Shipped, DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, bytes]]:
         assert isinstance(partition, Task)
-        function, value = pickle.loads(partition.work)
-        place = getattr(value, "directory", None) or getattr(value, "path", None)
-        if isinstance(place, str):
-            need_directory(place)
-        yield partition.index, pickle.dumps(function(value))
+        yield partition.index, _called(*pickle.loads(partition.work))

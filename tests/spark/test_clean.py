@@ -1,0 +1,214 @@
+"""The cleaner on Spark beside the library's on a copy of the same log: plans, rounds, records, accounts."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+
+import lastword
+import lastword.spark
+from lastword.accounts.saved import saved_entries
+from lastword.files import DEFAULT
+from lastword.spark.tasks import as_answered, run_tasks
+from tests.spark.conftest import append, create, numbered
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+OF_THE_MOMENT = {"now_ms", "seconds", "phases", "tombstones"}
+OF_THE_FILE = {"inode", "mtime_ms", "tail_crc", "oldest_dead_ms"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Topic t, 2 partitions of 1200 and 300 records in many segments, one in seven a tombstone."""
+    root = tmp_path / "log"
+    create(root, "t", 2, segment_bytes="4KiB", index_interval_bytes=200)
+    append(root, "t", 0, [numbered(n, 20, 130) for n in range(0, 1200, 20)])
+    append(root, "t", 1, [numbered(n, 20, 40) for n in range(1000, 1300, 20)])
+    return root
+
+
+def copied(root: Path, to: Path) -> Path:
+    return Path(shutil.copytree(root, to))
+
+
+def values(found: Any) -> list[dict[str, Any]]:
+    """Rows of Spark or values of the library, without what differs by the moment."""
+    rows = [
+        row.asDict(recursive=True) if hasattr(row, "asDict") else dataclasses.asdict(row) for row in found
+    ]
+    for row in rows:
+        for name in OF_THE_MOMENT:
+            row.pop(name, None)
+        if row.get("certificate"):
+            del row["certificate"]["key_offset_digest"]  # of keys with a secret salt, another for each round
+        if "reasons" in row:
+            row["reasons"] = [tuple(one.values()) for one in row["reasons"]]
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"]))
+
+
+def here(root: Path, work: Callable[[Any], Any], mode: str = "a") -> Any:
+    given = {"log_cleaner_enable": False} if mode == "a" else {}
+    with lastword.open(root, mode, **given) as logs:
+        return work(logs)
+
+
+def records(root: Path, **options: Any) -> list[tuple[Any, ...]]:
+    found = here(root, lambda logs: list(logs.topic("t").read(**options)), "r")
+    return [(r.partition, r.offset, r.key, r.value, r.timestamp) for r in found]
+
+
+def log_sizes(root: Path) -> dict[str, int]:
+    return {str(path.relative_to(root)): path.stat().st_size for path in sorted(root.glob("t-*/*.log"))}
+
+
+def accounts(root: Path, partition: int) -> list[dict[str, Any]]:
+    entries = [dataclasses.asdict(one) for one in saved_entries(DEFAULT, str(root / f"t-{partition}"))]
+    assert entries, "accounts were saved"
+    return [{name: value for name, value in one.items() if name not in OF_THE_FILE} for one in entries]
+
+
+def same_log(root: Path, other: Path) -> None:
+    assert records(root) == records(other)
+    assert log_sizes(root) == log_sizes(other)
+    assert not [path for path in root.glob("t-*/lastword/*") if path.is_dir()], "nothing is left over"
+
+
+@pytest.mark.parametrize("strategy", [None, "kafka"])
+def test_the_same_plans_rounds_and_files(
+    spark: SparkSession, root: Path, tmp_path: Path, strategy: str | None
+) -> None:
+    create(root, "kept", 1, cleanup_policy="delete")
+    other = copied(root, tmp_path / "other")
+    planned = values(here(other, lambda logs: logs.plan("t", strategy=strategy), "r"))
+    assert values(lastword.spark.plan(spark, str(root), "t", strategy=strategy).collect()) == planned
+    assert [row["strategy"] for row in planned] == [strategy or "generational"] * 2
+    done = values(here(other, lambda logs: logs.clean("t", strategy=strategy)))
+    found = values(lastword.spark.clean(spark, str(root), strategy=strategy).collect())
+    assert found == done
+    assert [row["written_bytes"] for row in found] == [row["write_bytes"] for row in planned]
+    same_log(root, other)
+    if strategy is None:
+        for partition in range(2):
+            assert accounts(root, partition) == accounts(other, partition)
+    newest = {(r[0], r[2]): r[3] for r in records(other) if r[3] is not None}
+    latest = spark.read.format("lastword").options(subscribe="t", view="latest").load(str(root)).collect()
+    assert {(row.partition, bytes(row.key)): bytes(row.value) for row in latest} == newest
+    again = lastword.spark.plan(spark, str(root), "t", strategy=strategy)
+    assert again.where("action = 'clean'").count() == 0
+
+
+def test_each_engine_goes_on_from_the_accounts_of_the_other(
+    spark: SparkSession, root: Path, tmp_path: Path
+) -> None:
+    """Spark cleans, then the library, then Spark; beside it the library alone. That a round reads only what
+    is new and what it rewrites shows that it believed the accounts."""
+    other = copied(root, tmp_path / "other")
+
+    def by_spark(root: Path) -> list[dict[str, Any]]:
+        return values(lastword.spark.clean(spark, str(root), "t").collect())
+
+    def by_library(root: Path) -> list[dict[str, Any]]:
+        return values(here(root, lambda logs: logs.clean("t")))
+
+    for turn, clean in enumerate((by_spark, by_library, by_spark)):
+        found, expected = clean(root), by_library(other)
+        assert found == expected
+        same_log(root, other)
+        for partition in range(2):
+            assert accounts(root, partition) == accounts(other, partition)
+        for place in (root, other):
+            append(place, "t", 0, [numbered(2000 + turn * 100 + n, 20, 300) for n in range(0, 100, 20)])
+    total = sum(log_sizes(root).values())
+    assert sum(row["read_bytes"] for row in found) < total, "the whole was not read again"
+
+
+@pytest.mark.parametrize("partition", [None, 1])
+def test_what_is_due_is_the_same(
+    spark: SparkSession, root: Path, tmp_path: Path, partition: int | None
+) -> None:
+    other = copied(root, tmp_path / "other")
+    append(root, "t", 1, [numbered(5000, 20, 40)])
+    append(other, "t", 1, [numbered(5000, 20, 40)])
+    for _ in range(2):  # the second time nothing is due any more
+        planned = values(here(other, lambda logs: logs.plan("t", partition, due=True), "r"))
+        assert values(lastword.spark.plan(spark, str(root), "t", partition, due=True).collect()) == planned
+        done = values(here(other, lambda logs: logs.clean("t", partition, due=True)))
+        found = values(lastword.spark.clean(spark, str(root), "t", partition, due=True).collect())
+        assert removed(found) == removed(done)
+        written = sum(row["written_bytes"] for row in found)
+        assert written <= sum(row["written_bytes"] for row in done), "a run that takes in another goes once"
+        same_log(root, other)
+    assert {row["action"] for row in planned} == {"keep"} and not done
+
+
+def removed(rounds: list[dict[str, Any]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for row in rounds:
+        found[row["partition"]] = found.get(row["partition"], 0) + row["removed"]["superseded"]
+    return found
+
+
+def test_a_map_too_small_for_the_keys(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+    """A sample of the keys chooses then, and the log is resolved as a whole, in passes."""
+    settings = (root / "lastword.toml").read_text()
+    (root / "lastword.toml").write_text(f'"log.cleaner.dedupe.buffer.size" = "64KiB"\n{settings}')
+    append(root, "t", 0, [numbered(n, 100, 9000) for n in range(2000, 12000, 100)])
+    other = copied(root, tmp_path / "other")
+    done = values(here(other, lambda logs: logs.clean("t")))
+    found = values(lastword.spark.clean(spark, str(root), "t").collect())
+    assert [row["records_kept"] for row in found] == [row["records_kept"] for row in done]
+    assert max(row["map_passes"] for row in found) > 1
+    assert records(root) == records(other)
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def test_answers_come_while_others_run(spark: SparkSession, tmp_path: Path) -> None:
+    """The first task ends only after the second one's answer was here, and the third value is made when both
+    run."""
+    made: list[int] = []
+
+    def values() -> Iterator[tuple[str, str]]:
+        for number, name in enumerate(("waits", "", "")):
+            made.append(number)
+            yield str(tmp_path / "go"), name
+
+    order = []
+    for number, _ in as_answered(spark, waits, values()):
+        order.append(number)
+        if number == 1:
+            (tmp_path / "go").touch()
+    assert sorted(order) == [0, 1, 2] and order.index(1) < order.index(0)
+    assert made == [0, 1, 2]
+
+
+def waits(task: tuple[str, str]) -> None:
+    go, name = task
+    deadline = time.monotonic() + 60
+    while name and not Path(go).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_task_that_fails_for_good_is_raised(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match="no task of ours"):
+        run_tasks(spark, fails, list(range(5)))
+    assert run_tasks(spark, fails, []) == []
+
+
+def fails(number: int) -> int:
+    if number == 2:
+        raise RuntimeError("no task of ours")
+    return number
