@@ -16,10 +16,10 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import BusyError, CorruptFileError, DataError, DiskFullError, LastwordError
 from lastword.files import DEFAULT, Files, OsFiles
-from lastword.logdir import inbox
+from lastword.logdir import inbox, side_by_side
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.move import move
-from lastword.partition import staged
+from lastword.partition import block, staged
 from lastword.records.builder import BatchBuilder
 from lastword.retention.expire import expire
 from tests.doubles.forgetful import ForgetfulFiles
@@ -208,8 +208,15 @@ def test_a_damaged_memory_of_writers_stops_commits_with_names(tmp_path: Path) ->
     assert values(tmp_path)[0] == ["a"]
 
 
-def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(tmp_path: Path) -> None:
+ON_THREADS = pytest.mark.parametrize("much_bytes", [0, 16 << 20], ids=["on threads", "one by one"])
+
+
+@ON_THREADS
+def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, much_bytes: int
+) -> None:
     make(tmp_path)
+    monkeypatch.setattr(side_by_side, "MUCH_BYTES", much_bytes)
 
     def full(call: object) -> LastwordError | None:
         return DiskFullError("full") if full.on and "append" in str(call) and ".log" in str(call) else None  # type: ignore[attr-defined]
@@ -227,14 +234,17 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writer", [None, "q"])
-def test_killed_at_every_step_and_run_again(tmp_path: Path, writer: str | None) -> None:
+@pytest.mark.parametrize(("writer", "much_bytes"), [(None, 16 << 20), ("q", 16 << 20), ("q", 0)])
+def test_killed_at_every_step_and_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str | None, much_bytes: int
+) -> None:
     """A driver dies before each change that it makes, and half-way in each append. Then somebody opens the
     directory; a stream runs its batch again. All of it is there once, or nothing is and nothing was
     committed."""
+    monkeypatch.setattr(side_by_side, "MUCH_BYTES", much_bytes)
     sequence = None if writer is None else 7
     outcomes = set()
-    for step, torn in itertools.product(range(200), (False, True)):
+    for step, torn in itertools.product(range(200), (False, True) if much_bytes else (True,)):
         root = tmp_path / f"{step}{torn}"
         make(root)
         with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
@@ -394,7 +404,7 @@ def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> No
         grows = "append" in str(call) and ".log" in str(call)
         return DiskFullError("full") if grows and next(room) >= 3 else None
 
-    monkeypatch.setattr(staged, "TAKE_IN_BYTES", 20)
+    monkeypatch.setattr(block, "BLOCK_BYTES", 20)
     LogDirectory.open(str(root), "a", RecordingFiles(OsFiles(), fail=full), ManualClock(NOW_MS)).close()
     monkeypatch.setattr(inbox, "take_in", lambda directory: 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, DiskFullError, LastwordError
 from lastword.partition import appending
+from lastword.partition.block import SLACK_BYTES, Block
 from lastword.records.builder import BatchBuilder
 from tests.doubles.failing import FailingFiles
 from tests.doubles.hasty import HastyFiles
@@ -64,7 +65,16 @@ def only_plain() -> Iterator[None]:
         appending.FEW = before
 
 
-def told(config: TopicConfig, made: list[tuple[int, list[bytes]]], clean: bool) -> tuple[list[Any], Any]:
+def as_block(batches: list[bytes]) -> Block:
+    return Block(bytearray(b"".join(batches) + bytes(SLACK_BYTES)), list(map(len, batches)))
+
+
+def told(
+    config: TopicConfig,
+    made: list[tuple[int, list[bytes]]],
+    clean: bool,
+    ready: Callable[[list[bytes]], Sequence[Any]] = list,
+) -> tuple[list[Any], Any]:
     """What each call said, and every file after it: at the end also after closing."""
     root = tempfile.mkdtemp()
     try:
@@ -74,7 +84,7 @@ def told(config: TopicConfig, made: list[tuple[int, list[bytes]]], clean: bool) 
         for passed, batches in made:
             clock.advance(passed)
             try:
-                said.append(log.append_batches(batches, sync_follows=True))
+                said.append(log.append_batches(ready(batches), sync_follows=True))
             except (LastwordError, ValueError) as error:
                 said.append((type(error), str(error)))
             said.append((log.log_end, log.synced_to, log.recovery_point, log.stable_offset, _files(root)))
@@ -101,6 +111,7 @@ def test_both_ways_leave_the_same_bytes(examples: int) -> None:
 
 def _both_ways(config: TopicConfig, made: list[tuple[int, list[bytes]]], clean: bool) -> None:
     by_table = told(config, made, clean)
+    assert told(config, made, clean, as_block) == by_table
     with only_plain():
         assert told(config, made, clean) == by_table
 

@@ -56,6 +56,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.files import Files
+from lastword.logdir.side_by_side import side_by_side
 from lastword.partition import staged
 from lastword.partition.staged import StagedFile
 from lastword.segment import names
@@ -67,6 +68,8 @@ log = logging.getLogger(__name__)
 
 KEEP_WRITERS_MS = 30 * 24 * 3600 * 1000
 """How long a writer that commits nothing is remembered."""
+MOST_BETWEEN_COMMITS_MS = 24 * 3600 * 1000
+"""So much at most counts as the time between two commits of anybody."""
 KEEP_REFUSED_MS = 7 * 24 * 3600 * 1000
 _FORMAT = 1
 
@@ -269,17 +272,22 @@ def _apply(directory: LogDirectory, manifest: Manifest) -> int:
     gone = [f"{topic}-{number}" for topic, number in parts if (topic, number) not in there]
     if gone:
         raise UsageError(f"{', '.join(sorted(gone))} is not there any more", remedy="run the job again")
-    for (topic, number), found in sorted(parts.items()):
-        staged.check(directory.files, directory.directory(topic, number), manifest.job, found)
-    for (topic, number), found in sorted(parts.items()):
-        staged.check_batches(directory.files, directory.directory(topic, number), manifest.job, found)
+    places, size_bytes = sorted(parts), sum(one.size_bytes for one in manifest.files)
+    for place in places:
+        staged.check(directory.files, directory.directory(*place), manifest.job, parts[place])
+
+    def verify(place: tuple[str, int]) -> None:
+        staged.check_batches(directory.files, directory.directory(*place), manifest.job, parts[place])
+
+    side_by_side(verify, places, size_bytes)
     # Every log is opened before the first is appended to: a commit that is refused has added nothing.
-    logs = {place: directory.log(*place) for place in sorted(parts)}
-    waiting = _jobs(directory.files, directory.path)
-    added = 0
-    for place, log_ in logs.items():
-        sync = manifest.sync or known
-        added += staged.take_in(log_, manifest.job, parts[place], sync=sync, waiting=waiting)
+    logs = {place: directory.log(*place) for place in places}
+    waiting, sync = _jobs(directory.files, directory.path), manifest.sync or known
+
+    def append(place: tuple[str, int]) -> int:
+        return staged.take_in(logs[place], manifest.job, parts[place], sync=sync, waiting=waiting)
+
+    added = sum(side_by_side(append, places, size_bytes))
     if manifest.writer is not None and manifest.sequence is not None:
         writers.note(manifest.writer, manifest.sequence, directory.clock.now_ms())
         writers.save(directory.files, directory.path)
@@ -312,6 +320,11 @@ class Writers:
         return self._last.get(writer or "", (-1, 0))[0]
 
     def note(self, writer: str, sequence: int, now_ms: int) -> None:
+        """Remember this commit, and forget who has made none for long: by the time between commits, each
+        counted as a day at most, so that no step of the wall clock, and no long rest, forgets everybody."""
+        before = max((at for _, at in self._last.values()), default=now_ms)
+        skipped = max(0, now_ms - before - MOST_BETWEEN_COMMITS_MS)
+        self._last = {name: (last, at + skipped) for name, (last, at) in self._last.items()}
         self._last[writer] = (sequence, now_ms)
         for name in [n for n, (_, at) in self._last.items() if at < now_ms - KEEP_WRITERS_MS]:
             del self._last[name]

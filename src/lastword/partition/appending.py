@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, RecordTooLargeError
+from lastword.partition.block import Block
 from lastword.partition.pending import Batch, Pending, repeated
 from lastword.partition.producer_state import SequencedBatch
 from lastword.partition.rolling import RollRule
@@ -118,6 +119,8 @@ class Appending:
             return False
         if "lastword.kernels" in sys.modules:
             return True
+        if isinstance(batches, Block):  # large batches: plain Python is nearly as fast
+            return False
         self._plain_bytes += sum(map(len, batches))
         return self._plain_bytes > LOADING_BYTES
 
@@ -198,11 +201,13 @@ class Appending:
 
 
 def _gathered(batches: Sequence[Batch], size: int) -> tuple[np.ndarray, memoryview]:
-    """The batches one behind another in this thread's buffer, with slack behind them."""
+    """The batches one behind another in this thread's buffer, with slack behind them; or in their own."""
     import numpy as np
 
     from lastword.kernels import SLACK
 
+    if isinstance(batches, Block):
+        return np.frombuffer(batches.buffer, np.uint8), memoryview(batches.buffer)
     buffer = getattr(_kept, "buffer", None)
     if buffer is None or buffer.size < size + SLACK:
         buffer = np.empty(max(size + SLACK, min(2 * size, KEPT_BYTES)), np.uint8)

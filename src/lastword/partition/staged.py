@@ -30,13 +30,14 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle
-from lastword.records.batch import HEADER_BYTES, check_crc, read_header
+from lastword.partition.block import Block, blocks_of
+from lastword.records.batch import HEADER_BYTES
 from lastword.segment import names
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ STAGING, COMMITTED, OPEN = "staging-", "committed-", "open-"
 BEGUN, BATCHES = "begun.json", ".batches"
 KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
 """How long a partition remembers that it took in a job, and how long a job may leave staged files behind."""
-
-TAKE_IN_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +162,8 @@ def check_batches(files: Files, directory: str, job: str, staged: Iterable[Stage
         return
     for one in staged:
         path = os.path.join(staging_dir(directory, job), one.name)
-        for group in _groups(files, path):
-            for batch in group:
-                check_crc(batch, read_header(batch, 0, len(batch), path), path)
+        for block in blocks_of(files, path):
+            block.check(path)
 
 
 def take_in(
@@ -185,19 +183,15 @@ def take_in(
         return 0
     folder = staging_dir(directory, job)
     check(files, directory, job, wanted)
-    added = 0
     with log.lock:  # nobody's batch may come between these, or a second try could not tell its own
         already = _Already(_begin(log, folder))
         log.taking_in_from = begun_at(files, directory)
+        before = log.log_end
         for one in wanted:
-            for group in _groups(files, os.path.join(folder, one.name)):
-                fresh = []
-                for batch in group:
-                    if not already.has(batch):
-                        fresh.append(batch)
-                if fresh:
-                    log.append_batches(fresh, sync_follows=sync)
-                    added += sum(read_header(batch, 0, len(batch), one.name).count for batch in fresh)
+            for block in blocks_of(files, os.path.join(folder, one.name)):
+                # Without `sync`, too: a directory that was opened for this commit syncs when it is closed.
+                log.append_batches(already.missing(block), sync_follows=True)
+        added = log.log_end - before  # staged batches have an offset for each record, and no other
     if sync:
         log.sync()
     files.write_atomic(mark, b"")
@@ -215,7 +209,13 @@ class _Already:
         self._found = found
         self._at = 0
 
-    def has(self, batch: bytearray) -> bool:
+    def missing(self, block: Block) -> Sequence[memoryview]:
+        """The batches of the next block that are not there."""
+        if self._at == len(self._found):
+            return block
+        return [batch for batch in block if not self.has(batch)]
+
+    def has(self, batch: memoryview) -> bool:
         """Asked batch by batch; the first one that is not there ends it."""
         wanted = _identity(batch) if self._at < len(self._found) else None
         for at in range(self._at, len(self._found)):
@@ -270,38 +270,11 @@ def _begin(log: PartitionLog, folder: str) -> list[tuple[int, int]]:
     return found
 
 
-def _identity(batch: bytes | bytearray) -> tuple[int, int]:
+def _identity(batch: bytes | memoryview) -> tuple[int, int]:
     """What tells a batch from another however it was appended: the header's checksum changes with the time
     of append.
     """
     return len(batch), zlib.crc32(memoryview(batch)[HEADER_BYTES:])
-
-
-def _groups(files: Files, path: str) -> Iterator[list[bytearray]]:
-    """The batches of a staged file, about TAKE_IN_BYTES at a time, each its own buffer, to be given offsets
-    in place.
-    """
-    with files.open_read(path) as handle:
-        size, position = handle.size(), 0
-        while position < size:
-            block = handle.pread(min(TAKE_IN_BYTES, size - position), position)
-            group, at = [], 0
-            while len(block) - at >= 12:
-                length = int.from_bytes(block[at + 8 : at + 12], "big") + 12
-                if length > len(block) - at:
-                    break
-                group.append(bytearray(block[at : at + length]))
-                at += length
-            if not group:  # one batch larger than a block, or bytes that are none
-                length = int.from_bytes(block[8:12], "big") + 12
-                if len(block) < 12 or length > size - position:
-                    raise CorruptFileError(
-                        f"{path} position {position}: no whole batch", file=path, position=position
-                    )
-                group.append(bytearray(handle.pread(length, position)))
-                at = length
-            yield group
-            position += at
 
 
 def _size(files: Files, path: str) -> int:

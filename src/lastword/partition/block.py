@@ -1,0 +1,111 @@
+"""Whole ready batches in one buffer, as a file holds them: read, checked and appended without a copy of each.
+
+Works with the kernels where they are loaded, and without them at nearly the same speed: a staged file's
+batches are large, so they are few.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import overload
+
+from lastword.errors import CorruptFileError
+from lastword.files import Files
+from lastword.records.batch import check_crc, read_header
+
+BLOCK_BYTES = 8 << 20
+SLACK_BYTES = 64
+"""Behind the last batch, where kernels may look."""
+_LENGTH_END = 12
+"""Of a batch's first two fields: base offset, and the length of what follows."""
+
+
+class Block(Sequence[memoryview]):
+    """Batches, the first of them at the buffer's beginning. Holds until its reader is asked for the next."""
+
+    def __init__(self, buffer: bytearray, sizes: list[int]) -> None:
+        self.buffer = buffer
+        self.sizes = sizes
+        self._view = memoryview(buffer)
+        self._ends = list(accumulate(sizes))
+
+    @property
+    def size_bytes(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, which: int) -> memoryview: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[memoryview]: ...
+    def __getitem__(self, which: int | slice) -> memoryview | list[memoryview]:
+        if isinstance(which, slice):
+            return [self[number] for number in range(*which.indices(len(self)))]
+        end = self._ends[which]
+        return self._view[end - self.sizes[which] : end]
+
+    def check(self, file: str) -> None:
+        """CorruptBatchError for the first batch whose bytes are not those of its checksum.
+
+        Offsets and epochs, which no checksum covers, may be others in the buffer afterwards.
+        """
+        if "lastword.kernels" in sys.modules and self._is_sound():
+            return
+        for batch in self:
+            check_crc(batch, read_header(batch, 0, len(batch), file), file)
+
+    def _is_sound(self) -> bool:
+        """By a kernel, which lets other threads run meanwhile, and numbers the batches. False may also mean a
+        kind of batch that it does not know.
+        """
+        import numpy as np
+
+        from lastword.kernels import ready
+        from lastword.kernels import table as fields
+
+        table = np.empty((len(self), fields.FIELDS), np.int64)
+        sizes = np.array(self.sizes, np.int64)
+        return bool(ready.place_ready(np.frombuffer(self.buffer, np.uint8), sizes, 0, 0, table) == sizes.size)
+
+
+def blocks_of(files: Files, path: str) -> Iterator[Block]:
+    """All batches of a file, BLOCK_BYTES at a time, or one that is larger. Checksums are not looked at.
+
+    CorruptFileError where bytes are left that no whole batch begins with.
+    """
+    with files.open_read(path) as handle:
+        size, position = handle.size(), 0
+        buffer = bytearray(max(min(BLOCK_BYTES, size), _LENGTH_END) + SLACK_BYTES)
+        while position < size:
+            have = handle.pread_into(memoryview(buffer)[:-SLACK_BYTES], position)
+            sizes, end = _whole_batches(buffer, have)
+            if not sizes:
+                wanted = _size_at(buffer, 0)
+                if have < _LENGTH_END or wanted > size - position or wanted <= have:
+                    raise CorruptFileError(
+                        f"{path} position {position}: no whole batch", file=path, position=position
+                    )
+                buffer = bytearray(wanted + SLACK_BYTES)
+                continue
+            yield Block(buffer, sizes)
+            position += end
+
+
+def _whole_batches(buffer: bytearray, have: int) -> tuple[list[int], int]:
+    """Sizes of those that are wholly in the first `have` bytes, and where the last one ends."""
+    sizes, end = [], 0
+    while have - end >= _LENGTH_END:
+        size = _size_at(buffer, end)
+        if size > have - end:
+            break
+        sizes.append(size)
+        end += size
+    return sizes, end
+
+
+def _size_at(buffer: bytearray, position: int) -> int:
+    return int.from_bytes(buffer[position + 8 : position + _LENGTH_END], "big") + _LENGTH_END

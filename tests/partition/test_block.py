@@ -1,0 +1,72 @@
+"""Batches of a file in blocks: all of them, in their order, and each byte that changed is found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lastword import kernels
+from lastword.errors import CorruptBatchError, CorruptFileError
+from lastword.files import DEFAULT
+from lastword.partition import block
+from lastword.partition.block import blocks_of
+from tests.partition.logs import batch
+
+ANY_TMP = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+WITHOUT_KERNELS = pytest.mark.parametrize("loaded", [True, False], ids=["kernels", "no kernels"])
+
+
+def made(sizes: list[int]) -> list[bytes]:
+    return [bytes(batch((b"k", b"v" * size))) for size in sizes]
+
+
+@ANY_TMP
+@given(st.lists(st.sampled_from([0, 1, 100, 400]), max_size=12), st.integers(1, 700))
+def test_all_batches_in_their_order(tmp_path: Path, sizes: list[int], block_bytes: int) -> None:
+    """Also those that are larger than a block. Slices are what a list would give."""
+    (tmp_path / "f").write_bytes(b"".join(made(sizes)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block, "BLOCK_BYTES", block_bytes)
+        found = []
+        for one in blocks_of(DEFAULT, str(tmp_path / "f")):
+            assert one.size_bytes == sum(map(len, one)) and list(one[1:]) == list(one)[1:]
+            found += map(bytes, one)
+            one.check("f")
+    assert found == made(sizes)
+
+
+@pytest.mark.parametrize("cut", [1, 30, 150])
+def test_a_file_that_ends_within_a_batch(tmp_path: Path, cut: int) -> None:
+    data = b"".join(made([10, 100]))
+    (tmp_path / "f").write_bytes(data[:-cut])
+    blocks = blocks_of(DEFAULT, str(tmp_path / "f"))
+    assert [len(one) for one in next(blocks)] == [len(made([10])[0])]
+    with pytest.raises(CorruptFileError, match="no whole batch") as told:
+        next(blocks)
+    assert told.value.position == len(made([10])[0])
+
+
+@WITHOUT_KERNELS
+def test_each_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
+    """From the attributes on: what lies before is no part of the checksum."""
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "lastword.kernels")
+    data = b"".join(made([3, 0, 7, 1, 2]))
+    second = len(made([3])[0])
+    for position in range(second + 21, second + len(made([0])[0])):
+        changed = bytearray(data)
+        changed[position] ^= 1
+        (tmp_path / "f").write_bytes(changed)
+        (one,) = blocks_of(DEFAULT, str(tmp_path / "f"))
+        with pytest.raises(CorruptBatchError):
+            one.check("f")
+
+
+def test_kernels_have_the_room_they_want() -> None:
+    assert block.SLACK_BYTES >= kernels.SLACK
