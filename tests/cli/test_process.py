@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.cli import main
+from lastword.cli import confirm, main
 from lastword.errors import DiskFullError
 
 COMMAND = [sys.executable, "-m", "lastword"]
@@ -97,6 +97,16 @@ def test_ctrl_c_while_cleaning_stops_at_a_safe_point(data, monkeypatch, capsys):
     assert main.run(["clean", str(data)]) == 130
     assert capsys.readouterr().err.startswith("interrupted: stopped at a safe point")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_answer_of_no_changes_nothing(data, monkeypatch, capsys):
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(confirm.typer, "confirm", lambda *asked, **more: False)
+    assert main.run(["drop", str(data), "users"]) == 2
+    assert "not confirmed: nothing was changed" in capsys.readouterr().err
+    with lastword.open(data) as logs:
+        assert logs.topic("users").bounds() == {0: (0, 5000)}
 
 
 def test_ctrl_c_is_an_error_object_with_json(data, monkeypatch, capsys):

@@ -14,10 +14,10 @@ Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 
 
 def confirm(out: Output, what: str, yes: bool) -> None:
-    """Returns if it may be done; else UsageError, or Abort if the answer was no."""
+    """Returns if it may be done; else UsageError, as when the answer is no."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"{what}: not without a confirmation", remedy="--yes, or --dry-run to look first")
     if not typer.confirm(f"{what}?", err=True):
-        raise typer.Abort()
+        raise UsageError("not confirmed: nothing was changed", remedy="answer y, or give --yes")

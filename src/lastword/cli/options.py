@@ -99,13 +99,22 @@ class Session(Output):
             settings.setdefault("log_cleaner_enable", False)  # a command does what it says, no more
         return lastword.open(paths, mode, config=self.config, **extra, **settings)
 
-    def change(self, target: Target) -> LogDir:
+    @contextmanager
+    def change(self, target: Target) -> Iterator[LogDir]:
         """Open a directory that is there, with a topic that is there, to change it; else nothing is
-        touched."""
+        touched. What recovery took away is told at the end, and with -v all that it put right."""
         with self.open(target) as looked:
             if target.topic is not None:
                 looked.topic(target.topic)
-        return self.open(target, "a")
+        with self.open(target, "a") as logs:
+            try:
+                yield logs
+            finally:
+                for repaired in (one for directory in logs.recovery for one in directory.repaired):
+                    if repaired.cut_bytes:
+                        self.warning(f"recovered: {repaired}")
+                    elif self.verbose:
+                        self.say(f"recovered: {repaired}")
 
 
 def now_ms() -> int:
