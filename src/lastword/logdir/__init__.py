@@ -9,8 +9,9 @@ within their memory. Start reading at log_dir.py.
 
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition
 from lastword.logdir.discover import SetAside
-from lastword.logdir.log_dir import DirRecovery, LogDirectory, partition_numbers
+from lastword.logdir.log_dir import DirRecovery, LogDirectory
 from lastword.logdir.move import move
+from lastword.logdir.root import partition_numbers
 from lastword.logdir.spread import Spread
 
 __all__ = [

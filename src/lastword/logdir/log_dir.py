@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -38,6 +37,7 @@ from lastword.errors import (
 from lastword.files import FileLock, Files
 from lastword.logdir import inbox
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition
+from lastword.logdir.claims import Claims
 from lastword.logdir.discover import Listing, SetAside, discover, is_partition
 from lastword.logdir.gauges import LogGauges
 from lastword.logdir.identity import (
@@ -49,6 +49,7 @@ from lastword.logdir.identity import (
 )
 from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.moved_from import read_note
+from lastword.logdir.root import check_log_dir, check_writable, make_dirs, partition_numbers
 from lastword.logdir.topics import make_partitions, mark_deleted
 from lastword.partition import front, losses
 from lastword.partition.log import PartitionLog
@@ -107,8 +108,7 @@ class LogDirectory:
         self._log_starts: dict[TopicPartition, int] = {}
         self._checkpointed = clock.monotonic()
         self._checkpoint_lock = threading.RLock()
-        self._claims: dict[TopicPartition, threading.RLock] = {}
-        self._wanted: Counter[TopicPartition] = Counter()  # threads that wait for a claim
+        self._claims = Claims(self.lock)
         self._known: set[str] = set()
         self._waste = front.Waste(files, clock)
         self._topic_ids: dict[str, str | None] = {}
@@ -153,9 +153,9 @@ class LogDirectory:
         else:
             load = lambda: Settings.load([root])  # noqa: E731
         if mode == "r":
-            _check(discover(files, root), root)
+            check_log_dir(discover(files, root), root)
             return cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())
-        fresh = _check_writable(files, root)
+        fresh = check_writable(files, root)
         opened = cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())
         opened._take(fresh)
         try:
@@ -168,7 +168,7 @@ class LogDirectory:
     def _take(self, fresh: bool) -> None:
         files = self.files
         if fresh:
-            _make_dirs(files, self.path)
+            make_dirs(files, self.path)
         files.guard(self.path)
         self._file_lock = files.lock(os.path.join(self.path, names.LOCK))
         try:
@@ -224,6 +224,7 @@ class LogDirectory:
             lambda: self.settings.instance.log_cleaner_dedupe_buffer_size // self.directories,
             lambda: [os.path.join(self.path, str(tp)) for tp in self._listing().partitions],
             saves=saves and self.mode == "a",
+            scratch=lambda: self.settings.instance.lastword_map_scratch,
         )
 
     def set_aside(self) -> tuple[SetAside, ...]:
@@ -458,42 +459,19 @@ class LogDirectory:
         limit = min(log.config.segment_ms, log.config.max_compaction_lag_ms)
         return log.active.size > 0 and self.clock.now_ms() - log.active.mtime_ms > limit
 
-    @contextmanager
-    def claim(self, topic: str, partition: int) -> Iterator[None]:
+    def claim(self, topic: str, partition: int) -> AbstractContextManager[None]:
         """For who removes or rewrites segments, or moves them: one at a time in each partition. Waits; a
         background round that is under way ends at its next safe point (it asks `wanted`).
         """
-        tp = TopicPartition(topic, partition)
-        with self.lock:
-            mine = self._claims.setdefault(tp, threading.RLock())
-        if not mine.acquire(blocking=False):
-            with self.lock:
-                self._wanted[tp] += 1
-            try:
-                mine.acquire()
-            finally:
-                with self.lock:
-                    self._wanted[tp] -= 1
-        try:
-            yield
-        finally:
-            mine.release()
+        return self._claims.claim(TopicPartition(topic, partition))
 
-    @contextmanager
-    def try_claim(self, topic: str, partition: int) -> Iterator[bool]:
+    def try_claim(self, topic: str, partition: int) -> AbstractContextManager[bool]:
         """The same without waiting, for work that can be done another time: False if somebody has it."""
-        with self.lock:
-            mine = self._claims.setdefault(TopicPartition(topic, partition), threading.RLock())
-        got = mine.acquire(blocking=False)
-        try:
-            yield got
-        finally:
-            if got:
-                mine.release()
+        return self._claims.try_claim(TopicPartition(topic, partition))
 
     def wanted(self, topic: str, partition: int) -> bool:
         """Does somebody wait for the claim?"""
-        return self._wanted[TopicPartition(topic, partition)] > 0
+        return self._claims.wanted(TopicPartition(topic, partition))
 
     def view(self, topic: str, partition: int) -> PartitionView:
         """A snapshot to read from, in either mode."""
@@ -703,17 +681,6 @@ class LogDirectory:
             raise ValueError(f"{self.path} is closed")
 
 
-def partition_numbers(given: int | Iterable[int]) -> list[int]:
-    """0 to n - 1 of a count, or the numbers themselves. UsageError for what is neither."""
-    if isinstance(given, bool) or (isinstance(given, int) and given < 1) or isinstance(given, str):
-        raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
-    if isinstance(given, int):
-        return list(range(given))
-    if not isinstance(given, Iterable):
-        raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
-    return [names.check_partition(number) for number in given]
-
-
 def part_of_a_commit(log: PartitionLog, what: str) -> BusyError:
     """What must wait until the commit that `log.taking_in_from` tells of is in."""
     return BusyError(
@@ -721,36 +688,3 @@ def part_of_a_commit(log: PartitionLog, what: str) -> BusyError:
         remedy="make room on its drive: it is taken in as soon as that is possible",
         file=log.directory,
     )
-
-
-def _check(listing: Listing, root: str) -> None:
-    if not listing.is_log_dir:
-        what = "is empty" if listing.is_empty else "holds no log"
-        raise NotALogDirError(
-            f"{root} {what}",
-            remedy=f'lastword.open("{root}", "a") makes a log directory of an empty one'
-            if listing.is_empty
-            else "name a log directory",
-            file=root,
-        )
-
-
-def _check_writable(files: Files, root: str) -> bool:
-    """True if the root is to be made: absent or empty. NotALogDirError if it holds something else."""
-    if not files.exists(root):
-        return True
-    listing = discover(files, root)
-    if listing.is_empty:
-        return True
-    _check(listing, root)
-    return False
-
-
-def _make_dirs(files: Files, path: str) -> None:
-    """Make a directory and those above it, each durable before the next."""
-    if files.exists(path):
-        return
-    parent = os.path.dirname(os.path.realpath(path))
-    _make_dirs(files, parent)
-    files.mkdir(path)
-    files.fsync_dir(parent)
