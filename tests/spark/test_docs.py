@@ -1,0 +1,73 @@
+"""docs/spark.md: it has every option and function, its examples are taken, and its Python runs as printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import lastword
+import lastword.spark
+from lastword.config import parse_topic_settings
+from lastword.spark.options import READ, STREAM, WRITE
+
+TEXT = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
+TABLES = {"Reading": READ, "Streams": STREAM, "Writing": WRITE}
+
+
+def rows_of(heading: str) -> dict[str, list[str]]:
+    """Option -> its examples, of the table with examples below a heading."""
+    part = TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    table = part.split("| option | for example |")[1].split("\n\n")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    return {re.findall("`(.*?)`", row[0])[0]: re.findall("`(.*?)`", row[1]) for row in rows}
+
+
+def test_every_option_is_there() -> None:
+    assert set(rows_of("Reading")) == set(READ)
+    assert set(rows_of("Streams")) == set(STREAM) - set(READ)
+    assert set(rows_of("Writing")) == set(WRITE) | {"cleanup.policy"}
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_every_example_is_taken(heading: str) -> None:
+    for option, examples in rows_of(heading).items():
+        assert examples, option
+        for example in examples:
+            if option in TABLES[heading]:
+                TABLES[heading][option](example)
+            else:
+                parse_topic_settings({option: example})
+
+
+def test_every_function_is_there() -> None:
+    """They run in test_looks.py and test_clean.py."""
+    functions = BLOCKS[-1]
+    compile(functions, "docs/spark.md", "exec")
+    called = set(re.findall(r"lastword\.spark\.(\w+)\(", functions))
+    assert called == set(lastword.spark.__all__) - {"register", "session"}
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_the_blocks_run(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    with lastword.open(data, "a", log_cleaner_enable=False) as logs:
+        users = logs.create_topic("users", cleanup_policy="compact")
+        users.extend([(b"ada", b"1"), (b"bob", b"1"), (b"ada", b"2"), (b"bob", None)])
+    known: dict[str, Any] = {"spark": spark}
+    for block in BLOCKS[:-1]:
+        for name in ("data", "checkpoint", "snapshot"):
+            block = block.replace(f'"{name}"', repr(str(tmp_path / name)))
+        exec(block, known)
+    assert [(bytes(row.key), bytes(row.value)) for row in known["newest"].collect()] == [(b"ada", b"2")]
+    with lastword.open(data) as logs:
+        merged = [(r.key, r.value) for r in logs.topic("merged").read()]
+        assert sorted(merged, key=str) == [(b"ada", b"2"), (b"bob", None)]
+        assert dict(logs.state("places")) == {"ada": "London"}
+    assert '"users": {"0": 4}' in capsys.readouterr().out
