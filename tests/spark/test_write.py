@@ -253,6 +253,10 @@ def test_headers_timestamps_and_text(tmp_path: Path) -> None:
     assert second["timestamp"].year >= 2024
     with LogDirectory.open(str(tmp_path), "r") as directory:
         assert directory.topic_config("t").lastword_key_serializer == "str"
+    for nameless in ({"key": None, "value": b"1"}, None):
+        bad = rows.set_column(3, "headers", pa.array([[nameless], None], kind))
+        with pytest.raises(SparkOptionError, match="a header without a key"):
+            attempt(made, (0, 0), bad)
 
 
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])

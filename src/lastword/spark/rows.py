@@ -228,6 +228,11 @@ def normal_rows(
         if columns.headers is None
         else batch.column(columns.headers).cast(kind)
     )
+    each = headers.flatten()
+    if each.null_count or each.field("key").null_count:
+        raise SparkOptionError(
+            "a row has a header without a key", remedy="filter its headers; their values may be null"
+        )
     return pa.RecordBatch.from_arrays(
         [bytes_of(columns.key), value, timestamp, headers], names=["key", "value", "timestamp", "headers"]
     )

@@ -247,7 +247,12 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             first = begin.get(place, view.log_start)
             if first < view.log_start:
                 if self.options.fail_on_data_loss and place in begin and first < last:
-                    raise OffsetOutOfRangeError.below(named(place), first, view.log_start)
+                    raise OffsetOutOfRangeError(
+                        f"{named(place)}: offset {first} is below log start {view.log_start}: what this "
+                        "query has not read yet was trimmed, or has expired",
+                        remedy="set failOnDataLoss to false to read on from the log's start",
+                        offset=first,
+                    )
                 first = view.log_start
             self._check_end(place, last, view.log_end)
             last = min(last, view.log_end)
