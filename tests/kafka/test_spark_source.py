@@ -44,6 +44,7 @@ SAME = [
     case("assign", assign='{"p":[0,2]}'),
     case("pattern", subscribePattern="[pq]"),
     case("a pattern that nothing matches", subscribePattern="none-.*"),
+    case("a pattern that matches a broker's own topics", subscribePattern=".*"),
     case("headers", includeHeaders="true"),
     case("offsets", startingOffsets=offsets(p0=5, p1=-2, p2=3), endingOffsets=offsets(p0=20, p1=-1, p2=3)),
     case("earliest to latest", startingOffsets="earliest", endingOffsets="latest"),
@@ -96,6 +97,7 @@ REFUSED = [
     case("minimum above maximum", stream=True, minOffsetsPerTrigger="9", maxOffsetsPerTrigger="3"),
     case("a stream with an end", stream=True, endingOffsets="latest"),
     case("no number", minPartitions="many"),
+    case("an option of the client that takes the source's place", **{"kafka.auto.offset.reset": "earliest"}),
 ]
 
 
@@ -135,12 +137,9 @@ def _placed(records: Any, partition: int) -> list[KafkaRecord]:
 
 
 def _run(python: str, source: str, address: str, jars: str) -> dict[str, Any]:
-    isolation = {
-        "kafka": ("kafka.isolation.level", "read_uncommitted", "read_committed"),
-        "lastword": ("isolationLevel", "read_uncommitted", "read_committed"),
-    }[source]
+    levels = ("read_uncommitted", "read_committed")
     cases = [
-        {**one, "options": {**one["options"], isolation[0]: isolation[1 + one["committed"]]}}
+        {**one, "options": {**one["options"], "kafka.isolation.level": levels[one["committed"]]}}
         for one in SAME + REFUSED
     ]
     env = {
