@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -118,10 +119,13 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
     )
 
 
-def measured(strategy: str, map_bytes: int, tmp_path: Path, warm: Path, *logs: Path) -> list[dict[str, int]]:
+def measured(
+    strategy: str, map_bytes: int, tmp_path: Path, warm: Path, *logs: Path, scratch: Path | None = None
+) -> list[dict[str, int]]:
     copies = [shutil.copytree(one, tmp_path / one.name) for one in (warm, *logs)]
     command = [sys.executable, "-m", "tests.cleaner.test_memory", strategy, str(map_bytes), *map(str, copies)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    more = {} if scratch is None else {"LASTWORD_MAP_SCRATCH": str(scratch)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **more})
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -142,6 +146,23 @@ def test_bounded_by_the_map_at_two_sizes(strategy: str, tmp_path: Path, logs: Lo
             assert large["passes"] > small["passes"]
             grown = large["peak"] - small["peak"]
             assert grown <= 16 * MIB, "ten times the log is no more memory, but for a bit a record"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_keys_in_a_scratch_file_are_no_anonymous_memory(strategy: str, tmp_path: Path, logs: Logs) -> None:
+    """Half of the larger log's records are keys of 24 bytes: 39 bytes each in the arena, 10 in the slots."""
+    places: dict[str, Path | None] = {"in memory": None, "in a file": tmp_path}
+    found = {}
+    for name, scratch in places.items():
+        target = tmp_path / name
+        target.mkdir()
+        (facts,) = measured(strategy, 64 * MIB, target, logs.warm, logs.halves[1], scratch=scratch)
+        found[name] = facts
+    inside, outside = found["in memory"], found["in a file"]
+    assert (outside["kept"], outside["passes"]) == (inside["kept"], inside["passes"])
+    spared = 39 * SIZES[1] // 2
+    assert inside["peak"] - outside["peak"] > 0.8 * spared, found
 
 
 @pytest.mark.slow

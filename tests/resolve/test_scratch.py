@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lastword.errors import DiskFullError, StorageError
-from lastword.files.scratch import Scratch
+from lastword.files.scratch import Scratch, fresh_path
 from lastword.resolve import MapFull, RunningResolution
 from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import T
@@ -23,16 +23,14 @@ SALT = b"salt"
 def test_keys_in_a_file_or_in_memory(tmp_path: Path) -> None:
     sources = synthetic(1, 3000, 700, 500)
     plain = RunningResolution(map_bytes=1 << 20, salt=SALT)
-    spilled = RunningResolution(map_bytes=1 << 14, salt=SALT, scratch=str(tmp_path / "keys"))
+    spilled = RunningResolution(map_bytes=1 << 14, salt=SALT, scratch=str(tmp_path))
     for one in (plain, spilled):
         one.absorb(sources[:3])
         one.absorb(sources[3:])
     assert spilled.facts() == plain.facts()
     assert spilled.tombstones().copies.tolist() == plain.tombstones().copies.tolist()
     assert not list(tmp_path.iterdir()), "the file has no name"
-    back = RunningResolution.from_parts(
-        spilled.to_parts(), map_bytes=1 << 14, scratch=str(tmp_path / "again")
-    )
+    back = RunningResolution.from_parts(spilled.to_parts(), map_bytes=1 << 14, scratch=str(tmp_path))
     assert back.facts() == plain.facts()
 
 
@@ -41,7 +39,7 @@ def test_only_slots_are_anonymous(tmp_path: Path) -> None:
     count = 20_000
     rows = np.zeros((count, 200), np.uint8)
     rows[:, :8] = np.arange(count, dtype=np.uint64).reshape(-1, 1).view(np.uint8)
-    running = RunningResolution(map_bytes=10 * count + 4096, salt=SALT, scratch=str(tmp_path / "keys"))
+    running = RunningResolution(map_bytes=10 * count + 4096, salt=SALT, scratch=str(tmp_path))
     running.absorb(dense(rows))
     assert running.distinct_keys == count
     assert running.memory_bytes < 12 * count
@@ -51,7 +49,7 @@ def test_only_slots_are_anonymous(tmp_path: Path) -> None:
 
 def test_a_budget_too_small_for_the_slots(tmp_path: Path) -> None:
     records = [Record(i, T, b"%05d" % i, b"") for i in range(400)]
-    running = RunningResolution(map_bytes=2048, salt=SALT, scratch=str(tmp_path / "keys"))
+    running = RunningResolution(map_bytes=2048, salt=SALT, scratch=str(tmp_path))
     with pytest.raises(MapFull):
         running.absorb(segments([encode_batch(records)], []))
 
@@ -66,8 +64,8 @@ def test_a_full_drive_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     records = [Record(i, T, b"%05d" % i + bytes(3000), b"") for i in range(500)]
-    running = RunningResolution(map_bytes=1 << 16, salt=SALT, scratch=str(tmp_path / "keys"))
-    with pytest.raises(DiskFullError, match=r"cannot enlarge .*keys"):
+    running = RunningResolution(map_bytes=1 << 16, salt=SALT, scratch=str(tmp_path))
+    with pytest.raises(DiskFullError, match=r"cannot enlarge .*lastword-scratch-"):
         running.absorb([MemorySegment(encode_batch(records), 0, 500)])
     assert not list(tmp_path.iterdir())
 
@@ -82,3 +80,12 @@ def test_scratch_bytes_stay_while_it_grows(tmp_path: Path) -> None:
     scratch.close()
     with pytest.raises(StorageError, match="cannot open"):
         Scratch(str(tmp_path / "absent" / "one"))
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    """Killed between making the file and taking its name away."""
+    left = Path(fresh_path(str(tmp_path)))
+    for name in (left.name, "lastword-scratch-notes", "mine"):
+        (tmp_path / name).write_bytes(b"x")
+    fresh_path(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lastword-scratch-notes", "mine"]

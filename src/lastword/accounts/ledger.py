@@ -99,9 +99,7 @@ class Ledger:
         except (KeyError, TypeError, ValueError, IndexError):
             why = "damaged: what it holds does not belong together"
         if why:
-            return cls(
-                files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch, rebuilt_because=why
-            )
+            return cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch, rebuilt_because=why)
         return ledger
 
     # ---------------------------------------------------------------- what it knows

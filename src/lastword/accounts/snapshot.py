@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,9 @@ _START = struct.Struct("<8sQ")
 _CRC = struct.Struct("<I")
 _PIECE = 1 << 20
 _MOST_HEADER_BYTES = 256 << 20
+
+Place = Callable[[int], NDArray[np.uint8]]
+"""Gives an array of at least so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,18 @@ def save(files: Files, path: str, header: Mapping[str, Any], arrays: Mapping[str
     return size
 
 
-def load(files: Files, path: str, *, room: Mapping[str, int] | None = None) -> Snapshot | None:
+def load(
+    files: Files,
+    path: str,
+    *,
+    room: Mapping[str, int] | None = None,
+    places: Mapping[str, Place] | None = None,
+) -> Snapshot | None:
     """The snapshot, checked; None if there is none. CorruptFileError if it is damaged.
 
     `room`: bytes for arrays of these names. One that fits is the beginning of an array (its `base`, uint8) of
-    so many bytes, of which the system gives only what is touched: it can grow without a copy.
+    so many bytes, of which the system gives only what is touched: it can grow without a copy. `places`: where
+    arrays of bytes of these names come to lie, if not in memory.
     """
     if not files.exists(path):
         return None
@@ -81,7 +91,8 @@ def load(files: Files, path: str, *, room: Mapping[str, int] | None = None) -> S
         crc = google_crc32c.value(handle.pread(position, 0))
         arrays: dict[str, NDArray[Any]] = {}
         for name, kind, shape in header.pop("arrays"):
-            array = _empty(path, kind, shape, size - position, (room or {}).get(name, 0))
+            place = (places or {}).get(name)
+            array = _empty(path, kind, shape, size - position, (room or {}).get(name, 0), place)
             data = array.reshape(-1).view(np.uint8)
             for start in range(0, len(data), _PIECE):
                 piece = data[start : start + _PIECE]
@@ -140,7 +151,7 @@ def _header(handle: Handle, path: str, size: int) -> tuple[dict[str, Any], int]:
     return header, _START.size + length
 
 
-def _empty(path: str, kind: Any, shape: Any, left: int, room_bytes: int) -> NDArray[Any]:
+def _empty(path: str, kind: Any, shape: Any, left: int, room_bytes: int, place: Place | None) -> NDArray[Any]:
     """An array of the size that the header says, if the file can hold it."""
     try:
         dtype = np.dtype(kind)
@@ -150,6 +161,8 @@ def _empty(path: str, kind: Any, shape: Any, left: int, room_bytes: int) -> NDAr
         if dtype.hasobject or count < 0 or min(shape, default=0) < 0 or count * dtype.itemsize > left:
             raise ValueError
         size_bytes = count * dtype.itemsize
+        if place is not None and dtype == np.uint8 and len(shape) == 1 and size_bytes:
+            return place(size_bytes)[:size_bytes]
         if dtype == np.uint8 and len(shape) == 1 and size_bytes <= room_bytes:
             return np.empty(room_bytes, np.uint8)[:size_bytes]
         return np.empty([int(length) for length in shape], dtype)

@@ -43,6 +43,7 @@ class Taken:
 class Tracking:
     """The map, and an `Entry` for each segment that it has taken and that still lies in the log.
 
+    scratch            directory where keys lie; None: in memory
     share              of the keys that are tracked; 1: all of them, and everything is exact
     gone               leading segments of the map that have left the log at its front
     transactions_from  offset of the first transactional batch or marker; -1: none was met
@@ -58,15 +59,18 @@ class Tracking:
     counts_copies: bool
     uncounted: bool
 
-    def __init__(self, map_bytes: int, salt: Callable[[], bytes]) -> None:
+    def __init__(self, map_bytes: int, salt: Callable[[], bytes], scratch: str | None = None) -> None:
         self.map_bytes = map_bytes
+        self.scratch = scratch
         self._salt = salt
         self.begin_anew()
 
     def begin_anew(self, share: float = 1.0) -> None:
         from lastword.resolve.running import RunningResolution
 
-        self.running = RunningResolution(map_bytes=self.map_bytes, salt=self._salt(), share=share)
+        self.running = RunningResolution(
+            map_bytes=self.map_bytes, salt=self._salt(), share=share, scratch=self.scratch
+        )
         self.share = share
         self.entries = []
         self.gone = 0

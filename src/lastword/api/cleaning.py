@@ -164,6 +164,7 @@ def _clean_one(
             due=due,
             strategy=strategy or config.lastword_strategy,
             map_bytes=found.settings.instance.map_bytes,
+            map_scratch=found.settings.instance.lastword_map_scratch,
             progress=progress,
             stop=stop,
             budget=found._drives.budget(home.path),

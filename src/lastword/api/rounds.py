@@ -76,6 +76,7 @@ class Whole(Due):
             due=True,
             strategy="kafka",
             map_bytes=home.settings.instance.map_bytes,
+            map_scratch=home.settings.instance.lastword_map_scratch,
             stop=stop,
             budget=self.work.budgets.budget(self.drive),
         )

@@ -197,6 +197,7 @@ def clean(
     record_first_dirty: Callable[[int], None],
     due: bool,
     map_bytes: int,
+    map_scratch: str | None,
     space_target: float,
     alpha: float,
     salt: bytes | None = None,
@@ -216,7 +217,7 @@ def clean(
             return None
         mine = ledger is None
         if ledger is None:
-            ledger = opened(log, log.files, map_bytes, salt)
+            ledger = opened(log, log.files, map_bytes, salt, map_scratch)
         else:
             ledger.fit(log.segments)
         files, segments = log.files, log.segments
@@ -249,6 +250,7 @@ def clean(
                     progress,
                     stop,
                     threads=threads,
+                    scratch=ledger.tracking.scratch,
                     part=None if run is None else partial(part_of, limits=limits, run=run),
                 )
         except Stopped:
@@ -286,14 +288,20 @@ def clean(
 
 
 def opened(
-    log: PartitionLog | PartitionView, files: Files, map_bytes: int, salt: bytes | None = None
+    log: PartitionLog | PartitionView,
+    files: Files,
+    map_bytes: int,
+    salt: bytes | None = None,
+    scratch: str | None = None,
 ) -> Ledger:
     """The accounts that were saved, or fresh ones, for one round or one look."""
     segments = log.segments
     ledger = (
-        Ledger.open(files, log.directory, segments, map_bytes=map_bytes)
+        Ledger.open(files, log.directory, segments, map_bytes=map_bytes, scratch=scratch)
         if salt is None
-        else Ledger.open(files, log.directory, segments, map_bytes=map_bytes, salt=lambda: salt)
+        else Ledger.open(
+            files, log.directory, segments, map_bytes=map_bytes, salt=lambda: salt, scratch=scratch
+        )
     )
     ledger.t = max(ledger.t, sum(one.size for one in segments))
     return ledger

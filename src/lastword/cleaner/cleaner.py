@@ -54,6 +54,7 @@ def clean(
     due: bool = False,
     strategy: str = "kafka",
     map_bytes: int = DEFAULT_MAP_BYTES,
+    map_scratch: str | None = None,
     salt: bytes | None = None,
     progress: ProgressLike | None = None,
     stop: Callable[[], bool] | None = None,
@@ -68,6 +69,7 @@ def clean(
 
     first_dirty         the cleaner's checkpoint for this partition, None if there is none
     record_first_dirty  called with the new one, after the last swap is durable
+    map_scratch         directory where the map's keys lie; None: in memory
     salt                of the key map, secret; None: a fresh one
     stop                asked after each chunk; once true, the round ends early and its unpublished files go
     budget              of the drive: everything that the round reads and writes comes out of it
@@ -92,6 +94,7 @@ def clean(
             record_first_dirty=record_first_dirty,
             due=due,
             map_bytes=map_bytes,
+            map_scratch=map_scratch,
             space_target=space_target,
             alpha=alpha,
             salt=salt,
@@ -110,7 +113,16 @@ def clean(
                 files = paced = PacedFiles(log.files, budget, stop)
                 segments = tuple(paced.segments(log.segments))
             built = build_whole(
-                files, log.directory, segments, plan, log.clock, salt, progress, stop, threads=threads
+                files,
+                log.directory,
+                segments,
+                plan,
+                log.clock,
+                salt,
+                progress,
+                stop,
+                threads=threads,
+                scratch=map_scratch,
             )
         except Stopped:
             built = BuiltRound(plan, account.nothing_mapped(), ())
@@ -357,6 +369,7 @@ def build_whole(
     stop: Callable[[], bool] | None,
     *,
     threads: int = 1,
+    scratch: str | None = None,
     part: Callable[[Resolution, Found], tuple[tuple[Group, ...], Resolution, Found]] | None = None,
 ) -> BuiltRound:
     """Map now; rewrite each group when it is asked for, or with two threads a little before. `part`: which
@@ -370,7 +383,7 @@ def build_whole(
     transactions = Transactions(segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     due_below = leases.load(files, directory, plan.now_ms).floor
     with quarantine.on_damage(files, directory, f"{plan.topic}-{plan.partition}", plan.now_ms):
-        resolution = _resolve(sources, plan, salt, steps, transactions, due_below, threads)
+        resolution = _resolve(sources, plan, salt, steps, transactions, due_below, threads, scratch)
     by = transactions.found
     if part is None:
         found = group(resolution.segments, limits_of(plan), by.segments)
@@ -399,6 +412,7 @@ def _resolve(
     transactions: Transactions,
     due_below: int,
     threads: int = 1,
+    scratch: str | None = None,
 ) -> Resolution:
     """`due_below`: tombstones from there on wait for a lease."""
     from lastword.resolve import resolve
@@ -413,6 +427,7 @@ def _resolve(
         due_below=due_below,
         progress=steps.mapped,
         threads=threads,
+        scratch=scratch,
     )
 
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from lastword.config.setting import choice, count, duration, flag, ratio, size, sizes_by_path, table, words
+from lastword.config.setting import (
+    choice,
+    count,
+    directory,
+    duration,
+    flag,
+    ratio,
+    size,
+    sizes_by_path,
+    table,
+    words,
+)
 from lastword.config.topic import ACKS, STRATEGIES
 
 
@@ -35,6 +46,11 @@ class LogConfig:
         "cost",
         "Memory of all threads' key maps. Too small for a log's keys: more passes, never a wrong result.",
         low=1 << 16,
+    )
+    lastword_map_scratch: str | None = directory(
+        "cost",
+        "Where the keys of key maps lie, in mapped files without a name: a drive, in place of memory. What "
+        "log.cleaner.dedupe.buffer.size bounds is then the rest, 10 bytes a key. Off: in memory.",
     )
     log_cleaner_io_max_bytes_per_second: int | None = size(
         None, "cost", "What cleaning may read and write per drive and second. Not set: no limit.", low=1

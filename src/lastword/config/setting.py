@@ -161,6 +161,17 @@ def word(default: str | None, group: Group, text: str) -> Any:
     return _field("", group, text, parse, lambda v: "none" if v is None else v, "a name", default)
 
 
+def directory(group: Group, text: str) -> Any:
+    """A path, or `off`: None, the default."""
+
+    def parse(value: Any) -> str | None:
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError
+        return None if value.strip().lower() == "off" else value
+
+    return _field("", group, text, parse, lambda v: "off" if v is None else v, "a directory, or off", None)
+
+
 def words(group: Group, text: str) -> Any:
     """A list, or one string with commas between."""
 

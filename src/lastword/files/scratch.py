@@ -4,8 +4,26 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
+from contextlib import suppress
 
 from lastword.files.real import translate
+
+_NAME = "lastword-scratch-"
+_NAMES = re.compile(rf"{_NAME}\d+-[0-9a-f]{{16}}")
+
+
+def fresh_path(directory: str) -> str:
+    """A name for a `Scratch` in a directory. What a process left there that was killed in the moment between
+    making such a file and taking its name away is removed."""
+    try:
+        for name in os.listdir(directory):
+            if _NAMES.fullmatch(name):
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(directory, name))
+    except OSError as error:
+        raise translate(error, directory, "list", changing=False) from error
+    return os.path.join(directory, f"{_NAME}{os.getpid()}-{os.urandom(8).hex()}")
 
 
 class Scratch:
@@ -21,7 +39,8 @@ class Scratch:
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.unlink(path)
+            with suppress(FileNotFoundError):  # another process took it for a leftover: it is as good
+                os.unlink(path)
         except OSError as error:
             raise translate(error, path, "open", changing=True) from error
 

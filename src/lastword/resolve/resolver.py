@@ -12,6 +12,7 @@ from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.facts import Fates, Resolution, SegmentSource, check_order, digest_seed_of
 from lastword.resolve.offset_map import too_large_key
 from lastword.resolve.rules import LAST_HASH, Rules
+from lastword.resolve.spill import spill_in
 from lastword.resolve.walk import Walk, records_at_most
 
 _FILL = 0.9  # share of the map that a range is planned to fill
@@ -31,6 +32,7 @@ def resolve(
     progress: Callable[[int, int], None] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     threads: int = 1,
+    scratch: str | None = None,
 ) -> Resolution:
     """Find every dead record of a log.
 
@@ -51,6 +53,7 @@ def resolve(
             reader that holds a lease has not passed them.
         progress: hears (bytes done, bytes in all of this pass and those before) after every chunk.
         threads: 2 lets a second one read, verify, inflate and parse ahead; the result is the same.
+        scratch: a directory for the map's keys, as for `RunningResolution`.
 
     Raises CorruptBatchError, UnknownMagicError, UnsupportedBatchError (a transaction without `fates`, or an
     undecided one in a cleaning).
@@ -58,7 +61,9 @@ def resolve(
     rules = Rules()
     if now_ms is not None:
         rules = Rules(decided=True, keyless_go=True, now_ms=now_ms, due_below=due_below)
-    return Resolver(sources, map_bytes, salt, rules, fates, old_due, progress, chunk_bytes, threads).run()
+    resolver = Resolver(sources, map_bytes, salt, rules, fates, old_due, progress, chunk_bytes, threads)
+    resolver.walk.spill = spill_in(scratch)
+    return resolver.run()
 
 
 class Resolver:
@@ -140,10 +145,12 @@ class Resolver:
         offset_map = self.walk.map
         assert offset_map is not None
         used = offset_map.distinct_keys
-        if used == 0:
+        if used == 0 and offset_map.spill is None:
             raise too_large_key(offset_map.map_bytes, chunk.file)
         if offset_map.make_room():
             return
+        if used == 0:
+            raise too_large_key(offset_map.map_bytes, chunk.file)
         done = max(self.done_bytes, 1)
         then_bytes, then_keys = self.recent[0] if self.recent else (0, 0)
         rate = max(used - then_keys, 0) / max(done - then_bytes, 1)

@@ -29,7 +29,7 @@ from lastword.resolve.facts import (
 )
 from lastword.resolve.horizons import Horizons
 from lastword.resolve.rules import LAST_HASH, Rules
-from lastword.resolve.spill import Spill
+from lastword.resolve.spill import spill_in
 from lastword.resolve.tally import Tally
 from lastword.resolve.walk import Walk, records_at_most
 
@@ -54,7 +54,7 @@ class RunningResolution:
             as large a share of the records without a key. Dead and live counts, bytes and tombstones are
             then those of the sample: divide them by `share`. `records` counts all. A sample never decides
             about a record.
-        scratch: a file to make for the keys, mapped and unlinked at once; then `map_bytes` bounds the slots
+        scratch: a directory for the keys, in a mapped file without a name; then `map_bytes` bounds the slots
             alone, and a full drive is a DiskFullError.
         threads: as for `resolve`.
 
@@ -75,8 +75,7 @@ class RunningResolution:
         last_hash = LAST_HASH if share == 1 else int(LAST_HASH * share)
         rules = Rules(decided=True, keyless_go=True, keep_copies=True, last_hash=last_hash)
         self._walk = Walk(map_bytes, salt, digest_seed_of(salt), rules)
-        if scratch is not None:
-            self._walk.spill = Spill(scratch)
+        self._walk.spill = spill_in(scratch)
         self._horizons = Horizons()
         self._going: tuple[int, int] | None = None  # offsets from and to that `dropping` has heard of
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lastword.files.scratch import Scratch
+from lastword.files.scratch import Scratch, fresh_path
 
 
 class Spill:
-    """The arena's bytes in a scratch file, made when the first key comes."""
+    """An array of bytes in a scratch file, which is made when it is first asked for."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -19,3 +19,8 @@ class Spill:
         if self._scratch is None:
             self._scratch = Scratch(self._path)
         return np.frombuffer(self._scratch.grow(size_bytes), np.uint8)
+
+
+def spill_in(directory: str | None) -> Spill | None:
+    """None without a directory: then keys lie in memory."""
+    return None if directory is None else Spill(fresh_path(directory))
