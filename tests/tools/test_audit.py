@@ -67,6 +67,12 @@ def test_one_partition(users):
     assert not users.audit(1, delivered={}).ok
 
 
+def test_a_key_in_two_partitions_counts_in_each_where_another_offset_was_delivered(users):
+    """As on Spark: the partition that was looked at first does not take it from the other."""
+    users.append("ada", b"5", partition=1)
+    assert named(users.audit(delivered={"ada": 3, "bob": 0})) == [("phantom", b"ada", 1, 3)]
+
+
 def test_one_partition_of_a_delivered_side_that_has_all(logs, users, tmp_path):  # noqa: F811
     """What it says of other partitions is not asked, and no phantom."""
     logs.restore("users", to=tmp_path / "users.arrow")

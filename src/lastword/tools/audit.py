@@ -121,6 +121,7 @@ def audit(
     everywhere = max(gone_below.values(), default=0)
     for share in range(shares):
         left = _newest_of(delivered, partition, share, shares)
+        met: set[bytes] = set()  # of keys whose partition the delivered side does not say
         done = total * share
         for part in logged:
             number = part.view.partition
@@ -130,7 +131,9 @@ def audit(
                 key = record.key
                 if key is None or (shares > 1 and zlib.crc32(key) % shares != share):
                     continue
-                other = left.pop((key, number), None) or left.pop((key, None), None)
+                other = left.pop((key, number), None)
+                if other is None and (other := left.get((key, None))) is not None:
+                    met.add(key)
                 if other is None:
                     if record.value is not None:
                         found.add(number, key, "missing", record.offset, None)
@@ -145,6 +148,8 @@ def audit(
             if progress is not None:
                 progress(done, total * shares)
         for (key, at), one in left.items():
+            if at is None and key in met:
+                continue
             elsewhere = partition_of is not None and partition_of(key) != partition
             if at is None and partition is not None and elsewhere:
                 continue
