@@ -300,6 +300,28 @@ def test_latest_believes_no_accounts_of_a_file_that_took_the_place_of_the_one_it
     assert offsets(read_directly(tmp_path, view="latest")) == list(range(1, len(keys)))
 
 
+@pytest.mark.parametrize("view", ["log", "changes", "latest"])
+@pytest.mark.parametrize("began", [False, True])
+def test_files_that_a_cleaning_swapped_are_found_again(root: Path, view: str, began: bool) -> None:
+    """After the read was planned, or after its task gave out the first rows. Only superseded records may
+    have gone, and none comes twice."""
+    import lastword
+
+    newest = newest_by_hand(read_directly(root))
+    options = {"path": str(root), "assign": '{"t":[0]}', "view": view, "maxbytesperpartition": "1GiB"}
+    reader = LogReader(parse_read(options), full_schema(False))
+    (task,) = reader.partitions()
+    batches = reader.read(task)
+    found = next(batches).to_pylist() if began else []
+    before = sorted(one.name for one in (root / "t-0").glob("*.log"))
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.clean("t", strategy="kafka")
+    assert sorted(one.name for one in (root / "t-0").glob("*.log")) != before
+    found += [row for batch in batches for row in batch.to_pylist()]
+    assert offsets(found) == sorted(set(offsets(found)))
+    assert newest_by_hand(found) == {key: offset for key, offset in newest.items() if key[0] == 0}
+
+
 def test_latest_with_aborted_records_takes_no_accounts_that_count_them_as_dead(tmp_path: Path) -> None:
     from lastword.accounts.ledger import Ledger
     from lastword.cleaner.transactions import Transactions
