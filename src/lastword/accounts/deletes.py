@@ -51,7 +51,8 @@ class Standing:
 class Deletes:
     """Clocks of live tombstones, and the offsets of those that are due (ascending).
 
-    ends_old  the log ends with a message of magic 0 or 1
+    ends_old    the log ends with a message of magic 0 or 1
+    remembered  clocks that were saved without the map: they run on once a scan has found their tombstones
     """
 
     def __init__(self, tracking: Tracking) -> None:
@@ -59,6 +60,7 @@ class Deletes:
         self.clocks = TombstoneClocks(most=max(tracking.map_bytes // 8 // 16, 1024))
         self.due: NDArray[np.int64] = np.empty(0, np.int64)
         self.ends_old = False
+        self.remembered: Clocks | None = None
         self._found: Any = None
 
     def found(self) -> Any:
@@ -91,8 +93,10 @@ class Deletes:
     def _renew(self, found: Any, now_ms: int) -> None:
         """Others may be looking at the clocks (`running`): they find all of the old ones, or of the new."""
         clocks = copy(self.clocks)
+        if self.remembered is not None and not len(clocks):
+            clocks.offset, clocks.since_ms = self.remembered
         clocks.update(found, now_ms)
-        self.clocks = clocks
+        self.clocks, self.remembered = clocks, None
 
     def _over(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
         """Offsets of those below `floor`, in the log, whose clocks have come to their end."""
@@ -132,6 +136,9 @@ class Deletes:
         clock runs for it."""
         if (self.due == offset).any():
             return 0
+        if self.remembered is not None:
+            since_ms = dict(zip(*(one.tolist() for one in self.remembered), strict=True)).get(offset)
+            return None if since_ms is None else max(since_ms + delete_retention_ms, 0)
         at = int(np.searchsorted(self.clocks.offset, offset))
         if at == len(self.clocks) or self.clocks.offset[at] != offset:
             return None

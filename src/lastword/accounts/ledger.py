@@ -209,7 +209,9 @@ class Ledger:
         taken = self.tracking.take(below, new, self.t, fates, progress, chunk_bytes, threads)
         self.spoiled = False
         if taken.begun_anew:
+            remembered = self.deletes.remembered
             known, self.rebuilt_because, self.deletes = 0, taken.begun_anew, Deletes(self.tracking)
+            self.deletes.remembered = remembered
         self._touched()
         self.scanned_bytes += taken.read_bytes
         last = next((one for one in reversed(new) if one.size), None)
@@ -324,17 +326,21 @@ class Ledger:
         return self._changed and not self.spoiled and self.scanned_bytes >= self.memory_bytes
 
     def save(self, into: str | None = None) -> bool:
-        """Write the snapshot, durably; False where nothing changed, or where it would be larger than the log
-        that it spares to read.
+        """Write the snapshot, durably; False where nothing changed. Where it would be larger than the log
+        that it spares to read, the clocks of tombstones alone are written: a log that is opened for one round
+        at a time would otherwise start them again each time, and no tombstone would ever go. False if none
+        runs.
 
         `into`: a directory other than the partition's private one, for accounts that are true only when the
         swaps that they know of are done.
         """
-        log_bytes = sum(one.size_bytes for one in self.entries)
-        if self.spoiled or not self._changed or not self.entries or self.memory_bytes > 2 * log_bytes + 65536:
+        if self.spoiled or not self._changed or not self.entries:
+            return False
+        whole = self.memory_bytes <= 2 * sum(one.size_bytes for one in self.entries) + 65536
+        if not whole and not (self.exact and self.deletes.running()[0].size):
             return False
         more = {"t": self.t, "seen": list(self.seen)}
-        saved.put(self.files, self.directory, self.tracking, self.deletes, more, into)
+        saved.put(self.files, self.directory, self.tracking, self.deletes, more, into, whole=whole)
         if self._learned:
             private = into or private_path(self.directory, "")
             self.survivorship.save(self.files, os.path.join(private, names.SURVIVORSHIP))
@@ -355,6 +361,10 @@ class Ledger:
         header = found.header
         self.t = int(header["t"])
         self.seen = (int(header["seen"][0]), int(header["seen"][1]))
+        if header["map"] is None:
+            remembered = self.deletes.running()
+            self.begin_anew("")
+            self.deletes.remembered = remembered
         self._changed = False
         return ""
 

@@ -1,6 +1,7 @@
 """What a ledger writes down, and what is made of it again: the content of a `snapshot`.
 
-Two parts in one file: a header with an entry for each segment, and the arrays of the map and the clocks.
+Two parts in one file: a header with an entry for each segment, and the arrays of the map and the clocks. The
+map may be missing, where it would be larger than the log.
 """
 
 from __future__ import annotations
@@ -41,9 +42,12 @@ def put(
     deletes: Deletes,
     more: dict[str, Any],
     into: str | None = None,
+    *,
+    whole: bool = True,
 ) -> None:
     """Write the snapshot, durably. The order: private directory, file, rename, directory. `more`: what else
-    the header holds; `into`: another directory, which is there."""
+    the header holds; `into`: another directory, which is there; `whole`: with the map, or else the clocks of
+    tombstones alone."""
     private = into or private_path(directory, "").rstrip("/")
     if into is None and not files.exists(private):
         files.mkdir(private)
@@ -59,18 +63,19 @@ def put(
         "ends_old": deletes.ends_old,
         "segments": [list(dataclasses.astuple(one)) for one in tracking.entries],
     }
-    arrays: dict[str, NDArray[Any]] = {
-        "clock_offset": deletes.clocks.offset,
-        "clock_since_ms": deletes.clocks.since_ms,
-        "due": deletes.due,
-    }
+    clocks, due = (deletes.clocks.offset, deletes.clocks.since_ms), deletes.due
     plain: dict[str, Any] = {}
-    for name, value in tracking.running.to_parts().items():
-        if isinstance(value, np.ndarray):
-            arrays[f"map_{name}"] = value
-        else:
-            plain[name] = value
-    header["map"] = plain
+    arrays: dict[str, NDArray[Any]] = {}
+    if whole:
+        for name, value in tracking.running.to_parts().items():
+            if isinstance(value, np.ndarray):
+                arrays[f"map_{name}"] = value
+            else:
+                plain[name] = value
+    else:
+        clocks, due = deletes.running(), due[:0]  # without the map they are live again, and due
+    header["map"] = plain if whole else None
+    arrays.update(clock_offset=clocks[0], clock_since_ms=clocks[1], due=due)
     snapshot.save(files, os.path.join(private, names.ACCOUNTS), header, arrays)
 
 
@@ -89,14 +94,18 @@ def load(
 
 
 def take(found: snapshot.Snapshot, tracking: Tracking, deletes: Deletes) -> str:
-    """Fill both from what was saved; else why it cannot be used. Whether the log lies there as it was left is
-    another question."""
+    """Fill both from what was saved, without a map if there is none; else why it cannot be used. Whether the
+    log lies there as it was left is another question."""
     from lastword.resolve.running import MapFull, RunningResolution
 
     header, arrays = found.header, found.arrays
     if header["version"] != VERSION:
         return "saved by another version"
     entries = [Entry(*values) for values in header["segments"]]
+    if header["map"] is None:
+        tracking.entries = entries
+        deletes.clocks.offset, deletes.clocks.since_ms = arrays["clock_offset"], arrays["clock_since_ms"]
+        return ""
     parts: dict[str, Any] = dict(header["map"])
     parts.update({n.removeprefix("map_"): a for n, a in arrays.items() if n.startswith("map_")})
     try:
@@ -121,7 +130,8 @@ def otherwise(tracking: Tracking, segments: Sequence[Segment]) -> str:
     for entry, segment in zip(tracking.entries, segments, strict=False):
         if tail_crc(segment) != entry.tail_crc:
             return f"{segment.file} ends otherwise than when it was accounted"
-    if [one.base_offset for one in tracking.facts()] != [one.base_offset for one in tracking.entries]:
+    facts = [one.base_offset for one in tracking.facts()]
+    if facts and facts != [one.base_offset for one in tracking.entries]:
         return "its map is of other segments"
     return ""
 
