@@ -17,6 +17,7 @@ lastword audit data users consumer.parquet
 lastword audit data users delivered.jsonl --json
 lastword audit data users /backup/data
 lastword audit data/users-0 consumer.parquet
+lastword audit data /backup/data
 """
 
 
@@ -42,13 +43,15 @@ def audit(
     more: MoreDirs = None,
 ) -> int:
     """Compare, key by key, the newest offset delivered with the newest logged. Exit code 1 if keys are
-    missing, stale or phantom."""
+    missing, stale or phantom. Without TOPIC: all topics against another directory, or the only one."""
     from lastword.files import DEFAULT
 
     target, (delivered_by,) = Target.with_words(
         "audit", directory, [topic, other], ["OTHER"], partition, more
     )
-    known = target.topic_for("audit", "OTHER")
+    alone = target.topic if target.partition is None else None
+    if delivered_by is None and alone is not None and DEFAULT.exists(alone):
+        target, delivered_by = Target(target.paths, None, None), alone
     if delivered_by is None:
         raise UsageError(
             "what was delivered?", remedy="OTHER: a file with columns key and offset, or a log directory"
@@ -57,10 +60,10 @@ def audit(
         logs = stack.enter_context(out.open(target))
         delivered: Any = delivered_by
         if DEFAULT.is_dir(delivered_by):
-            delivered = stack.enter_context(out.open(Target([delivered_by], known, None)))
+            delivered = stack.enter_context(out.open(_replica(delivered_by, target)))
         progress = stack.enter_context(out.progress("audit"))
         found = logs.audit(
-            known, target.partition, delivered=delivered, most_rows=most_rows, progress=progress
+            target.topic, target.partition, delivered=delivered, most_rows=most_rows, progress=progress
         )
     for row in found.rows:
         out.row("audit", row.to_dict() | {"key": bytes_json(row.key)})
@@ -75,3 +78,14 @@ def audit(
         out.say(f"{plural(found.left_off, 'more key')} not named; --rows N names more")
     out.summary(str(found), ok=found.ok, counts=dict(found.counts), left_off=found.left_off)
     return 0 if found.ok else 1
+
+
+def _replica(path: str, target: Target) -> Target:
+    """The other log directory; a partition's own may stand for it, if it is the one that is asked for."""
+    other = Target.of(path, None, None)
+    if other.topic is not None and (other.topic, other.partition) != (target.topic, target.partition):
+        raise UsageError(
+            f"{path} is {other.topic}-{other.partition}, and that is not what is compared with it",
+            remedy=f"lastword audit {target.paths[0]} {other.topic} -p {other.partition} {path}",
+        )
+    return other
