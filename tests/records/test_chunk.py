@@ -11,6 +11,7 @@ from lastword.kernels import table as fields
 from lastword.records.chunk import BytesSource, ChunkReader, chunk_of
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
+from lastword.records.legacy_build import build_message
 from tests.naive.batches import walk
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import T, batches
@@ -75,6 +76,42 @@ def test_batches_before_a_bad_one_come_first() -> None:
     assert caught.value.position == len(GOOD[0]) * 2
     assert caught.value.offset == 2
     assert caught.value.remedy
+
+
+def told(data: bytes, *, later: bool) -> tuple[list[int], str]:
+    """Rows of the chunks that came, and the error after them."""
+    chunks, came = reader(data, chunk_bytes=3 * len(GOOD[0])), []
+    if later:
+        chunks.in_lanes(2, verify_later=True)
+    try:
+        for chunk in chunks:
+            chunk.verify()
+            chunk.inflate()
+            came.append(chunk.rows)
+    except DataError as error:
+        return came, f"{error} {error.code} {error.position} {error.offset}"
+    return came, ""
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_every_damaged_byte_is_told_of_its_batch_whenever_checksums_are_verified(old: bool) -> None:
+    """Checksums of several batches are computed at once, but what is wrong is told as of one after another:
+    the first bad batch, and its checksum before what its fields say."""
+    size = len(GOOD[0])
+    log = [encode_batch([Record(n, T, b"k", b"value")]) for n in range(8)]
+    if old:
+        log[1] = build_message(1, 1, b"k", b"value", T)
+    whole = b"".join(log)
+    assert told(whole, later=False)[1] == told(whole, later=True)[1] == ""
+    start = len(whole) - 3 * size  # of the batch of offset 5
+    for at in range(size):
+        bad = bytearray(whole)
+        bad[start + at] ^= 0x41
+        rows, text = told(bytes(bad), later=False)
+        if at >= 17:
+            assert sum(rows) == 5 and "bad-crc" in text and text.endswith(f"{start} 5")
+        later = told(bytes(bad), later=True)
+        assert later[1] == text and rows[: len(later[0])] == later[0]
 
 
 def test_an_unverified_reader_takes_a_bad_checksum_but_no_bad_length() -> None:

@@ -22,8 +22,9 @@ from lastword.errors import LastwordError
 
 Written = TypeVar("Written")
 
-LARGE_BYTES = 64 << 20
-"""From here on a second thread is started: below, a round takes a fraction of a second as it is."""
+LARGE_BYTES = 32 << 20
+"""From here on a second thread is started: below, a round takes a fraction of a second as it is. Of compressed
+records as many bytes take several times as long."""
 
 
 def threads_for(source_bytes: int, threads: int) -> int:

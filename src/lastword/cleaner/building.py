@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, wait
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from lastword.cleaner import account, leased, quarantine, staging
@@ -49,6 +49,19 @@ def rewrite_each(
     )
     with second_thread("lastword-rewrite", threads) as second:
         yield from built_in_order(building, groups, second, overlap=overlap)
+
+
+@contextmanager
+def beside(second: Executor | None, work: Callable[[], None]) -> Iterator[None]:
+    """`work` is done by the second thread, if there is one, while the caller does what is in the context."""
+    done = second.submit(work) if second is not None else None
+    try:
+        yield
+    finally:
+        if done is not None:
+            wait([done])
+    if done is not None:
+        done.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +115,7 @@ class _Building:
         group, output, rewritten = written.group, written.output, written.rewritten
         taken = self.sources[group.first : group.last + 1]
         try:
-            with self._on_damage():
+            with self._on_damage(), beside(second, output.sync):
                 certified = certify(
                     output, rewritten, group, self.sources, self.resolution, self.steps.check, second
                 )

@@ -90,10 +90,11 @@ def _read_back(
     reader = ChunkReader(output.handle, output.file, 0, output.handle.size(), first_offset=output.base_offset)
 
     def read(lanes: int) -> Iterator[_Summed]:
-        return map(_Summed, in_lanes(reader, lanes))
+        return map(_Summed, in_lanes(reader, lanes, verify_later=True))
 
     def sum_up(one: _Summed) -> None:
         chunk = one.chunk
+        chunk.verify()
         chunk.inflate()
         pairs, records, row, status = sum_pairs(chunk.plain, chunk.table, chunk.rows, *seeds)
         if status == kernels.OK:

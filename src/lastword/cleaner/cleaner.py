@@ -73,7 +73,7 @@ def clean(
     salt                of the key map, secret; None: a fresh one
     stop                asked after each chunk; once true, the round ends early and its unpublished files go
     budget              of the drive: everything that the round reads and writes comes out of it
-    threads             that it may use: two are worth it from 64 MiB on
+    threads             that it may use: two are worth it from 32 MiB on
 
     Of strategy `generational`:
 

@@ -125,9 +125,16 @@ class Output:
         self.file = self._path(names.LOG)
         self.handle = files.open_append(self.file, create=True, exclusive=True)
         self.indexes = IndexBuilder(base_offset, plan.index_interval_bytes)
+        self._synced = False
 
     def _path(self, extension: str) -> str:
         return f"{self.directory}/{names.segment_file(self.base_offset, extension)}"
+
+    def sync(self) -> None:
+        """Make the .log durable: all of it is written."""
+        if not self._synced:
+            self.handle.fsync()
+            self._synced = True
 
     def finish(self, mtime_ms: int, aborted: Sequence[AbortedTransaction] = ()) -> None:
         """Write the indexes, and make all of it durable. The files take the time of the last source's.
@@ -135,7 +142,7 @@ class Output:
         `aborted`: entries of the transaction index; without any there is none.
         """
         self.indexes.finish()
-        self.handle.fsync()
+        self.sync()
         self.handle.close()
         indexes = {
             names.INDEX: bytes(self.indexes.offset_entries),
@@ -184,11 +191,12 @@ def rewrite(
             clocks = one.tombstones_without_horizon or number in transactions.segments
             horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
             reader = sources[number].chunk_reader(verify=True, unwanted=wholly_dead)
-            for chunk in in_lanes(reader, lanes):
+            for chunk in in_lanes(reader, lanes, verify_later=True):
                 yield _Looked(chunk, horizon_ms)
 
     def look(one: _Looked) -> None:
         chunk = one.chunk
+        chunk.verify()
         chunk.inflate()
         total, _, row, status = sum_contents(chunk.plain, chunk.table, chunk.rows, *resolution.dead.arrays)
         if status != kernels.OK:

@@ -48,6 +48,7 @@ def _run_all() -> None:
     out, end = _pack()
     table = np.empty((4, FIELDS), np.int64)
     batches.walk_batches(out, 0, end, 0, 0, True, table, 0)
+    batches.sound_rows(out, table, 1)
     crc32c.crc32c(out, 0, end)
     ready.place_ready(out, np.full(1, end, np.int64), 0, 0, table)
     ready.rows_before_roll(table, 0, 0, 1, 0, 1, 1, 0, False, False)

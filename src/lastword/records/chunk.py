@@ -23,7 +23,7 @@ from lastword.errors import (
     UnknownMagicError,
 )
 from lastword.kernels import table as fields
-from lastword.kernels.batches import walk_batches
+from lastword.kernels.batches import sound_rows, walk_batches
 from lastword.kernels.crc32c import crc32c
 from lastword.records.batch import BatchHeader
 from lastword.records.plain import PlainBuffer, Unwanted
@@ -78,7 +78,8 @@ class Chunk:
     batch is compressed.
 
     `table`: int64[rows, FIELDS], columns named in `kernels.table`. Both buffers have slack after their last
-    batch. `compressed`: while records wait for `inflate`, where they are to go and the first offset due.
+    batch. `unverified`: checksums wait for `verify`; `compressed`: while records wait for `inflate`, where
+    they are to go and the first offset due.
     """
 
     raw: Bytes
@@ -87,6 +88,18 @@ class Chunk:
     file: str
     scratch: dict[str, Any] = field(default_factory=dict, repr=False)
     compressed: tuple[PlainBuffer, int] | None = field(default=None, repr=False)
+    unverified: bool = False
+
+    def verify(self) -> None:
+        """Check the batches' checksums, if that was left to whoever looks at the records. Raises
+        CorruptBatchError.
+        """
+        if self.unverified:
+            sound = sound_rows(self.raw, self.table, self.rows)
+            if sound < self.rows:
+                position = int(self.table[sound, fields.FILE_POSITION])
+                raise _bad_crc(self.raw, int(self.table[sound, fields.POSITION]), self.file, position)
+            self.unverified = False
 
     def inflate(self) -> None:
         """Put the records where kernels can read them, if they are compressed still. Raises
@@ -179,6 +192,7 @@ class ChunkReader:
         self._file = file
         self._end = end_position
         self._verify = verify
+        self._verify_later = False
         self._inflates = inflate
         self._unwanted = unwanted
         self._max_batch_bytes = max_batch_bytes
@@ -216,10 +230,12 @@ class ChunkReader:
             self._raise(status)
         raise StopIteration
 
-    def in_lanes(self, lanes: int) -> None:
+    def in_lanes(self, lanes: int, *, verify_later: bool = False) -> None:
         """Read into as many sets of buffers in turn: a chunk holds until the `lanes`-th one after it is asked
-        for, so that threads can be busy with several. Records stay compressed until `Chunk.inflate`.
+        for, so that threads can be busy with several. Records stay compressed until `Chunk.inflate`, and with
+        `verify_later` checksums may wait for `Chunk.verify`.
         """
+        self._verify_later = verify_later
         for _ in range(lanes - 1):
             table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
             plain = PlainBuffer(self._file, self._unwanted)
@@ -254,13 +270,34 @@ class ChunkReader:
             self._have += got
 
     def _walk(self) -> tuple[int, int, int, int]:
-        row, used, offset = 0, 0, self.next_offset
+        """(batches, bytes, next offset, status) of what was read: whole and sound batches, up to a status."""
+        rows, used, next_offset, status = self._walk_from(0, 0, self.next_offset, verify=False)
+        if not self._verify:
+            return rows, used, next_offset, status
+        table = self._table[:rows]
+        new = table[:, fields.MAGIC] == 2
+        sound = rows if new.all() else int(np.argmin(new))
+        if sound < rows or not self._leaves_checksums:
+            sound = int(sound_rows(self._raw, table, sound))
+        if sound < rows:
+            used = int(table[sound, fields.POSITION])
+            next_offset = int(table[sound - 1, fields.LAST_OFFSET]) + 1 if sound else self.next_offset
+        elif status in (kernels.OK, kernels.MORE, kernels.FULL):
+            return rows, used, next_offset, status
+        # Old batches, and whatever is wrong: one after another, a batch's checksum before its offsets.
+        return self._walk_from(sound, used, next_offset, verify=True)
+
+    @property
+    def _leaves_checksums(self) -> bool:
+        return self._verify and self._verify_later and self._shown_to is None
+
+    def _walk_from(self, row: int, used: int, next_offset: int, *, verify: bool) -> tuple[int, int, int, int]:
         while True:
-            row, used, offset, status = walk_batches(
-                self._raw, used, self._have, self.position, offset, self._verify, self._table, row
+            row, used, next_offset, status = walk_batches(
+                self._raw, used, self._have, self.position, next_offset, verify, self._table, row
             )
             if status != kernels.FULL or row >= _MOST_ROWS:
-                return row, used, offset, status
+                return row, used, next_offset, status
             larger = np.empty((4 * row, fields.FIELDS), np.int64)
             larger[:row] = self._table
             self._table = larger
@@ -290,6 +327,7 @@ class ChunkReader:
             Chunk(self._raw, self._raw, table, self._file).raise_status(row, kernels.BAD_LENGTH)
         chunk = Chunk(self._raw, self._raw, table, self._file, self._scratch)
         old = (table[:, fields.MAGIC] < 2).any()
+        chunk.unverified = self._leaves_checksums and not old
         coded = old or (table[:, fields.ATTRIBUTES] & fields.CODEC).any()
         if coded and self._inflates:
             chunk.compressed = self._plain, first_offset
@@ -318,15 +356,7 @@ class ChunkReader:
                 **at,
             )
         if status == kernels.BAD_CRC:
-            size = self._first_size()
-            if head[16] < 2:
-                stored = int.from_bytes(head[12:16], "big")
-                computed = zlib.crc32(self._raw.data[16:size])
-                raise CorruptBatchError.crc(self._file, self.position, offset, stored, computed)
-            stored = int.from_bytes(head[17:21], "big")
-            raise CorruptBatchError.crc(
-                self._file, self.position, offset, stored, int(crc32c(self._raw, 21, size - 21))
-            )
+            raise _bad_crc(self._raw, 0, self._file, self.position)
         detail = f"; at least {self.next_offset} was due" if status == kernels.BAD_OFFSET else ""
         raise CorruptBatchError(
             f"offset {offset}: {kernels.STATUS_TEXT[status]}{detail}",
@@ -334,6 +364,20 @@ class ChunkReader:
             remedy=remedy,
             **at,
         )
+
+
+def _bad_crc(raw: Bytes, at: int, file: str, position: int) -> CorruptBatchError:
+    """For the batch at raw[at:], which lies at `position` in its file."""
+    head = raw[at : at + fields.HEADER_BYTES].tobytes()
+    offset = int.from_bytes(head[:8], "big", signed=True)
+    size = int.from_bytes(head[8:12], "big", signed=True) + 12
+    if head[16] < 2:
+        stored = int.from_bytes(head[12:16], "big")
+        return CorruptBatchError.crc(
+            file, position, offset, stored, zlib.crc32(raw.data[at + 16 : at + size])
+        )
+    stored = int.from_bytes(head[17:21], "big")
+    return CorruptBatchError.crc(file, position, offset, stored, int(crc32c(raw, at + 21, size - 21)))
 
 
 def chunk_of(data: bytes | bytearray | memoryview, file: str = "<memory>", *, verify: bool = True) -> Chunk:

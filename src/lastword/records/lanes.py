@@ -1,9 +1,9 @@
 """Chunks made ready by two threads, and given out in order.
 
-What a chunk needs before its turn (reading, verifying, inflating, parsing) depends on no other chunk. With a
-second thread that is done ahead of whoever takes them, and the taker does it, too, whenever the next chunk is
-not ready yet: so both are busy, whichever part takes longer. Only reading is done one chunk at a time. They
-are taken one after another, by the caller alone: what comes of it is the same to the bit.
+What a chunk needs before its turn (verifying, inflating, parsing) depends on no other chunk; only reading is
+done one chunk at a time. With a second thread both are done ahead of whoever takes them, and the taker does
+them, too, whenever the next chunk is not ready yet: so both are busy, whichever part takes longer. Chunks are
+taken one after another, by the caller alone: what comes of it is the same to the bit.
 
     second   read 1  prepare 1   read 2  prepare 2   read 4 ...
     caller   read 0  prepare 0   take 0   take 1     read 3  prepare 3   take 2 ...
@@ -30,14 +30,15 @@ def second_thread(name: str, threads: int) -> AbstractContextManager[Executor | 
     return ThreadPoolExecutor(1, thread_name_prefix=name) if threads > 1 else nullcontext()
 
 
-def in_lanes(reader: Iterator[Chunk], lanes: int) -> Iterator[Chunk]:
+def in_lanes(reader: Iterator[Chunk], lanes: int, *, verify_later: bool = False) -> Iterator[Chunk]:
     """What `reader` gives; each chunk holds until the `lanes`-th one after it is asked for. With several
-    lanes records may be compressed still: `Chunk.inflate` is the caller's.
+    lanes records may be compressed still: `Chunk.inflate` is the caller's, and with `verify_later`
+    `Chunk.verify` before.
     """
     if lanes == 1:
         yield from reader
     elif isinstance(reader, ChunkReader):
-        reader.in_lanes(lanes)
+        reader.in_lanes(lanes, verify_later=verify_later)
         yield from reader
     else:
         for chunk in reader:
@@ -60,86 +61,119 @@ def prepared(
         yield one
 
 
+class _Item(Generic[T]):
+    """Something that was read. `claimed`: somebody prepares it, or has."""
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+        self.claimed = False
+        self.done = False
+        self.error: BaseException | None = None
+
+
 class _Pipeline(Generic[T]):
-    """`_free` has a permit for each lane; who reads takes one, and it comes back once the caller has finished
-    with what was read.
+    """The second thread reads, and prepares while all lanes are full; the caller prepares what he waits for,
+    and reads while the second thread does other work. So neither has to wait for the other to hand over
+    reading. All fields are guarded by `_changed`, which only these two threads wait for.
     """
 
     def __init__(self, items: Iterator[T], prepare: Callable[[T], None], second: Executor) -> None:
-        self._items = items
-        self._prepare = prepare
+        self._source = items
+        self._prepare_value = prepare
         self._second = second
-        self._free = threading.Semaphore(LANES)
-        self._reading = threading.Lock()
         self._changed = threading.Condition()
-        self._ready: dict[int, tuple[T, BaseException | None]] = {}
+        self._items: dict[int, _Item[T]] = {}  # read and not yet taken, by number
+        self._taken = 0
         self._count = 0  # that were read
-        self._ended = False  # no more will be read
+        self._busy = False  # somebody reads
+        self._ended = False  # nothing more will be read
+        self._closed = False  # nor taken
         self._error: BaseException | None = None  # of reading: comes after all that was read
 
     def __iter__(self) -> Iterator[T]:
         helping = self._second.submit(self._help)
-        taken = 0
         try:
-            while True:
-                ready = self._ready.pop(taken, None)
-                if ready is not None:
-                    item, error = ready
-                    if error is not None:
-                        raise error
-                    yield item
-                    taken += 1
-                    self._free.release()
-                elif self._ended and taken == self._count:
-                    break
-                elif not self._ended and self._free.acquire(blocking=False):
-                    self._next()
-                else:
-                    with self._changed:
-                        self._changed.wait_for(partial(self._news, taken))
+            while (item := self._next()) is not None:
+                if item.error is not None:
+                    raise item.error
+                yield item.value
+                with self._changed:
+                    del self._items[self._taken]
+                    self._taken += 1
+                    self._changed.notify()
         finally:
-            self._ended = True
-            self._free.release()  # the helper may be waiting for a lane
+            with self._changed:
+                self._closed = True
+                self._changed.notify()
             if not helping.cancel():
                 helping.result()
         if self._error is not None:
             raise self._error
 
-    def _news(self, number: int) -> bool:
-        return number in self._ready or (self._ended and number == self._count)
+    def _next(self) -> _Item[T] | None:
+        """The next thing, prepared; None: there is none."""
+        while True:
+            with self._changed:
+                item = self._items.get(self._taken)
+                if item is not None and item.done:
+                    return item
+                if item is None and self._ended:
+                    return None
+                work = self._preparing() or self._reading()
+                if work is None:
+                    self._changed.wait()
+                    continue
+            work()
 
     def _help(self) -> None:
-        while not self._ended:
-            self._free.acquire()
-            self._next()
+        while True:
+            with self._changed:
+                work = None if self._closed else self._reading() or self._preparing()
+                if work is None:
+                    if self._closed or self._ended:
+                        return
+                    self._changed.wait()
+                    continue
+            work()
 
-    def _next(self) -> None:
-        """Read one thing, and prepare it."""
-        with self._reading:
-            found: list[T] = []
-            if not self._ended:
-                try:
-                    found.append(next(self._items))
-                except StopIteration:
-                    pass
-                except BaseException as error:
-                    self._error = error
-            if not found:
-                self._end()
-                return
-            number = self._count
-            self._count += 1
+    def _reading(self) -> Callable[[], None] | None:
+        """To read the next one, if nobody else does and a lane is free."""
+        if self._busy or self._ended or self._count - self._taken >= LANES:
+            return None
+        self._busy = True
+        return self._read
+
+    def _preparing(self) -> Callable[[], None] | None:
+        """To prepare the oldest one that nobody prepares."""
+        for item in self._items.values():
+            if not item.claimed:
+                item.claimed = True
+                return partial(self._prepare, item)
+        return None
+
+    def _read(self) -> None:
+        found: _Item[T] | None = None
         failed: BaseException | None = None
         try:
-            self._prepare(found[0])
+            found = _Item(next(self._source))
+        except StopIteration:
+            pass
         except BaseException as error:
             failed = error
         with self._changed:
-            self._ready[number] = found[0], failed
-            self._changed.notify_all()
+            self._busy = False
+            if found is None:
+                self._ended, self._error = True, failed
+            else:
+                self._items[self._count] = found
+                self._count += 1
+            self._changed.notify()
 
-    def _end(self) -> None:
+    def _prepare(self, item: _Item[T]) -> None:
+        try:
+            self._prepare_value(item.value)
+        except BaseException as error:
+            item.error = error
         with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        self._free.release()
+            item.done = True
+            self._changed.notify()

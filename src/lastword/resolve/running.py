@@ -297,8 +297,9 @@ class RunningResolution:
         self._tidy()
 
     def _settle_going(self, *, gone: bool) -> None:
-        self._going = None
-        if self._walk.map is not None:
+        """Nothing to do, and no pass over the keys, where no rewrite told what it leaves out."""
+        noted, self._going = self._going is not None, None
+        if noted and self._walk.map is not None:
             loops.settle_going(self._walk.map.arena, self._walk.state, gone)
 
     def _tidy(self) -> None:
