@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from lastword.errors import (
     BusyError,
     DataError,
     KeyRequiredError,
+    LogDirLockedError,
     RecordTooLargeError,
     SparkOptionError,
     UnknownTopicError,
@@ -363,6 +365,16 @@ def test_other_columns_give_one_warning(tmp_path: Path, caplog: pytest.LogCaptur
     assert [record.getMessage() for record in caplog.records] == [
         "lastword: columns that no record has are left out: note"
     ]
+
+
+def test_a_topic_is_made_when_the_commit_of_another_query_has_ended(tmp_path: Path) -> None:
+    create(tmp_path, "other")
+    held = LogDirectory.open(str(tmp_path), "a")
+    threading.Timer(0.2, held.close).start()
+    assert writer(tmp_path).job.target.topic == "t"
+    with LogDirectory.open(str(tmp_path), "a"), pytest.raises(LogDirLockedError) as caught:
+        writer(tmp_path, topic="new", commitTimeout="50ms")
+    assert caught.value.remedy == "make topic new in that process: create_topic; or stop it"
 
 
 def test_overwrite_is_refused() -> None:

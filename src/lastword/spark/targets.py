@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
-from lastword.errors import KeyRequiredError, SparkOptionError
+from lastword.errors import KeyRequiredError, LogDirLockedError, SparkOptionError
 from lastword.files import DEFAULT, Files
 from lastword.logdir.discover import discover
 from lastword.logdir.log_dir import LogDirectory
 from lastword.segment import names
 from lastword.spark.option_values import WriteOptions
 from lastword.spark.schema import SinkColumns
+
+LOCK_PATIENCE_SECONDS = 10
+"""Who holds the lock for longer is no commit, but a process that has the directory open."""
 
 CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
@@ -66,10 +70,23 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> Target:
     if compacts and columns.key is None:
         raise KeyRequiredError.of(topic)
     if target is None:
-        with LogDirectory.open(options.path, "a") as directory:
+        with _locked(options) as directory:
             directory.create_topic(topic, options.partitions or 1, settings, exist_ok=True)
         target = existing_target(options.path, topic)
     return target
+
+
+def _locked(options: WriteOptions) -> LogDirectory:
+    """The directory with its lock, which the commits of other queries hold for a moment each."""
+    deadline = time.monotonic() + min(options.commit_timeout_ms / 1000, LOCK_PATIENCE_SECONDS)
+    while True:
+        try:
+            return LogDirectory.open(options.path, "a")
+        except LogDirLockedError as error:
+            if time.monotonic() >= deadline:
+                error.remedy = f"make topic {options.topic} in that process: create_topic; or stop it"
+                raise
+            time.sleep(0.05)
 
 
 def exists(path: str, topic: str) -> bool:
