@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters
+.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -69,6 +69,9 @@ kills-spark: java $(READY) kernels ## Spark's drivers ended by SIGKILL at every 
 clusters: java $(READY) kernels ## executors of their own, local-cluster and standalone, killed, without the package, without the directory
 	@$(PY) -m tests.spark.clusters
 
+memory-spark: java $(READY) kernels ## a log larger than its executors, read, cleaned and restored by two of 1 GiB: make memory-spark SIZE=4GiB
+	@$(PY) -m bench.spark_memory --size $(or $(SIZE),1GiB)
+
 differential: java $(READY) kernels ## random logs cleaned by ours, by lists and by Kafka's own cleaner: make differential N=5000
 	@$(PY) -m tests.differential.compare --logs $(or $(N),5000)
 
@@ -76,7 +79,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test 'model N=5000' 'crash N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters pipeline 'bench SIZE=full'; do \
+	@failed=; for proof in test 'model N=5000' 'crash N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline 'bench SIZE=full'; do \
 	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

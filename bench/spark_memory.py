@@ -2,13 +2,17 @@
 
     python -m bench.spark_memory [--size 4GiB]
 
-Two executors of their own (`local-cluster[2,1,1024]`), each with a heap of 1 GiB and one Python worker at a
-time. Says for each step what it took, and the largest memory of any executor and of any worker meanwhile.
+4 GiB are 32 million records, each key five times. Two executors of their own (`local-cluster[2,1,1024]`),
+each with a heap of 1 GiB and one Python worker at a time. Every step is checked: each record was read, and
+each key's newest value, known by its number, came back. Says for each step what it took, and the most memory
+of any executor and of any worker meanwhile: all that is resident, and of it what is the worker's own, not
+pages of files that the system may take back.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -23,8 +27,9 @@ from typing import Any
 from lastword.units import parse_bytes
 
 ROWS = 500_000
-VALUE = b'{"note":"' + b"x" * 89 + b'"}'
 VERSIONS = 5
+SCATTER = 7919
+"""Prime to the number of keys, so each run of so many records has every key once."""
 
 
 def main() -> None:
@@ -55,16 +60,25 @@ def fill(root: Path, size_bytes: int) -> int:
     import lastword
 
     records = max(size_bytes // 134 // ROWS, 1) * ROWS
-    keys = max(records // VERSIONS, 1)
-    values = pa.array([VALUE] * ROWS, pa.binary())
+    keys = records // VERSIONS
+    assert math.gcd(SCATTER, keys) == 1
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes="128MiB")
         for first in range(0, records, ROWS):
-            numbers = pa.array([n * 7919 % keys for n in range(first, first + ROWS)])
-            digits = pc.utf8_lpad(numbers.cast(pa.string()), 20, "0")
-            keyed = pc.binary_join_element_wise("key-", digits, "").cast(pa.binary())
-            topic.extend(pa.table({"key": keyed, "value": values}))
+            numbers = pa.array(range(first, first + ROWS))
+            of_key = pa.array([n * SCATTER % keys for n in range(first, first + ROWS)])
+            keyed = pc.binary_join_element_wise("key-", digits(of_key), "").cast(pa.binary())
+            noted = pc.binary_join_element_wise('{"number":"', digits(numbers), "x" * 66 + '"}', "")
+            topic.extend(pa.table({"key": keyed, "value": noted.cast(pa.binary())}))
     return records
+
+
+def digits(numbers: Any) -> Any:
+    """Text of 20 digits each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.utf8_lpad(numbers.cast(pa.string()), 20, "0")
 
 
 def measure(root: Path) -> None:
@@ -80,11 +94,41 @@ def measure(root: Path) -> None:
     def noop(frame: Any) -> None:
         frame.write.format("noop").mode("overwrite").save()
 
-    print(f"{'step':<28} {'seconds':>8} {'executor MiB':>13} {'worker MiB':>11}", flush=True)
+    records = load().count()
+    print(f"{'step':<34} {'seconds':>8} {'executor MiB':>13} {'worker MiB':>11} {'its own':>8}", flush=True)
     step("read, every column", lambda: noop(load()))
+    step("read, each record checked", lambda: read_whole(load(), records))
+    step("restore from it as written", lambda: newest(load(view="latest"), records))
     step("clean, shared out", lambda: cleaned(spark, root))
-    step("restore: newest of each key", lambda: noop(load(view="latest")))
+    step("restore from it cleaned", lambda: newest(load(view="latest"), records))
+    step("restore into Parquet", lambda: restored(spark, root, records))
     spark.stop()
+
+
+def read_whole(frame: Any, records: int) -> None:
+    """Every offset once, and with each its own value."""
+    from pyspark.sql import functions as F
+
+    (row,) = frame.agg(F.count("*"), F.sum("offset"), F.min("offset"), F.max("offset"), wrong()).collect()
+    assert tuple(row) == (records, records * (records - 1) // 2, 0, records - 1, 0), row
+
+
+def newest(frame: Any, records: int) -> None:
+    """Every key once: the newest ones are the last that many records."""
+    from pyspark.sql import functions as F
+
+    keys = records // VERSIONS
+    (row,) = frame.agg(F.count("*"), F.sum("offset"), F.min("offset"), F.max("offset"), wrong()).collect()
+    first = records - keys
+    assert tuple(row) == (keys, (first + records - 1) * keys // 2, first, records - 1, 0), row
+
+
+def wrong() -> Any:
+    """How many rows have another value, or key, than the record of their offset."""
+    from pyspark.sql import functions as F
+
+    number = F.lpad(F.col("offset").cast("string"), 20, "0")
+    return F.sum(F.when(F.substring(F.col("value").cast("string"), 12, 20) == number, 0).otherwise(1))
 
 
 def cleaned(spark: Any, root: Path) -> None:
@@ -94,18 +138,29 @@ def cleaned(spark: Any, root: Path) -> None:
     assert row.complete and row.certificate and row.records_kept * VERSIONS == row.records_read, row
 
 
+def restored(spark: Any, root: Path, records: int) -> None:
+    import lastword.spark
+
+    to = root.parent / "snapshot"
+    (row,) = lastword.spark.restore(spark, str(root), "t", to=str(to)).collect()
+    assert row.keys == records // VERSIONS, row
+    newest(spark.read.parquet(str(to)), records)
+
+
 def step(name: str, work: Callable[[], None]) -> None:
     started = time.perf_counter()
     with peaks() as found:
         work()
     seconds = time.perf_counter() - started
-    print(f"{name:<28} {seconds:>8.1f} {found['java'] >> 20:>13} {found['python'] >> 20:>11}", flush=True)
+    java, python, own = (found[kind] >> 20 for kind in ("java", "python", "own"))
+    print(f"{name:<34} {seconds:>8.1f} {java:>13} {python:>11} {own:>8}", flush=True)
 
 
 @contextmanager
 def peaks() -> Iterator[dict[str, int]]:
-    """The largest resident memory of an executor and of a worker below this process, in bytes, sampled."""
-    found = {"java": 0, "python": 0}
+    """The most memory of an executor (`java`) and of a worker below this process, in bytes, sampled: all that
+    is resident (`python`), and what is not backed by a file (`own`)."""
+    found = {"java": 0, "python": 0, "own": 0}
     ended = threading.Event()
 
     def watch() -> None:
@@ -138,15 +193,18 @@ def resident() -> Iterator[tuple[str, int]]:
         ours |= {pid for pid, parent in parents.items() if parent in ours}
     for pid in ours - {os.getpid()}:
         said = words.get(pid, b"")
-        kind = "java" if b"CoarseGrainedExecutorBackend" in said else "python" if b"pyspark" in said else ""
-        if kind == "python" and b"java" in said.split(b"\0")[0]:
+        executor = b"CoarseGrainedExecutorBackend" in said
+        worker = b"pyspark" in said and b"java" not in said.split(b"\0")[0]
+        if not executor and not worker:
             continue
-        if kind:
-            try:
-                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            except OSError:
-                continue
-            yield kind, pages * os.sysconf("SC_PAGE_SIZE")
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            continue
+        sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith(" kB")}
+        yield "java" if executor else "python", sizes.get("VmRSS", 0)
+        if worker:
+            yield "own", sizes.get("RssAnon", 0)
 
 
 if __name__ == "__main__":

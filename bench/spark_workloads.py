@@ -26,6 +26,7 @@ from bench.kafka import BROKER_FLAGS
 from bench.registry import Measured, Run, compared, workload
 from bench.spark_rival import CONF, Rival, made_rows, timed_runs
 from bench.workloads import link_partition
+from lastword.units import parse_bytes
 
 PARTITIONS = 4
 
@@ -191,6 +192,14 @@ def spark_clean(run: Run) -> list[Measured]:
     ]
 
 
+def warmed(spark: Any) -> None:
+    """A JVM compiles what it runs in its first seconds, on the cores that tasks want: let it do so before."""
+    from lastword.spark.tasks import run_tasks
+
+    for _ in range(40):
+        run_tasks(spark, parse_bytes, ["1KiB"] * PARTITIONS)
+
+
 @workload("spark-partitions")
 def spark_partitions(run: Run) -> list[Measured]:
     """A topic of 4 partitions cleaned on two cores.
@@ -202,6 +211,7 @@ def spark_partitions(run: Run) -> list[Measured]:
     for cores in (1, 2):
         found[cores] = []
         with session(cores) as spark:
+            warmed(spark)
             for _ in range(run.repetitions + 1):
                 root, topic = adopted(data, run.scratch / "many")
 

@@ -1,0 +1,123 @@
+"""Rounds by accounts that are built on a view and published where the log is open; on Spark: tests/spark."""
+
+import pickle
+import random
+import shutil
+
+import pytest
+
+import lastword
+from lastword.accounts.ledger import Ledger
+from lastword.cleaner import apart, cleaner
+from lastword.cleaner.apart import Opening
+from lastword.clock import ManualClock
+from lastword.files import DEFAULT
+from lastword.logdir.log_dir import LogDirectory
+from lastword.partition.view import PartitionView
+from lastword.segment import names
+
+NOW = 1_700_000_000_000
+MAP_BYTES = 1 << 20
+
+
+@pytest.fixture
+def root(tmp_path):
+    """One partition of forty segments or so, a tenth tombstones."""
+    rng = random.Random(3)
+    with lastword.open(str(tmp_path / "log"), "a", clock=ManualClock(NOW)) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=4000)
+        for _ in range(150):
+            topic.extend(
+                [(b"k%d" % rng.randrange(300), None if rng.random() < 0.1 else b"v" * 90) for _ in range(10)]
+            )
+    return tmp_path / "log"
+
+
+def prepared(directory):
+    log, config = directory.log("t", 0), directory.topic_config("t")
+    first_dirty = directory.first_dirty("t", 0)
+    plan = cleaner.prepare(log, config, first_dirty=first_dirty, strategy="generational", map_bytes=MAP_BYTES)
+    return log, config, plan
+
+
+def built(directory):
+    """As on another machine: the log, the plan and what was built, and back."""
+    log, config, plan = prepared(directory)
+    given = pickle.loads(pickle.dumps((log.directory, config, plan, Opening(0, (-1, 0), "drive", 0.3))))
+    view = PartitionView.load(DEFAULT, given[0])
+    found = apart.build(view, *given[1:], None, files=DEFAULT, clock=directory.clock)
+    return log, pickle.loads(pickle.dumps(found))
+
+
+def opened(root):
+    return LogDirectory.open(str(root), "a", clock=ManualClock(NOW))
+
+
+def read(root):
+    with lastword.open(str(root)) as logs:
+        return [(r.offset, r.key, r.value) for r in logs.topic("t").read()]
+
+
+def saved(log):
+    """The accounts as whoever comes next finds them."""
+    return Ledger.open(DEFAULT, log.directory, log.segments, map_bytes=MAP_BYTES)
+
+
+def test_it_comes_to_what_a_round_in_one_comes_to(root, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(root, other)
+    with lastword.open(str(other), "a", clock=ManualClock(NOW)) as logs:
+        (expected,) = logs.clean("t")
+    with opened(root) as directory:
+        log, found = built(directory)
+        (done,) = apart.publish(
+            log, found, record_first_dirty=lambda offset: directory.set_first_dirty("t", 0, offset)
+        )
+        first_dirty = directory.first_dirty("t", 0)
+        ledger = saved(log)
+        assert not ledger.rebuilt_because and ledger.limit == done.end
+        again = apart.look(
+            PartitionView.load(DEFAULT, log.directory),
+            directory.topic_config("t"),
+            prepared(directory)[2],
+            Opening(ledger.t, ledger.seen, "drive", 0.3),
+            files=DEFAULT,
+            dry=True,
+        )
+        assert again.seen.account.segments == found.after.account.segments
+    assert (done.removed, done.written_bytes, done.end) == (
+        expected.removed,
+        expected.written_bytes,
+        expected.end,
+    )
+    assert done.tombstones.count == expected.tombstones.count > 0
+    assert read(root) == read(other)
+    with LogDirectory.open(str(other), "r") as directory:
+        assert directory.first_dirty("t", 0) == first_dirty
+
+
+def test_killed_before_the_accounts_have_their_name(root):
+    """Those that were saved before do not fit the log any more, and are not believed; the new ones go."""
+    with opened(root) as directory:
+        log, found = built(directory)
+        apart.keep(DEFAULT, log.directory, found.accounts)  # as if by an earlier round
+        assert saved(log).rebuilt_because, "they speak of swaps that were never made"
+        (done,) = apart.publish(log, found, record_first_dirty=lambda offset: None)
+        assert done.complete and not saved(log).rebuilt_because, "the swaps make them true"
+    records = read(root)
+    with lastword.open(str(root), "a", clock=ManualClock(NOW)) as logs:
+        logs.topic("t").extend([(b"k%d" % n, b"w" * 90) for n in range(100)])
+    with opened(root) as directory:
+        log, found = built(directory)
+        rounds = apart.publish(log, found, record_first_dirty=lambda offset: None)
+        next(rounds)  # swapped; and here the driver dies
+        assert saved(log).rebuilt_because
+        left = [one for one in (root / "t-0" / names.PRIVATE).iterdir() if one.is_dir()]
+        assert [str(one) for one in left] == [found.accounts]
+        prepared(directory)
+        assert not any(one.is_dir() for one in (root / "t-0" / names.PRIVATE).iterdir())
+        log, found = built(directory)
+        (done,) = apart.publish(log, found, record_first_dirty=lambda offset: None)
+        assert done.removed.total == 0 and not saved(log).rebuilt_because
+    newest = {key: value for _, key, value in records} | {b"k%d" % n: b"w" * 90 for n in range(100)}
+    assert {key: value for _, key, value in read(root)} == newest
