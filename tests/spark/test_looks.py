@@ -75,6 +75,11 @@ def test_verify(spark: Any, root: Path, tmp_path: Path) -> None:
         here = [one.to_dict() for one in logs.verify().problems]
     found = plain(lastword.spark.verify(spark, str(broken)))
     assert found == here and {row["code"] for row in found} == {"bad-crc"}
+    with lastword.open(broken) as logs, pytest.raises(errors.DataError) as here:
+        logs.duplication("t")
+    with pytest.raises(type(here.value)) as there:
+        lastword.spark.duplication(spark, str(broken), "t")
+    assert str(there.value) == str(here.value)
 
 
 def test_audit(spark: Any, root: Path) -> None:

@@ -15,8 +15,8 @@ import re
 import socket
 from typing import Any
 
-from lastword import __version__
-from lastword.errors import MissingError, NotSharedError
+from lastword import __version__, errors
+from lastword.errors import LastwordError, MissingError, NotSharedError
 from lastword.files import DEFAULT
 from lastword.spark import unpacking
 
@@ -55,14 +55,15 @@ def need_directory(path: str) -> None:
 
 
 def typed(error: Exception) -> Exception:
-    """What a task failed with, out of Spark's words, if it is an error of this module; else as it is."""
+    """What a task failed with, out of Spark's words, if it is an error of this package; else as it is."""
     text = str(error)
-    found = re.search(r"lastword\.errors\.NotSharedError: (.*)(?:\n\s*fix: (.*))?", text)
-    if found is not None:
-        return NotSharedError(found[1], remedy=found[2])
     found = re.search(rf"(?:ModuleNotFound|Import)Error: ({unpacking.MISSING} .*)(?:\n\s*fix: (.*))?", text)
     if found is not None:
         return MissingError(found[1], remedy=found[2])
+    found = re.search(r"lastword\.errors\.(\w+): (.*)(?:\n\s*fix: (.*))?", text)
+    kind = None if found is None else getattr(errors, found[1], None)
+    if found is not None and isinstance(kind, type) and issubclass(kind, LastwordError):
+        return kind(found[2], remedy=found[3])
     if "No module named 'lastword'" in text:
         return MissingError(
             "the Python that Spark starts beside its driver has no lastword",

@@ -137,7 +137,7 @@ def _raise_typed(error: Exception) -> NoReturn:
     known = typed(error)
     if known is error:
         raise error
-    raise known from error
+    raise known from None  # Spark's words are its words, and a hundred lines of the JVM's
 
 
 # ---------------------------------------------------------------- one job for all
