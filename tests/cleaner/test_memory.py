@@ -62,22 +62,26 @@ class Peak:
         return self._most - self._before
 
 
-def clean(root: str, strategy: str, map_bytes: int) -> dict[str, int]:
+def clean(root: str, strategy: str, map_bytes: int, threads: int) -> dict[str, int]:
     """One round, and what it left."""
-    settings = {"log_cleaner_enable": False, "log_cleaner_dedupe_buffer_size": map_bytes}
+    settings = {
+        "log_cleaner_enable": False,
+        "log_cleaner_threads": threads,
+        "log_cleaner_dedupe_buffer_size": threads * map_bytes,  # they share it
+    }
     with lastword.open(root, "a", **settings) as logs:
         done = logs.clean(strategy=strategy)[0]
     return {"read": done.records_read, "kept": done.records_kept, "passes": done.map_passes}
 
 
-def main(strategy: str, map_bytes: int, warm: str, *roots: str) -> None:
+def main(strategy: str, map_bytes: int, threads: int, warm: str, *roots: str) -> None:
     """Each log twice, by two openings: in the second, accounts are there already."""
-    clean(warm, strategy, map_bytes)
+    clean(warm, strategy, map_bytes, threads)
     for root in roots:
         with Peak() as peak:
-            facts = clean(root, strategy, map_bytes)
+            facts = clean(root, strategy, map_bytes, threads)
         with Peak() as again:
-            clean(root, strategy, map_bytes)
+            clean(root, strategy, map_bytes, threads)
         print(json.dumps(facts | {"peak": peak.above_bytes, "again": again.above_bytes}), flush=True)
 
 
@@ -120,10 +124,17 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
 
 
 def measured(
-    strategy: str, map_bytes: int, tmp_path: Path, warm: Path, *logs: Path, scratch: Path | None = None
+    strategy: str,
+    map_bytes: int,
+    tmp_path: Path,
+    warm: Path,
+    *logs: Path,
+    scratch: Path | None = None,
+    threads: int = 1,
 ) -> list[dict[str, int]]:
     copies = [shutil.copytree(one, tmp_path / one.name) for one in (warm, *logs)]
-    command = [sys.executable, "-m", "tests.cleaner.test_memory", strategy, str(map_bytes), *map(str, copies)]
+    arguments = (strategy, map_bytes, threads, *copies)
+    command = [sys.executable, "-m", "tests.cleaner.test_memory", *map(str, arguments)]
     more = {} if scratch is None else {"LASTWORD_MAP_SCRATCH": str(scratch)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **more})
     assert done.returncode == 0, done.stderr
@@ -146,6 +157,15 @@ def test_bounded_by_the_map_at_two_sizes(strategy: str, tmp_path: Path, logs: Lo
             assert large["passes"] > small["passes"]
             grown = large["peak"] - small["peak"]
             assert grown <= 16 * MIB, "ten times the log is no more memory, but for a bit a record"
+
+
+@pytest.mark.slow
+def test_bounded_with_two_threads(tmp_path: Path, logs: Logs) -> None:
+    """Chunks wait between them, and one output is read back while the next one is written."""
+    facts = measured("generational", 64 * MIB, tmp_path, logs.warm, logs.halves[1], threads=2)[0]
+    assert facts["kept"] == SIZES[1] // 2
+    most = 64 * MIB + BUFFER_BYTES + SLACK_BYTES
+    assert facts["peak"] <= most and facts["again"] <= most, facts
 
 
 @pytest.mark.slow
@@ -188,4 +208,4 @@ def test_more_tombstones_than_can_be_listed_fill_the_map(monkeypatch: pytest.Mon
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

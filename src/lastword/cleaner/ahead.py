@@ -23,8 +23,8 @@ from lastword.errors import LastwordError
 Written = TypeVar("Written")
 
 LARGE_BYTES = 32 << 20
-"""From here on a second thread is started: below, a round takes a fraction of a second as it is. Of compressed
-records as many bytes take several times as long."""
+"""From here on a second thread is started: below, a round takes a fraction of a second as it is. Compressed
+bytes take several times as long as plain ones."""
 
 
 def threads_for(source_bytes: int, threads: int) -> int:
