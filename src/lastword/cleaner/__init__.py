@@ -139,8 +139,8 @@ The first dirty offset is recorded after the last swap is durable, and only then
 What it does not do, and why that is fine
 -----------------------------------------
 
-- It keeps no account of garbage between runs: each round reads the log below its limit once. Nothing but time
-  is lost.
+- Strategy `kafka` keeps no account of garbage between runs: each of its rounds reads the log below its limit
+  once. Nothing but time is lost. Strategy `generational` (`accounted.py`) keeps one, and saves that.
 
 In the background
 -----------------
