@@ -492,5 +492,5 @@ def disjoint(runs: Sequence[Run]) -> list[Run]:
 
 def because(choice: Choice) -> tuple[Reason, ...]:
     """Why a run was chosen, and the others that were weighed."""
-    others = [Reason("weighed", f"{run}, {run.score:.3g}") for run in choice.best]
+    others = [Reason("weighed", f"{run}, {run.score:.3g} of rent for each byte") for run in choice.best]
     return (Reason(choice.obligation, choice.text), *others)
