@@ -176,7 +176,7 @@ def job_commits(root: Path, told: Story) -> None:
     builder = BatchBuilder(0)
     builder.append(now_ms(), b"job", b"1")
     writer = staged.StagedWriter(DEFAULT, str(root), "life1", 0, "j", (0, 0))
-    writer.write([builder.build(0)], 1)
+    writer.write(builder.build(0), 1)
     closed = writer.close(sync=True)
     assert closed is not None
     manifest = inbox.Manifest("j", (closed,), sync=True, writer="nightly", sequence=1)

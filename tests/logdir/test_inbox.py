@@ -48,7 +48,7 @@ def stage(
     for number, values in parts.items():
         writer = staged.StagedWriter(files, str(root), "t", number, job, (0, 0))
         for value in values:
-            writer.write([batch(value)], 1)
+            writer.write(batch(value), 1)
         closed = writer.close(sync=True)
         assert closed is not None
         found.append(closed)

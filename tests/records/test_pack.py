@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lastword.records.chunk import chunk_of
 from lastword.records.columns import decode_columns, raw_records
-from lastword.records.pack import pack_arrow, rebase
+from lastword.records.pack import RecordColumns, Room, pack, pack_arrow, rebase
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
@@ -58,3 +62,33 @@ def test_values_larger_than_the_first_output() -> None:
     values = pa.array([bytes(6 << 20), b"", bytes(1 << 20)], pa.binary())
     batches = pack_arrow(pa.array([b"a", b"b", b"c"]), values, np.zeros(3, np.int64))
     assert [len(batch) > 1 << 20 for batch in batches] == [True, False, True]
+
+
+NOTES = st.none() | st.lists(st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3)), max_size=3)
+ROWS = st.tuples(st.none() | st.binary(max_size=9), st.none() | st.binary(max_size=90), NOTES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ROWS, min_size=1, max_size=30), st.data(), st.booleans(), st.sampled_from([0, 4]))
+def test_chosen_rows_are_packed_as_arrow_would_take_them(
+    rows: list[Any], data: st.DataObject, noted: bool, codec: int
+) -> None:
+    """In any order, from a slice, into memory that was used before."""
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    notes = [None if row[2] is None else [{"key": k, "value": v} for k, v in row[2]] for row in rows]
+    columns = [pa.array([row[i] for row in rows], pa.binary()) for i in range(2)] + [pa.array(notes, kind)]
+    first = data.draw(st.integers(0, len(rows) - 1))
+    key, value, headers = (column.slice(first) for column in columns)
+    times = np.arange(len(key)) * 7
+    chosen = np.array(data.draw(st.lists(st.integers(0, len(key) - 1), max_size=20)), np.int64)
+    taken = RecordColumns.of(key, value, times, headers if noted else None).taken(chosen)
+    room = Room()
+    for _ in range(2):
+        runs = pack(taken, codec=codec, batch_bytes=120, room=room)
+        found = [bytes(batch) for run in runs for batch in run.batches()]
+        indices = pa.array(chosen)
+        given = headers.take(indices) if noted else None
+        whole = pack_arrow(
+            key.take(indices), value.take(indices), times[chosen], given, codec=codec, batch_bytes=120
+        )
+        assert found == whole

@@ -98,12 +98,10 @@ def murmur2_columns(data: np.ndarray, positions: np.ndarray, lengths: np.ndarray
     lengths = lengths.astype(np.int64, copy=False)
     h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     padded = np.concatenate([data, np.zeros(4, np.uint8)])
+    word_at = np.ndarray((data.size + 1,), "<u4", padded.data, strides=(1,))  # the four bytes from each on
 
     def word(at: np.ndarray) -> np.ndarray:
-        w = padded[at].astype(np.uint32)
-        for byte in range(1, 4):
-            w |= padded[at + byte].astype(np.uint32) << np.uint32(8 * byte)
-        return w
+        return word_at[at].astype(np.uint32, copy=False)
 
     words = lengths >> 2
     for step in range(int(words.max(initial=0))):

@@ -102,8 +102,8 @@ class StagedWriter:
         self._name = f"{self._task:05d}-{attempt}{BATCHES}"
         self._handle: Handle | None = None
 
-    def write(self, batches: Iterable[bytes | bytearray], records: int) -> None:
-        data = b"".join(batches)
+    def write(self, data: bytes | memoryview, records: int) -> None:
+        """Whole batches, one behind another."""
         if self._handle is None:
             for directory in (self._private, self._directory):
                 make_dir(self._files, directory)

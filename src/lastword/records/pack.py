@@ -4,6 +4,8 @@ sink.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,96 @@ _NOTHING = np.empty(0, np.int64)
 _Spans = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
 
 
+@dataclass(frozen=True, slots=True)
+class RecordColumns:
+    """Columns of records as the kernel wants them: (data, positions, lengths), a length of -1 for null.
+
+    header_first: of record i the headers are names and notes header_first[i]..header_first[i + 1]; empty: no
+    record has any.
+    """
+
+    keys: _Spans
+    values: _Spans
+    timestamps: NDArray[np.int64]
+    header_first: NDArray[np.int64]
+    names: _Spans
+    notes: _Spans
+
+    @classmethod
+    def of(
+        cls, keys: pa.Array, values: pa.Array, timestamps: NDArray[np.int64], headers: pa.Array | None = None
+    ) -> RecordColumns:
+        """keys, values: Arrow binary, large binary, string or large string arrays of one length; nulls are
+        allowed. `null` arrays too. timestamps: int64 ms, one a record. headers: list<struct<key: string,
+        value: binary>>, or None.
+        """
+        count = len(keys)
+        if (
+            len(values) != count
+            or timestamps.size != count
+            or (headers is not None and len(headers) != count)
+        ):
+            raise ValueError("keys, values, timestamps and headers must have the same length")
+        if headers is None:
+            none = _frozen(np.empty(1, np.uint8)), _NOTHING, _NOTHING
+            first, names, notes = _NOTHING, none, none
+        else:
+            first, names, notes = _header_spans(headers)
+        times = np.ascontiguousarray(timestamps, np.int64)
+        return cls(_spans(keys), _spans(values), times, first, names, notes)
+
+    def __len__(self) -> int:
+        return self.timestamps.size
+
+    def taken(self, rows: NDArray[np.int64]) -> RecordColumns:
+        """Records `rows`, in that order; no bytes are copied."""
+        first, names, notes = self.header_first, self.names, self.notes
+        if first.size:
+            counts = np.diff(first)[rows]
+            begins = np.zeros(rows.size + 1, np.int64)
+            np.cumsum(counts, out=begins[1:])
+            pairs = np.arange(begins[-1]) + np.repeat(first[:-1][rows] - begins[:-1], counts)
+            first, names, notes = begins, _taken(names, pairs), _taken(notes, pairs)
+        keys, values = _taken(self.keys, rows), _taken(self.values, rows)
+        return RecordColumns(keys, values, self.timestamps[rows], first, names, notes)
+
+    @property
+    def most_bytes(self) -> int:
+        """No less than all of them take as records."""
+        payload = sum(
+            int(np.maximum(spans[2], 0).sum()) for spans in (self.keys, self.values, self.names, self.notes)
+        )
+        # Fixed parts of a record: at most 31 bytes of varints and attributes; of a header: 10.
+        return payload + 31 * self.timestamps.size + 10 * int(self.names[1].size)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Ready batches one behind another, of `sizes` bytes each. Holds until the next run is asked for."""
+
+    data: memoryview
+    sizes: list[int]
+    records: int
+
+    def batches(self) -> Iterator[memoryview]:
+        end = 0
+        for size in self.sizes:
+            end += size
+            yield self.data[end - size : end]
+
+
+class Room:
+    """The memory that records are packed into. Kept for many calls, it costs its first touch only once."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def of(self, size: int) -> NDArray[np.uint8]:
+        if self._bytes.size < size:
+            self._bytes = np.empty(size, np.uint8)
+        return self._bytes
+
+
 def pack_arrow(
     keys: pa.Array,
     values: pa.Array,
@@ -33,67 +125,47 @@ def pack_arrow(
     batch_bytes: int = BATCH_BYTES,
     log_append_ms: int | None = None,
 ) -> list[bytearray]:
+    """Ready batches with all these records (see `RecordColumns.of`), each a buffer of its own: `pack`."""
+    columns = RecordColumns.of(keys, values, timestamps, headers)
+    runs = pack(columns, codec=codec, level=level, batch_bytes=batch_bytes, log_append_ms=log_append_ms)
+    return [bytearray(batch) for run in runs for batch in run.batches()]
+
+
+def pack(
+    columns: RecordColumns,
+    *,
+    codec: int = 0,
+    level: int | None = None,
+    batch_bytes: int = BATCH_BYTES,
+    log_append_ms: int | None = None,
+    room: Room | None = None,
+) -> Iterator[Run]:
     """Ready batches with all these records, in order: base offsets 0, leader epoch 0, no producer, CRC set.
 
     Args:
-        keys, values: Arrow binary, large binary, string or large string arrays of one length; nulls are
-        allowed. `null` arrays too. timestamps: int64 ms, one a record. headers: list<struct<key: string,
-        value: binary>>, or None. codec: bits 0-2 of the attributes; level: of that codec,
-        None for its own choice. batch_bytes: size that an uncompressed
-        batch is filled to; a larger record gets a batch of its own. log_append_ms: makes batches of type
-        LogAppendTime with this time.
+        codec: bits 0-2 of the attributes; level: of that codec, None for its own choice. batch_bytes: size
+        that an uncompressed batch is filled to; a larger record gets a batch of its own. log_append_ms: makes
+        batches of type LogAppendTime with this time.
 
     `rebase` gives them their offsets. Raises RecordTooLargeError for a record that no batch can hold.
     """
-    count = len(keys)
-    if len(values) != count or timestamps.size != count or (headers is not None and len(headers) != count):
-        raise ValueError("keys, values, timestamps and headers must have the same length")
-    if headers is None:
-        first = _NOTHING
-        names = notes = (_frozen(np.empty(1, np.uint8)), _NOTHING, _NOTHING)
-    else:
-        first, names, notes = _header_spans(headers)
     attributes = codec | (0 if log_append_ms is None else fields.LOG_APPEND)
-    return _pack(
-        _spans(keys),
-        _spans(values),
-        np.ascontiguousarray(timestamps, np.int64),
-        (first, names, notes),
-        attributes,
-        -1 if log_append_ms is None else log_append_ms,
-        batch_bytes,
-        level,
-    )
-
-
-def _pack(
-    keys: _Spans,
-    values: _Spans,
-    timestamps: NDArray[np.int64],
-    headers: tuple[NDArray[np.int64], _Spans, _Spans],
-    attributes: int,
-    append_time: int,
-    batch_bytes: int,
-    level: int | None,
-) -> list[bytearray]:
-    first, names, notes = headers
-    payload = sum(int(np.maximum(spans[2], 0).sum()) for spans in (keys, values, names, notes))
-    # Fixed parts of a record: at most 31 bytes of varints and attributes; of a header: 10.
-    most = payload + 31 * timestamps.size + 10 * int(names[1].size)
-    batches_most = min(timestamps.size, 2 * most // max(batch_bytes, 1) + 1)
+    append_time = -1 if log_append_ms is None else log_append_ms
+    room = room or Room()
+    most, count = columns.most_bytes, len(columns)
+    batches_most = min(count, 2 * most // max(batch_bytes, 1) + 1)
     size = most + fields.HEADER_BYTES * (batches_most + 1)
-    ready: list[bytearray] = []
-    record = 0
-    out = np.empty(min(size, max(4 << 20, 2 * batch_bytes)) + kernels.SLACK, np.uint8)
+    out = room.of(min(size, max(4 << 20, 2 * batch_bytes)) + kernels.SLACK)
     batches = np.empty((max(min(batches_most, 4096), 1), loops.PACKED_FIELDS), np.int64)
-    while record < timestamps.size:
-        after, _end, done, status = loops.pack_records(
-            *keys,
-            *values,
-            timestamps,
-            first,
-            *names,
-            *notes,
+    record = 0
+    while record < count:
+        after, end, done, status = loops.pack_records(
+            *columns.keys,
+            *columns.values,
+            columns.timestamps,
+            columns.header_first,
+            *columns.names,
+            *columns.notes,
             attributes,
             append_time,
             batch_bytes,
@@ -106,18 +178,22 @@ def _pack(
         if done == 0:
             if out.size > (1 << 31):
                 raise RecordTooLargeError(f"record {record} does not fit any batch", remedy="split its value")
-            out = np.empty(4 * out.size, np.uint8)
+            out = room.of(4 * out.size)
             continue
-        view = out.data
-        for position, size, *_ in batches[:done].tolist():
-            ready.append(_finish(view[position : position + size], attributes & fields.CODEC, level))
+        yield _run(out.data[:end], batches[:done], codec, level)
         record = after
-    return ready
 
 
-def _finish(batch: memoryview, codec: int, level: int | None) -> bytearray:
+def _run(data: memoryview, table: NDArray[np.int64], codec: int, level: int | None) -> Run:
+    records = int(table[:, loops.PACKED_COUNT].sum())
+    plain = Run(data, table[:, loops.PACKED_SIZE].tolist(), records)
     if codec == 0:
-        return bytearray(batch)
+        return plain
+    packed = [_compressed(batch, codec, level) for batch in plain.batches()]
+    return Run(memoryview(b"".join(packed)), list(map(len, packed)), records)
+
+
+def _compressed(batch: memoryview, codec: int, level: int | None) -> bytearray:
     from lastword.records.compression import compress
 
     data = bytearray(batch[: fields.HEADER_BYTES]) + compress(
@@ -138,6 +214,11 @@ def rebase(
     if position != data.size:
         raise ValueError(f"the buffer's bytes from {position} on are not a whole batch")
     return int(after), int(largest), int(batches)
+
+
+def _taken(spans: _Spans, rows: NDArray[np.int64]) -> _Spans:
+    data, positions, lengths = spans
+    return data, positions[rows], lengths[rows]
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:

@@ -15,12 +15,17 @@ from lastword.spark.schema import SinkColumns
 from lastword.spark.targets import Target, existing_target
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
-PACK_BYTES = 4 << 20
-"""Rows of one partition of the log are packed when so many bytes of them have come together."""
-PENDING_BYTES = 64 << 20
-"""Rows of all partitions that wait in one task; above it the fullest are packed early."""
+    from lastword.records.pack import RecordColumns, Room
+
+PACK_BYTES = 1 << 20
+"""Rows of a topic are packed when so many bytes of them have come for each of its partitions: enough for many
+batches, and little enough to be in the CPU's cache still.
+"""
+PENDING_BYTES = 32 << 20
+"""Rows of all topics that wait in one task; above it those of the topic that has most are packed early."""
 BATCH_BYTES = 64 << 10
 """Of one record batch before compression. Kafka's producer has 16 KiB because it must not wait; a bulk load
 need not hurry, and larger batches compress better.
@@ -28,12 +33,13 @@ need not hurry, and larger batches compress better.
 
 
 @dataclass
-class Pending:
-    """Rows on their way into one partition of the log."""
+class Waiting:
+    """Rows on their way into one topic, with the partition of each, and the attempt's files there."""
 
-    writer: staged.StagedWriter
     target: Target
+    writers: dict[int, staged.StagedWriter] = field(default_factory=dict)
     parts: list[pa.RecordBatch] = field(default_factory=list)
+    numbers: list[np.ndarray] = field(default_factory=list)
     size_bytes: int = 0
 
 
@@ -56,8 +62,9 @@ class TaskRows:
         self._job = job
         self._task = task
         self._files = files
-        self._pending: dict[tuple[str, int], Pending] = {}
-        self._pending_bytes = 0
+        self._waiting: dict[str, Waiting] = {}
+        self._waiting_bytes = 0
+        self._room: Room | None = None
         self._keyless_turn = task[0]
         self._clock = SystemClock()
 
@@ -67,23 +74,26 @@ class TaskRows:
             return
         rows = normal_rows(batch, self._columns, self._options, self._clock.now_ms())
         if self._target is not None:
-            self._spread(self._target, rows, batch)
+            self._keep(self._target, rows, batch)
             return
         assert self._columns.topic is not None
         for topic, indices in _groups_of(batch.column(self._columns.topic)):
-            self._spread(self._known(topic), rows.take(indices), batch.take(indices))
+            self._keep(self._known(topic), rows.take(indices), batch.take(indices))
 
     def finish(self) -> tuple[staged.StagedFile, ...]:
         """Pack the rest; the files of this attempt, synced if the write is acknowledged at `disk`."""
-        for pending in self._pending.values():
-            self._pack(pending)
-        closed = [pending.writer.close(self._options.ack == "disk") for pending in self._pending.values()]
+        for waiting in self._waiting.values():
+            self._pack(waiting)
+        closed = [writer.close(self._options.ack == "disk") for writer in self._writers()]
         return tuple(one for one in closed if one is not None)
 
     def remove(self) -> None:
         """Take back what this attempt has staged."""
-        for pending in self._pending.values():
-            pending.writer.remove()
+        for writer in self._writers():
+            writer.remove()
+
+    def _writers(self) -> list[staged.StagedWriter]:
+        return [writer for waiting in self._waiting.values() for writer in waiting.writers.values()]
 
     def _known(self, topic: str | None) -> Target:
         """The target of a row's topic. Tasks cannot make topics: the lock is the driver's to take."""
@@ -93,39 +103,24 @@ class TaskRows:
             self._targets[topic] = existing_target(self._options.path, topic, self._files)
         return self._targets[topic]
 
-    def _spread(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
-        """Hand rows to their partitions, keeping their order within each."""
+    def _keep(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
+        """Take in rows of one topic; their partitions are looked up, and what is wrong is told, at once."""
         import numpy as np
-        import pyarrow as pa
 
         numbers = self._partitions(target, rows, batch)
         keys = rows.column("key")
         if target.compacts and keys.null_count:
             first = int(np.flatnonzero(np.asarray(keys.is_null()))[0])
             raise KeyRequiredError.of(f"{target.topic}-{int(numbers[first])}")
-        counts = np.bincount(numbers, minlength=target.partitions)
-        present = np.flatnonzero(counts).tolist()
-        if len(present) > 1:  # one partition's rows after another's, each in its order
-            kind = np.uint16 if target.partitions <= 1 << 16 else np.int64
-            rows = rows.take(pa.array(np.argsort(numbers.astype(kind), kind="stable")))
-        done = 0
-        for number in present:
-            part = rows.slice(done, int(counts[number]))
-            done += int(counts[number])
-            key = (target.topic, number)
-            pending = self._pending.get(key)
-            if pending is None:
-                writer = staged.StagedWriter(
-                    self._files, self._options.path, target.topic, number, self._job, self._task
-                )
-                pending = self._pending[key] = Pending(writer, target)
-            pending.parts.append(part)
-            pending.size_bytes += part.nbytes
-            self._pending_bytes += part.nbytes
-            if pending.size_bytes >= PACK_BYTES:
-                self._pack(pending)
-        while self._pending_bytes > PENDING_BYTES:
-            self._pack(max(self._pending.values(), key=lambda one: one.size_bytes))
+        waiting = self._waiting.setdefault(target.topic, Waiting(target))
+        waiting.parts.append(rows)
+        waiting.numbers.append(numbers)
+        waiting.size_bytes += rows.nbytes
+        self._waiting_bytes += rows.nbytes
+        if waiting.size_bytes >= PACK_BYTES * target.partitions:
+            self._pack(waiting)
+        while self._waiting_bytes > PENDING_BYTES:
+            self._pack(max(self._waiting.values(), key=lambda one: one.size_bytes))
 
     def _partitions(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> Any:
         """int64 partition of each row: the frame's column, else the partitioner, else (no key) in turn by
@@ -158,37 +153,56 @@ class TaskRows:
             self._keyless_turn += 1
         return numbers
 
-    def _pack(self, pending: Pending) -> None:
-        """Turn waiting rows into record batches and append these to the attempt's file."""
+    def _pack(self, waiting: Waiting) -> None:
+        """Turn waiting rows into record batches: one partition's after another's, each in its order."""
+        import numpy as np
         import pyarrow as pa
 
-        from lastword.records.pack import pack_arrow
+        from lastword.records.pack import RecordColumns
 
-        if not pending.parts:
+        if not waiting.parts:
             return
-        columns = [pa.concat_arrays([part.column(i) for part in pending.parts]) for i in range(4)]
-        key, value, timestamp, headers = columns
-        most = pending.target.max_message_bytes
-        batches = pack_arrow(
-            key,
-            value,
-            timestamp.to_numpy(),
-            headers if headers.null_count < len(headers) else None,
-            codec=pending.target.codec,
-            level=pending.target.level,
-            batch_bytes=min(BATCH_BYTES, most),
+        key, value, timestamp, headers = (
+            pa.concat_arrays([part.column(i) for part in waiting.parts]) for i in range(4)
         )
-        largest = max(map(len, batches))
-        if largest > most:
-            raise RecordTooLargeError(
-                f"{pending.target.topic}: a record needs a batch of {largest} bytes, "
-                f"above max.message.bytes {most}",
-                remedy="raise max.message.bytes, or split the value",
-            )
-        pending.writer.write(batches, len(key))
-        self._pending_bytes -= pending.size_bytes
-        pending.parts.clear()
-        pending.size_bytes = 0
+        some = headers if headers.null_count < len(headers) else None
+        columns = RecordColumns.of(key, value, timestamp.to_numpy(), some)
+        numbers = np.concatenate(waiting.numbers)
+        counts = np.bincount(numbers)
+        present = np.flatnonzero(counts).tolist()
+        if len(present) == 1:
+            self._write(waiting, present[0], columns)
+        else:
+            kind = np.uint16 if counts.size <= 1 << 16 else np.int64
+            order = np.argsort(numbers.astype(kind), kind="stable")
+            done = 0
+            for number in present:
+                self._write(waiting, number, columns.taken(order[done : done + counts[number]]))
+                done += int(counts[number])
+        self._waiting_bytes -= waiting.size_bytes
+        waiting.parts.clear()
+        waiting.numbers.clear()
+        waiting.size_bytes = 0
+
+    def _write(self, waiting: Waiting, number: int, columns: RecordColumns) -> None:
+        """Append the record batches of one partition to the attempt's file."""
+        from lastword.records.pack import Room, pack
+
+        target, writer = waiting.target, waiting.writers.get(number)
+        if writer is None:
+            given = self._files, self._options.path, target.topic, number, self._job, self._task
+            writer = waiting.writers[number] = staged.StagedWriter(*given)
+        self._room = self._room or Room()
+        most = target.max_message_bytes
+        size = min(BATCH_BYTES, most)
+        for run in pack(columns, codec=target.codec, level=target.level, batch_bytes=size, room=self._room):
+            if max(run.sizes) > most:
+                raise RecordTooLargeError(
+                    f"{target.topic}: a record needs a batch of {max(run.sizes)} bytes, "
+                    f"above max.message.bytes {most}",
+                    remedy="raise max.message.bytes, or split the value",
+                )
+            writer.write(run.data, run.records)
 
 
 def normal_rows(
