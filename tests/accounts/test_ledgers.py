@@ -188,3 +188,30 @@ def test_memory_is_told_while_another_thread_lets_a_ledger_go(tmp_path, clock):
         ledgers._slots[T] = Leaving(ledger)
         ledgers._make_room(1 << 60, None)
         ledgers._slots.clear()
+
+
+def test_a_partition_is_not_forgotten_in_the_middle_of_a_save(tmp_path, clock):
+    """Whoever forgets removes the file next: what was saved after that would speak of a log that is cut."""
+    with opened(tmp_path, clock) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        fill(topic, 100, 10, random.Random(3))
+        logs.clean()
+        ledgers = logs._home("t", 0).ledgers
+        ledger, slot = ledgers.held(T), ledgers._slots[T]
+        saving, order = threading.Event(), []
+
+        def save():
+            saving.set()
+            forgets.join(0.2)
+            order.append("saved")
+
+        ledger.save = save
+        forgets = threading.Thread(
+            target=lambda: (saving.wait(), ledgers.forget(T), order.append("forgotten"))
+        )
+        forgets.start()
+        ledgers._make_room(1 << 60, None)  # another partition needs the memory
+        forgets.join()
+        assert order == ["saved", "forgotten"]
+        ledgers._save(slot, ledger)  # by who still held it
+        assert order == ["saved", "forgotten"]

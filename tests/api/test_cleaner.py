@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import lastword
 from lastword import metrics
@@ -629,3 +631,81 @@ def test_a_partition_that_cannot_be_looked_at_is_told_once(logs, clock, caplog, 
     assert [one.message for one in caplog.records].count(
         "lastword: not cleaned: users-0: its checkpoint is damaged"
     ) == 1
+
+
+@pytest.mark.parametrize("strategy", ["kafka", "generational"])
+def test_what_is_overdue_overtakes_a_round_of_its_drive(logs, clock, strategy):
+    """And is what comes next; a round that is overdue itself is not overtaken."""
+    filled(logs, "large")
+    work = logs.cleaner._scheduler.work
+    (drive,) = work.drives()
+    under_way = work.next(drive, ())
+    assert under_way.urgency.rank == DIRTY and not work.overtakes(under_way, {under_way.partition})
+    late = filled(logs, "late", max_compaction_lag_ms=HOUR, lastword_strategy=strategy)
+    held = {under_way.partition}
+    if strategy == "generational":
+        work.forget()
+        assert work.next(drive, held).run(lambda: False).result == "looked"
+        assert not work.overtakes(under_way, held)
+    clock.advance(2 * HOUR)  # by that the active segment is closed, and its records are in no account
+    done = []
+    while work.overtakes(under_way, held):
+        found = work.next(drive, held)
+        assert (found.partition.topic, found.urgency.rank) == (late.name, OVERDUE)
+        assert not work.overtakes(found, {found.partition})
+        done.append(found.run(lambda: False).result)
+        assert len(done) <= 3
+    assert done == (["ok"] if strategy == "kafka" else ["looked", "ok", "looked"])
+
+
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None)
+@given(
+    topics=st.lists(
+        st.tuples(
+            st.sampled_from(["kafka", "generational"]),
+            st.integers(0, 60),  # records
+            st.integers(1, 20),  # keys
+            st.integers(0, 4),  # of so many records one is a tombstone; 0: none is
+            st.sampled_from([HOUR, 1 << 62]),  # max.compaction.lag.ms
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    hours=st.integers(0, 60),
+)
+def test_while_nothing_changes_the_background_goes_quiet(tmp_path_factory, topics, hours):
+    """No round is chosen again and again: what was done is not done once more, whatever was found due."""
+    clock = ManualClock(BEGIN_MS)
+    with lastword.open(tmp_path_factory.mktemp("quiet"), "a", clock=clock, files=UNSYNCED) as logs:
+        for number, (strategy, records, keys, tombstones, lag_ms) in enumerate(topics):
+            topic = logs.create_topic(
+                f"t{number}",
+                cleanup_policy="compact",
+                segment_bytes=600,
+                min_cleanable_dirty_ratio=0.1,
+                max_compaction_lag_ms=lag_ms,
+                lastword_strategy=strategy,
+            )
+            for n in range(records):
+                value = None if tombstones and n % (tombstones + 1) == 0 else b"." * 60
+                topic.append(b"k%d" % (n % keys), value)
+        clock.advance(hours * HOUR)
+        scheduler = logs.cleaner._scheduler
+
+        def turns():
+            done = 0
+            while scheduler.turn():
+                done += 1
+                assert done < 150, list(scheduler.history)[-5:]
+            return done
+
+        turns()
+        for _ in range(8):  # back-offs of two minutes end, and no clock of a tombstone does
+            clock.advance(15_000)
+            turns()
+        quiet = 0
+        for _ in range(40):
+            clock.advance(60_000)
+            quiet = quiet + 1 if turns() == 0 else 0
+        assert quiet >= 15, list(scheduler.history)[-5:]

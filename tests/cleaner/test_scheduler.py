@@ -85,6 +85,10 @@ class FakeWork:
         ]
         return min(found, key=lambda task: task.urgency, default=None)
 
+    def overtakes(self, task: FakeTask, held: Collection[TopicPartition]) -> bool:
+        found = self.next(task.drive, held)
+        return found is not None and found.urgency.rank == 0 < task.urgency.rank
+
     def chores(self, held: Collection[TopicPartition]) -> Iterable[Done]:
         self.expired.append(set(held))
         return [Done("old", 0, "a", "expired")]
@@ -451,6 +455,42 @@ def test_a_forked_child_has_no_threads_and_needs_none() -> None:
 
 
 # ---------------------------------------------------------------- chores
+
+
+def in_pieces(task: FakeTask, stop: Stop) -> Done:
+    """A round of ten pieces, each of six seconds, that ends when it is asked to."""
+    for _ in range(10):
+        if stop():
+            return Done(*task.partition, task.drive, "aborted")
+        task.work.clock.advance(6000)
+        task.work.arrive()
+    return cleaned(task, stop)
+
+
+@pytest.mark.parametrize(
+    ("rank", "drive", "threads", "order"),
+    [
+        (2, "a", 1, [1, 2, 1]),  # it gives way, and is done again after its back-off
+        (0, "a", 1, [1, 2]),  # one that is overdue itself does not
+        (2, "b", 1, [1, 2]),  # nor for another drive
+        (2, "a", 2, [1, 2]),  # nor where a thread is free to begin a second one
+    ],
+)
+def test_what_is_overdue_does_not_wait_for_the_end_of_a_round(
+    rank: int, drive: str, threads: int, order: list[int]
+) -> None:
+    work: Any = FakeWork()
+    work.clock = clock = ManualClock()
+    work.arrive = lambda: tp(2) in work.ran or work.add(2, drive, rank=0)
+    work.add(1, "a", rank=rank, body=in_pieces)
+    scheduler = scheduler_of(work, clock, threads=threads)
+    began = clock.monotonic()
+    assert scheduler.turn()
+    took = clock.monotonic() - began
+    assert took == (18 if order == [1, 2, 1] else 60), "asked once in each back-off of 15 s"
+    while drain(scheduler)[-1] != tp(order[-1]) or len(work.ran) < len(order):
+        clock.advance(BACKOFF_MS)
+    assert work.ran == [tp(number) for number in order]
 
 
 def test_chores_have_their_own_interval_and_run_within_long_rounds() -> None:

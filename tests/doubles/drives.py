@@ -128,6 +128,9 @@ class _Work:
             self.clock.sleep(0.002)  # what is read is looked at
         del self.left[tp]
 
+    def overtakes(self, task: object, held: Collection[TopicPartition]) -> bool:
+        return False
+
     def chores(self, held: Collection[TopicPartition]) -> Iterator[Done]:
         return iter(())
 

@@ -64,15 +64,25 @@ class Deletes:
         self._found: Any = None
 
     def found(self) -> Any:
-        """Live ones, ascending by offset; of segments that have left the log, too."""
+        """Live ones, ascending by offset, in segments that lie in the log."""
         if self._found is None:
             running = self.tracking.running
-            self._found = found = running.tombstones()
+            self._found = found = running.tombstones().since(self.tracking.first_offset)
+            self._let_go_below(self.tracking.first_offset)
             if self.tracking.exact and (found.copies > 1).any():
                 alone = (found.copies > 1) & self.tracking.alone(found.offset)
                 running.left_alone(found.offset[alone])
                 found.copies[alone] = 1
         return self._found
+
+    def _let_go_below(self, offset: int) -> None:
+        """Of what has left the log at its front."""
+        self.due = self.due[self.due >= offset]
+        if len(self.clocks) and int(self.clocks.offset[0]) < offset:
+            clocks = copy(self.clocks)
+            left = clocks.offset >= offset
+            clocks.offset, clocks.since_ms = clocks.offset[left], clocks.since_ms[left]
+            self.clocks = clocks
 
     def touched(self) -> None:
         """The map has changed."""

@@ -25,7 +25,7 @@ from lastword.cleaner import quarantine
 from lastword.cleaner.budget import Drives
 from lastword.cleaner.choose import choose, overdue_ms
 from lastword.cleaner.states import States
-from lastword.cleaner.tasks import Done, Urgency
+from lastword.cleaner.tasks import Done, Task, Urgency
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, UnknownTopicError
@@ -87,6 +87,16 @@ class DirectoryWork:
         self._found[drive] = until, rest
         return found[0]
 
+    def overtakes(self, task: Task, held: Collection[TopicPartition]) -> bool:
+        """`max.compaction.lag.ms` beats everything: also what is under way. What was found is given next."""
+        if task.urgency.rank == OVERDUE:
+            return False
+        found = self._look_at_drive(task.drive, held)
+        if not found or found[0].urgency.rank != OVERDUE:
+            return False
+        self._found[task.drive] = self.clock.monotonic() + KEEP_SECONDS, found[:1]
+        return True
+
     def forget(self) -> None:
         """Look anew: settings have changed."""
         self._found.clear()
@@ -130,7 +140,7 @@ class DirectoryWork:
         held: Collection[TopicPartition],
     ) -> Iterator[Due]:
         """Scans of what is new, and the best run of the drive as far as it is known."""
-        from lastword.cleaner.drive import Place, look
+        from lastword.cleaner.drive import Place, late_ms, look
         from lastword.cleaner.generational import choose_drive
 
         places = [Place(tp, home) for tp, home in accounted]
@@ -147,9 +157,13 @@ class DirectoryWork:
             stale=stale,
         )
         self._tell(failed)
+        late = {(one.topic, one.partition): late_ms(one, now_ms) for one in account.partitions}
         for place in stale:
             if place.partition not in held:
-                yield Scan(self, place.partition, place.home, drive, Urgency(SCAN))
+                # Before the garbage of a partition that is overdue can go, what is new there must be known.
+                after_ms = late.get(place.partition, 0)
+                urgency = Urgency(OVERDUE, -after_ms) if after_ms else Urgency(SCAN)
+                yield Scan(self, place.partition, place.home, drive, urgency)
         choice = choose_drive(account, now_ms)
         if choice.run is not None:
             homes = dict(accounted)

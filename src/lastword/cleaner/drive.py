@@ -228,9 +228,13 @@ def _show(account: PartitionAccount, now_ms: int) -> None:
         gauge.remove(*labels, other)
         gauge.set(value, *labels, exact)
     metrics.LOG_DIRTY_RATIO.set(dead / account.total_bytes if account.total_bytes else 0.0, *labels)
+    metrics.CLEANER_OVERDUE_SECONDS.set(late_ms(account, now_ms) / 1000, *labels)
+
+
+def late_ms(account: PartitionAccount, now_ms: int) -> int:
+    """By how long its oldest garbage has passed `max.compaction.lag.ms`; 0: it has not."""
     died_ms = [one.oldest_dead_ms for one in account.segments if one.oldest_dead_ms >= 0]
-    late_ms = now_ms - min(died_ms) - account.max_compaction_lag_ms if died_ms else 0
-    metrics.CLEANER_OVERDUE_SECONDS.set(max(late_ms, 0) / 1000, *labels)
+    return max(now_ms - min(died_ms) - account.max_compaction_lag_ms, 0) if died_ms else 0
 
 
 def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int) -> Plan:

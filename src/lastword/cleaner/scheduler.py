@@ -8,6 +8,8 @@ each. The scheduler knows threads, states and time:
 - What a task may be given for is what `States` allows: no partition that is paused, quarantined or being
   cleaned. One whose round failed, was stopped or did nothing is left alone for a while: a back-off that
   doubles with each failure in a row.
+- A round under way gives way at its next safe point to one that must not wait for it (`max.compaction.lag.ms`
+  of another partition of its drive has passed), if no thread is free for that. It is asked once a back-off.
 - When nothing is due, a thread waits for the back-off, or until `wake`. The first look comes after one, so a
   process that opens a log for a moment never pays.
 - Chores (retention) have their own interval. A thread does them between rounds, and within a long round at
@@ -83,6 +85,7 @@ class Scheduler:
         self._chores_running = threading.Lock()
         self._chores_due_at = 0.0
         self._running: dict[TopicPartition, Task] = {}
+        self._overtaken_at: dict[TopicPartition, float] = {}  # when a round asks next whether it is
         self._rests: dict[TopicPartition, _Rest] = {}
         self._workers: list[Worker] = []
         self._pid = os.getpid()
@@ -111,6 +114,7 @@ class Scheduler:
             if self.stopping or not self.states.begin(task.partition):
                 return False
             self._running[task.partition] = task
+            self._overtaken_at[task.partition] = self._clock.monotonic() + self.backoff_ms / 1000
         metrics.CLEANER_LAST_PICK.set(self._clock.now_ms() / 1000, task.drive)
         return True
 
@@ -147,6 +151,7 @@ class Scheduler:
         finally:
             with self._lock:
                 self._running.pop(tp, None)
+                self._overtaken_at.pop(tp, None)
                 self._rest(tp, done)
             if done is not None and done.result != "looked":
                 self._note(done)
@@ -156,7 +161,21 @@ class Scheduler:
         if self.stopping or self.states[tp].kind == "aborted":
             return True
         self._chores()
-        return False
+        if not self._is_overtaken(tp):
+            return False
+        self.states.apply(tp, "abort")
+        return True
+
+    def _is_overtaken(self, tp: TopicPartition) -> bool:
+        """Something on its drive must not wait for this round, and no thread is free for that."""
+        now = self._clock.monotonic()
+        with self._lock:
+            task, due = self._running.get(tp), self._overtaken_at.get(tp, now)
+            if task is None or now < due or len(self._running) < self.threads:
+                return False
+            self._overtaken_at[tp] = now + self.backoff_ms / 1000
+        with self._picking:
+            return self.work.overtakes(task, self._held())
 
     def _rest(self, tp: TopicPartition, done: Done | None) -> None:
         """A round that moved something may be followed by the next one at once; others wait. One that was

@@ -74,6 +74,11 @@ class Work(Protocol):
         """The most urgent task on a drive that is of none of these partitions."""
         ...
 
+    def overtakes(self, task: Task, held: Collection[TopicPartition]) -> bool:
+        """Is there something on the drive of a task under way, of none of these partitions, that must not
+        wait for the end of it?"""
+        ...
+
     def chores(self, held: Collection[TopicPartition]) -> Iterable[Done]:
         """Retention, of all partitions but these; what it did."""
         ...

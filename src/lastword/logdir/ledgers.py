@@ -48,8 +48,13 @@ class Timed(Protocol):
 
 @dataclass(slots=True)
 class _Slot:
+    """`lock`: of the ledger's user. `saving`: held for a save, and to say that the slot is `forgotten`: what
+    is in it is not true any more, and must not be written."""
+
     lock: threading.RLock = field(default_factory=threading.RLock)
     ledger: Ledger | None = None
+    saving: threading.Lock = field(default_factory=threading.Lock)
+    forgotten: bool = False
 
 
 class Ledgers:
@@ -159,7 +164,7 @@ class Ledgers:
                 if ledger.spoiled:
                     slot.ledger = None
                 elif ledger.worth_saving:
-                    self._save(ledger)
+                    self._save(slot, ledger)
         self._make_room(0, slot)
 
     def held(self, tp: TopicPartition) -> Ledger | None:
@@ -168,15 +173,17 @@ class Ledgers:
         return None if slot is None else slot.ledger
 
     def forget(self, tp: TopicPartition, *, cut: bool = False) -> None:
-        """What is in memory of a partition is not true any more. `cut`: only its end goes, so what was
-        appended so far does not count once more."""
+        """What is in memory of a partition is not true any more, and is not saved after this returned. `cut`:
+        only its end goes, so what was appended so far does not count once more."""
         with self._lock:
             slot = self._slots.pop(tp, None)
-            if slot is not None:
-                slot.ledger = None
             if not cut:
                 self._reached.pop(tp, None)
             self.seen.pop(tp, None)
+        if slot is not None:
+            with slot.saving:  # one that is under way ends first: its file is removed by who forgets
+                slot.forgotten = True
+                slot.ledger = None
 
     @property
     def memory_bytes(self) -> int:
@@ -196,15 +203,16 @@ class Ledgers:
                 try:
                     ledger = slot.ledger
                     if ledger is not None:
-                        self._save(ledger)
+                        self._save(slot, ledger)
                         slot.ledger = None
                 finally:
                     slot.lock.release()
 
-    def _save(self, ledger: Ledger) -> None:
-        if self.saves:
-            with contextlib.suppress(LastwordError):
-                ledger.save()
+    def _save(self, slot: _Slot, ledger: Ledger) -> None:
+        with slot.saving:
+            if self.saves and not slot.forgotten:
+                with contextlib.suppress(LastwordError):
+                    ledger.save()
 
     def close(self) -> None:
         """Save what changed. Nobody uses a ledger any more."""
@@ -212,7 +220,7 @@ class Ledgers:
             slots, self._slots = list(self._slots.values()), OrderedDict()
         for slot in slots:
             if slot.ledger is not None:
-                self._save(slot.ledger)
+                self._save(slot, slot.ledger)
                 slot.ledger = None
 
 

@@ -123,6 +123,11 @@ class Tombstones:
     def __len__(self) -> int:
         return int(self.offset.size)
 
+    def since(self, offset: int) -> Tombstones:
+        """Those at this offset and above."""
+        at = int(np.searchsorted(self.offset, offset))
+        return Tombstones(self.offset[at:], self.copies[at:], self.size_bytes[at:], self.horizon_ms[at:])
+
 
 def fates_of(chunk: Chunk, fates: Fates | None, *, decided: bool = False) -> NDArray[np.uint8]:
     """The `Fate` of each batch of a chunk, uint8[rows]; also the cleaner's way to ask.
