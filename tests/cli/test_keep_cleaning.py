@@ -1,6 +1,7 @@
 """`lastword clean --every` as a process: rounds as they end, metrics over HTTP, and two ways to end it."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 import lastword
+from lastword.api import background
+from lastword.cli import keep_cleaning, main
 
 pytestmark = pytest.mark.slow
 
@@ -117,3 +120,23 @@ def test_ctrl_c_ends_a_round_at_a_safe_point_and_with_130(data):
     assert (data / ".kafka_cleanshutdown").exists()
     with lastword.open(data) as logs:
         assert len(list(logs.topic("users").read())) == 60
+
+
+def test_a_signal_that_comes_late_is_seen(data, monkeypatch):
+    """As on a machine that is so busy that waiting is over when the signal is handled."""
+
+    def late(*given):
+        time.sleep(2 * keep_cleaning.LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def running_then(*given):
+        background_run_for(*given)
+        signal.setitimer(signal.ITIMER_REAL, 1.5 * keep_cleaning.LOOK_SECONDS)
+
+    background_run_for = background.run_for
+    monkeypatch.setattr(background, "run_for", running_then)
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        assert main.run(["clean", str(data), "--every", "1h"]) == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)

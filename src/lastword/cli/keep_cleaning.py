@@ -25,7 +25,8 @@ def keep_cleaning(
     """
     from lastword.api.background import run_for
 
-    ended: queue.SimpleQueue[Done] = queue.SimpleQueue()
+    # No SimpleQueue: in CPython 3.11 its `get(timeout=)` never ends when a signal takes longer than that.
+    ended: queue.Queue[Done] = queue.Queue()
     totals = {"rounds": 0, "deletions": 0, "failed": 0, "read_bytes": 0, "written_bytes": 0, "freed_bytes": 0}
     with ExitStack() as stack:
         logs = stack.enter_context(out.change(target))
