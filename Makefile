@@ -72,8 +72,9 @@ clusters: java $(READY) kernels ## executors of their own, local-cluster and sta
 memory-spark: java $(READY) kernels ## a log larger than its executors, read, cleaned and restored by two of 1 GiB: make memory-spark SIZE=4GiB
 	@$(PY) -m bench.spark_memory --size $(or $(SIZE),1GiB)
 
-differential: java $(READY) kernels ## random logs cleaned by ours, by lists and by Kafka's own cleaner: make differential N=5000
+differential: java $(READY) kernels ## random logs cleaned by ours, by lists and by Kafka's own cleaner, and by both in turn: make differential N=5000
 	@$(PY) -m tests.differential.compare --logs $(or $(N),5000)
+	@$(PY) -m tests.differential.relay --lives $$(( $(or $(N),5000) / 20 ))
 
 soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and killed all the while: make soak N=10000000
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)

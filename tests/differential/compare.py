@@ -7,7 +7,8 @@ Asserted of every log:
 - ours leaves the newest value of every key, of committed records and of all, as the log had it, and so does
   Kafka's, but for transactional logs that it cleans in several passes: there a deleted key may come back;
 - what ours leaves is unchanged, at its offset and in its order;
-- strategy `kafka` keeps exactly the records that the cleaner on lists keeps, in both rounds;
+- strategy `kafka` keeps exactly the records that the cleaner on lists keeps, in both rounds, and the others
+  no record below the same limit that is superseded or aborted;
 - the model of Kafka's rule keeps exactly the records that Kafka kept; in logs that began with magic 0 or 1
   it may keep a tombstone longer, and of transactions Kafka may leave garbage that it took for the newest.
 """
@@ -18,11 +19,10 @@ import argparse
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -34,18 +34,16 @@ from lastword.partition.transactions import control_of
 from lastword.partition.view import PartitionView
 from lastword.records.formats import read_records
 from lastword.records.record import RawRecord
-from lastword.resolve.kafka_model import KafkaCleaner, read_model
+from lastword.resolve.kafka_model import KafkaCleaner as ModelCleaner
+from lastword.resolve.kafka_model import read_model
 from lastword.segment import names
+from tests.differential.kafka_cleaner import OLD_EMPTY_BATCH, Cleaned, KafkaCleaner, Refused
 from tests.differential.logs import TOPIC, RandomLog, random_log
 from tests.naive import cleaner as naive
 from tests.partition.nosync import UNSYNCED
-from tests.support.jars import HERE as LOGGING
 from tests.support.jars import KafkaJars
 
 SALT = b"differential"
-SOURCES = Path(__file__).parent / "java"
-#: What Kafka's cleaner cannot do: it empties the last entry of a round, and magic 0 and 1 have no empty one.
-OLD_EMPTY_BATCH = "Empty batches are only supported for magic v2"
 
 
 @dataclass
@@ -54,6 +52,8 @@ class Read:
 
     segments: list[naive.NaiveSegment]
     hidden: set[int]  # offsets of records of aborted and undecided transactions
+    undecided: set[int]
+    transactional: dict[int, int]  # offset to producer id
 
     @property
     def records(self) -> list[RawRecord]:
@@ -72,6 +72,7 @@ def read(directory: Path) -> Read:
     batches: list[list[naive.NaiveBatch]] = []
     open_: dict[int, list[tuple[int, int]]] = {}
     aborted: set[tuple[int, int]] = set()
+    transactional: dict[int, int] = {}
     for number, segment in enumerate(view.segments):
         batches.append([])
         for header in segment.headers():
@@ -85,8 +86,10 @@ def read(directory: Path) -> Read:
             if header.transactional:
                 open_.setdefault(header.producer_id, []).append((number, len(batches[-1])))
             records = tuple(read_records(data, header, segment.file, position=0))
+            if header.transactional:
+                transactional.update((record.offset, header.producer_id) for record in records)
             batches[-1].append(naive.NaiveBatch(records, header.delete_horizon_ms, False, header.magic))
-    hidden = aborted | {place for places in open_.values() for place in places}
+    undecided = {place for places in open_.values() for place in places}
     ends = [one.base_offset for one in view.segments[1:]] + [view.log_end]
     segments = [
         naive.NaiveSegment(
@@ -98,8 +101,11 @@ def read(directory: Path) -> Read:
         )
         for number, (segment, end) in enumerate(zip(view.segments, ends, strict=True))
     ]
-    offsets = {r.offset for number, n in hidden for r in batches[number][n].records}
-    return Read(segments, offsets)
+
+    def offsets(places: set[tuple[int, int]]) -> set[int]:
+        return {r.offset for number, n in places for r in batches[number][n].records}
+
+    return Read(segments, offsets(aborted | undecided), offsets(undecided), transactional)
 
 
 @dataclass
@@ -111,12 +117,12 @@ class Story:
     dirty: list[int] = field(default_factory=list)  # first dirty offset after each; 0 before the first
 
 
-def add_part(log: RandomLog, directory: Path, part: int) -> None:
-    for base, _ in log.parts[part]:
+def add_part(log: RandomLog, directory: Path, part: int, now_ms: int | None = None) -> None:
+    for base, _ in log.parts[part]:  # the active segment there may have the first one's base
         for extension in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX):
             with contextlib.suppress(FileNotFoundError):
                 (directory / names.segment_file(base, extension)).unlink()
-    log.write(directory, part)
+    log.write(directory, part, now_ms)
 
 
 def clean_ours(log: RandomLog, directory: Path, strategy: str) -> Story:
@@ -175,34 +181,34 @@ def check_ours(log: RandomLog, strategy: str, story: Story) -> None:
         start = limit
 
 
-def clean_by_kafka(jars: KafkaJars, logs: Sequence[RandomLog], roots: Sequence[Path]) -> Iterator[list[str]]:
-    """The answers of `CleanMany`, a list of words for each log."""
-    lines = []
-    for log, root in zip(logs, roots, strict=True):
-        log.write(root / f"{TOPIC}-0", 0)
-        log.write(root / "later", 1)
-        words = (
-            root,
-            TOPIC,
-            log.slots,
-            log.config.segment_bytes,
-            log.config.delete_retention_ms,
-            *log.now_ms,
-        )
-        lines.append("\t".join(map(str, words)))
-    command = [jars.java, "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    command += [f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
-    command += ["-cp", jars.compiled(SOURCES), "CleanMany"]
-    done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True)
-    answers = [line.split("\t") for line in done.stdout.splitlines() if line.startswith(("ok\t", "error\t"))]
-    if done.returncode or len(answers) != len(logs):
-        raise RuntimeError(f"CleanMany ended with {done.returncode}: {(done.stderr or done.stdout)[-2000:]}")
-    yield from answers
+def check_garbage(log: RandomLog, strategy: str, story: Story, limits: Sequence[int]) -> None:
+    """Below `limits`, of each round, nothing is left that a newer record replaced, or that was aborted."""
+    for round_, (before, after, limit) in enumerate(zip(story.before, story.after, limits, strict=True)):
+        below = [one for segment in before.segments if segment.base_offset < limit for one in segment.batches]
+        last = naive.newest(below)
+        left = [r for r in after.records if r.offset < limit and r.key is not None]
+        garbage = [r.offset for r in left if last.get(r.key) != r.offset or r.offset in before.hidden]
+        assert not garbage, f"log {log.seed}, {strategy}, round {round_ + 1}: garbage at {garbage[:5]}"
+
+
+def clean_by_kafka(kafka: KafkaCleaner, log: RandomLog, directory: Path) -> tuple[Cleaned, Cleaned] | str:
+    """Both cleanings by Kafka's own cleaner, or why it gave up."""
+    done: list[Cleaned] = []
+    try:
+        for part, now_ms in enumerate(log.now_ms):
+            add_part(log, directory, part)
+            first_dirty = done[-1].first_dirty if done else 0
+            done.append(
+                kafka.clean(directory, log.config, slots=log.slots, now_ms=now_ms, first_dirty=first_dirty)
+            )
+    except Refused as refused:
+        return str(refused)
+    return done[0], done[1]
 
 
 def by_the_model(log: RandomLog, directory: Path, limits: Iterable[int]) -> set[int]:
     """Offsets that the model of Kafka's rule keeps of the same two parts."""
-    cleaner = KafkaCleaner(log.slots * 24)
+    cleaner = ModelCleaner(log.slots * 24)
     for part in (0, 1):
         log.write(directory / f"{TOPIC}-0", part)
     whole = read_model(PartitionView.load(UNSYNCED, str(directory / f"{TOPIC}-0")))
@@ -242,35 +248,38 @@ class Totals:
         )
 
 
-def compare(seeds: Sequence[int], root: Path, jars: KafkaJars | None, totals: Totals) -> None:
+def compare(seeds: Iterable[int], root: Path, kafka: KafkaCleaner | None, totals: Totals) -> None:
     """All of `seeds`, below `root`, which is empty again afterwards."""
-    logs = [random_log(seed) for seed in seeds]
-    roots = [root / str(log.seed) for log in logs]
-    answers: Iterable[list[str] | None] = [None] * len(logs)
-    if jars is not None:
-        answers = clean_by_kafka(jars, logs, [one / "real" for one in roots])
-    for log, place, answer in zip(logs, roots, answers, strict=True):
+    for seed in seeds:
+        log, place = random_log(seed), root / str(seed)
         stories = {}
         for strategy in STRATEGIES:
             stories[strategy] = clean_ours(log, place / strategy / f"{TOPIC}-0", strategy)
             check_ours(log, strategy, stories[strategy])
+        for strategy, story in stories.items():
+            check_garbage(log, strategy, story, stories["kafka"].dirty)
         totals.logs += 1
         totals.records += len({r.offset for before in stories["kafka"].before for r in before.records})
         totals.kept += len(stories["kafka"].after[-1].records)
-        if answer is not None:
+        if kafka is not None:
+            answer = clean_by_kafka(kafka, log, place / "real" / f"{TOPIC}-0")
             _against_kafka(log, place, answer, stories, totals)
         shutil.rmtree(place)
 
 
 def _against_kafka(
-    log: RandomLog, place: Path, answer: list[str], stories: dict[str, Story], totals: Totals
+    log: RandomLog,
+    place: Path,
+    answer: tuple[Cleaned, Cleaned] | str,
+    stories: dict[str, Story],
+    totals: Totals,
 ) -> None:
-    if answer[0] == "error":
-        assert log.old_formats and OLD_EMPTY_BATCH in answer[1], f"log {log.seed}: {answer[1]}"
+    if isinstance(answer, str):
+        assert log.old_formats and OLD_EMPTY_BATCH in answer, f"log {log.seed}: {answer}"
         totals.refused += 1
         return
-    limits = [int(word) for word in answer[1:3]]
-    totals.kafka_rounds += int(answer[3])
+    limits = [one.limit for one in answer]
+    totals.kafka_rounds += sum(one.rounds for one in answer)
     kafka = read(place / "real" / f"{TOPIC}-0")
     kept = {record.offset for record in kafka.records}
     for strategy, story in stories.items():
@@ -303,13 +312,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first log")
     parser.add_argument("--no-kafka", action="store_true")
     given = parser.parse_args()
-    jars = None if given.no_kafka else KafkaJars.find_or_fetch()
+    kafka = None if given.no_kafka else KafkaCleaner(KafkaJars.find_or_fetch())
     started = time.monotonic()
     totals = Totals()
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="lastword-differential-", dir=place) as root:
         for first in range(given.first, given.first + given.logs, 250):
-            compare(range(first, min(first + 250, given.first + given.logs)), Path(root), jars, totals)
+            compare(range(first, min(first + 250, given.first + given.logs)), Path(root), kafka, totals)
             print(f"{totals}; {time.monotonic() - started:.0f} s", flush=True)
     return 0
 

@@ -1,8 +1,9 @@
 """Random logs, each from its number alone: what producers, formats and time can leave in a partition.
 
 Magic 0, 1 and 2 with every codec they may have, in one log too; keys that come back and keys that do not,
-keyless records, tombstones, duplicates inside a batch; transactions that commit, abort and stay open,
-idempotent producers; gaps inside batches, between them and, of more than 2^31 offsets, between segments;
+keyless records, tombstones, duplicates inside a batch; transactions that commit, abort and stay open, and
+empty ones; producers whose epoch rises with each transaction, and whose sequences wrap; batches that an
+earlier cleaning emptied; gaps inside batches, between them and, of more than 2^31 offsets, between segments;
 batches of one record and of many; times that run backwards. A log comes in two parts: what is there at the
 first cleaning, and what was appended before the second.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lastword.config import TopicConfig
+from lastword.records.batch import MAX_INT, write_batch
 from lastword.records.builder import BatchBuilder
 from lastword.records.control import ABORT, COMMIT, control_key, marker_value
 from lastword.records.legacy_build import build_message, build_wrapper
@@ -29,13 +31,13 @@ LOG_APPEND = 1
 
 @dataclass(frozen=True)
 class RandomLog:
-    """`parts`: of segments, (base offset, bytes of its batches). `now_ms`: of the two cleanings.
+    """`parts`: of segments, (base offset, bytes of its batches). `now_ms`: of the first two cleanings.
 
     `slots`: of Kafka's map; `map_bytes`: of ours.
     """
 
     seed: int
-    parts: tuple[tuple[tuple[int, bytes], ...], tuple[tuple[int, bytes], ...]]
+    parts: tuple[tuple[tuple[int, bytes], ...], ...]
     now_ms: tuple[int, int]
     config: TopicConfig
     map_bytes: int
@@ -43,13 +45,14 @@ class RandomLog:
     old_formats: bool
     transactions: bool
 
-    def write(self, directory: Path, part: int) -> None:
-        """The segments of one part, without indexes; their times say when they were appended."""
+    def write(self, directory: Path, part: int, now_ms: int | None = None) -> None:
+        """The segments of one part, without indexes; their times say when they were appended: a second before
+        the cleaning."""
         directory.mkdir(parents=True, exist_ok=True)
         for base, data in self.parts[part]:
             path = directory / names.segment_file(base, names.LOG)
             path.write_bytes(data)
-            when = self.now_ms[part] - 1000
+            when = (self.now_ms[part] if now_ms is None else now_ms) - 1000
             os.utime(path, (when // 1000, when // 1000))
 
 
@@ -61,6 +64,9 @@ class _Writer:
     segments: list[tuple[int, bytearray]] = field(default_factory=list)
     open_: dict[int, int] = field(default_factory=dict)  # producer id -> batches of its open transaction
     sequences: dict[int, int] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    epochs_rise: bool = False  # with each end of a transaction, and sequences begin anew
+    rare: random.Random = field(default_factory=random.Random)  # decides about what is rare
     keys: list[bytes] = field(default_factory=list)
     tombstones: float = 0.15
     keyless: float = 0.0
@@ -118,17 +124,19 @@ class _Writer:
         rows = self.rows(2)
         appended = rng.random() < 0.15
         known = producer >= 0
+        if known and producer not in self.sequences:
+            self.sequences[producer] = self.rare.choice((0, 0, MAX_INT, MAX_INT - 6))
         builder = BatchBuilder(
             codec,
             timestamp_type=LOG_APPEND if appended else 0,
             producer_id=producer,
-            producer_epoch=0 if known else -1,
-            base_sequence=self.sequences.get(producer, 0) if known else -1,
+            producer_epoch=self.epochs.get(producer, 0) if known else -1,
+            base_sequence=self.sequences[producer] if known else -1,
             transactional=transactional,
         )
         base = rows[0].offset
         for row in rows:
-            headers = (("h", None), ("i", rng.randbytes(2))) if rng.random() < 0.1 else ()
+            headers = (("h", None), ("i", rng.randbytes(2)), ("", b"")) if rng.random() < 0.1 else ()
             builder.append(row.timestamp, row.key, row.value, headers, offset_delta=row.offset - base)
         last = rows[-1].offset - base + (rng.choice((0, 0, 0, 2)) if not known else 0)
         data = builder.build(
@@ -138,20 +146,56 @@ class _Writer:
             last_offset_delta=last,
         )
         if known:
-            self.sequences[producer] = self.sequences.get(producer, 0) + last + 1
+            self.sequences[producer] = (self.sequences[producer] + last + 1) & MAX_INT
         self.put(data, base + last + 1)
 
     def end(self, producer: int, kind: int) -> None:
-        builder = BatchBuilder(producer_id=producer, producer_epoch=0, transactional=True, control=True)
+        if self.epochs_rise:
+            self.epochs[producer] = self.epochs.get(producer, 0) + 1
+            self.sequences[producer] = 0
+        epoch = self.epochs.get(producer, 0)
+        builder = BatchBuilder(producer_id=producer, producer_epoch=epoch, transactional=True, control=True)
         builder.append(self.stamp(), control_key(kind), marker_value(1))
-        self.open_.pop(producer)
+        self.open_.pop(producer, None)
         self.put(builder.build(self.offset), self.offset + 1)
 
+    def emptied(self, producer: int) -> None:
+        """What a cleaning left of a batch that was its producer's last, or the last of its range."""
+        count, known = self.rare.choice((1, 5)), producer >= 0
+        sequence = self.sequences.setdefault(producer, 0) if known else -1
+        data = write_batch(
+            base_offset=self.offset,
+            leader_epoch=0,
+            attributes=0,
+            last_offset_delta=count - 1,
+            base_timestamp=-1,
+            max_timestamp=self.time_ms,
+            producer_id=producer,
+            producer_epoch=self.epochs.get(producer, 0) if known else -1,
+            base_sequence=sequence,
+            count=0,
+            payload=b"",
+        )
+        if known:
+            self.sequences[producer] = (sequence + count) & MAX_INT
+        self.put(data, self.offset + count)
 
-def random_log(seed: int) -> RandomLog:
-    """Log number `seed`: always the same."""
+    def something_rare(self, producers: list[int]) -> None:
+        """An emptied batch, or the marker of a transaction that wrote nothing here."""
+        rare = self.rare
+        if rare.random() < 0.04:
+            self.emptied(rare.choice((-1, 77)))
+        if producers and rare.random() < 0.04:
+            producer = rare.choice(producers)
+            if not self.open_.get(producer):
+                self.end(producer, rare.choice((COMMIT, ABORT)))
+
+
+def random_log(seed: int, parts: int = 2) -> RandomLog:
+    """Log number `seed`, of so many parts: always the same."""
     rng = random.Random(f"differential {seed}")
-    writer = _Writer(rng)
+    rare = random.Random(f"rare {seed}")
+    writer = _Writer(rng, rare=rare, epochs_rise=rare.random() < 0.5)
     writer.keys = [rng.randbytes(rng.choice((0, 1, 3, 8, 24, 60))) for _ in range(rng.choice((1, 3, 12, 60)))]
     writer.tombstones = rng.choice((0.0, 0.1, 0.4))
     writer.keyless = rng.choice((0.0, 0.0, 0.08))
@@ -162,8 +206,8 @@ def random_log(seed: int) -> RandomLog:
     batches = rng.choice((6, 25, 60))
     roll = rng.choice((0.05, 0.15, 0.4))
     wide = rng.random() < 0.04
-    parts = []
-    for part in (0, 1):
+    written = []
+    for part in range(parts):
         writer.segments = []
         writer.roll()
         for number in range(batches if part == 0 else rng.randint(1, batches)):
@@ -173,7 +217,7 @@ def random_log(seed: int) -> RandomLog:
                 writer.roll()
             magic = magics[min(number * len(magics) // batches, len(magics) - 1)] if part == 0 else magics[-1]
             _batch(writer, magic, codecs, producers if transactions else [])
-        parts.append(tuple((base, bytes(data)) for base, data in writer.segments))
+        written.append(tuple((base, bytes(data)) for base, data in writer.segments))
     retention_ms = rng.choice((0, 5_000, 10_000_000_000))
     first_ms = T + 1_000_000
     segment_bytes = rng.choice((2_000, 20_000, 1 << 20))
@@ -188,7 +232,7 @@ def random_log(seed: int) -> RandomLog:
     )
     return RandomLog(
         seed,
-        (parts[0], parts[1]),
+        tuple(written),
         (first_ms, first_ms + rng.choice((2_000, 5_000, 60_000))),
         config,
         rng.choice((1 << 13, 1 << 14, 1 << 20)),
@@ -201,6 +245,8 @@ def random_log(seed: int) -> RandomLog:
 def _batch(writer: _Writer, magic: int, codecs: tuple[int, ...], producers: list[int]) -> None:
     rng = writer.rng
     codec = rng.choice(codecs)
+    if magic == 2:
+        writer.something_rare(producers)
     if magic < 2:
         writer.old(magic, codec if codec < 4 else 0)
     elif producers and rng.random() < 0.7:

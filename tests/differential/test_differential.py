@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,27 +11,44 @@ import pytest
 
 from lastword.config.topic import STRATEGIES
 from tests.differential.compare import Totals, check_ours, clean_ours, compare
+from tests.differential.kafka_cleaner import KafkaCleaner
 from tests.differential.logs import TOPIC, random_log
+from tests.differential.relay import WHO, live
 from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
 
-@pytest.mark.slow
-@pytest.mark.kafka
-def test_200_logs_beside_kafkas_own_cleaner(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaCleaner]:
     try:
         jars = KafkaJars.find_or_fetch()
     except KafkaMissing as missing:
         if must_not_skip(missing):
             raise
         pytest.skip(str(missing))
+    with KafkaCleaner(jars) as cleaner:
+        yield cleaner
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_200_logs_beside_kafkas_own_cleaner(tmp_path: Path, kafka: KafkaCleaner) -> None:
     totals = Totals()
-    compare(range(200), tmp_path, jars, totals)
+    compare(range(200), tmp_path, kafka, totals)
     assert (
         totals.logs == 200
         and totals.refused < 10
         and totals.modelled + totals.mistaken + totals.wrong == 200 - totals.refused
     )
     assert totals.mistaken + totals.wrong < 5 and totals.kept < totals.records / 2
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_logs_that_are_cleaned_by_both_in_turn(tmp_path: Path, kafka: KafkaCleaner) -> None:
+    turns = Counter[str]()
+    for seed in range(10):
+        turns += live(seed, tmp_path / str(seed), kafka)
+    assert min(turns[who] for who in WHO) >= 5 and turns["runs"] > 10
 
 
 @pytest.mark.slow

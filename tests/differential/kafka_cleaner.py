@@ -1,0 +1,70 @@
+"""Kafka's own cleaner class, in a process that stays."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from lastword.config import TopicConfig
+from tests.support.jars import HERE as LOGGING
+from tests.support.jars import KafkaJars
+
+SOURCES = Path(__file__).parent / "java"
+#: What Kafka's cleaner cannot do: it empties the last entry of a round, and magic 0 and 1 have no empty one.
+OLD_EMPTY_BATCH = "Empty batches are only supported for magic v2"
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """`limit`: what lies below was to be cleaned; `first_dirty`: for the next cleaning."""
+
+    limit: int
+    first_dirty: int
+    rounds: int
+
+
+class Refused(Exception):
+    """What Kafka's cleaner says where it gives up."""
+
+
+class KafkaCleaner:
+    """`with KafkaCleaner(jars) as kafka: kafka.clean(...)`. Not for several threads at once."""
+
+    def __init__(self, jars: KafkaJars) -> None:
+        command = [jars.java, "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        command += [f"-Dlog4j2.configurationFile={LOGGING / 'log4j2.xml'}", "-Dlastword.log=/dev/null"]
+        command += ["-cp", jars.compiled(SOURCES), "CleanMany"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def clean(
+        self,
+        directory: Path,
+        config: TopicConfig,
+        *,
+        slots: int,
+        now_ms: int,
+        first_dirty: int = 0,
+        log_start: int = 0,
+    ) -> Cleaned:
+        """One partition, up to its first undecided transaction, by a map of `slots` keys."""
+        words = (directory, slots, config.segment_bytes, config.delete_retention_ms, now_ms)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("\t".join(map(str, (*words, log_start, first_dirty))) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            kind, *rest = line.rstrip("\n").split("\t")
+            if kind == "error":
+                raise Refused(rest[0])
+            if kind == "ok":
+                return Cleaned(*map(int, rest))
+        raise RuntimeError(f"CleanMany ended with {self._process.wait()}")
+
+    def __enter__(self) -> KafkaCleaner:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=20)
+        self._process.stdout.close()
