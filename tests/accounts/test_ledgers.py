@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from lastword import metrics
+from lastword.cleaner.drive import Place, look
 from lastword.clock import ManualClock
 from lastword.logdir import TopicPartition
 from tests.cleaner.test_due import fill, newest, opened
@@ -215,3 +216,21 @@ def test_a_partition_is_not_forgotten_in_the_middle_of_a_save(tmp_path, clock):
         assert order == ["saved", "forgotten"]
         ledgers._save(slot, ledger)  # by who still held it
         assert order == ["saved", "forgotten"]
+
+
+def test_tombstones_that_were_trimmed_are_not_waited_for(tmp_path, clock):
+    with opened(tmp_path, clock, segment_bytes=400) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        for number in range(12):
+            topic.append(b"gone%d" % number, None)
+        topic.append(b"k", b"v" * 50)
+        topic.append(b"k", b"w" * 50)
+        home, log = logs._home("t", 0), logs._log("t", 0)
+        look([Place(T, home)], "drive", now_ms=NOW, space_target=1.5)
+        with home.ledgers.of(T, log) as ledger:
+            assert ledger.deletes.next_due(HOUR) == (0, NOW + HOUR)
+        topic.trim(before=6)
+        start = log.segments[0].base_offset
+        with home.ledgers.of(T, log) as ledger:
+            offset, due_ms = ledger.deletes.next_due(HOUR)
+        assert 0 < start <= offset and due_ms == NOW + HOUR

@@ -64,7 +64,8 @@ class Deletes:
         self._found: Any = None
 
     def found(self) -> Any:
-        """Live ones, ascending by offset, in segments that lie in the log."""
+        """Live ones, ascending by offset, in segments that lie in the log; asked before `clocks`, which are
+        of those."""
         if self._found is None:
             running = self.tracking.running
             self._found = found = running.tombstones().since(self.tracking.first_offset)
@@ -111,12 +112,14 @@ class Deletes:
     def _over(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
         """Offsets of those below `floor`, in the log, whose clocks have come to their end."""
         keep = self.tracking.running.limit - 1 if self.ends_old else -1
-        over = self.clocks.due(self.found(), now_ms, delete_retention_ms, floor=floor, keep=keep)
+        found = self.found()
+        over = self.clocks.due(found, now_ms, delete_retention_ms, floor=floor, keep=keep)
         return over[over >= self.tracking.first_offset]
 
     def standing(self, now_ms: int, delete_retention_ms: int) -> Standing:
         """After `mark`."""
-        due_ms = self.clocks.due_ms(self.found(), delete_retention_ms)
+        found = self.found()
+        due_ms = self.clocks.due_ms(found, delete_retention_ms)
         later = due_ms[due_ms > now_ms]
         held = self._over(now_ms, delete_retention_ms, NO_FLOOR)
         return Standing(
@@ -138,8 +141,9 @@ class Deletes:
         """Offsets at or above `floor` that would be due by their clocks: a reader with a lease keeps them."""
         if not self.tracking.exact:
             return np.empty(0, np.int64)
-        found = self.clocks.due(self.found(), now_ms, delete_retention_ms)
-        return found[found >= floor]
+        found = self.found()
+        over = self.clocks.due(found, now_ms, delete_retention_ms)
+        return over[over >= floor]
 
     def due_ms(self, offset: int, delete_retention_ms: int) -> int | None:
         """When the tombstone at `offset` may go, in ms since 1970 (0: it is garbage already); None while no
@@ -149,14 +153,16 @@ class Deletes:
         if self.remembered is not None:
             since_ms = dict(zip(*(one.tolist() for one in self.remembered), strict=True)).get(offset)
             return None if since_ms is None else max(since_ms + delete_retention_ms, 0)
+        found = self.found()
         at = int(np.searchsorted(self.clocks.offset, offset))
         if at == len(self.clocks) or self.clocks.offset[at] != offset:
             return None
-        return int(self.clocks.due_ms(self.found(), delete_retention_ms)[at])
+        return int(self.clocks.due_ms(found, delete_retention_ms)[at])
 
     def next_due(self, delete_retention_ms: int) -> tuple[int, int]:
         """(offset, ms) of the one that is due next; (-1, -1) while no clock runs."""
-        return self.clocks.first_due(self.found(), delete_retention_ms)
+        found = self.found()
+        return self.clocks.first_due(found, delete_retention_ms)
 
     def due_between(self, first_offset: int, next_offset: int) -> int:
         """Highest offset of one that goes when this range is rewritten; -1: none does."""
