@@ -27,7 +27,9 @@ else, and each partition knows what it has already (`staged.take_in`), so nothin
 with a writer whose sequence was taken in before, also under the name of another job, appends nothing: that is
 what makes a batch that is run again after a crash of its driver come in once. The note is written after the
 last partition is synced, so it never promises what a power cut can take; partitions may appear one after
-another.
+another. No batch is appended anywhere before the checksums of all of the commit were found right. Of a large
+commit several partitions are worked on at once, each with files of its own, so a crash leaves in each what it
+could leave in that one alone.
 
 All files are plain, for a directory of ours in the root would stop a broker from starting.
 """
