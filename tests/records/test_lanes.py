@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,3 +112,44 @@ def test_given_up_in_the_middle() -> None:
         with closing(prepared(numbers(1000), lambda one: None, second)) as each:
             assert next(each) == [0]
         assert second.submit(int).result(10) == 0  # it is free again
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(1, 2))
+def test_what_is_left_behind_is_done_one_after_another(pauses: list[tuple[int, int]], threads: int) -> None:
+    """Each pair: how long taking a thing lasts, and the work that it leaves."""
+    done: list[int] = []
+    busy = threading.Lock()
+
+    def finish(number: int) -> None:
+        assert busy.acquire(blocking=False), "one at a time"
+        pause(pauses[number][1])
+        done.append(number)
+        busy.release()
+
+    with (
+        second_thread("lanes", threads) as second,
+        closing(prepared(numbers(len(pauses)), lambda one: None, second)) as each,
+    ):
+        for (number,) in each:
+            pause(pauses[number][0])
+            at_once = each.leave(partial(finish, number))
+            assert done[:number] == list(range(number)), "what was left before is done"
+            assert at_once == (threads == 1)
+        each.settle()
+        assert done == list(range(len(pauses)))
+
+
+def test_an_error_of_what_was_left_is_told() -> None:
+    def fail() -> None:
+        raise Bad("left")
+
+    with (
+        second_thread("lanes", 2) as second,
+        closing(prepared(numbers(3), lambda one: None, second)) as each,
+    ):
+        assert next(each) == [0]
+        each.leave(fail)
+        with pytest.raises(Bad, match="left"):
+            each.settle()
+        each.settle()

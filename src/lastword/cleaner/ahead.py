@@ -1,11 +1,12 @@
 """Two threads for one round: where they are worth it, and which of them does what.
 
-The caller's thread writes the outputs, one after another, and swaps them in; the second one reads, verifies
-and inflates the sources ahead (`records.lanes`). An output that is written is read back and synced by the
-second while the caller writes the next one; the last one is read back by both.
+The caller's thread repacks what survives, group by group, and swaps the outputs in; reading, verifying and
+inflating the sources, compressing and appending to the output are done by whoever is free (`records.lanes`).
+An output that is written is read back and synced by the second thread while the caller writes the next one;
+the last one is synced while it is read back.
 
-    caller   write a                write b                 swap a   read back b   sync b   swap b
-    second   read a for the caller  read back a   sync a    read b   read back b
+    caller   write a                write b                 swap a   read back b   swap b
+    second   read and append for a  read back a   sync a    read b   sync b
 """
 
 from __future__ import annotations

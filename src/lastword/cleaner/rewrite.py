@@ -18,8 +18,8 @@ Entries of magic 0 and 1 keep magic and codec. A compressed one is cut inside; n
 that goes, for these formats have no empty batch. Then the output ends where its last survivor does, and the
 next segment's base covers the rest.
 
-Memory: one chunk in, one output buffer out, whatever the size of the group. A second thread that looks at
-the chunks ahead makes it `records.lanes.LANES` chunks.
+Memory: one chunk in, one output buffer out, whatever the size of the group. With a second thread it is
+`records.lanes.LANES` chunks and two buffers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -175,7 +176,6 @@ def rewrite(
     verifies and inflates ahead; the result is the same. Raises CorruptBatchError for a source that is not
     what its checksums say.
     """
-    writer = _Writer(output, resolution.dead, plan.max_message_bytes)
     retained = _last_of_producers(resolution.segments)
     facts = resolution.segments[group.first : group.last + 1]
     contents = controls = markers = 0
@@ -205,6 +205,7 @@ def rewrite(
         one.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
 
     with closing(prepared(read, look, second)) as chunks:
+        writer = _Writer(output, resolution.dead, plan.max_message_bytes, chunks.leave)
         for one in chunks:
             chunk = one.chunk
             contents += one.contents
@@ -214,7 +215,8 @@ def rewrite(
             writer.take(chunk, one.retain, one.horizon_ms)
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
             progress(chunk.size_bytes)
-    writer.flush()
+        writer.flush()
+        chunks.settle()
     return Rewritten(
         size_bytes=writer.written_bytes,
         content_digest=contents & _MASK,
@@ -273,15 +275,43 @@ def _retain(
     return retain
 
 
-class _Writer:
-    """Collects batches in one buffer and appends it when it is full."""
+@dataclass(slots=True)
+class _Buffer:
+    """Batches for the output: their bytes, a row for each, and its class."""
 
-    def __init__(self, output: Output | None, dead: DeadBitmaps, max_message_bytes: int) -> None:
+    out: NDArray[np.uint8]
+    table: NDArray[np.int64]
+    classes: NDArray[np.int64]
+    rows: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def empty(cls) -> _Buffer:
+        return cls(
+            np.empty(OUT_BYTES + kernels.SLACK, np.uint8),
+            np.empty((OUT_ROWS, fields.FIELDS), np.int64),
+            np.empty(OUT_ROWS, np.int64),
+        )
+
+
+class _Writer:
+    """Collects batches in one buffer and appends it when it is full. Compressing and appending are left to
+    `leave`; with two threads the next buffer is filled meanwhile.
+    """
+
+    def __init__(
+        self,
+        output: Output | None,
+        dead: DeadBitmaps,
+        max_message_bytes: int,
+        leave: Callable[[Callable[[], None]], bool],
+    ) -> None:
         self._output = output
         self._dead = dead
-        self._out = np.empty(OUT_BYTES + kernels.SLACK, np.uint8)
-        self._table = np.empty((OUT_ROWS, fields.FIELDS), np.int64)
-        self._classes = np.empty(OUT_ROWS, np.int64)
+        self._leave = leave
+        first = _Buffer.empty()
+        self._out, self._table, self._classes = first.out, first.table, first.classes
+        self._spare: _Buffer | None = None
         self._joining = np.full(JOINING_FIELDS, -1, np.int64)
         self._joining[TARGET_BYTES] = BATCH_BYTES
         # What does not compress grows a little, under snappy by a sixth.
@@ -404,28 +434,14 @@ class _Writer:
             self._joining[OPEN_ROW], self._joining[OPEN_PLAIN] = 0, beside
 
     def flush(self) -> None:
-        """Append what was collected; batches with a codec whose records are plain are compressed first."""
-        table = self._table[: self._row]
+        """Have what was collected appended, and begin anew."""
         if self._position:
-            self._note_first_due(table)
-            attributes = table[:, fields.ATTRIBUTES]
-            classes = self._classes[: self._row]
-            joined = classes == JOINED
-            coded = (attributes & fields.CODEC) != 0
-            compressed = ((classes == MIXED) | joined) & coded
-            for row in np.flatnonzero(joined & ~coded).tolist():
-                seal_batch(self._out, int(table[row, fields.POSITION]), int(table[row, fields.SIZE]))
-            for row in np.flatnonzero((classes == EMPTIED) & (table[:, fields.PRODUCER_ID] < 0)).tolist():
-                self._without_timestamp(int(table[row, fields.POSITION]))
-            done = 0
-            parts: list[memoryview | bytes] = []
-            for row in np.flatnonzero(compressed).tolist():
-                start = int(table[row, fields.POSITION])
-                parts.append(self._out[done:start].data)
-                done = start + int(table[row, fields.SIZE])
-                parts.append(_compressed(int(attributes[row]) & fields.CODEC, self._out[start:done]))
-            rest = self._out[done : self._position]
-            self._append(b"".join([*parts, rest.data]) if parts else rest)
+            full = _Buffer(self._out, self._table, self._classes, self._row, self._position)
+            self._note_first_due(self._table[: self._row])
+            if not self._leave(partial(self._append, full)):
+                # Of the one before nothing is left to append.
+                self._spare, free = full, self._spare or _Buffer.empty()
+                self._out, self._table, self._classes = free.out, free.table, free.classes
         self._position = 0
         self._row = 0
         self._joining[OPEN_ROW] = -1
@@ -438,7 +454,27 @@ class _Writer:
         first = next((r.offset for r in read_records(batch, header) if r.value is None), -1)
         return TombstonesWaiting(count, first, horizon_ms) if first >= 0 else TombstonesWaiting(count)
 
-    def _append(self, data: NDArray[np.uint8] | bytes) -> None:
+    def _append(self, full: _Buffer) -> None:
+        """To the output; batches with a codec whose records are plain are compressed first."""
+        out, table, classes = full.out, full.table[: full.rows], full.classes[: full.rows]
+        attributes = table[:, fields.ATTRIBUTES]
+        joined = classes == JOINED
+        coded = (attributes & fields.CODEC) != 0
+        compressed = ((classes == MIXED) | joined) & coded
+        for row in np.flatnonzero(joined & ~coded).tolist():
+            seal_batch(out, int(table[row, fields.POSITION]), int(table[row, fields.SIZE]))
+        for row in np.flatnonzero((classes == EMPTIED) & (table[:, fields.PRODUCER_ID] < 0)).tolist():
+            start = int(table[row, fields.POSITION])
+            _without_timestamp(out[start : start + HEADER_BYTES])
+        done = 0
+        parts: list[memoryview | bytes] = []
+        for row in np.flatnonzero(compressed).tolist():
+            start = int(table[row, fields.POSITION])
+            parts.append(out[done:start].data)
+            done = start + int(table[row, fields.SIZE])
+            parts.append(_compressed(int(attributes[row]) & fields.CODEC, out[start:done]))
+        rest = out[done : full.bytes]
+        data = b"".join([*parts, rest.data]) if parts else rest
         if len(data):
             self.written_bytes += len(data)
             if self._output is not None:
@@ -459,14 +495,14 @@ class _Writer:
                     batch = batch[:CHECKED_FROM] + attributes.to_bytes(2, "big") + batch[CHECKED_FROM + 2 :]
                 self._first_due = (horizon_ms, batch)
 
-    def _without_timestamp(self, start: int) -> None:
-        """A header that only holds the end of the range has no record with a timestamp, so it has none
-        either: an index entry for it would point at a time that no record has.
-        """
-        header = self._out[start : start + HEADER_BYTES]
-        header[35:43] = 0xFF
-        crc = crc32c(header[CHECKED_FROM:].tobytes())
-        header[CRC_POSITION:CHECKED_FROM] = np.frombuffer(crc.to_bytes(4, "big"), np.uint8)
+
+def _without_timestamp(header: NDArray[np.uint8]) -> None:
+    """A header that only holds the end of the range has no record with a timestamp, so it has none either:
+    an index entry for it would point at a time that no record has.
+    """
+    header[35:43] = 0xFF
+    crc = crc32c(header[CHECKED_FROM:].tobytes())
+    header[CRC_POSITION:CHECKED_FROM] = np.frombuffer(crc.to_bytes(4, "big"), np.uint8)
 
 
 def _compressed(codec: int, batch: NDArray[np.uint8]) -> bytes:

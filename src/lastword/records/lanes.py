@@ -3,7 +3,8 @@
 What a chunk needs before its turn (verifying, inflating, parsing) depends on no other chunk; only reading is
 done one chunk at a time. With a second thread both are done ahead of whoever takes them, and the taker does
 them, too, whenever the next chunk is not ready yet: so both are busy, whichever part takes longer. Chunks are
-taken one after another, by the caller alone: what comes of it is the same to the bit.
+taken one after another, by the caller alone: what comes of it is the same to the bit. What the caller makes
+of them he may leave to be finished (compressed, written), one piece of work after another.
 
     second   read 1  prepare 1   read 2  prepare 2   read 4 ...
     caller   read 0  prepare 0   take 0   take 1     read 3  prepare 3   take 2 ...
@@ -12,11 +13,12 @@ taken one after another, by the caller alone: what comes of it is the same to th
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lastword.records.chunk import Chunk, ChunkReader
 
@@ -47,22 +49,62 @@ def in_lanes(reader: Iterator[Chunk], lanes: int, *, verify_later: bool = False)
 
 def prepared(
     read: Callable[[int], Iterator[T]], prepare: Callable[[T], None], second: Executor | None
-) -> Generator[T]:
+) -> Prepared[T]:
     """Everything of `read(lanes)`, in order, after `prepare` was called for it. To be closed.
 
     `read` is asked by one thread at a time; `prepare` may run for two things at once. What was given out
     holds until the next one is asked for. Errors of either come when it is that thing's turn.
     """
-    if second is not None:
-        yield from _Pipeline(read(LANES), prepare, second)
-        return
-    for one in read(1):
-        prepare(one)
-        yield one
+    return _Alone(read(1), prepare) if second is None else _Pipeline(read(LANES), prepare, second)
+
+
+class Prepared(ABC, Iterator[T]):
+    """Things that are ready, one after another; and work on what came of them that may be left behind."""
+
+    def __init__(self) -> None:
+        self._each = self._all()
+
+    def __next__(self) -> T:
+        return next(self._each)
+
+    def close(self) -> None:
+        """No thread is at work for it any more. Work that was left and not settled may never be done."""
+        self._each.close()
+
+    @abstractmethod
+    def _all(self) -> Generator[T]: ...
+
+    @abstractmethod
+    def leave(self, work: Callable[[], None]) -> bool:
+        """Have `work` done by whoever is free; is it done already? All that was left before is. Raises the
+        error of either."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """All that was left is done. Raises its error."""
+
+
+class _Alone(Prepared[T]):
+    def __init__(self, items: Iterator[T], prepare: Callable[[T], None]) -> None:
+        self._source = items
+        self._prepare_value = prepare
+        super().__init__()
+
+    def _all(self) -> Generator[T]:
+        for one in self._source:
+            self._prepare_value(one)
+            yield one
+
+    def leave(self, work: Callable[[], None]) -> bool:
+        work()
+        return True
+
+    def settle(self) -> None:
+        pass
 
 
 class _Item(Generic[T]):
-    """Something that was read. `claimed`: somebody prepares it, or has."""
+    """Something to be worked on. `claimed`: somebody does, or has."""
 
     def __init__(self, value: T) -> None:
         self.value = value
@@ -71,10 +113,11 @@ class _Item(Generic[T]):
         self.error: BaseException | None = None
 
 
-class _Pipeline(Generic[T]):
-    """The second thread reads, and prepares while all lanes are full; the caller prepares what he waits for,
-    and reads while the second thread does other work. So neither has to wait for the other to hand over
-    reading. All fields are guarded by `_changed`, which only these two threads wait for.
+class _Pipeline(Prepared[T]):
+    """The second thread does what was left, reads, and prepares while all lanes are full; the caller prepares
+    what he waits for, and does the rest while the second thread does other work. So neither has to wait for
+    the other to hand over reading. All fields are guarded by `_changed`, which only these two threads wait
+    for.
     """
 
     def __init__(self, items: Iterator[T], prepare: Callable[[T], None], second: Executor) -> None:
@@ -89,8 +132,10 @@ class _Pipeline(Generic[T]):
         self._ended = False  # nothing more will be read
         self._closed = False  # nor taken
         self._error: BaseException | None = None  # of reading: comes after all that was read
+        self._left: _Item[Callable[[], None]] | None = None
+        super().__init__()
 
-    def __iter__(self) -> Iterator[T]:
+    def _all(self) -> Generator[T]:
         helping = self._second.submit(self._help)
         try:
             while (item := self._next()) is not None:
@@ -119,7 +164,7 @@ class _Pipeline(Generic[T]):
                     return item
                 if item is None and self._ended:
                     return None
-                work = self._preparing() or self._reading()
+                work = self._preparing() or self._reading() or self._finishing()
                 if work is None:
                     self._changed.wait()
                     continue
@@ -128,10 +173,10 @@ class _Pipeline(Generic[T]):
     def _help(self) -> None:
         while True:
             with self._changed:
-                work = None if self._closed else self._reading() or self._preparing()
+                if self._closed:
+                    return
+                work = self._finishing() or self._reading() or self._preparing()
                 if work is None:
-                    if self._closed or self._ended:
-                        return
                     self._changed.wait()
                     continue
             work()
@@ -148,8 +193,38 @@ class _Pipeline(Generic[T]):
         for item in self._items.values():
             if not item.claimed:
                 item.claimed = True
-                return partial(self._prepare, item)
+                return partial(self._do, item, partial(self._prepare_value, item.value))
         return None
+
+    def _finishing(self) -> Callable[[], None] | None:
+        """To do what was left, if nobody does."""
+        left = self._left
+        if left is None or left.claimed:
+            return None
+        left.claimed = True
+        return partial(self._do, left, left.value)
+
+    def leave(self, work: Callable[[], None]) -> bool:
+        self.settle()
+        with self._changed:
+            self._left = _Item(work)
+            self._changed.notify()
+        return False
+
+    def settle(self) -> None:
+        while True:
+            with self._changed:
+                left = self._left
+                if left is None or left.done:
+                    self._left = None
+                    break
+                work = self._finishing() or self._preparing() or self._reading()
+                if work is None:
+                    self._changed.wait()
+                    continue
+            work()
+        if left is not None and left.error is not None:
+            raise left.error
 
     def _read(self) -> None:
         found: _Item[T] | None = None
@@ -169,9 +244,9 @@ class _Pipeline(Generic[T]):
                 self._count += 1
             self._changed.notify()
 
-    def _prepare(self, item: _Item[T]) -> None:
+    def _do(self, item: _Item[Any], work: Callable[[], None]) -> None:
         try:
-            self._prepare_value(item.value)
+            work()
         except BaseException as error:
             item.error = error
         with self._changed:
