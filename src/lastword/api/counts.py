@@ -1,7 +1,8 @@
 """What each segment holds, live and garbage.
 
 True counts: every record of a log is looked at once, and the dead bitmaps say what is garbage. Where the
-garbage accounts speak of the whole log, exactly, they are the same figures without a look at any record. A
+garbage accounts speak of the whole log, exactly, they are the same figures without a look at any record (but
+for the bytes of compressed records in rewritten segments, shared out by their sizes before the rewrite). A
 quick answer takes them as they are: what was not accounted yet counts as live, and a sample is an estimate.
 """
 
