@@ -81,3 +81,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return value
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 record`, `2 records`, `2 batches`."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lastword.units import format_bytes
-from lastword.values import Value
+from lastword.values import Value, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class PartitionInfo(Value):
 
     def __str__(self) -> str:
         return (
-            f"{self.topic}-{self.partition}: {self.records} records in {self.segments} segments, "
+            f"{self.topic}-{self.partition}: {plural(self.records, 'record')} in "
+            f"{plural(self.segments, 'segment')}, "
             f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} garbage"
         )
 
@@ -73,6 +74,6 @@ class SegmentInfo(Value):
 
     def __str__(self) -> str:
         return (
-            f"{self.topic}-{self.partition}/{self.base_offset:020d}: {self.records} records, "
+            f"{self.topic}-{self.partition}/{self.base_offset:020d}: {plural(self.records, 'record')}, "
             f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} garbage"
         )

@@ -12,8 +12,8 @@ import typer
 from lastword.api.json_form import field_bytes
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
 from lastword.cli.output import argument_bytes
-from lastword.cli.text import plural
 from lastword.errors import UsageError
+from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.topic import Topic

@@ -9,8 +9,9 @@ import typer
 
 from lastword.api.json_form import bytes_json
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.cli.text import key_text, plural
+from lastword.cli.text import key_text
 from lastword.errors import UsageError
+from lastword.values import plural
 
 EXAMPLES = """
 lastword audit data users consumer.parquet

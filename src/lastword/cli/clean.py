@@ -17,9 +17,9 @@ from lastword.cli.options import (
     command,
     interruptible,
 )
-from lastword.cli.text import plural
 from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, parse_bytes, parse_duration_ms
+from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Session, Sets, Target, command, settings_of
-from lastword.cli.text import plural
+from lastword.values import plural
 
 EXAMPLES = """
 lastword create data users --set cleanup.policy=compact

@@ -8,9 +8,9 @@ import typer
 
 from lastword.cli.confirm import Yes, confirm
 from lastword.cli.options import Directory, MoreDirs, Session, Target, TopicName, command
-from lastword.cli.text import plural
 from lastword.errors import UsageError
 from lastword.units import format_bytes
+from lastword.values import plural
 
 EXAMPLES = """
 lastword drop data events --dry-run

@@ -8,8 +8,9 @@ import typer
 
 from lastword.api.json_form import bytes_json
 from lastword.cli.options import Session, command
-from lastword.cli.text import escape, key_text, plural, value_text
+from lastword.cli.text import escape, key_text, value_text
 from lastword.units import format_time
+from lastword.values import plural
 
 EXAMPLES = """
 lastword dump data/users-0/00000000000000000000.log

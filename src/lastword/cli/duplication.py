@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.cli.text import plural
 from lastword.units import format_bytes
+from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.tools.duplication import Duplication

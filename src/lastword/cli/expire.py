@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.cli.text import plural
 from lastword.errors import LastwordError
 from lastword.units import format_bytes
+from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.retention import Deletion

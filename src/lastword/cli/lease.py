@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
-from lastword.cli.text import plural
 from lastword.errors import LeaseRefusedError, UsageError
 from lastword.units import format_time
+from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.lease import LeaseInfo

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
-from lastword.cli.text import plural
 from lastword.errors import UsageError
 from lastword.units import format_bytes, parse_when
+from lastword.values import plural
 
 EXAMPLES = """
 lastword restore data users users.parquet

@@ -71,9 +71,3 @@ def cut(line: str, width: int) -> str:
 
 def terminal_width() -> int:
     return shutil.get_terminal_size((100, 24)).columns
-
-
-def plural(number: int, noun: str) -> str:
-    """`1 record`, `2 records`, `2 batches`."""
-    ending = "es" if noun.endswith("ch") else "s"
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"

@@ -9,9 +9,9 @@ import typer
 
 from lastword.cli.confirm import Yes, confirm
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
-from lastword.cli.text import plural
 from lastword.errors import UsageError
 from lastword.units import parse_when
+from lastword.values import plural
 
 EXAMPLES = """
 lastword trim data events --before 90d --dry-run

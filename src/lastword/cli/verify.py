@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.cli.text import plural
 from lastword.units import format_bytes
+from lastword.values import plural
 
 EXAMPLES = """
 lastword verify data

@@ -19,7 +19,7 @@ from lastword.metrics import STATE_RESTORE_SECONDS
 from lastword.partition.view import PartitionView
 from lastword.state.newest import Pairs, newest_pairs
 from lastword.units import format_bytes
-from lastword.values import Progress, ProgressLike, Value, table_html
+from lastword.values import Progress, ProgressLike, Value, plural, table_html
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -71,7 +71,7 @@ class Restored(Value):
 
     def __str__(self) -> str:
         return (
-            f"{self.topic}-{self.partition}: {self.keys} keys, {format_bytes(self.bytes)}, "
+            f"{self.topic}-{self.partition}: {plural(self.keys, 'key')}, {format_bytes(self.bytes)}, "
             f"up to offset {self.end_offset} in {self.seconds:.2f} s"
         )
 
@@ -351,7 +351,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
                 self._write(data, new)
 
     def __repr__(self) -> str:
-        what = "closed" if self._closed else f"{len(self._data)} keys"
+        what = "closed" if self._closed else plural(len(self._data), "key")
         return f"State({self._log.name!r}, {what})"
 
     def _repr_html_(self) -> str:

@@ -25,7 +25,7 @@ from lastword.resolve import Resolution, fates_of, resolve
 from lastword.tools.in_a_row import InARow, shared_keys
 from lastword.tools.sketches import Estimate, KeySet, Sketch, Sketcher
 from lastword.units import format_bytes
-from lastword.values import Value
+from lastword.values import Value, plural
 
 if TYPE_CHECKING:
     from lastword.resolve import SegmentFacts, SegmentSource
@@ -79,7 +79,7 @@ class Duplication(Value):
         about = "" if self.exact else "~ "
         size = format_bytes(self.superseded_bytes)
         return (
-            f"{self.name}: {self.records} records, {about}{self.distinct_keys} keys, "
+            f"{self.name}: {plural(self.records, 'record')}, {about}{plural(self.distinct_keys, 'key')}, "
             f"{about}{self.superseded_records} superseded ({self.superseded_ratio:.0%}, {size})"
         )
 

@@ -29,7 +29,7 @@ from lastword.segment import names
 from lastword.tools.findings import Account
 from lastword.tools.problem import Problem
 from lastword.tools.verify_log import verify_log
-from lastword.values import Progress, ProgressLike, Value
+from lastword.values import Progress, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
     from lastword.tools.md5 import Md5Check, Md5Collision
@@ -54,7 +54,7 @@ class Verification(Value):
     keys: int = 0
 
     def __str__(self) -> str:
-        text = f"{self.batches} batches, {self.records} records"
+        text = f"{plural(self.batches, 'batch')}, {plural(self.records, 'record')}"
         return f"sound: {text}" if self.ok else f"{len(self.problems)} problems in {text}"
 
 
