@@ -24,6 +24,7 @@ from lastword.resolve.shards import (
     bits_of,
     extract,
     hash_range,
+    joined,
     merged_resolution,
     merged_tally,
     resolve_shard,
@@ -186,6 +187,15 @@ def test_offsets_of_a_neighbour_are_told(tmp_path: Path) -> None:
     sources[2].base_offset = 8  # its neighbour ends above it
     with pytest.raises(CorruptBatchError, match="do not increase"), extracted(tmp_path, sources, [1, 2], 2):
         pass
+
+
+def test_ranges_that_share_a_page_are_joined() -> None:
+    """4096 offsets a page: the ranges end within one, at its end, and hold nothing."""
+    offsets = np.array([3, 4000, 4095, 4096, 5000, 8191, 8192, 20_000, 40_000], np.int64)
+    ranges = [(0, 4000), (4000, 4050), (4050, 8192), (8192, 30_000), (30_000, 31_000), (31_000, 50_000)]
+    parts = [bits_of([offsets[(offsets >= a) & (offsets < b)]], a, b) for a, b in ranges]
+    assert joined(parts).offsets().tolist() == offsets.tolist()
+    assert joined([]).offsets().size == 0
 
 
 def test_bits_of_nothing() -> None:

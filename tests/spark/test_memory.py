@@ -100,3 +100,14 @@ def test_a_large_log_in_little_memory(tmp_path: Path) -> None:
     print(grown)
     assert grown["read"] < 64, grown
     assert max(grown.values()) < 128, grown
+
+
+@pytest.mark.spark
+def test_executors_of_a_gibibyte_each_step_checked() -> None:
+    """`make memory-spark` at its smallest: half a million records, each read, cleaned and restored."""
+    command = [sys.executable, "-m", "bench.spark_memory", "--size", "64MiB"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [line.rsplit(maxsplit=4) for line in done.stdout.splitlines()[2:]]
+    assert [name for name, *_ in steps][-1] == "restore into Parquet" and len(steps) == 6
+    assert max(int(own) for *_, own in steps) < 512, done.stdout

@@ -17,7 +17,7 @@ certificate agrees.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -53,7 +53,7 @@ from lastword.segment.txn_index import AbortedTransaction
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from lastword.resolve import Resolution, SegmentFacts
+    from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
 
 _TRANSACTIONS = "transactions.json"
 _FACTS = "facts.npz"
@@ -353,21 +353,18 @@ def _shard(files: Files, job: Job, number: int) -> Any:
 
 def _resolution(files: Files, job: Job, one: Group | None, seconds: float = 0.0) -> Resolution:
     """With the bits of a group's segments, or with none."""
-    from lastword.resolve.shards import bits_of, merged_resolution
+    from lastword.resolve import DeadBitmaps
+    from lastword.resolve.shards import joined, merged_resolution
     from lastword.resolve.tally import Tally
 
     facts = Tally.from_parts(read_arrays(files, f"{job.scratch}/{_FACTS}")).facts()
-    shards = []
-    dead = []
-    for number in range(job.shards):
-        if one is None:
-            shards.append(_shard(files, job, number))
-        else:
-            dead.append(_dead(files, job, number, one.first, one.last + 1))
-    first, end = (0, 0) if one is None else (facts[one.first].base_offset, _end(facts, one))
+    if one is None:
+        shards, dead = [_shard(files, job, number) for number in range(job.shards)], DeadBitmaps.of([])
+    else:
+        shards, dead = [], joined(_bits(files, job, facts, one))
     return merged_resolution(
         facts,
-        bits_of(dead, first, end),
+        dead,
         shards,
         map_bytes=job.plan.map_bytes,
         salt=bytes.fromhex(job.salt),
@@ -375,19 +372,27 @@ def _resolution(files: Files, job: Job, one: Group | None, seconds: float = 0.0)
     )
 
 
-def _end(facts: Sequence[SegmentFacts], one: Group) -> int:
-    return max(facts[i].next_offset for i in range(one.first, one.last + 1))
+def _bits(files: Files, job: Job, facts: Sequence[SegmentFacts], one: Group) -> Iterator[DeadBitmaps]:
+    """The bits of a group, segment by segment: a group of segments without survivors may be most of the log,
+    and its dead offsets take 64 times what the bits take."""
+    from lastword.resolve.shards import bits_of
+
+    known = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
+    edges, checks = [each["edges"] for each in known], [each["checks"] for each in known]
+    for i in range(one.first, one.last + 1):
+        end = facts[i].next_offset if i == one.last else max(facts[i].next_offset, facts[i + 1].base_offset)
+        dead = [
+            _dead(files, job, number, int(edges[number][i]), int(edges[number][i + 1]), checks[number][i])
+            for number in range(job.shards)
+        ]
+        yield bits_of(dead, facts[i].base_offset, end)
 
 
-def _dead(files: Files, job: Job, number: int, first: int, end: int) -> NDArray[np.int64]:
-    """A shard's dead offsets in segments [first, end)."""
-    path = f"{job.scratch}/shard-{number:05d}"
-    parts = read_arrays(files, f"{path}.npz")
-    edges, checks = parts["edges"].tolist(), parts["checks"].tolist()
-    start = edges[first]
-    with files.open_read(f"{path}.dead") as handle:
-        data = handle.pread(8 * (edges[end] - start), 8 * start)
-    for i in range(first, end):
-        if crc32c(data[8 * (edges[i] - start) : 8 * (edges[i + 1] - start)]) != checks[i]:
-            raise unreadable(f"{path}.dead")
+def _dead(files: Files, job: Job, number: int, first: int, end: int, check: int) -> NDArray[np.int64]:
+    """Entries [first, end) of a shard's dead offsets, those of one segment."""
+    path = f"{job.scratch}/shard-{number:05d}.dead"
+    with files.open_read(path) as handle:
+        data = handle.pread(8 * (end - first), 8 * first)
+    if crc32c(data) != check:
+        raise unreadable(path)
     return np.frombuffer(data, np.int64)

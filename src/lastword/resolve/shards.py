@@ -17,7 +17,7 @@ a checksum too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ BLOCK_BYTES = 32 << 20  # of rows and keys that a unit keeps in memory before it
 ROW_BYTES = 32  # hash, digest, offset, and one word of size, key length and flags
 MOST_SHARDS = 1 << 12
 _FOOTER_BYTES = 24
-_WINDOW = 1 << 24  # offsets whose bits are made at once
+_WINDOW = 1 << 20  # offsets whose bits are made at once: 8 bytes for each, some times over
 
 # Fields of a section's entry.
 POSITION = 0
@@ -470,6 +470,24 @@ def bits_of(parts: Sequence[NDArray[np.int64]], first_offset: int, next_offset: 
         return DeadBitmaps.of(_NO_OFFSETS)
     page_ids = np.concatenate(ids)
     return DeadBitmaps(page_ids, np.arange(page_ids.size, dtype=np.int32), np.concatenate(bits))
+
+
+def joined(parts: Iterable[DeadBitmaps]) -> DeadBitmaps:
+    """Bitmaps of neighbouring ranges (`bits_of`), in their order, as one; two ranges may share a page."""
+    ids: list[NDArray[np.int64]] = []
+    bits: list[NDArray[np.uint64]] = []
+    for part in parts:
+        page_ids, page_bits = part.page_ids, part.page_bits
+        if page_ids.size and ids and ids[-1][-1] == page_ids[0]:
+            bits[-1][-1] |= page_bits[0]
+            page_ids, page_bits = page_ids[1:], page_bits[1:]
+        if page_ids.size:
+            ids.append(page_ids)
+            bits.append(page_bits)
+    if not ids:
+        return DeadBitmaps.of(_NO_OFFSETS)
+    every = np.concatenate(ids)
+    return DeadBitmaps(every, np.arange(every.size, dtype=np.int32), np.concatenate(bits))
 
 
 _NO_OFFSETS = np.empty(0, np.int64)
