@@ -122,8 +122,10 @@ def test_ctrl_c_ends_a_round_at_a_safe_point_and_with_130(data):
         assert len(list(logs.topic("users").read())) == 60
 
 
-def test_a_signal_that_comes_late_is_seen(data, monkeypatch):
-    """As on a machine that is so busy that waiting is over when the signal is handled."""
+def test_a_signal_that_comes_late_is_seen(tmp_path, monkeypatch):
+    """As on a machine that is so busy that waiting is over when the signal is handled; and nothing is due."""
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("users", cleanup_policy="compact")
 
     def late(*given):
         time.sleep(2 * keep_cleaning.LOOK_SECONDS)
@@ -137,6 +139,6 @@ def test_a_signal_that_comes_late_is_seen(data, monkeypatch):
     monkeypatch.setattr(background, "run_for", running_then)
     before = signal.signal(signal.SIGALRM, late)
     try:
-        assert main.run(["clean", str(data), "--every", "1h"]) == 0
+        assert main.run(["clean", str(tmp_path / "data"), "--every", "1h"]) == 0
     finally:
         signal.signal(signal.SIGALRM, before)
