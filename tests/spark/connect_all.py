@@ -114,7 +114,8 @@ def restored(spark: Any, root: Path) -> None:
 def cleaned(spark: Any, root: Path) -> None:
     with lastword.open(root) as logs:
         newest = {(r.partition, r.key): r.value for r in logs.topic("t").read(view="latest")}
-    planned = plain(lastword.spark.plan(spark, str(root), "t"))
+    planned = plain(lastword.spark.plan(spark, str(root), "t", 0))
+    planned += plain(lastword.spark.plan(spark, str(root), "t", 1, task_bytes=1))
     assert [row["action"] for row in planned] == ["clean", "clean"]
     rounds = plain(lastword.spark.clean(spark, str(root), "t", 0))
     rounds += plain(lastword.spark.clean(spark, str(root), "t", 1, task_bytes=1))  # shared out over tasks
