@@ -17,6 +17,7 @@ PROOFS = {
     "pipeline",
     "clusters",
     "kills-spark",
+    "memory-spark",
     "bench",
 }
 
