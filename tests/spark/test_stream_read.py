@@ -298,6 +298,15 @@ def test_a_lease_that_was_lost_is_told_before_the_first_batch_of_a_restart(root:
         again.partitions(start, end)
 
 
+def test_a_new_query_holds_nothing_that_a_dropped_tombstone_could_have_ended(root: Path) -> None:
+    for number in (0, 1):
+        losses.note_dropped(DEFAULT, str(root / f"t-{number}"), 3)
+    one = reader(root, startingOffsets="earliest", lease="query")
+    one.latestOffset(one.initialOffset(), ReadAllAvailable())
+    with lastword.open(root) as logs:
+        assert logs.topic("t").lease("query").position == {0: 0, 1: 0}
+
+
 def test_a_restart_takes_its_lease_up_again(root: Path) -> None:
     one = reader(root, startingOffsets="earliest", lease="query")
     start = one.initialOffset()

@@ -204,11 +204,14 @@ def register(
     log_end: int,
     max_age_ms: int = DEFAULT_MAX_AGE_MS,
     now_ms: int,
+    holds_nothing: bool = False,
 ) -> LeaseFacts:
     """Take a lease, or take it up again; durable when it returns.
 
     position    offset that the reader will read next. None: where the lease of that name stands, and for a
                 new one `log_start`, for a reader that holds nothing yet
+    holds_nothing  this reader has nothing from below `position` either: a new lease is taken whatever
+                tombstones are gone, for it knows no old value that one of them ended
 
     LeaseRefusedError if tombstones above the position may be gone already; OffsetOutOfRangeError outside the
     log. Nothing was changed then.
@@ -217,13 +220,13 @@ def register(
     if max_age_ms <= 0:
         raise UsageError(f"max_age is {max_age_ms} ms", remedy='give a duration above 0: max_age="7d"')
     before = _sound(read(files, directory, name))
-    if position is None and before is None:  # knows no old value that a tombstone could have ended
-        known = losses.load(files, directory)
-        return _write(files, directory, _now(files, directory, name, log_start, max_age_ms, known, now_ms))
-    if position is None and before is not None:
-        position = before.position
-    assert position is not None
+    new = before is None and (position is None or holds_nothing)
+    if position is None:
+        position = log_start if before is None else before.position
     _check_range(directory, position, log_start, log_end)
+    if new:
+        known = losses.load(files, directory)
+        return _write(files, directory, _now(files, directory, name, position, max_age_ms, known, now_ms))
     return _go_on(files, directory, name, position, position, before, max_age_ms, now_ms)
 
 

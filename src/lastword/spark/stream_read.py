@@ -321,6 +321,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                     log_end=view.log_end,
                     max_age_ms=self.options.lease_max_age_ms,
                     now_ms=now_ms,
+                    holds_nothing=self._initial is not None,  # Spark asks a new query only where it starts
                 )
                 self._leased.add(place)
 
