@@ -22,7 +22,7 @@ import lastword
 from bench import kafka
 from bench.registry import FULL_RECORDS, Measured, Run, Times, compared, rate, timed, workload
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner import accounted, cleaner
+from lastword.cleaner import accounted, cleaner, phases
 from lastword.clock import SystemClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
@@ -244,7 +244,7 @@ def clean_accounts(run: Run) -> Iterator[Measured]:
             shutil.rmtree(partition.parent, ignore_errors=True)
             link_partition(data.partitions[0], partition)
             log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
-            plan = cleaner.prepare(log, CONFIG, first_dirty=0, strategy="generational", map_bytes=MAP_BYTES)
+            plan = phases.prepare(log, CONFIG, first_dirty=0, strategy="generational", map_bytes=MAP_BYTES)
             ledger = accounted.opened(log, DEFAULT, MAP_BYTES)
             accounted.look(log, DEFAULT, ledger, plan, log.segments)
             done: list[Any] = []

@@ -301,11 +301,11 @@ def test_a_map_that_may_take_less_memory_now(log):
 
 def test_rewritten_by_executors_beneath_it(log):
     """A round that was built elsewhere is published here, and no ledger hears of it."""
-    from lastword.cleaner import cleaner
+    from lastword.cleaner import phases
 
-    with cleaner.alone(log.log.directory):
-        plan = cleaner.prepare(log.log, CONFIG, first_dirty=None)
-        built = cleaner.build(log.log.view(), plan, files=DEFAULT, clock=log.clock)
-        cleaner.publish(log.log, built, record_first_dirty=lambda _: None)
+    with phases.alone(log.log.directory):
+        plan = phases.prepare(log.log, CONFIG, first_dirty=None)
+        built = phases.build(log.log.view(), plan, files=DEFAULT, clock=log.clock)
+        phases.publish(log.log, built, record_first_dirty=lambda _: None)
     log.ledger.fit(log.log.segments)
     check_rebuilt(log, "not the file")

@@ -8,7 +8,7 @@ import pytest
 
 import lastword
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner import apart, cleaner
+from lastword.cleaner import apart, phases
 from lastword.cleaner.apart import Opening
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
@@ -36,7 +36,7 @@ def root(tmp_path):
 def prepared(directory):
     log, config = directory.log("t", 0), directory.topic_config("t")
     first_dirty = directory.first_dirty("t", 0)
-    plan = cleaner.prepare(log, config, first_dirty=first_dirty, strategy="generational", map_bytes=MAP_BYTES)
+    plan = phases.prepare(log, config, first_dirty=first_dirty, strategy="generational", map_bytes=MAP_BYTES)
     return log, config, plan
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from lastword import kernels
 from lastword.cleaner import quarantine, rewrite
-from lastword.cleaner.cleaner import build, prepare, publish
+from lastword.cleaner.phases import build, prepare, publish
 from lastword.errors import (
     BusyError,
     CertificateError,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner import cleaner, sharded
 from lastword.cleaner import job as jobs
+from lastword.cleaner import phases, sharded
 from lastword.cleaner.job import Job
 from lastword.cleaner.report import CleanRound
 from lastword.errors import CorruptBatchError, CorruptFileError
@@ -55,7 +55,7 @@ def a_log(root: Path, seed: int, transactions: bool = True, codec: int = 0) -> L
 
 
 def prepared(log: LogBuilder) -> Any:
-    return cleaner.prepare(log.log, log.config, first_dirty=log.first_dirty)
+    return phases.prepare(log.log, log.config, first_dirty=log.first_dirty)
 
 
 def steps(log: LogBuilder, job: Job, twice: bool = False) -> Callable[[], bool]:
@@ -96,10 +96,10 @@ def finish(log: LogBuilder, job: Job, kill_before_swap: int = -1) -> CleanRound:
         if next(swaps) == kill_before_swap:
             raise Killed
         if one.output.base_offset not in done:
-            cleaner.swap_group(partition, one)
+            phases.swap_group(partition, one)
 
     built = sharded.built_round(log.files, job, 0.0)
-    round_ = cleaner.publish(log.log, built, record_first_dirty=log._record_first_dirty, swap=swap)
+    round_ = phases.publish(log.log, built, record_first_dirty=log._record_first_dirty, swap=swap)
     jobs.remove(log.files, job.directory)
     return round_
 
@@ -174,7 +174,7 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
     log = a_log(tmp_path, 3)
     expected = log.plan()
     view = log.log.view()
-    chosen = cleaner.chosen_plan(view, log.config, log.files, log.clock, None, False, "kafka", 1 << 20)
+    chosen = phases.chosen_plan(view, log.config, log.files, log.clock, None, False, "kafka", 1 << 20)
     job = jobs.start(
         log.files, log.directory, view.segments, chosen, shards=4, unit_bytes=3000, rewrites=False
     )
@@ -182,7 +182,7 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
     step = steps(log, job)
     while step():
         pass
-    found = cleaner.exactly(chosen, *sharded.planned(log.files, job))
+    found = phases.exactly(chosen, *sharded.planned(log.files, job))
     assert (found.write_bytes, found.free_bytes, found.segments, found.read_bytes, found.exact) == (
         expected.write_bytes,
         expected.free_bytes,

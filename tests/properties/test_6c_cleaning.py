@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner.cleaner import build, prepare, publish
+from lastword.cleaner.phases import build, prepare, publish
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.logdir import LogDirectory

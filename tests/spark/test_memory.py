@@ -23,7 +23,7 @@ from lastword import kernels
 kernels.warm()
 import pyarrow
 from pathlib import Path
-from lastword.cleaner import cleaner, sharded
+from lastword.cleaner import cleaner, phases, sharded
 from lastword.cleaner import job as jobs
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT
@@ -49,7 +49,7 @@ found["rows"] = read()
 found["read"] = peak()
 with LogDirectory.open(root, "a") as directory:
     log, config = directory.log("t", 0), directory.topic_config("t")
-    plan = cleaner.prepare(log, config, first_dirty=0, map_bytes=8 << 20)
+    plan = phases.prepare(log, config, first_dirty=0, map_bytes=8 << 20)
     job = jobs.start(DEFAULT, log.directory, log.segments, plan)
     found["shards"] = job.shards
     for n in jobs.units_left(DEFAULT, job):
@@ -63,7 +63,7 @@ with LogDirectory.open(root, "a") as directory:
         sharded.rewrite_group(DEFAULT, job.directory, n, plan.now_ms, SystemClock())
     found["rewrite"] = peak()
     built = sharded.built_round(DEFAULT, job, 0.0)
-    round_ = cleaner.publish(log, built, record_first_dirty=lambda offset: None)
+    round_ = phases.publish(log, built, record_first_dirty=lambda offset: None)
     jobs.remove(DEFAULT, job.directory)
     found["kept"] = round_.records_kept
 found["latest_rows"] = read(view="latest")

@@ -23,7 +23,7 @@ from lastword.accounts.deletes import Clocks
 from lastword.accounts.ledger import Ledger
 from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.accounts.watched import Watched
-from lastword.cleaner import account, leased, quarantine
+from lastword.cleaner import account, leased, phases, quarantine
 from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
 from lastword.cleaner.choose import NOT_WORTH_IT, Plan, Reason
@@ -207,10 +207,8 @@ def clean(
     threads: int = 1,
 ) -> CleanRound | None:
     """See `cleaner.clean`."""
-    from lastword.cleaner import cleaner
-
-    with cleaner.alone(log.directory):
-        plan = cleaner.prepare(
+    with phases.alone(log.directory):
+        plan = phases.prepare(
             log, config, first_dirty=first_dirty, due=due, strategy="generational", map_bytes=map_bytes
         )
         if plan.action != "clean":
@@ -239,8 +237,8 @@ def clean(
                 seconds = log.clock.monotonic() - started
                 built = build(log, files, segments, ledger, plan, run, steps, read_bytes, seconds, threads)
             else:
-                limits = cleaner.limits_of(plan)
-                built = cleaner.build_whole(
+                limits = phases.limits_of(plan)
+                built = phases.build_whole(
                     files,
                     log.directory,
                     segments,
@@ -263,12 +261,12 @@ def clean(
 
         def swap(log: PartitionLog, one: BuiltGroup) -> None:
             held.spoiled = True  # if this does not come back, nobody knows which files are there
-            published = cleaner.swap_group(log, one)
+            published = phases.swap_group(log, one)
             held.swapped(one.sources[0].base_offset, one.sources[-1].base_offset, published, alpha)
             held.spoiled = False
 
         try:
-            return cleaner.publish(
+            return phases.publish(
                 log,
                 built,
                 record_first_dirty=lambda limit: record_first_dirty(
@@ -324,15 +322,14 @@ def build(
     took.
     """
     from lastword.cleaner.building import rewrite_each
-    from lastword.cleaner.cleaner import below, limits_of
 
     resolution = ledger.resolution()
     transactions = transactions_of(ledger, log, plan)
-    found = groups_of(resolution, transactions, limits_of(plan), run)
+    found = groups_of(resolution, transactions, phases.limits_of(plan), run)
     mapped = account.accounted(plan, resolution, transactions, found, read_bytes=read_bytes, seconds=seconds)
     steps.expect(sum(one.size_bytes for one in found))
     clocked, transactions = without_blocked(ledger, resolution, transactions)
-    sources = below(segments, plan.limit)
+    sources = phases.below(segments, plan.limit)
     if [one.base_offset for one in sources] != [one.base_offset for one in clocked.segments]:
         raise AssertionError("accounts of other segments than those below the limit")
 
@@ -382,7 +379,6 @@ def plan(
     clocks  of tombstones, where a ledger in memory knows more than the one that was saved
     runs    what would be rewritten; None: all garbage, or what is due as if alone on a drive
     """
-    from lastword.cleaner.cleaner import below, limits_of
     from lastword.cleaner.rewrite import rewrite
 
     scanned = 0
@@ -407,13 +403,13 @@ def plan(
     waiting = leased.reason(held, held_back(ledger, chosen, held))
     resolution = ledger.resolution()
     transactions = transactions_of(ledger, view, chosen)
-    limits = limits_of(chosen)
+    limits = phases.limits_of(chosen)
     found: list[Group] = []
     for run in runs if runs is not None else [None]:
         found += groups_of(resolution, transactions, limits, run)
     if not found:
         return kept(chosen, ledger, None, held)
-    sources = below(view.segments, chosen.limit)
+    sources = phases.below(view.segments, chosen.limit)
     steps.expect(sum(one.size_bytes for one in found))
     clocked, transactions = without_blocked(ledger, resolution, transactions)
     written_bytes = sum(

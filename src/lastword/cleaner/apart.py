@@ -8,7 +8,7 @@ outputs; `publish` swaps, and then gives them their name. A kill in between leav
 the log, which are thrown away and cost a scan; so does a swap that is refused.
 
     where the log is open        anywhere that sees the files
-    cleaner.prepare -> plan
+    phases.prepare -> plan
                                  look, build -> values that can be pickled
     keep, publish
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner import accounted, cleaner, staging
+from lastword.cleaner import accounted, phases, staging
 from lastword.cleaner.built import BuiltRound
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.drive import Seen, seen_of
@@ -109,7 +109,7 @@ def build(
     files: Files,
     clock: Clock,
 ) -> Apart:
-    """Scan what is new, then map and rewrite by `plan` (from `cleaner.prepare`).
+    """Scan what is new, then map and rewrite by `plan` (from `phases.prepare`).
 
     runs   a round for each; none reaches into another. None: one round over all garbage
     """
@@ -150,9 +150,9 @@ def _built(
         steps = Steps("clean", 0, clock, None, None)
         built = accounted.build(view, files, view.segments, ledger, plan, run, steps, read_bytes, seconds)
     else:
-        limits = cleaner.limits_of(plan)
+        limits = phases.limits_of(plan)
         part = None if run is None else partial(accounted.part_of, limits=limits, run=run)
-        built = cleaner.build_whole(
+        built = phases.build_whole(
             files, view.directory, view.segments, plan, clock, None, None, None, part=part
         )
     groups = []
@@ -197,7 +197,7 @@ def publish(
     between ends it, and with it what was built for later rounds."""
     try:
         for one, first_dirty in zip(built.rounds, built.first_dirty, strict=True):
-            done = cleaner.publish(log, one, record_first_dirty=_instead(record_first_dirty, first_dirty))
+            done = phases.publish(log, one, record_first_dirty=_instead(record_first_dirty, first_dirty))
             yield done
             if not done.complete:
                 return

@@ -18,9 +18,9 @@ from typing import Any
 
 from lastword.cleaner.built import BuiltGroup, OutputFacts, SourceFacts
 from lastword.cleaner.choose import Plan, Reason
-from lastword.cleaner.cleaner import below, old_due
 from lastword.cleaner.groups import Group
 from lastword.cleaner.job_files import read_json, unreadable, write_whole
+from lastword.cleaner.phases import below, old_due
 from lastword.cleaner.report import Removed, TombstonesWaiting
 from lastword.clock import Clock
 from lastword.errors import LastwordError
@@ -93,7 +93,7 @@ def start(
     unit_bytes: int | None = None,
     rewrites: bool = True,
 ) -> Job:
-    """A new job for `plan`, from `cleaner.prepare`; without `rewrites`, from `choose`."""
+    """A new job for `plan`, from `phases.prepare`; without `rewrites`, from `choose`."""
     token = os.urandom(8).hex()
     sources = below(segments, plan.limit)
     total_bytes = sum(one.size for one in sources)

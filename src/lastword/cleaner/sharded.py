@@ -6,7 +6,7 @@ sees the files, twice, or again after a kill.
     resolve    a shard  ->  shard-<n>.dead, .npz   dead offsets, sums a segment      a task each
     merge               ->  facts.npz, groups.json                  where the log is open
     rewrite    a group  ->  built-<n>.json         a certified output                a task each
-    built               ->  `BuiltRound`, for `cleaner.publish`     where the log is open
+    built               ->  `BuiltRound`, for `phases.publish`     where the log is open
 
 A step's result is written aside, under a name of the attempt's own, and renamed: what has its name is whole,
 and two attempts write the same bytes. So who goes on with a job lists what is there and does the rest.
@@ -29,7 +29,6 @@ from google_crc32c import value as crc32c
 
 from lastword.cleaner import account, quarantine
 from lastword.cleaner.built import BuiltRound
-from lastword.cleaner.cleaner import limits_of
 from lastword.cleaner.groups import Group, group
 from lastword.cleaner.job import GROUPS, Job, built_of, groups_of, load, log_file, told
 from lastword.cleaner.job_files import (
@@ -40,6 +39,7 @@ from lastword.cleaner.job_files import (
     write_arrays,
     write_whole,
 )
+from lastword.cleaner.phases import limits_of
 from lastword.cleaner.steps import Steps
 from lastword.cleaner.transactions import NOTHING, Found, Transactions
 from lastword.clock import Clock
@@ -228,7 +228,7 @@ def _starts_clocks(facts: Sequence[SegmentFacts], one: Group, found: Found) -> b
 
 
 def built_round(files: Files, job: Job, seconds: float) -> BuiltRound:
-    """All that was built, for `cleaner.publish`. `seconds`: what mapping took."""
+    """All that was built, for `phases.publish`. `seconds`: what mapping took."""
     groups = groups_of(files, job) or ()
     mapped = account.mapped(job.plan, _resolution(files, job, None, seconds), _found(files, job))
     found = [told(files, job, number) for number in range(len(groups))]

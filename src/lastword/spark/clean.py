@@ -171,13 +171,13 @@ def _plan_giant(
     scratch: str | None,
     progress: ProgressLike | None,
 ) -> Plan:
-    from lastword.cleaner import cleaner
     from lastword.cleaner import job as jobs
+    from lastword.cleaner import phases
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
     from lastword.spark import sharded as distributed
 
-    chosen = cleaner.chosen_plan(view, config, DEFAULT, SystemClock(), **arguments)
+    chosen = phases.chosen_plan(view, config, DEFAULT, SystemClock(), **arguments)
     if chosen.action != "clean":
         return chosen
     job = jobs.start(DEFAULT, view.directory, view.segments, chosen, scratch=scratch, rewrites=False)
@@ -199,20 +199,20 @@ def _prepared(
 ) -> Iterator[RoundTask]:
     """A task for each partition that is to be cleaned, each made when the ones before it run already; what is
     too large for one goes to `giants`."""
-    from lastword.cleaner import cleaner
     from lastword.cleaner import job as jobs
+    from lastword.cleaner import phases
 
     for tp in _largest_first(directory, chosen):
         log, config = directory.log(*tp), directory.topic_config(tp.topic)
-        held.enter_context(cleaner.alone(log.directory))
+        held.enter_context(phases.alone(log.directory))
         job = _left_behind(log)
         if job is not None:
             giants.append((job, log.clock.now_ms()))
             continue
-        plan = cleaner.prepare(log, config, **_arguments(directory, tp, config, due, strategy))
+        plan = phases.prepare(log, config, **_arguments(directory, tp, config, due, strategy))
         if plan.action != "clean":
             continue
-        if sum(one.size for one in cleaner.below(log.segments, plan.limit)) > task_bytes:
+        if sum(one.size for one in phases.below(log.segments, plan.limit)) > task_bytes:
             job = jobs.start(log.files, log.directory, log.segments, plan, scratch=scratch)
             giants.append((job, plan.now_ms))
             continue

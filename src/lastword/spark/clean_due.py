@@ -54,7 +54,7 @@ def clean_due(
     publishing: Publishing,
 ) -> None:
     """Rounds over wanted partitions until nothing more is due. One whose round fails is left alone."""
-    from lastword.cleaner import cleaner
+    from lastword.cleaner import phases
     from lastword.cleaner.drive import outlook
     from lastword.spark.tasks import as_answered
 
@@ -81,8 +81,8 @@ def clean_due(
                 if tp in stuck:
                     continue
                 log, config = directory.log(*tp), directory.topic_config(tp.topic)
-                alone.enter_context(cleaner.alone(log.directory))
-                plan = cleaner.prepare(
+                alone.enter_context(phases.alone(log.directory))
+                plan = phases.prepare(
                     log,
                     config,
                     first_dirty=directory.first_dirty(*tp),

@@ -44,7 +44,7 @@ class Publishing:
         return whole
 
     def _published(self, plan: Plan, built: BuiltRound | Apart, job: Job | None) -> Iterator[CleanRound]:
-        from lastword.cleaner import apart, cleaner
+        from lastword.cleaner import apart, phases
         from lastword.cleaner import job as jobs
         from lastword.logdir.checkpoints import TopicPartition
 
@@ -69,9 +69,9 @@ class Publishing:
 
         def swap(log: PartitionLog, one: BuiltGroup) -> None:
             if one.output.base_offset not in done:
-                cleaner.swap_group(log, one)
+                phases.swap_group(log, one)
 
-        yield cleaner.publish(log, built, record_first_dirty=record, swap=swap)
+        yield phases.publish(log, built, record_first_dirty=record, swap=swap)
 
     def _log(self, plan: Plan) -> PartitionLog:
         return self._directory.log(plan.topic, plan.partition)

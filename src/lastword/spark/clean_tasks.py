@@ -68,13 +68,13 @@ class ChosenTask:
 
 
 def build(task: RoundTask) -> BuiltRound | Apart | LastwordError:
-    from lastword.cleaner import apart, cleaner
+    from lastword.cleaner import apart, phases
     from lastword.clock import SystemClock
 
     def built() -> BuiltRound | Apart:
         view, clock = _view(task.directory), SystemClock()
         if task.opening is None:
-            return cleaner.build(view, task.plan, files=DEFAULT, clock=clock)
+            return phases.build(view, task.plan, files=DEFAULT, clock=clock)
         return apart.build(view, task.config, task.plan, task.opening, task.runs, files=DEFAULT, clock=clock)
 
     return _faults_kept(built)

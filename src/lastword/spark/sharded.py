@@ -56,14 +56,14 @@ def build(
 
 def plan(spark: SparkSession, job: Job, progress: ProgressLike | None = None) -> Plan:
     """The same steps, written into nothing: the exact plan."""
-    from lastword.cleaner import cleaner, sharded
+    from lastword.cleaner import phases, sharded
     from lastword.files import DEFAULT
 
     with _telling(job, progress):
         fault = _map(spark, job) or _rewrite(spark, job, job.plan.now_ms)
     if fault is not None:
         raise fault
-    return cleaner.exactly(job.plan, *sharded.planned(DEFAULT, job))
+    return phases.exactly(job.plan, *sharded.planned(DEFAULT, job))
 
 
 def _map(spark: SparkSession, job: Job) -> LastwordError | None:
