@@ -10,7 +10,8 @@ from lastword.cleaner.built import BuiltGroup
 from lastword.cleaner.certificate import certify
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Limits
-from lastword.cleaner.rewrite import Output, rewrite
+from lastword.cleaner.output import Output
+from lastword.cleaner.rewrite import rewrite
 from lastword.files import DEFAULT, Files
 from lastword.records.batch import BatchHeader
 from lastword.records.builder import BatchBuilder

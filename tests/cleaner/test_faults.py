@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lastword import kernels
-from lastword.cleaner import quarantine, rewrite
+from lastword.cleaner import output, quarantine, rewrite
 from lastword.cleaner.phases import build, prepare, publish
 from lastword.errors import (
     BusyError,
@@ -146,7 +146,7 @@ def flip_bits(monkeypatch: pytest.MonkeyPatch, *offsets: int) -> None:
 
 def change_written(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]) -> None:
     """Every batch that the rewrite cuts or joins goes through `change`, and gets a right checksum."""
-    real = rewrite._Writer.flush
+    real = output.Writer.flush
 
     def flush(self: Any) -> None:
         for row in range(self._row):
@@ -157,7 +157,7 @@ def change_written(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], by
                 self._out[start : start + size] = np.frombuffer(changed, np.uint8)
         real(self)
 
-    monkeypatch.setattr(rewrite._Writer, "flush", flush)
+    monkeypatch.setattr(output.Writer, "flush", flush)
 
 
 def sealed(data: bytes) -> bytes:
@@ -193,13 +193,13 @@ def test_an_old_record_kept_in_place_of_the_new(each: LogBuilder, monkeypatch: p
         builder.append(header.base_timestamp, b"a", b"old-a.", offset_delta=0)
         return builder.build(header.base_offset, header.leader_epoch, last_offset_delta=2)
 
-    monkeypatch.setattr(rewrite, "BATCH_BYTES", 0)  # so that `c` is alone in its batch
+    monkeypatch.setattr(output, "BATCH_BYTES", 0)  # so that `c` is alone in its batch
     change_written(monkeypatch, older)
     assert "other keys or offsets" in refused(each).message
 
 
 def test_a_dropped_newest_record(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = rewrite.repack_rows
+    real = output.repack_rows
 
     def forgetful(*args: Any) -> Any:
         given = named(real, args)
@@ -207,7 +207,7 @@ def test_a_dropped_newest_record(each: LogBuilder, monkeypatch: pytest.MonkeyPat
             given["row"] = max(given["row"], 1)
         return real(*given.values())
 
-    monkeypatch.setattr(rewrite, "repack_rows", forgetful)
+    monkeypatch.setattr(output, "repack_rows", forgetful)
     assert "records instead of" in refused(each).message
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastword.cleaner import rewrite as module
+from lastword.cleaner import output as module
 from lastword.cleaner.groups import Limits, group
+from lastword.cleaner.rewrite import rewrite
 from lastword.records.batch import BatchHeader, read_header
 from lastword.records.compression import compress
 from lastword.records.reader import read_records
@@ -190,7 +191,7 @@ def test_sparse_offsets_end_a_batch(tmp_path: Path) -> None:
     one = group(resolution.segments, Limits(1 << 30, 10 << 20, 4096))
     whole = replace(one[0], last=0, next_offset=far + 3)
     output = module.Output(segment.files, str(tmp_path), 0, plan())
-    module.rewrite(whole, [segment], resolution, plan(), output, lambda _: None)
+    rewrite(whole, [segment], resolution, plan(), output, lambda _: None)
     output.handle.close()
     found = contents(type(segment).load(segment.files, str(tmp_path), 0))
     assert [(h.base_offset, h.last_offset) for h, _ in found] == [(0, far), (far + 1, far + 2)]

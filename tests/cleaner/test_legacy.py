@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastword.cleaner import quarantine, rewrite
+from lastword.cleaner import output, quarantine
 from lastword.clock import ManualClock
 from lastword.errors import CertificateError, DataError
 from lastword.files import DEFAULT, Files
@@ -363,14 +363,14 @@ def test_a_flipped_bit_is_never_put_under_a_new_checksum(tmp_path: Path, at: int
 
 def test_a_lost_message_is_seen_before_the_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted faults: a wrapper that loses a live message, or gets another's value."""
-    real = rewrite.filter_entry
+    real = output.filter_entry
 
     def lossy(buffer, header, keep, *rest, **more):  # type: ignore[no-untyped-def]
         return real(buffer, header, [False, *[True] * (len(list(keep)) - 1)], *rest, **more)
 
     rows = [(0, b"a", b"1"), (1, b"b", b"1"), (2, b"c", b"2"), (3, b"b", b"2")]
     log = old_log(tmp_path / "data", (0, [wrapper(1, 3, rows)]))
-    monkeypatch.setattr(rewrite, "filter_entry", lossy)
+    monkeypatch.setattr(output, "filter_entry", lossy)
     log.roll()
     before = file(log, 0)
     with pytest.raises(CertificateError):

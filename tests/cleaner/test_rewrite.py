@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastword.cleaner import rewrite as module
+from lastword.cleaner import output
+from lastword.cleaner.rewrite import rewrite
 from lastword.records.batch import read_header
 from lastword.records.reader import read_records
 from tests.cleaner.support import (
@@ -238,8 +239,8 @@ def test_a_small_output_buffer_changes_nothing(tmp_path: Path, monkeypatch: pyte
     batches = [batch(i, rows[i : i + 7], codec=(0, 3)[i % 2]) for i in range(0, 294, 7)]
     segment = write_segment(tmp_path / "s", 0, batches)
     ((_, big),) = rewrite_all([segment], tmp_path / "big")
-    monkeypatch.setattr(module, "OUT_BYTES", 100)
-    monkeypatch.setattr(module, "OUT_ROWS", 3)
+    monkeypatch.setattr(output, "OUT_BYTES", 100)
+    monkeypatch.setattr(output, "OUT_ROWS", 3)
     ((_, small),) = rewrite_all([segment], tmp_path / "small")
     assert Path(big.file).read_bytes() == Path(small.file).read_bytes()
 
@@ -277,7 +278,7 @@ def test_batches_larger_than_every_buffer(
     cut = batch(5, [(5 + i, b"k%d" % (i % 4), noise(300_000 - i)) for i in range(8)], codec=codec)
     assert min(len(whole), len(cut)) > 1 << 20
     segment = write_segment(tmp_path / "s", 0, [whole, cut, batch(13, [(13, b"k0", b"")])])
-    monkeypatch.setattr(module, "OUT_BYTES", 1000)
+    monkeypatch.setattr(output, "OUT_BYTES", 1000)
     ((_, new),) = rewrite_all([segment], tmp_path / "o", plan(max_message_bytes=4 << 20))
     assert Path(new.file).read_bytes().startswith(whole)
     assert [(r.offset, len(r.value or b"")) for r in records_of(new)] == [
@@ -297,6 +298,6 @@ def test_counting_gives_the_size_to_the_byte(tmp_path: Path) -> None:
     ((facts, _),) = rewrite_all([segment], tmp_path / "o")
     resolution = resolved([segment])
     (one,) = group(resolution.segments, Limits(1 << 30, 10 << 20, 4096))
-    counted = module.rewrite(one, [segment], resolution, plan(), None, lambda _: None)
+    counted = rewrite(one, [segment], resolution, plan(), None, lambda _: None)
     assert counted.size_bytes == facts.output.size_bytes
     assert replace(counted) == counted

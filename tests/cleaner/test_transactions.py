@@ -309,9 +309,9 @@ def test_rounds_reach_a_fixed_point_with_a_frozen_clock(users: LogBuilder) -> No
 
 def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: a marker that must stay is left out of the output."""
-    from lastword.cleaner import rewrite
+    from lastword.cleaner import output, rewrite
 
-    real = rewrite.repack_rows
+    real = output.repack_rows
     one = Producer(users)
     one.put(("a", 1)).commit()
     one.put(("a", 2)).commit()
@@ -322,7 +322,7 @@ def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: p
         retain[1] = rewrite.DROP
         return real(raw, plain, table, rows, row, retain, *rest)
 
-    monkeypatch.setattr(rewrite, "repack_rows", plant)
+    monkeypatch.setattr(output, "repack_rows", plant)
     with pytest.raises(CertificateError, match="transaction markers"):
         users.clean()
     assert len(markers(users)) == 2 and len(data(users)) == 2

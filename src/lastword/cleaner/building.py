@@ -14,7 +14,8 @@ from lastword.cleaner.built import BuiltGroup
 from lastword.cleaner.certificate import certify
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group
-from lastword.cleaner.rewrite import Output, Rewritten, rewrite
+from lastword.cleaner.output import Output
+from lastword.cleaner.rewrite import Rewritten, rewrite
 from lastword.cleaner.steps import Steps
 from lastword.cleaner.transactions import Found, index_entries
 from lastword.errors import DiskFullError, LastwordError

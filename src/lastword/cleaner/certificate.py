@@ -20,7 +20,8 @@ import numpy as np
 
 from lastword import kernels
 from lastword.cleaner.groups import Group
-from lastword.cleaner.rewrite import Output, Rewritten, control_digest
+from lastword.cleaner.output import Output
+from lastword.cleaner.rewrite import Rewritten, control_digest
 from lastword.errors import CertificateError
 from lastword.kernels.digest import sum_contents, sum_pairs
 from lastword.kernels.keyhash import digest_seeds

@@ -5,10 +5,11 @@ records only is left out, the others are cut. A batch keeps its base and last of
 leader epoch; its largest timestamp is taken anew (create time), and it gets a delete horizon when a
 tombstone survives its first cleaning.
 
-What is left of neighbours goes into one batch, of about `BATCH_BYTES` of plain records at most: small batches
-compress badly and cost a header each. Only where nothing differs that a batch keeps once for all its records,
-and never batches of producers, transactions or control records (`kernels.join`). A batch that lost nothing
-takes part only if it is small, with less than half of that; so what was joined is left alone afterwards.
+What is left of neighbours goes into one batch, of about `output.BATCH_BYTES` of plain records at most: small
+batches compress badly and cost a header each. Only where nothing differs that a batch keeps once for all its
+records, and never batches of producers, transactions or control records (`kernels.join`). A batch that lost
+nothing takes part only if it is small, with less than half of that; so what was joined is left alone
+afterwards.
 
 Two kinds of batch stay at least as a header of 61 bytes: the last one of the group, so that the file covers
 its range of offsets, and the last one of each producer, whose sequence the log must remember until it forgets
@@ -28,57 +29,29 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
 
 import numpy as np
-from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group
+from lastword.cleaner.output import Output, Writer
 from lastword.cleaner.report import TombstonesWaiting
 from lastword.cleaner.transactions import NOTHING, Found, is_forgotten
-from lastword.files import Files
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents
-from lastword.kernels.join import JOINING_FIELDS, MOST_BYTES, OPEN_PLAIN, OPEN_ROW, TARGET_BYTES
-from lastword.kernels.pack import seal_batch
 from lastword.kernels.repack import (
     AS_BITS,
     CLOCK,
     DROP,
-    EMPTIED,
-    JOINED,
-    KEEP_BASE,
-    MIXED,
     RETAIN,
     mark_dead_rows,
-    repack_rows,
-    room_needed,
 )
-from lastword.records.batch import CHECKED_FROM, CRC_POSITION, HEADER_BYTES, read_header
 from lastword.records.chunk import Chunk
-from lastword.records.columns import decode_columns
-from lastword.records.compression import compress
 from lastword.records.lanes import in_lanes, prepared
-from lastword.records.legacy_build import filter_entry
-from lastword.records.legacy_rows import header_of
-from lastword.records.reader import read_records
-from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
-from lastword.segment import names
-from lastword.segment.index_builder import IndexBuilder
+from lastword.resolve import Resolution, SegmentFacts
 from lastword.segment.segment import Segment
-from lastword.segment.txn_index import AbortedTransaction, encode_entries
-
-OUT_BYTES = 4 << 20
-OUT_ROWS = 1 << 14
-BATCH_BYTES = 32 << 10
-"""What joined batches are filled up to, in plain bytes. Whoever wants one record inflates its whole batch, so
-no more than compression needs: Zipf-distributed keys under zstd, written in batches of 16 KiB, take 1.40
-times their bytes a record when each batch is cut by itself, 1.08 times when joined up to 16 KiB, 1.03 up to
-32 and 1.02 up to 64."""
 
 _MASK = (1 << 64) - 1
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -114,50 +87,6 @@ class _Looked:
     horizon_ms: int
     contents: int = 0
     retain: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-
-
-class Output:
-    """The new segment while it is made: a .log that grows, and at the end its indexes."""
-
-    def __init__(self, files: Files, directory: str, base_offset: int, plan: Plan) -> None:
-        self._files = files
-        self.directory = directory
-        self.base_offset = base_offset
-        self.file = self._path(names.LOG)
-        self.handle = files.open_append(self.file, create=True, exclusive=True)
-        self.indexes = IndexBuilder(base_offset, plan.index_interval_bytes)
-        self._synced = False
-
-    def _path(self, extension: str) -> str:
-        return f"{self.directory}/{names.segment_file(self.base_offset, extension)}"
-
-    def sync(self) -> None:
-        """Make the .log durable: all of it is written."""
-        if not self._synced:
-            self.handle.fsync()
-            self._synced = True
-
-    def finish(self, mtime_ms: int, aborted: Sequence[AbortedTransaction] = ()) -> None:
-        """Write the indexes, and make all of it durable. The files take the time of the last source's.
-
-        `aborted`: entries of the transaction index; without any there is none.
-        """
-        self.indexes.finish()
-        self.sync()
-        self.handle.close()
-        indexes = {
-            names.INDEX: bytes(self.indexes.offset_entries),
-            names.TIME_INDEX: bytes(self.indexes.time_entries),
-        }
-        if aborted:
-            indexes[names.TXN_INDEX] = encode_entries(aborted)
-        for extension, entries in indexes.items():
-            with self._files.open_append(self._path(extension), create=True, exclusive=True) as handle:
-                handle.append(entries)
-                handle.fsync()
-        for extension in (names.LOG, *indexes):
-            self._files.set_mtime(self._path(extension), mtime_ms)
-        self._files.fsync_dir(self.directory)
 
 
 def rewrite(
@@ -205,7 +134,7 @@ def rewrite(
         one.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
 
     with closing(prepared(read, look, second)) as chunks:
-        writer = _Writer(output, resolution.dead, plan.max_message_bytes, chunks.leave)
+        writer = Writer(output, resolution.dead, plan.max_message_bytes, chunks.leave)
         for one in chunks:
             chunk = one.chunk
             contents += one.contents
@@ -273,247 +202,3 @@ def _retain(
         elif offset in transactions.unclocked:
             retain[row] = CLOCK
     return retain
-
-
-@dataclass(slots=True)
-class _Buffer:
-    """Batches for the output: their bytes, a row for each, and its class."""
-
-    out: NDArray[np.uint8]
-    table: NDArray[np.int64]
-    classes: NDArray[np.int64]
-    rows: int = 0
-    bytes: int = 0
-
-    @classmethod
-    def empty(cls) -> _Buffer:
-        return cls(
-            np.empty(OUT_BYTES + kernels.SLACK, np.uint8),
-            np.empty((OUT_ROWS, fields.FIELDS), np.int64),
-            np.empty(OUT_ROWS, np.int64),
-        )
-
-
-class _Writer:
-    """Collects batches in one buffer and appends it when it is full. Compressing and appending are left to
-    `leave`; with two threads the next buffer is filled meanwhile.
-    """
-
-    def __init__(
-        self,
-        output: Output | None,
-        dead: DeadBitmaps,
-        max_message_bytes: int,
-        leave: Callable[[Callable[[], None]], bool],
-    ) -> None:
-        self._output = output
-        self._dead = dead
-        self._leave = leave
-        first = _Buffer.empty()
-        self._out, self._table, self._classes = first.out, first.table, first.classes
-        self._spare: _Buffer | None = None
-        self._joining = np.full(JOINING_FIELDS, -1, np.int64)
-        self._joining[TARGET_BYTES] = BATCH_BYTES
-        # What does not compress grows a little, under snappy by a sixth.
-        self._joining[MOST_BYTES] = max_message_bytes * 3 // 4
-        self._side = np.empty(BATCH_BYTES // 2 + kernels.SLACK, np.uint8)
-        self._position = 0
-        self._row = 0
-        self._first_due: tuple[int, bytes] | None = None  # (horizon, a copy of its batch)
-        self.written_bytes = 0
-        self.next_offset = -1
-
-    def take(self, chunk: Chunk, retain: NDArray[np.uint8], horizon_ms: int) -> None:
-        old = chunk.table[:, fields.MAGIC] < 2
-        if not old.any():
-            self._take_batches(chunk, 0, chunk.rows, retain, horizon_ms)
-            return
-        borders = [0, *(np.flatnonzero(old[1:] != old[:-1]) + 1).tolist(), chunk.rows]
-        for first, end in pairwise(borders):
-            if old[first]:
-                self._take_entries(chunk, first, end)
-            else:
-                self._take_batches(chunk, first, end, retain, horizon_ms)
-
-    def _take_batches(
-        self, chunk: Chunk, row: int, end: int, retain: NDArray[np.uint8], horizon_ms: int
-    ) -> None:
-        """Rows of magic 2."""
-        while True:
-            row, self._position, self._row, _kept, status = repack_rows(
-                chunk.raw,
-                chunk.plain,
-                chunk.table,
-                end,
-                row,
-                retain,
-                *self._dead.arrays,
-                horizon_ms,
-                KEEP_BASE,
-                self._out,
-                self._position,
-                self._table,
-                self._row,
-                self._classes,
-                self._joining,
-                self._side,
-            )
-            if self._row:
-                self.next_offset = max(
-                    self.next_offset, int(self._table[self._row - 1, fields.LAST_OFFSET]) + 1
-                )
-            if status == kernels.OK:
-                return
-            if status != kernels.FULL:
-                chunk.raise_status(row, status)
-            self._flush_but_open(int(room_needed(chunk.table, row, self._side)) + kernels.SLACK)
-
-    def _take_entries(self, chunk: Chunk, first: int, end: int) -> None:
-        """Rows of magic 0 and 1: whole ones are copied in runs, wrappers with dead messages are cut."""
-        table = chunk.table[first:end]
-        ends = table[:, fields.LAST_OFFSET].copy()
-        whole = ~self._dead.mask(ends)  # of an uncompressed entry: its only message
-        parts: list[tuple[int, int, bytes]] = []  # rows [a, b): a wrapper that was cut
-        for row in np.flatnonzero(table[:, fields.ATTRIBUTES] & fields.CODEC).tolist():
-            gone = self._dead.count(int(table[row, fields.BASE_OFFSET]), int(ends[row]) + 1)
-            whole[row] = gone == 0
-            if 0 < gone < table[row, fields.COUNT]:
-                data, ends[row] = self._cut(chunk, first + row)
-                parts.append((row, row + 1, data))
-        edges = np.flatnonzero(np.diff(whole.astype(np.int8), prepend=0, append=0)).tolist()
-        parts += [(a, b, b"") for a, b in zip(edges[::2], edges[1::2], strict=True)]
-        for a, b, data in sorted(parts):
-            if data:
-                self._put(np.frombuffer(data, np.uint8))
-            else:
-                stop = table[b - 1, fields.POSITION] + table[b - 1, fields.SIZE]
-                self._put(chunk.raw[table[a, fields.POSITION] : stop])
-            self.next_offset = int(ends[b - 1]) + 1
-
-    def _cut(self, chunk: Chunk, row: int) -> tuple[bytes, int]:
-        """A wrapper without its dead messages, and the last offset that it has then."""
-        alone = Chunk(chunk.raw, chunk.plain, chunk.table[row : row + 1], chunk.file)
-        keep = ~self._dead.mask(decode_columns(alone).offset)
-        header, at = header_of(chunk.table, row), int(chunk.table[row, fields.POSITION])
-        left = filter_entry(chunk.raw, header, keep.tolist(), chunk.file, position=at)
-        if left is None:
-            raise AssertionError("a wrapper that keeps a message")
-        return left.data, left.last_offset
-
-    def _put(self, data: NDArray[np.uint8]) -> None:
-        if self._position + data.size > self._out.size - kernels.SLACK:
-            self.flush()
-            if data.size > self._out.size - kernels.SLACK:
-                self._out = np.empty(data.size + kernels.SLACK, np.uint8)
-        self._out[self._position : self._position + data.size] = data
-        self._position += data.size
-        self._joining[OPEN_ROW] = -1
-
-    def _flush_but_open(self, room: int) -> None:
-        """Append what was collected, and keep a last batch that may take more records; make `room` behind
-        it. So the output does not depend on when its buffer was full.
-        """
-        row = int(self._joining[OPEN_ROW])
-        if row < 0:
-            self.flush()
-            kept = 0
-        else:
-            open_row, open_class = self._table[row].copy(), int(self._classes[row])
-            start, kept = int(open_row[fields.POSITION]), int(open_row[fields.SIZE])
-            data, beside = self._out[start : start + kept].copy(), int(self._joining[OPEN_PLAIN])
-            self._row, self._position = row, start
-            self.flush()
-        if kept + room > self._out.size:
-            self._out = np.empty(kept + room, np.uint8)
-        if kept:
-            self._out[:kept] = data
-            open_row[[fields.POSITION, fields.FILE_POSITION]] = 0
-            open_row[[fields.PLAIN_POSITION, fields.PLAIN_END]] -= start
-            self._table[0], self._classes[0] = open_row, open_class
-            self._row, self._position = 1, kept
-            self._joining[OPEN_ROW], self._joining[OPEN_PLAIN] = 0, beside
-
-    def flush(self) -> None:
-        """Have what was collected appended, and begin anew."""
-        if self._position:
-            full = _Buffer(self._out, self._table, self._classes, self._row, self._position)
-            self._note_first_due(self._table[: self._row])
-            if not self._leave(partial(self._append, full)):
-                # Of the one before nothing is left to append.
-                self._spare, free = full, self._spare or _Buffer.empty()
-                self._out, self._table, self._classes = free.out, free.table, free.classes
-        self._position = 0
-        self._row = 0
-        self._joining[OPEN_ROW] = -1
-
-    def tombstones(self, count: int) -> TombstonesWaiting:
-        if not count or self._first_due is None:
-            return TombstonesWaiting(count)
-        horizon_ms, batch = self._first_due
-        header = read_header(batch, 0, len(batch), "<output>")
-        first = next((r.offset for r in read_records(batch, header) if r.value is None), -1)
-        return TombstonesWaiting(count, first, horizon_ms) if first >= 0 else TombstonesWaiting(count)
-
-    def _append(self, full: _Buffer) -> None:
-        """To the output; batches with a codec whose records are plain are compressed first."""
-        out, table, classes = full.out, full.table[: full.rows], full.classes[: full.rows]
-        attributes = table[:, fields.ATTRIBUTES]
-        joined = classes == JOINED
-        coded = (attributes & fields.CODEC) != 0
-        compressed = ((classes == MIXED) | joined) & coded
-        for row in np.flatnonzero(joined & ~coded).tolist():
-            seal_batch(out, int(table[row, fields.POSITION]), int(table[row, fields.SIZE]))
-        for row in np.flatnonzero((classes == EMPTIED) & (table[:, fields.PRODUCER_ID] < 0)).tolist():
-            start = int(table[row, fields.POSITION])
-            _without_timestamp(out[start : start + HEADER_BYTES])
-        done = 0
-        parts: list[memoryview | bytes] = []
-        for row in np.flatnonzero(compressed).tolist():
-            start = int(table[row, fields.POSITION])
-            parts.append(out[done:start].data)
-            done = start + int(table[row, fields.SIZE])
-            parts.append(_compressed(int(attributes[row]) & fields.CODEC, out[start:done]))
-        rest = out[done : full.bytes]
-        data = b"".join([*parts, rest.data]) if parts else rest
-        if len(data):
-            self.written_bytes += len(data)
-            if self._output is not None:
-                self._output.handle.append(data)
-
-    def _note_first_due(self, table: NDArray[np.int64]) -> None:
-        """Remember the batch whose horizon comes first, to name its tombstone in the report."""
-        special = table[:, fields.ATTRIBUTES] & (fields.HORIZON | fields.CONTROL)
-        clocked = np.flatnonzero((special == fields.HORIZON) & (table[:, fields.COUNT] > 0))
-        if clocked.size:
-            row = clocked[np.argmin(table[clocked, fields.BASE_TIMESTAMP])]
-            horizon_ms = int(table[row, fields.BASE_TIMESTAMP])
-            if self._first_due is None or horizon_ms < self._first_due[0]:
-                start, size = int(table[row, fields.POSITION]), int(table[row, fields.SIZE])
-                batch = self._out[start : start + size].tobytes()
-                if self._classes[row] in (MIXED, JOINED):  # its records are still plain
-                    attributes = int(table[row, fields.ATTRIBUTES]) & ~fields.CODEC
-                    batch = batch[:CHECKED_FROM] + attributes.to_bytes(2, "big") + batch[CHECKED_FROM + 2 :]
-                self._first_due = (horizon_ms, batch)
-
-
-def _without_timestamp(header: NDArray[np.uint8]) -> None:
-    """A header that only holds the end of the range has no record with a timestamp, so it has none either:
-    an index entry for it would point at a time that no record has.
-    """
-    header[35:43] = 0xFF
-    crc = crc32c(header[CHECKED_FROM:].tobytes())
-    header[CRC_POSITION:CHECKED_FROM] = np.frombuffer(crc.to_bytes(4, "big"), np.uint8)
-
-
-def _compressed(codec: int, batch: NDArray[np.uint8]) -> bytes:
-    """The batch with its plain records compressed, length and checksum set anew."""
-    data = batch.tobytes()
-    checked = data[CHECKED_FROM:HEADER_BYTES] + compress(codec, data[HEADER_BYTES:])
-    length = len(checked) + CHECKED_FROM - 12
-    return (
-        data[:8]
-        + length.to_bytes(4, "big")
-        + data[12:CRC_POSITION]
-        + crc32c(checked).to_bytes(4, "big")
-        + checked
-    )
