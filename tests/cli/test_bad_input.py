@@ -204,3 +204,19 @@ def test_errors_have_a_class_with_its_code_in_the_contract():
 
     assert {kind.exit_code for kind in leaves(LastwordError)} == {2, 3, 4, 5, 6, 7, 70}
     assert options.CONTEXT.clock is None
+
+
+def test_duplication_tells_what_it_counted_before_what_is_damaged(tmp_path, capsys):
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        for name in ("hurt", "sound"):
+            logs.create_topic(name, cleanup_policy="compact").extend([(b"k", b"1"), (b"k", b"2")])
+            logs._log(name, 0).roll()
+    log = tmp_path / "data" / "hurt-0" / f"{0:020d}.log"
+    data = bytearray(log.read_bytes())
+    data[70] ^= 1
+    log.write_bytes(data)
+    assert main.run(["duplication", str(tmp_path / "data"), "--exact", "--json"]) == 3
+    said = capsys.readouterr()
+    row, summary = (json.loads(line) for line in said.out.splitlines())
+    assert (row["topic"], row["superseded_records"]) == ("sound", 1)
+    assert summary["ok"] is False and "hurt-0" in said.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lastword.api.progress import Meter
-from lastword.errors import UsageError, nearest
+from lastword.errors import DataError, UsageError, nearest
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
@@ -33,15 +33,21 @@ def duplication(
     size = sum(one.size for topics in views.values() for view in topics.values() for one in view.segments)
     most_passes = 1 if not exact else 2 if by == "segment" else 3
     meter = Meter("duplication", progress, size * most_passes)
-    found = []
+    found: list[Duplication] = []
+    failed: DataError | None = None
     for name, of_topic in views.items():
         whole = len(of_topic) == len(logs._partitions(name))
-        if exact:
-            found += counted(
-                name, of_topic, by, meter.part, whole=whole, map_bytes=logs.settings.instance.map_bytes
-            )
-        else:
-            found += estimated(name, of_topic, by, meter.part, whole=whole)
+        try:
+            if exact:
+                map_bytes = logs.settings.instance.map_bytes
+                found += counted(name, of_topic, by, meter.part, whole=whole, map_bytes=map_bytes)
+            else:
+                found += estimated(name, of_topic, by, meter.part, whole=whole)
+        except DataError as error:
+            failed = failed or error
+    if failed is not None:
+        failed.rows = found  # type: ignore[attr-defined]  # of the sound topics, for who catches it
+        raise failed
     return found
 
 

@@ -190,7 +190,8 @@ class Verbs(Found):
                 memory, each row with its error
         by      "topic", "partition" or "segment": what a row stands for
 
-        Takes no lock and changes nothing.
+        Takes no lock and changes nothing. DataError for a topic with damage; the others are counted before,
+        and their rows are its `rows`.
         """
         from lastword.api.duplicates import duplication
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.errors import DataError
 from lastword.units import format_bytes
 from lastword.values import plural
 
@@ -43,8 +44,13 @@ def duplication(
     of them, as a share of the keys.
     """
     target = Target.of(directory, topic, partition, more)
+    failed: DataError | None = None
     with out.open(target) as logs, out.progress("duplication") as progress:
-        rows = logs.duplication(target.topic, target.partition, exact=exact, by=by, progress=progress)
+        try:
+            rows = logs.duplication(target.topic, target.partition, exact=exact, by=by, progress=progress)
+        except DataError as error:
+            # What was counted is told before what could not be.
+            rows, failed = getattr(error, "rows", []), error
     for row in rows:
         out.row("duplication", row.to_dict())
     out.table(
@@ -59,13 +65,16 @@ def duplication(
     share = f"{100 * superseded / records:.0f} %" if records else "0 %"
     text = f"{plural(records, 'record')}, {about}{share} of them superseded: {format_bytes(superseded_bytes)}"
     out.summary(
-        text if rows else "no topics",
+        text if rows else None if failed else "no topics",
+        ok=failed is None,
         rows=len(rows),
         records=records,
         superseded_records=superseded,
         superseded_bytes=superseded_bytes,
         exact=exact,
     )
+    if failed is not None:
+        raise failed
 
 
 def _cells(row: Duplication) -> tuple[str, ...]:
