@@ -83,9 +83,13 @@ class Run:
         return found[1:]
 
 
+CPU_TICK_SECONDS = 0.01
+"""A JVM tells its CPU time in such steps: a run that took none took less than one."""
+
+
 def rate(records: int, seconds: Iterable[float]) -> float:
     """Millions of records per second, by the median of several runs."""
-    return records / statistics.median(seconds) / 1e6
+    return records / (statistics.median(seconds) or CPU_TICK_SECONDS) / 1e6
 
 
 Workload = Callable[[Run], Iterable[Measured]]

@@ -131,6 +131,7 @@ def test_half_a_producer_is_refused(tmp_path: Path, asked: dict[str, Any]) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the watch dies with it
 def test_a_kill_before_any_step(tmp_path: Path) -> None:
     """Also between two partitions of one call. Going on from `last_sequence` gives every record once."""
     files = RecordingFiles(UNSYNCED)
@@ -155,6 +156,7 @@ def test_a_kill_before_any_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the watch dies with it
 @pytest.mark.parametrize("ack", ["os", "disk"])
 def test_a_power_cut_at_any_moment(tmp_path: Path, ack: str) -> None:
     (tmp_path / "work").mkdir()

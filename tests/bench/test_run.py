@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.registry import WORKLOADS
+from bench.registry import WORKLOADS, rate
 
 from bench import run
 from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
@@ -34,6 +34,11 @@ def test_every_local_workload_gives_a_ratio(
     assert all(line["ratio"] > 0 and line["rival_name"] for line in results)
     assert not list((tmp_path / "data").glob("scratch-*"))
     assert names[-1] in capsys.readouterr().out
+
+
+def test_a_run_shorter_than_a_tick_of_the_rivals_clock_has_a_rate() -> None:
+    assert rate(1000, [0.0, 0.0]) == 0.1
+    assert rate(1000, [0.5, 0.0, 0.25]) == 0.004
 
 
 def test_an_unknown_workload_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

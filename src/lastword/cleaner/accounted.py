@@ -197,7 +197,7 @@ def clean(
     record_first_dirty: Callable[[int], None],
     due: bool,
     map_bytes: int,
-    map_scratch: str | None,
+    map_scratch: str | None = None,
     space_target: float,
     alpha: float,
     salt: bytes | None = None,
