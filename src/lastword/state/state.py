@@ -224,7 +224,8 @@ class State(MutableMapping[K, V], Generic[K, V]):
         """`new`: none of the keys is in the mapping, or twice among them, and none is deleted."""
         data = self._data
         if new:
-            data.update(zip(pairs.keys, pairs.values, strict=True))  # type: ignore[arg-type]
+            # By way of a small dict: the hashes are at hand when the large one, far in memory, is filled.
+            data.update(dict(zip(pairs.keys, pairs.values, strict=True)))  # type: ignore[arg-type]
             self._bytes += pairs.size_bytes
         else:
             for key, value in zip(pairs.keys, pairs.values, strict=True):
