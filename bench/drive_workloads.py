@@ -15,6 +15,7 @@ from tests.doubles.drives import MB, WAYS, WINDOW_SECONDS, Outcome, Usage, simul
 
 import lastword
 from bench.registry import Measured, Run, workload
+from lastword.api.background import run_for
 from lastword.files import OsFiles
 
 SHARE_BYTES_PER_SECOND = {"slow": 20 * MB, "fast": 60 * MB}
@@ -81,7 +82,7 @@ def _measured(directory: Path) -> Iterator[Outcome]:
             pairs = [(b"%d" % (i % (count // 5)), b"." * 200) for i in range(count)]
             topic.extend(pairs, partition=number)
         before = dict.fromkeys(paths, 0)
-        logs.cleaner.run_for(None, 60_000, lambda done: None)
+        run_for(logs, None, 60_000, lambda done: None)
         began = time.monotonic()
         while len(logs.cleaner.history()) < 6:
             time.sleep(SAMPLE_SECONDS)

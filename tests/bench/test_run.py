@@ -16,7 +16,7 @@ LOCAL = ("append", "scan", "map", "rewrite", "clean", "clean-map", "clean-accoun
 STORAGE = ("batches", "pairs", "objects", "lookup", "open", "recover")
 
 
-@pytest.mark.parametrize("names", [LOCAL, STORAGE], ids=["cleaning", "storage"])
+@pytest.mark.parametrize("names", [LOCAL, STORAGE, ("drives",)], ids=["cleaning", "storage", "drives"])
 def test_every_local_workload_gives_a_ratio(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, ...]
 ) -> None:
