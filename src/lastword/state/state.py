@@ -225,7 +225,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
         data = self._data
         if new:
             # By way of a small dict: the hashes are at hand when the large one, far in memory, is filled.
-            data.update(dict(zip(pairs.keys, pairs.values, strict=True)))  # type: ignore[arg-type]
+            data.update(dict(zip(pairs.keys, pairs.values, strict=True)))  # type: ignore[arg-type]  # no None
             self._bytes += pairs.size_bytes
         else:
             for key, value in zip(pairs.keys, pairs.values, strict=True):
