@@ -127,6 +127,40 @@ def test_audit_by_a_frame_with_gaps(spark: Any, root: Path, tmp_path: Path) -> N
         lastword.spark.audit(spark, str(root), "t", delivered=nameless).collect()
 
 
+def test_audit_of_keys_delivered_with_and_without_a_partition(spark: Any, tmp_path: Path) -> None:
+    """Every way in which a key may be logged and delivered twice: one logic, two engines."""
+    import itertools
+
+    import pyarrow as pa
+
+    names = (b"k-%d" % n for n in itertools.count())
+    rows: list[tuple[bytes, int | None, int]] = []
+    logged = {b"in 0": (0,), b"in 1": (1,), b"in both": (0, 1), b"deleted": (0,), b"nowhere": ()}
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic("t", 2, cleanup_policy="compact")
+        for where, partitions in logged.items():
+            for said, unsaid in itertools.product((None, -1, 0, 1), repeat=2):
+                key = next(names)
+                value = None if where == b"deleted" else where
+                offsets = [topic.append(key, value, partition=number).offset for number in partitions]
+                newest = offsets[0] if offsets else 500
+                rows += [(key, 0, newest + said)] if said is not None else []
+                rows += [(key, None, newest + unsaid)] if unsaid is not None else []
+        columns = dict(zip(("key", "partition", "offset"), map(list, zip(*rows, strict=True)), strict=True))
+        table = pa.table(
+            columns, pa.schema({"key": pa.binary(), "partition": pa.int32(), "offset": pa.int64()})
+        )
+        frame = spark.createDataFrame(rows, "key binary, partition int, offset long")
+        for partition in (None, 0):
+            here = [row.to_dict() for row in topic.audit(partition, delivered=table).rows]
+            there = plain(
+                lastword.spark.audit(spark, str(tmp_path / "data"), None, partition, delivered=frame)
+            )
+            order = lambda row: (row["key"], row["partition"] is None, row["partition"])  # noqa: E731
+            assert sorted(there, key=order) == sorted(here, key=order)
+            assert {row["kind"] for row in here} == {"missing", "stale", "phantom"}
+
+
 def test_restore_is_the_state_and_starts_one(spark: Any, root: Path, tmp_path: Path) -> None:
     import shutil
 

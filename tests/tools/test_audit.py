@@ -73,6 +73,13 @@ def test_a_key_in_two_partitions_counts_in_each_where_another_offset_was_deliver
     assert named(users.audit(delivered={"ada": 3, "bob": 0})) == [("phantom", b"ada", 1, 3)]
 
 
+def test_a_key_delivered_with_and_without_its_partition_counts_by_the_newest(users):
+    table = pa.table({"key": ["ada", "ada", "bob"], "offset": [1, 0, 0], "partition": [0, None, 1]})
+    assert users.audit(delivered=table).ok
+    newer = pa.table({"key": ["ada", "ada", "bob"], "offset": [0, 1, 0], "partition": [0, None, 1]})
+    assert users.audit(delivered=newer).ok
+
+
 def test_one_partition_of_a_delivered_side_that_has_all(logs, users, tmp_path):  # noqa: F811
     """What it says of other partitions is not asked, and no phantom."""
     logs.restore("users", to=tmp_path / "users.arrow")

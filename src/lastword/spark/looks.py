@@ -198,14 +198,15 @@ def audit(
 
     topic       None: the only one
     delivered   columns `key` (binary, or string as its UTF-8) and `offset`; `partition` if it is known. Of a
-                key that is there twice the newest offset counts. Where only one partition is asked for and
-                the column is not there, a key that is not logged belongs to the partition that the topic's
-                partitioner gives
+                key that is there twice the newest offset counts; a row without a partition counts wherever
+                its key is logged. Where only one partition is asked for, such a key that is not logged
+                belongs to the partition that the topic's partitioner gives
     """
     import lastword
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
+    from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     known = _known_partitions(delivered)
@@ -224,50 +225,61 @@ def audit(
         view="changes",
         schema="key binary, partition int, offset long, change string",
     )
+    at = F.col("partition")
+    none = F.lit(None)
     logged = changes.where(F.col("key").isNotNull()).select(
         "key",
-        F.col("partition").alias("logged_partition"),
+        "partition",
         F.col("offset").alias("logged_offset"),
         (F.col("change") == "delete").alias("deleted"),
+        none.cast("long").alias("delivered_offset"),
     )
-    other = (
-        delivered.select(
-            F.coalesce(F.col("key").cast("binary"), _refused("key")).alias("key"),
-            (F.col("partition") if known else F.lit(None)).cast("int").alias("delivered_partition"),
-            F.coalesce(F.col("offset").cast("long"), _refused("offset")).alias("offset"),
-        )
-        .groupBy("key", "delivered_partition")
-        .agg(F.max("offset").alias("delivered_offset"))
+    other = delivered.select(
+        F.coalesce(F.col("key").cast("binary"), _refused("key")).alias("key"),
+        (at if known else none).cast("int").alias("partition"),
+        none.cast("long").alias("logged_offset"),
+        none.cast("boolean").alias("deleted"),
+        F.coalesce(F.col("offset").cast("long"), _refused("offset")).alias("delivered_offset"),
     )
-    at = F.col("delivered_partition")
     if partition is not None:
         other = other.where(at.isNull() | (at == partition))
+    # One row for each key and partition; what a row without a partition delivered counts for every partition
+    # where its key is logged, and is a row of its own only if the key is logged nowhere.
+    of_key = Window.partitionBy("key")
+    sides = (
+        logged.union(other)
+        .withColumn("anywhere", F.max(F.when(at.isNull(), F.col("delivered_offset"))).over(of_key))
+        .withColumn("is_logged", F.count("logged_offset").over(of_key) > 0)
+        .groupBy("key", "partition")
+        .agg(
+            F.max("logged_offset").alias("logged_offset"),
+            F.max("deleted").alias("deleted"),
+            F.max("delivered_offset").alias("delivered_offset"),
+            F.max("anywhere").alias("anywhere"),
+            F.max("is_logged").alias("is_logged"),
+        )
+        .where(at.isNotNull() | ~F.col("is_logged"))
+    )
     # Keys of no partition of the topic have not left it; of one that is not said they may have left any.
     bounds = F.when(at.isNull(), F.lit(max(gone_below.values(), default=0))).otherwise(F.lit(0))
     for number, bound in gone_below.items():
         bounds = F.when(at == number, F.lit(bound)).otherwise(bounds)
-    logged_offset, delivered_offset = F.col("logged_offset"), F.col("delivered_offset")
+    logged_offset, said = F.col("logged_offset"), F.col("delivered_offset")
+    delivered_offset = F.when(logged_offset.isNull(), said).otherwise(F.greatest(said, F.col("anywhere")))
     kind = (
         F.when(logged_offset.isNull(), F.when(delivered_offset < bounds, "gone").otherwise("phantom"))
         .when(delivered_offset.isNull(), F.when(~F.col("deleted"), "missing"))
         .when(delivered_offset < logged_offset, "stale")
         .when(delivered_offset > logged_offset, "phantom")
     )
-    on = logged["key"] == other["key"]
-    if known:
-        on = on & (at.isNull() | (F.col("logged_partition") == at))
-    rows = (
-        logged.join(other, on, "full_outer")
-        .select(
-            F.lit(topic).alias("topic"),
-            F.coalesce(F.col("logged_partition"), at).alias("partition"),
-            F.coalesce(logged["key"], other["key"]).alias("key"),
-            kind.alias("kind"),
-            logged_offset,
-            delivered_offset,
-        )
-        .where(F.col("kind").isNotNull())
-    )
+    rows = sides.select(
+        F.lit(topic).alias("topic"),
+        "partition",
+        "key",
+        kind.alias("kind"),
+        "logged_offset",
+        delivered_offset.alias("delivered_offset"),
+    ).where(F.col("kind").isNotNull())
     if partition is None or count == 1 or partitioner not in BULK:
         return rows
     return rows.where(F.col("partition").isNotNull() | (_placed(partitioner, count) == partition))

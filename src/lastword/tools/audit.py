@@ -109,7 +109,8 @@ def audit(
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """Compare; `progress` hears (bytes, bytes in all). A key that lies in several partitions (a topic whose
-    partition count was raised) counts in each where it is not the newest of the delivered one.
+    partition count was raised) counts in each where it is not the newest of the delivered one. What is
+    delivered without a partition counts in every one where its key is logged; of two the newest.
 
     partition   only this one was asked for: what the delivered side says of another is left out. A key whose
                 partition it does not say and that is not logged here counts if `partition_of` gives this one
@@ -131,9 +132,11 @@ def audit(
                 key = record.key
                 if key is None or (shares > 1 and zlib.crc32(key) % shares != share):
                     continue
-                other = left.pop((key, number), None)
-                if other is None and (other := left.get((key, None))) is not None:
+                other, anywhere = left.pop((key, number), None), left.get((key, None))
+                if anywhere is not None:
                     met.add(key)
+                    if other is None or other.offset < anywhere.offset:
+                        other = anywhere
                 if other is None:
                     if record.value is not None:
                         found.add(number, key, "missing", record.offset, None)
