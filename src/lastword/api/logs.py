@@ -393,6 +393,7 @@ class LogDir(Verbs):
             ends,
             (topic.key_serializer, topic.value_serializer),
             sync=self.sync,
+            first_dirty=lambda partition: self._first_dirty(name, partition),
             default=default,
             max_bytes=max_bytes,
             map_bytes=self.settings.instance.map_bytes,

@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from lastword.errors import ReadOnlyError, StateTooLargeError, UsageError
 from lastword.metrics import STATE_RESTORE_SECONDS
 from lastword.partition.view import PartitionView
+from lastword.state.filling import Filling
 from lastword.state.newest import Pairs, newest_pairs
 from lastword.units import format_bytes
 from lastword.values import Progress, ProgressLike, Value, plural, table_html
@@ -106,6 +107,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
         coders: tuple[Coder, Coder],
         *,
         sync: Callable[[], None],
+        first_dirty: Callable[[int], int | None] = lambda partition: None,
         default: Callable[[], V] | None = None,
         max_bytes: int | None = None,
         map_bytes: int = 128 << 20,
@@ -120,6 +122,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
         self._ends = ends
         self._key, self._value = coders
         self._sync = sync
+        self._first_dirty = first_dirty
         self._default = default
         self._max_bytes = max_bytes
         self._map_bytes = map_bytes
@@ -152,10 +155,10 @@ class State(MutableMapping[K, V], Generic[K, V]):
             if number in loaded:
                 assert snapshot is not None
                 first = snapshot.ends[number]
-                self._take(view, first, ends[number], tombstones=True, progress=tell)
+                self._take(view, first, ends[number], progress=tell)
                 keys, held = keys - loaded[number].keys, held - loaded[number].bytes
             else:
-                self._take(view, view.log_start, ends[number], tombstones=False, progress=tell)
+                self._fill(number, view, ends[number], tell)
             tell(1, 1)
             done += size
             restored.append(
@@ -179,8 +182,8 @@ class State(MutableMapping[K, V], Generic[K, V]):
         for number, pairs in snapshot.pairs():
             part = loaded[number]
             keys, held = len(self._data), self._bytes
-            self._put_all(pairs, new=False)
-            self._check_size()
+            self._put_all(pairs)
+            self._check_size(self._bytes)
             now = time.monotonic()
             part.keys += len(self._data) - keys
             part.bytes += self._bytes - held
@@ -188,48 +191,58 @@ class State(MutableMapping[K, V], Generic[K, V]):
             began = now
         return loaded
 
-    def _check_size(self) -> None:
+    def _check_size(self, size_bytes: int) -> None:
         limit = self._max_bytes
-        if limit is not None and self._bytes > limit:
+        if limit is not None and size_bytes > limit:
             raise StateTooLargeError(
                 f"{self._log.name}: the live data is larger than max_bytes = {limit}",
                 remedy="more max_bytes, or read what you need: topic.read(view='latest', keys=[...])",
             )
 
-    def _take(
-        self,
-        view: PartitionView,
-        start: int,
-        end: int,
-        *,
-        tombstones: bool,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> int:
-        """Put the newest records of a range into the mapping; how many there were."""
-        taken = 0
-        # What a partition's log holds of a key is met once: only what lies in the mapping before may be
-        # replaced.
-        new = not tombstones and not self._data
+    def _fill(
+        self, number: int, view: PartitionView, end: int, progress: Callable[[int, int], None] | None
+    ) -> None:
+        """Put the newest values of a whole partition into the mapping, which has none of it."""
+        filling = Filling()
         found = newest_pairs(
-            view, start, end, tombstones=tombstones, map_bytes=self._map_bytes, progress=progress
+            view,
+            view.log_start,
+            end,
+            tombstones=False,
+            map_bytes=self._map_bytes,
+            first_dirty=self._first_dirty(number),
+            progress=progress,
         )
         with closing(found) as parts:
             for pairs in parts:
+                filling.put(pairs)
+                if self._max_bytes is not None and self._bytes + filling.size_bytes > self._max_bytes:
+                    self._check_size(self._bytes + filling.settle())
+        self._bytes += filling.settle()
+        if not self._data:
+            self._data = filling.data
+            return
+        known = len(self._data)
+        self._data.update(filling.data)
+        if len(self._data) - known < len(filling.data):  # a key that its writers put into two partitions
+            self._bytes = sum(map(len, self._data)) + sum(map(len, self._data.values()))
+
+    def _take(
+        self, view: PartitionView, start: int, end: int, *, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Put what is newest in a range into the mapping that has what came before; how many records."""
+        taken = 0
+        found = newest_pairs(view, start, end, tombstones=True, map_bytes=self._map_bytes, progress=progress)
+        with closing(found) as parts:
+            for pairs in parts:
                 taken += len(pairs.keys)
-                self._put_all(pairs, new=new)
-                self._check_size()
+                self._put_all(pairs)
+                self._check_size(self._bytes)
         return taken
 
-    def _put_all(self, pairs: Pairs, *, new: bool) -> None:
-        """`new`: none of the keys is in the mapping, or twice among them, and none is deleted."""
-        data = self._data
-        if new:
-            # By way of a small dict: the hashes are at hand when the large one, far in memory, is filled.
-            data.update(dict(zip(pairs.keys, pairs.values, strict=True)))  # type: ignore[arg-type]  # no None
-            self._bytes += pairs.size_bytes
-        else:
-            for key, value in zip(pairs.keys, pairs.values, strict=True):
-                self._put(data, key, value)
+    def _put_all(self, pairs: Pairs) -> None:
+        for key, value in zip(pairs.keys, pairs.values, strict=True):
+            self._put(self._data, key, value)
 
     def _put(self, data: dict[bytes, bytes], key: bytes, value: bytes | None) -> None:
         old = data.get(key)
@@ -261,7 +274,7 @@ class State(MutableMapping[K, V], Generic[K, V]):
             changed = 0
             for number, view in sorted(views.items()):
                 end = view.stable_offset
-                changed += self._take(view, self.position.get(number, view.log_start), end, tombstones=True)
+                changed += self._take(view, self.position.get(number, view.log_start), end)
                 self.position[number] = end
             return changed
 

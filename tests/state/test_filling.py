@@ -1,0 +1,108 @@
+"""A mapping that is filled with whole columns: of newest values only, or of a mostly clean log in order."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lastword
+from lastword import errors
+from lastword.records.builder import BatchBuilder
+from lastword.state import newest
+from lastword.state.filling import Filling
+from lastword.state.newest import Pairs
+
+KEYS = st.binary(max_size=3)
+SMALL = {"segment_bytes": 2048, "cleanup_policy": "compact"}
+PARTS = st.lists(st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=5)), max_size=6), max_size=6)
+
+
+@given(PARTS, st.lists(st.booleans(), min_size=6, max_size=6))
+def test_it_is_a_dict_that_is_changed_one_by_one(parts, settled):
+    filling, model = Filling(), {}
+    for pairs, settle in zip(parts, settled, strict=False):
+        filling.put(Pairs.of([key for key, _ in pairs], [value for _, value in pairs]))
+        for key, value in pairs:
+            model.pop(key, None) if value is None else model.update({key: value})
+        true = sum(len(key) + len(value) for key, value in model.items())
+        assert filling.data == model and filling.size_bytes >= true
+        assert not settle or filling.settle() == filling.size_bytes == true
+
+
+def loaded(logs, monkeypatch, *, dirty_part: int) -> dict[bytes, bytes]:
+    """The state, by kernels; `dirty_part`: what part of a log may be dirty for it to be taken in order."""
+    monkeypatch.setattr(newest.scan, "PLAIN_BYTES", -1)
+    monkeypatch.setattr(newest.scan, "PLAIN_BYTES_LOADED", -1)
+    monkeypatch.setattr(newest, "_MOSTLY_CLEAN", dirty_part)
+    taken = []
+    inner = newest._every_pair
+    monkeypatch.setattr(newest, "_every_pair", lambda *given: taken.append(given) or inner(*given))
+    with lastword.open(logs.paths[0]) as beside:
+        state = beside.state("users", key_serializer="bytes", value_serializer="bytes")
+        assert bool(taken) is (dirty_part == 0)
+        assert sum(one.bytes for one in state.restored) == sum(len(k) + len(v) for k, v in state.items())
+        assert sum(one.keys for one in state.restored) == len(state)
+        return dict(state)
+
+
+def test_a_mostly_clean_log_is_taken_in_order(logs, monkeypatch):
+    """With keys replaced and deleted above the clean part, within one chunk and over segments; records
+    without a key, and transactions of which one is aborted."""
+    logs.create_topic("users", 1, key_serializer="str", value_serializer="json", **SMALL)
+    users = logs.state("users")
+    users.update({f"key {n}": {"n": n} for n in range(200)})
+    logs.clean("users")
+    log = logs._log("users", 0)
+    for producer, word, commit in ((1, b"kept", True), (2, b"never", False)):
+        builder = BatchBuilder(producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+        for number in range(30, 40):
+            builder.append(0, b"key %d" % number, word)
+        log.append_batch(builder.build(0))
+        log.end_transaction(producer, 0, commit=commit)
+    bare = BatchBuilder()
+    bare.append(0, None, b"no key")
+    log.append_batch(bare.build(0))
+    for number in range(0, 60, 2):
+        del users[f"key {number}"]
+    users["key 0"] = users["key 2"] = {"n": "back"}
+    users["key 2"] = {"n": "and again"}
+    resolved = loaded(logs, monkeypatch, dirty_part=1 << 60)
+    assert loaded(logs, monkeypatch, dirty_part=0) == resolved
+    assert (
+        len(resolved) == 172 and resolved[b"key 31"] == b"kept" and resolved[b"key 2"] == b'{"n":"and again"}'
+    )
+
+
+def test_only_a_mostly_clean_one_is(logs, monkeypatch):
+    logs.create_topic("users", 1, key_serializer="str", value_serializer="json", **SMALL)
+    users = logs.state("users")
+    users.update({f"key {n}": {"n": n} for n in range(400)})
+    view = logs._views("users")[0]
+    assert not newest._is_mostly_clean(view, 0, view.log_end, 0)
+    logs.clean("users")
+    first_dirty = logs._first_dirty("users", 0)
+    assert newest._is_mostly_clean(logs._views("users")[0], 0, view.log_end, first_dirty)
+    users.update({f"key {n}": {"n": -n} for n in range(400)})
+    view = logs._views("users")[0]
+    assert not newest._is_mostly_clean(view, 0, view.log_end, first_dirty)
+
+
+def test_what_was_replaced_does_not_count_against_the_limit(logs, monkeypatch):
+    monkeypatch.setattr(newest.scan, "PLAIN_BYTES_LOADED", -1)
+    users = logs.state("users", key_serializer="bytes", value_serializer="bytes")
+    users.update({b"%03d" % n: b"v" * 97 for n in range(100)})
+    logs.clean("users")
+    for _ in range(20):
+        users.update({b"%03d" % n: b"w" * 97 for n in range(20)})
+    monkeypatch.setattr(newest, "_MOSTLY_CLEAN", 0)
+    assert logs.state("users", max_bytes=10_000)[b"000"] == b"w" * 97
+    with pytest.raises(errors.StateTooLargeError):
+        logs.state("users", max_bytes=9_999)
+
+
+def test_a_key_in_two_partitions_is_held_once(logs):
+    logs.create_topic("users", 2, key_serializer="bytes", value_serializer="bytes")
+    topic = logs.topic("users")
+    topic.append(b"k", b"older, longer", partition=0)
+    topic.append(b"k", b"newer", partition=1)
+    state = logs.state("users")
+    assert dict(state) == {b"k": b"newer"} and sum(one.bytes for one in state.restored) == len(b"knewer")
