@@ -32,9 +32,7 @@ from lastword.tools.traffic import Traffic, traffic
 BEGIN_MS = 1_750_000_000_000
 KEY_BYTES, VALUE_BYTES = 24, 100
 BATCH_RECORDS = 100
-RECORD_BYTES = (
-    KEY_BYTES + VALUE_BYTES + 8 + 61 / BATCH_RECORDS
-)  # with its own fields, and its share of a header
+RECORD_BYTES = KEY_BYTES + VALUE_BYTES + 8 + 61 / BATCH_RECORDS  # with its fields, and its share of a header
 TOMBSTONE_BYTES = KEY_BYTES + 7 + 61 / BATCH_RECORDS
 SCALE = RECORD_BYTES / 100  # of a policy's record of 100 bytes
 

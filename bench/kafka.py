@@ -82,8 +82,7 @@ class KafkaCleaning:
     """What Kafka's cleaner did in one repetition over one partition.
 
     cpu_seconds   of the whole process; those of the two phases are of the cleaner's thread alone, without
-    what
-                  garbage collection and compiling took
+                  what garbage collection and compiling took
     """
 
     repetition: int

@@ -4,8 +4,7 @@ A driver's part of the work is Python and needs no JVM: of the sink, what stages
 (the process beside Spark's driver); of the distributed clean, what chooses, shares out and swaps. Here it
 runs in a fork whose storage sends SIGKILL to its own process before the n-th change, or in the middle of it.
 Then it is started again, as Spark or its user would, and the result must be that of an undisturbed one.
-`--whole`: whole Spark
-drivers, with their JVMs, killed at random moments.
+`--whole`: whole Spark drivers, with their JVMs, killed at random moments.
 """
 
 from __future__ import annotations

@@ -176,13 +176,14 @@ def choose(
 ) -> Plan:
     """Decide about one partition from its segments (in offset order; the last is the active one).
 
-    stable_offset no transaction below it is undecided; None: the log end
+    stable_offset   no transaction below it is undecided; None: the log end
     taking_in_from  from here on lies a part of a commit that is not in as a whole; None: there is none
-    first_dirty   the cleaner's checkpoint, None if there is none; corrected here where it makes no sense
-    quarantine    why the partition is in quarantine, or None
-    producer_expiration_ms   after how long a silent producer is forgotten, and its last batch not kept for it
-    may_roll      nobody has asked whether the active segment is to be closed by its age, as a round that is
-                  due does first: one that is counts as closed
+    first_dirty     the cleaner's checkpoint, None if there is none; corrected here where it makes no sense
+    quarantine      why the partition is in quarantine, or None
+    may_roll        nobody has asked whether the active segment is to be closed by its age, as a round that is
+                    due does first: one that is counts as closed
+    producer_expiration_ms
+                    after how long a silent producer is forgotten, and its last batch not kept for it
     """
     if strategy not in STRATEGIES:
         raise UsageError(f"unknown strategy {strategy!r}", remedy=f"use one of: {', '.join(STRATEGIES)}")

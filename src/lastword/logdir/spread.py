@@ -172,9 +172,7 @@ class Spread:
         data = format_lines([f"{tp.topic} {tp.partition}" for tp in every])
         for directory in self.directories:
             path = os.path.join(directory.path, names.PARTITION_LIST)
-            with contextlib.suppress(
-                StorageError, ReadOnlyError
-            ):  # it only helps while another one is offline
+            with contextlib.suppress(StorageError, ReadOnlyError):  # only helps while another is offline
                 if not directory.files.exists(path) or directory.files.read_bytes(path) != data:
                     directory.files.write_atomic(path, data)
 

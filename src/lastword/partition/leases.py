@@ -208,10 +208,10 @@ def register(
 ) -> LeaseFacts:
     """Take a lease, or take it up again; durable when it returns.
 
-    position    offset that the reader will read next. None: where the lease of that name stands, and for a
-                new one `log_start`, for a reader that holds nothing yet
+    position       offset that the reader will read next. None: where the lease of that name stands, and for
+                   a new one `log_start`, for a reader that holds nothing yet
     holds_nothing  this reader has nothing from below `position` either: a new lease is taken whatever
-                tombstones are gone, for it knows no old value that one of them ended
+                   tombstones are gone, for it knows no old value that one of them ended
 
     LeaseRefusedError if tombstones above the position may be gone already; OffsetOutOfRangeError outside the
     log. Nothing was changed then.

@@ -51,9 +51,8 @@ from lastword.segment.segment import Segment
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
 
-"""Kafka's default of `producer.id.expiration.ms`."""
 PRODUCER_EXPIRATION_CHECK_MS = 600_000
-"""And how often it looks for such producers."""
+"""How often silent producers are looked for, as Kafka does."""
 
 
 class OpenState(NamedTuple):
@@ -277,9 +276,8 @@ class PartitionLog(Reads):
             self._tail.sync(base, indexes=True)
         try:
             new = self._new_segment(base)
-        except (
-            FileTakenError
-        ):  # left by a roll that did not come to its end: no segment of the log has this base
+        except FileTakenError:
+            # Left by a roll that did not come to its end: no segment of the log has this base.
             for extension in names.SEGMENT_EXTENSIONS:
                 self.files.unlink(f"{self.directory}/{names.segment_file(base, extension)}", missing_ok=True)
             new = self._new_segment(base)
@@ -378,9 +376,8 @@ class PartitionLog(Reads):
                     self._health.guarded(lambda: self._set_aside(gone, listing))
                     left = ()
                 except LastwordError:
-                    self._durability.directory_unsynced = (
-                        True  # what was renamed is made durable by the next sync
-                    )
+                    # What was renamed is made durable by the next sync.
+                    self._durability.directory_unsynced = True
                     with contextlib.suppress(LastwordError):
                         left = tuple(s for s in gone if self.files.exists(s.file))
                     raise

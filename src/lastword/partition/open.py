@@ -4,13 +4,11 @@
    that is too wide for its indexes is split (`split`).
 2. Index files without a log go. A log without an index gets one, also after a clean stop.
 3. After a stop that was not clean, every segment from the recovery point on is walked with its checksums and
-its
-   indexes are built again. After a clean one only the end of the active segment is looked at.
+   its indexes are built again. After a clean one only the end of the active segment is looked at.
 4. Damage. A tail that makes no sense is cut, if nothing sound follows it, or if it lies above everything that
-was ever
-   synced: then a power cut explains it, and nothing that was acknowledged at `disk` is behind it. Otherwise
-   it is the drive's or somebody's damage: CorruptBatchError, nothing is changed, this partition stays closed.
-   A segment is never emptied as a whole, and messages of magic 0 or 1 are never cut.
+   was ever synced: then a power cut explains it, and nothing that was acknowledged at `disk` is behind it.
+   Otherwise it is the drive's or somebody's damage: CorruptBatchError, nothing is changed, this partition
+   stays closed. A segment is never emptied as a whole, and messages of magic 0 or 1 are never cut.
 5. The log end and the leader epochs are made to agree with what is left.
 6. The producer state is that of the newest sound snapshot, and of the batches behind it. After a stop that
    was not clean, replay begins below the first segment that was walked, and the transaction indexes of these

@@ -163,9 +163,8 @@ def decide(files: Files, directory: str, listing: Sequence[str]) -> Decision:
         try:
             output = Segment.load(files, directory, base, suffix=SWAP)
             if output.size == 0 and base in logs[""]:
-                undo.add(
-                    base
-                )  # nothing of ours is empty; such a file says nothing of the range it stands for
+                # Nothing of ours is empty; such a file says nothing of the range that it stands for.
+                undo.add(base)
                 continue
             end = max(output.next_offset, base + 1)
         except DataError:

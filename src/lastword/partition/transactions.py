@@ -7,8 +7,8 @@ to the producer id alone: an entry of an aborted transaction never touches a bat
 marker], wherever reading began. (Kafka's cleaner binds it to the producer id, and skips committed batches
 when it starts to map behind a marker.)
 
-    data  data  data  COMMIT   data  data  ABORT   data  data |-- committed --|          |- aborted -|
-    |- undecided -|   <- last stable offset is the first of these
+    data  data  data  COMMIT   data  data  ABORT   data  data
+    |---- committed ------|    |--- aborted ---|   |undecided|   <- the last stable offset is its first
 
 Three users, three classes, none of which opens a file:
 

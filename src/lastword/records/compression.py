@@ -4,8 +4,7 @@
 
     gzip    one member, or several after each other
     snappy  raw blocks of 32 KiB under a header of 16 bytes: 82 "SNAPPY" 00 · i32 version 1 · i32 lowest
-    reader 1, then
-            per block: i32 compressed size · block. Not the official snappy frames
+            reader 1, then per block: i32 compressed size · block. Not the official snappy frames
     lz4     frame 04 22 4d 18 · FLG 60 · BD 40 · HC 82: independent blocks of 64 KiB, no sizes, no checksums.
             Kafka refuses linked blocks
     zstd    a frame without content size or checksum
@@ -36,7 +35,6 @@ _SNAPPY_MOST = 64
 
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_HEAD = _LZ4_MAGIC + b"\x60\x40\x82"
-_LZ4_END = b"\0\0\0\0"
 _LZ4_BLOCKS = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
 _LZ4_FAST = 9
 """Kafka's default level, which selects the fast compressor; every other selects the thorough one."""

@@ -41,9 +41,8 @@ def resolve(
         map_bytes: memory for the map; too little of it only means more passes, never another result.
         salt: secret random bytes, new for each map.
         now_ms: for a cleaning: a tombstone whose batch has a delete horizon at or before it is dead itself,
-            and so is a record without a
-            key. Only for a log from its very start, so that no older copy is left behind. None: only
-            replaced records are dead.
+            and so is a record without a key. Only for a log from its very start, so that no older copy is
+            left behind. None: only replaced records are dead.
         fates: what became of the transactions in `sources`. Records of aborted ones have no say about keys
             and are dead at once. Those of undecided ones have no say either and stay; a cleaning must not
             meet any. None: there are no transactions.

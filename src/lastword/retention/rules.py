@@ -7,9 +7,9 @@ retention.ms     oldest first, while the newest record of the segment is older (
 ```
 
 Only a beginning of the log may go, and nothing at or above the high watermark, or where a commit begins that
-is not in as a whole. The last segment goes only if
-it holds records and everything before it goes; then the log continues, empty, at its end. Size and time count
-only if `cleanup.policy` has `delete`; without a known policy nothing goes at all.
+is not in as a whole. The last segment goes only if it holds records and everything before it goes; then the
+log continues, empty, at its end. Size and time count only if `cleanup.policy` has `delete`; without a known
+policy nothing goes at all.
 
 A segment's age is that of its largest timestamp; where no record has one, that of the file. The date decides:
 one that was set back keeps more, one that was set forward lets go what it calls old, as Kafka does.

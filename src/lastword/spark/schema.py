@@ -2,10 +2,15 @@
 
 Read: the columns of Spark's Kafka source, in its order, all nullable.
 
-    key binary · value binary · topic string · partition int · offset long · timestamp timestamp
-    timestampType int (0 create time, 1 log-append time) · headers array<struct<key:string,value:binary>>,
-    with `includeHeaders`, and null when a record has none
-    change string (`upsert` or `delete`), last, in view `changes`
+    key            binary
+    value          binary
+    topic          string
+    partition      int
+    offset         long
+    timestamp      timestamp
+    timestampType  int: 0 create time, 1 log-append time
+    headers        array<struct<key:string,value:binary>>, null when a record has none; with `includeHeaders`
+    change         string: `upsert` or `delete`; in view `changes`
 
 A schema that the user gives is the projection: any of these columns, in any order. Columns that are left
 out are neither gathered nor sent through the JVM, which is worth a factor of two (PySpark has no column

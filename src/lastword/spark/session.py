@@ -39,9 +39,9 @@ LOCAL_ONLY = ("spark.driver.host", "spark.driver.bindAddress")
 def session(master: str = "local[*]", **conf: Any) -> SparkSession:
     """A new session, or the running one if there is one.
 
-    master  as Spark's: `local[*]`, `local-cluster[2,1,1024]`, `spark://host:7077` conf    Spark's names, as
-    `**{"spark.driver.memory": "4g"}`, or with `_` for `.` and without the first word:
-            `driver_memory="4g"`
+    master  as Spark's: `local[*]`, `local-cluster[2,1,1024]`, `spark://host:7077`
+    conf    Spark's names, as `**{"spark.driver.memory": "4g"}`, or with `_` for `.` and without the first
+            word: `driver_memory="4g"`
 
     Before the first session it sets, unless they are set: JAVA_HOME (`java.py`), PYSPARK_PYTHON and
     PYSPARK_DRIVER_PYTHON (this Python: workers would take the `python3` of the path, which may lack
@@ -62,9 +62,8 @@ def session(master: str = "local[*]", **conf: Any) -> SparkSession:
         builder = builder.config(conf_name(name), conf_value(value))
     spark = builder.getOrCreate()
     if running is None:
-        spark.sparkContext.setLogLevel(
-            "ERROR"
-        )  # incubator and native-library warnings are not about the user's work
+        # Warnings of incubator modules and native libraries are not about the user's work.
+        spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 

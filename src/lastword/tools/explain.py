@@ -179,9 +179,8 @@ def _plain(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, Ba
             for record in read_records(data, header, segment.file, position=0):
                 if record.key == key and record.offset >= start:
                     yield record.offset, record.timestamp, record.value is None, header
-        start = max(
-            start, header.next_offset
-        )  # a rewrite may put what was read and what was not in one batch
+        # A rewrite may put what was read and what was not into one batch.
+        start = max(start, header.next_offset)
 
 
 def _bulk(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, BatchHeader]]:
