@@ -276,20 +276,6 @@ def test_6G_68_so_does_an_empty_one() -> None:
     assert repeated.first_offset == 40
 
 
-def test_what_a_producers_state_rests_on() -> None:
-    state = state_after(data(PID, 0, 0), data(PID, 1, 1))
-    assert [producer(state).is_last_trace(h) for h in (data(PID, 0, 0), data(PID, 1, 1))] == [False, True]
-    markers_only = ProducerState()
-    for offset in (3, 4):
-        append(markers_only, control(PID, offset, epoch=2), commit())
-    last = producer(markers_only)
-    assert [last.is_last_trace(control(PID, n, epoch=2)) for n in (3, 4)] == [False, True]
-    assert not last.is_last_trace(control(PID, 4, epoch=1))
-    assert not last.is_last_trace(data(PID, 4, 0, epoch=2))
-    loaded = Producer(PID, 2)  # a snapshot does not say which marker: any of the epoch may be it
-    assert [loaded.is_last_trace(control(PID, n, epoch=2)) for n in (3, 4)] == [True, True]
-
-
 def test_batches_without_a_producer_only_move_the_end() -> None:
     state = state_after(data(-1, 0), data(-1, 1, count=9))
     assert (len(state), state.end_offset) == (0, 10)

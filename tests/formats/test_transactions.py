@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from lastword.errors import CorruptBatchError
 from lastword.partition.transactions import Decisions, Fate, MarkerTracker, control_of, scan
-from lastword.records.batch import BatchHeader, empty_batch, read_header
+from lastword.records.batch import BatchHeader, read_header
 from lastword.records.control import ControlRecord
 from lastword.segment.txn_index import AbortedTransaction
 from tests.formats.batches import abort, commit, control, data
+from tests.naive.empty_batch import empty_batch
 
 COMMIT_MARKER = bytes.fromhex(
     "00000000000000150000004200000004028d2122650030000000000000018bcfe568000000018bcfe568000000000000000005"

@@ -16,7 +16,7 @@ from lastword.errors import CorruptFileError, InconsistentTopicIdError, LogDirLo
 from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.checkpoints import Checkpoints, OffsetCheckpoint
-from lastword.logdir.identity import record_topic_id
+from lastword.logdir.identity import check_topic_id, format_partition_metadata
 from lastword.partition.epochs import EpochEntry, LeaderEpochs
 from lastword.segment import names
 from tests.partition.logs import NOW, one
@@ -130,12 +130,12 @@ def test_6X_335_only_that_the_marker_is_there_counts(tmp_path: Path, text: bytes
 
 
 def test_6X_336_topic_ids(tmp_path: Path) -> None:
-    record_topic_id(UNSYNCED, str(tmp_path), ID)
-    written = (tmp_path / names.PARTITION_METADATA).read_bytes()
-    record_topic_id(UNSYNCED, str(tmp_path), ID)
-    assert (tmp_path / names.PARTITION_METADATA).read_bytes() == written
+    assert check_topic_id(UNSYNCED, str(tmp_path), ID) is None, "not known"
+    written = format_partition_metadata(ID)
+    (tmp_path / names.PARTITION_METADATA).write_bytes(written)
+    assert check_topic_id(UNSYNCED, str(tmp_path), ID) == ID
     with pytest.raises(InconsistentTopicIdError, match=f"has the topic id {ID}, the topic has {OTHER}"):
-        record_topic_id(UNSYNCED, str(tmp_path), OTHER)
+        check_topic_id(UNSYNCED, str(tmp_path), OTHER)
     assert (tmp_path / names.PARTITION_METADATA).read_bytes() == written
 
 

@@ -9,11 +9,12 @@ from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT, Files
 from lastword.partition import PartitionLog, PartitionView, Recovery, open_log
-from lastword.records.batch import empty_batch, set_base_offset
+from lastword.records.batch import set_base_offset
 from lastword.records.builder import BatchBuilder
 from lastword.records.reader import read_records
 from lastword.segment import Segment, build_indexes, names
 from lastword.segment.recover import inspect
+from tests.naive.empty_batch import empty_batch
 
 NOW = 1_700_000_000_000
 SMALL = TopicConfig(segment_bytes=700, index_interval_bytes=150)

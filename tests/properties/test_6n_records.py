@@ -14,13 +14,14 @@ from lastword.errors import CorruptBatchError, UsageError
 from lastword.partition import scan
 from lastword.partition.pending import marker_batch
 from lastword.partition.transactions import control_of
-from lastword.records.batch import crc_ok, empty_batch, set_base_offset
+from lastword.records.batch import crc_ok, set_base_offset
 from lastword.records.builder import BatchBuilder
 from lastword.records.compression import compress, decompress, xxh32
 from lastword.records.control import TYPE_NAMES, control_key, marker_value, parse_control
 from lastword.records.reader import read_records
 from lastword.records.record import LOG_APPEND_TIME, NO_TIMESTAMP_TYPE
 from lastword.records.varint import encode, read_varint, read_varlong, size
+from tests.naive.empty_batch import empty_batch
 from tests.properties.support import (
     CONFIG,
     T,

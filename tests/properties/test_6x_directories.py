@@ -13,7 +13,7 @@ from lastword.clock import ManualClock
 from lastword.errors import CorruptFileError, InconsistentTopicIdError, LogDirLockedError, StorageError
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.checkpoints import OffsetCheckpoint
-from lastword.logdir.identity import check_topic_id, record_topic_id
+from lastword.logdir.identity import check_topic_id, format_partition_metadata
 from lastword.segment import names
 from tests.partition.nosync import UNSYNCED
 from tests.properties.support import T, batch, records_of
@@ -94,12 +94,11 @@ def test_6X_335_the_clean_shutdown_file(tmp_path: Path, text: str) -> None:
 
 
 def test_6X_336_the_id_of_a_topic(tmp_path: Path) -> None:
-    record_topic_id(UNSYNCED, str(tmp_path), ID)
+    (tmp_path / names.PARTITION_METADATA).write_bytes(format_partition_metadata(ID))
     assert (tmp_path / names.PARTITION_METADATA).read_bytes() == b"version: 0\ntopic_id: " + ID.encode()
-    record_topic_id(UNSYNCED, str(tmp_path), ID)
     assert check_topic_id(UNSYNCED, str(tmp_path), ID) == ID
     with pytest.raises(InconsistentTopicIdError):
-        record_topic_id(UNSYNCED, str(tmp_path), OTHER)
+        check_topic_id(UNSYNCED, str(tmp_path), OTHER)
     assert check_topic_id(UNSYNCED, str(tmp_path), None) == ID
 
 

@@ -25,9 +25,9 @@ from lastword.records.batch import (
     BatchHeader,
     check_crc,
     computed_crc,
-    empty_batch,
 )
 from lastword.records.control import ABORT, COMMIT, control_key, marker_value, parse_control
+from tests.naive.empty_batch import empty_batch
 
 T = 1_700_000_000_000
 

@@ -19,8 +19,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-CLOCK_BYTES = 16
-
 
 class LiveTombstones(Protocol):
     """Live tombstones, ascending by offset, as `resolve.running` tells of them. `copies` uint8: records of

@@ -202,8 +202,3 @@ def timestamp_column(column: pa.Array, now_ms: int) -> Any:
             remedy="milliseconds as int64, or timestamps with a zone",
         )
     return np.asarray(pc.fill_null(column.cast(pa.int64()), now_ms), np.int64)
-
-
-def headers_of(column: pa.Array) -> list[tuple[tuple[str, bytes | None], ...]]:
-    """The column headers: lists of {key, value}."""
-    return [tuple((pair["key"], pair["value"]) for pair in row) if row else () for row in column.to_pylist()]

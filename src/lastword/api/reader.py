@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 VIEWS = ("log", "latest", "changes")
 READ_COMMITTED = "read_committed"
 ISOLATIONS = (READ_COMMITTED, "read_uncommitted")
-Decode = Callable[[bytes], Any]
 
 
 def check_view(view: str) -> str:

@@ -18,7 +18,6 @@ from lastword.cleaner.report import Certificate, CleanRound, Phases, Removed, To
 if TYPE_CHECKING:
     from lastword.cleaner.certificate import Certified
     from lastword.cleaner.rewrite import Rewritten
-    from lastword.cleaner.transactions import Found
     from lastword.resolve import Resolution, SegmentFacts
     from lastword.segment.segment import Segment
 
@@ -44,13 +43,12 @@ def removable(facts: Sequence[SegmentFacts], markers: int) -> Removed:
     )
 
 
-def mapped(plan: Plan, resolution: Resolution, transactions: Found) -> Mapped:
+def mapped(plan: Plan, resolution: Resolution) -> Mapped:
     dirty = [one for one in resolution.segments if one.next_offset > plan.start]
     return Mapped(
         segments=len(resolution.segments),
         bytes=sum(one.size_bytes for one in resolution.segments),
         records=sum(one.records for one in resolution.segments),
-        removable=removable(resolution.segments, len(transactions.due)),
         dirty_bytes=sum(one.size_bytes for one in dirty),
         dirty_live_bytes=sum(one.live_bytes for one in dirty),
         tombstones=sum(one.tombstones for one in resolution.segments),
@@ -64,7 +62,6 @@ def mapped(plan: Plan, resolution: Resolution, transactions: Found) -> Mapped:
 def accounted(
     plan: Plan,
     resolution: Resolution,
-    transactions: Found,
     groups: Sequence[Group],
     *,
     read_bytes: int,
@@ -74,7 +71,7 @@ def accounted(
     those that it rewrites."""
     chosen = [one for each in groups for one in resolution.segments[each.first : each.last + 1]]
     return replace(
-        mapped(plan, resolution, transactions),
+        mapped(plan, resolution),
         dirty_bytes=sum(one.size_bytes for one in chosen),
         dirty_live_bytes=sum(one.live_bytes for one in chosen),
         passes=1 if read_bytes else 0,
@@ -111,7 +108,7 @@ def built(
 
 def nothing_mapped() -> Mapped:
     """Of a round that was stopped while it mapped."""
-    return Mapped(0, 0, 0, Removed(), 0, 0, 0, 0, 0.0, 0.0)
+    return Mapped(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 def report(

@@ -326,7 +326,7 @@ def build(
     resolution = ledger.resolution()
     transactions = transactions_of(ledger, log, plan)
     found = groups_of(resolution, transactions, phases.limits_of(plan), run)
-    mapped = account.accounted(plan, resolution, transactions, found, read_bytes=read_bytes, seconds=seconds)
+    mapped = account.accounted(plan, resolution, found, read_bytes=read_bytes, seconds=seconds)
     steps.expect(sum(one.size_bytes for one in found))
     clocked, transactions = without_blocked(ledger, resolution, transactions)
     sources = phases.below(segments, plan.limit)
@@ -450,9 +450,8 @@ def estimated(
 
 def waiting(ledger: Ledger, plan: Plan) -> TombstonesWaiting:
     """The tombstones that are left, and which of them goes first."""
-    ledger.mark_due(
-        plan.now_ms, plan.delete_retention_ms, floor=0
-    )  # starts the clocks of those freed just now
+    # Starts the clocks of those that were freed just now.
+    ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=0)
     count = sum(one.tombstones for one in ledger.facts())
     offset, due_ms = ledger.deletes.next_due(plan.delete_retention_ms)
     return TombstonesWaiting(count, offset, due_ms)

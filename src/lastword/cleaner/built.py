@@ -62,7 +62,6 @@ class Mapped:
     """What the map pass found below the limit: sums.
 
     bytes, records      of the segments there
-    removable           what this round drops, by rule
     dirty_bytes         of segments with an offset at or above the first dirty one; dirty_live_bytes: what
                         survives there
     tombstones          live ones: they wait for their horizon
@@ -74,7 +73,6 @@ class Mapped:
     segments: int
     bytes: int
     records: int
-    removable: Removed
     dirty_bytes: int
     dirty_live_bytes: int
     tombstones: int

@@ -26,7 +26,6 @@ from typing import Protocol
 
 MAX_OFFSET_RANGE = (1 << 31) - 1  # an index entry's relative offset is a signed 32-bit number
 SMALL_SHARE = 20  # 1/20 of segment.bytes: what one file less is worth, in bytes moved
-OFFSET_INDEX_ENTRY_BYTES = 8
 TIME_INDEX_ENTRY_BYTES = 12
 
 

@@ -268,7 +268,7 @@ def build_whole(
         due_below,
         threads=threads,
     )
-    return BuiltRound(plan, account.mapped(plan, resolution, by), rewritten)
+    return BuiltRound(plan, account.mapped(plan, resolution), rewritten)
 
 
 def map_of(

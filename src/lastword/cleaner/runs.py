@@ -82,12 +82,11 @@ class Run(Value):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One partition's segments as arrays, all of their length: bytes, garbage, blocked tombstones, rent due
-    now with its `quiet` factor, age in units of `t`, when the oldest garbage died, and the bounds."""
+    """One partition's segments as arrays, all of their length: bytes, garbage, rent due now with its `quiet`
+    factor, age in units of `t`, when the oldest garbage died, and the bounds."""
 
     size: Ints
     dead: Ints
-    blocked: Ints
     rent: Floats
     age: Floats
     oldest_dead_ms: Ints
@@ -107,7 +106,6 @@ class Columns:
                 (
                     one.size_bytes,
                     one.dead_bytes,
-                    one.blocked_tombstone_bytes,
                     one.rent_at,
                     one.written_at,
                     one.oldest_dead_ms,
@@ -117,8 +115,8 @@ class Columns:
                 for one in segments
             ],
             np.int64,
-        ).reshape(-1, 8)
-        size, dead, blocked, rent_at, written_at, oldest, base, end = columns.T
+        ).reshape(-1, 7)
+        size, dead, rent_at, written_at, oldest, base, end = columns.T
         paid = np.array([(one.rent, one.rate) for one in segments], np.float64).reshape(-1, 2)
         rent = paid[:, 0] + dead * np.maximum(t - rent_at, 0).astype(np.float64)
         age = np.maximum(t - written_at, 1).astype(np.float64)
@@ -129,7 +127,7 @@ class Columns:
         quiet = np.clip(quiet, 1.0, MOST_QUIET)
         low, high = (ratio * partition.segment_bytes for ratio in FILE_COST_BOUNDS)
         cost = file_cost_bytes if file_cost_bytes > 0 else FILE_COST_RATIO * partition.segment_bytes
-        return cls(size, dead, blocked, rent * quiet, age, oldest, base, end, min(max(cost, low), high))
+        return cls(size, dead, rent * quiet, age, oldest, base, end, min(max(cost, low), high))
 
     def run(self, partition: PartitionAccount, first: int, last: int, score: float) -> Run:
         taken = slice(first, last + 1)

@@ -10,8 +10,7 @@ sees the files, twice, or again after a kill.
 
 A step's result is written aside, under a name of the attempt's own, and renamed: what has its name is whole,
 and two attempts write the same bytes. So who goes on with a job lists what is there and does the rest.
-Outputs are published by the same swap as always, if the
-certificate agrees.
+Outputs are published by the same swap as always, if the certificate agrees.
 """
 
 from __future__ import annotations
@@ -230,7 +229,7 @@ def _starts_clocks(facts: Sequence[SegmentFacts], one: Group, found: Found) -> b
 def built_round(files: Files, job: Job, seconds: float) -> BuiltRound:
     """All that was built, for `phases.publish`. `seconds`: what mapping took."""
     groups = groups_of(files, job) or ()
-    mapped = account.mapped(job.plan, _resolution(files, job, None, seconds), _found(files, job))
+    mapped = account.mapped(job.plan, _resolution(files, job, None, seconds))
     found = [told(files, job, number) for number in range(len(groups))]
     return BuiltRound(job.plan, mapped, tuple(built_of(one) for one in found if one is not None))
 

@@ -86,13 +86,6 @@ def check_topic_id(files: Files, partition_directory: str, topic_id: str | None)
     return own
 
 
-def record_topic_id(files: Files, partition_directory: str, topic_id: str) -> None:
-    """Give a partition its topic's id; one that has it already is left alone."""
-    if check_topic_id(files, partition_directory, topic_id) is None:
-        path = os.path.join(partition_directory, names.PARTITION_METADATA)
-        files.write_atomic(path, format_partition_metadata(topic_id))
-
-
 def take_clean_shutdown(files: Files, root: str) -> bool:
     """Was the marker there? It is gone, durably, before anything else is opened: a crash from here on is not
     clean.

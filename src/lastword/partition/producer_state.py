@@ -89,11 +89,7 @@ class SequencedBatch:
 @dataclass(frozen=True, slots=True)
 class Producer:
     """One producer id's state. `batches`: the newest of its epoch, oldest first; `transaction_start`: None
-    if none is open.
-
-    `marker_offset`: of its newest marker met since the state was loaded, -1 unknown (a snapshot does not
-    hold it).
-    """
+    if none is open."""
 
     producer_id: int
     epoch: int = NO_EPOCH
@@ -101,7 +97,6 @@ class Producer:
     last_timestamp: int = -1
     batches: tuple[SequencedBatch, ...] = ()
     transaction_start: int | None = None
-    marker_offset: int = -1
 
     @property
     def last_sequence(self) -> int:
@@ -120,18 +115,6 @@ class Producer:
             if (batch.first_sequence, batch.last_sequence) == wanted:
                 return batch
         return None
-
-    def is_last_trace(self, header: BatchHeader) -> bool:
-        """True if this state rests on `header`'s batch: the cleaner must keep the batch, if only empty.
-
-        That is the last data batch, or, where no data is left, the newest marker (any marker of the current
-        epoch as long as the newest is not known).
-        """
-        if self.batches:
-            return header.last_offset == self.last_data_offset
-        if not header.control or header.producer_epoch != self.epoch:
-            return False
-        return self.marker_offset in (-1, header.last_offset)
 
     def is_expired(self, now_ms: int, expiration_ms: int) -> bool:
         """Idle for that long, and no transaction open; a producer with a name never is."""
@@ -165,7 +148,6 @@ class Producer:
             header.max_timestamp,
             (*kept, batch),
             start,
-            self.marker_offset,
         )
 
     def after_marker(self, header: BatchHeader, marker: ControlRecord | None) -> Producer:
@@ -179,7 +161,6 @@ class Producer:
             header.max_timestamp,
             self.batches if header.producer_epoch == self.epoch else (),
             self.transaction_start if marker is None else None,
-            header.last_offset,
         )
 
 
@@ -357,9 +338,7 @@ def _check_data(producer: Producer, header: BatchHeader) -> None:
             remedy="another instance took over: stop this one",
         )
     if producer.epoch == NO_EPOCH:
-        expected = (
-            header.base_sequence
-        )  # unknown: may start anywhere, its earlier batches may have been removed
+        expected = header.base_sequence  # unknown: its earlier batches may have been removed
     elif header.producer_epoch > producer.epoch or not producer.batches:
         expected = 0
     else:

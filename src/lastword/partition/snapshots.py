@@ -12,8 +12,8 @@ position  bytes  field
 
 Big endian. Only a producer's newest batch is in it; last data offset -1: it has none. A snapshot is valid
 as a whole or not at all, and derived: a damaged one is removed, an older one read and the batches behind it
-replayed. So losing one costs time; except where cleaning removed a producer's last batch, which is why the
-cleaner keeps those (`producer_state.Producer.is_last_trace`).
+replayed. So losing one costs time, and nothing else: the cleaner keeps the last batch of each producer that
+the log remembers, or else its last marker.
 
 Written aside, synced, renamed, directory synced: a reader never sees half of one. Kafka writes in place.
 

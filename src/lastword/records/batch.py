@@ -248,24 +248,3 @@ def write_batch(
     )
     length = len(checked) + CHECKED_FROM - OVERHEAD_BYTES
     return HEAD.pack(base_offset, length, leader_epoch, 2, crc32c(checked)) + checked
-
-
-def empty_batch(header: BatchHeader) -> bytes:
-    """What stays of a batch whose records all went but whose place, producer or range must not: its header.
-
-    Kept: offsets, leader epoch, max timestamp, producer fields, the bits for timestamp type, transaction and
-    control. Cleared: codec, delete horizon, base timestamp (-1), count.
-    """
-    return write_batch(
-        base_offset=header.base_offset,
-        leader_epoch=header.leader_epoch,
-        attributes=header.attributes & (LOG_APPEND_BIT | TRANSACTIONAL_BIT | CONTROL_BIT),
-        last_offset_delta=header.last_offset - header.base_offset,
-        base_timestamp=-1,
-        max_timestamp=header.max_timestamp,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        count=0,
-        payload=b"",
-    )

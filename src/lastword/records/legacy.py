@@ -54,7 +54,6 @@ OVERHEAD_BYTES = 12
 """Offset and size: what comes before the counted bytes."""
 CRC_POSITION = 12
 MAGIC_POSITION = 16
-ATTRIBUTES_POSITION = 17
 KEY_LENGTH_POSITION = (18, 26)
 MIN_SIZE = (14, 22)
 """Smallest value of the size field, by magic: null key, null value."""

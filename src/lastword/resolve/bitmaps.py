@@ -48,9 +48,6 @@ class DeadBitmaps:
         """Memory that the bits take."""
         return self.page_ids.nbytes + self.page_slots.nbytes + self.page_bits.nbytes
 
-    def is_dead(self, offset: int) -> bool:
-        return bool(self.mask(np.array([offset], np.int64))[0])
-
     def mask(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each offset, whether its bit is set; False for an offset that no record had."""
         out = np.zeros(offsets.size, np.bool_)

@@ -1,0 +1,29 @@
+"""What a rewrite leaves of a batch whose records all went: the plain form of it, from its header alone."""
+
+from __future__ import annotations
+
+from lastword.records.batch import (
+    CONTROL_BIT,
+    LOG_APPEND_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    write_batch,
+)
+
+
+def empty_batch(header: BatchHeader) -> bytes:
+    """Kept: offsets, leader epoch, max timestamp, producer fields, the bits for timestamp type, transaction
+    and control. Cleared: codec, delete horizon, base timestamp (-1), count."""
+    return write_batch(
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        attributes=header.attributes & (LOG_APPEND_BIT | TRANSACTIONAL_BIT | CONTROL_BIT),
+        last_offset_delta=header.last_offset - header.base_offset,
+        base_timestamp=-1,
+        max_timestamp=header.max_timestamp,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        count=0,
+        payload=b"",
+    )
