@@ -13,11 +13,12 @@ from lastword.tools.verify import verify
 from tests.api.conftest import tree_digest
 from tests.golden.loader import case
 
+SETTINGS = {"index_interval_bytes": 200, "segment_bytes": 2000, "log_cleaner_enable": False}
+
 
 @pytest.fixture
 def data(tmp_path):
-    settings = {"index_interval_bytes": 200, "segment_bytes": 2000, "log_cleaner_enable": False}
-    with lastword.open(tmp_path / "data", "a", **settings) as logs:
+    with lastword.open(tmp_path / "data", "a", **SETTINGS) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
         for number in range(60):
             topic.append(b"key %d" % (number % 7), b"v" * 50, timestamp=1000 + number)
@@ -135,6 +136,46 @@ def test_a_damaged_snapshot(data):
     path = files(data, ".snapshot")[0]
     change(path, 3, b"\xff")
     assert problems(data) == [(path.name, "bad-snapshot", True)]
+
+
+def repair(root):
+    """Do what the problems say: all are repairable; what they name goes, then it is opened to append."""
+    with lastword.open(root) as logs:
+        found = logs.verify().problems
+    assert found and all(one.repairable for one in found)
+    for path in {one.remove for one in found} - {None}:
+        Path(path).unlink()
+    with lastword.open(root, "a", **SETTINGS) as logs:
+        for topic in logs.topics():
+            logs.topic(topic.name).append(b"k", b"v", partition=0)
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "cut", "longer"])
+@pytest.mark.parametrize("place", [0, 1, -1])
+@pytest.mark.parametrize("extension", [".index", ".timeindex", ".snapshot"])
+def test_small_files_are_repaired_as_the_problem_says(data, extension, place, damage):
+    """Of closed segments too, which opening does not look at by itself."""
+    path = files(data, extension)[place]
+    content = path.read_bytes()
+    damaged = {"overwritten": b"\xff" * len(content), "cut": content[:-3], "longer": content + b"xyz"}
+    path.write_bytes(damaged[damage])
+    repair(data)
+    assert problems(data) == []
+
+
+@pytest.mark.parametrize("damaged", [b"\xff" * 34, b""])
+def test_the_transaction_index_of_a_closed_segment_is_repaired_as_the_problem_says(tmp_path, damaged):
+    path = sorted(case("tx-compact-dr0").unpack(tmp_path).glob("round1-before/*/*.txnindex"))[0]
+    path.write_bytes(damaged)
+    repair(path.parent.parent)
+    assert problems(path.parent.parent) == []
+
+
+@pytest.mark.parametrize("name", ["log-start-offset-checkpoint", "recovery-point-offset-checkpoint"])
+def test_a_damaged_checkpoint_is_repaired_by_opening(data, name):
+    (data / name).write_text("0\n2\nt 0 6\n")
+    repair(data)
+    assert problems(data) == []
 
 
 def test_one_topic_or_partition(data):

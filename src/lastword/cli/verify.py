@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -40,8 +41,10 @@ def verify(
     with out.open(target) as logs, out.progress("verify") as progress:
         found = logs.verify(target.topic, target.partition, quick=quick, md5=md5, progress=progress)
     for problem in found.problems:
-        out.row("problem", problem.to_dict())
+        out.row("problem", {**problem.to_dict(), "remove": problem.remove})
         out.line(out.paint(str(problem), "yellow" if problem.repairable else "red"))
+        if problem.remove is not None:
+            out.line(f"  fix: rm {shlex.quote(problem.remove)}, then open it to write")
     for collision in found.collisions:
         out.row("md5-collision", collision.to_dict())
         out.line(

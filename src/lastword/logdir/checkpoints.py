@@ -60,11 +60,15 @@ class OffsetCheckpoint:
         return known[1].get(tp)
 
     def update(self, offsets: Mapping[TopicPartition, int], *, drop: Iterable[TopicPartition] = ()) -> None:
-        """Set some lines, take others out; the rest stays. Unchanged, the file is not written."""
+        """Set some lines, take others out; the rest stays. Unchanged and sound, the file is not written."""
         self._known = None
-        before = self.read_sound()
+        before: dict[TopicPartition, int] | None
+        try:
+            before = self.read()
+        except CorruptFileError:
+            before = None
         gone = set(drop)
-        after = {tp: offset for tp, offset in {**before, **offsets}.items() if tp not in gone}
+        after = {tp: offset for tp, offset in {**(before or {}), **offsets}.items() if tp not in gone}
         if after != before or not self._files.exists(self.path):
             lines = [f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(after.items())]
             self._files.write_atomic(self.path, format_lines(lines))
