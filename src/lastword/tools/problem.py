@@ -42,4 +42,4 @@ class Problem(Value):
 
     def __str__(self) -> str:
         where = self.file if self.position is None else f"{self.file} position {self.position}"
-        return f"{where}: {self.code}: {self.text.removeprefix(where + ": ")}"
+        return f"{where}: {self.code}: {self.text.removeprefix(where + ': ')}"
