@@ -279,3 +279,15 @@ def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:
         for directory in directories:
             directory.close()
     assert (tmp_path / "a" / "users-0").exists() and (tmp_path / "b" / "users-0").exists()
+
+
+def test_no_marker_speaks_of_a_partition_that_came_and_was_not_opened(tmp_path: Path) -> None:
+    """Its move failed after the last rename: nobody recovered it, so nobody may promise a clean stop."""
+    prepare(tmp_path)
+    with opened(tmp_path / "b") as b:
+        assert b.recovery.clean
+        b.adopt(USERS, 20, 7, 12)
+        (tmp_path / "a" / "users-0").rename(tmp_path / "b" / "users-0")
+    assert not (tmp_path / "b" / names.CLEAN_SHUTDOWN).exists()
+    with opened(tmp_path / "b") as b:
+        assert (b.log("users", 0).log_start, b.log("users", 0).log_end) == (7, 20)

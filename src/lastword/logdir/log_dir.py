@@ -2,10 +2,10 @@
 
 "r" takes no lock and writes nothing: it gives views, also beside a running broker or writer. "a" takes
 Kafka's lock, removes the clean-shutdown marker before anything else, and recovers a partition when it is
-first used. Closing writes the marker again only if every partition keeps what it promises: those that were
-opened say so themselves, the others are as they were.
+first used (`OpenPartitions`). Closing writes the marker again only if every partition keeps what it promises:
+those that were opened say so themselves, the others are as they were.
 
-Locks are taken in this order: `claim` of a partition, `lock`, the log's own, the one of the checkpoints.
+Locks are taken in this order: `claim` of a partition, `lock`, the log's own, the one of `Bounds`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -23,12 +22,10 @@ from lastword import files as storage
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings, TopicConfig, remove_topic_settings, write_topic_settings
 from lastword.errors import (
-    BusyError,
     CorruptFileError,
     DataError,
     LastwordError,
     NotALogDirError,
-    OffsetOutOfRangeError,
     ReadOnlyError,
     TopicExistsError,
     UnknownTopicError,
@@ -36,6 +33,7 @@ from lastword.errors import (
 )
 from lastword.files import FileLock, Files
 from lastword.logdir import inbox
+from lastword.logdir.bounds import Bounds
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition
 from lastword.logdir.claims import Claims
 from lastword.logdir.discover import Listing, SetAside, discover, is_partition
@@ -49,31 +47,13 @@ from lastword.logdir.identity import (
 )
 from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.moved_from import read_note
+from lastword.logdir.open_partitions import DirRecovery, OpenPartitions
 from lastword.logdir.root import check_log_dir, check_writable, make_dirs, partition_numbers
 from lastword.logdir.topics import make_partitions, mark_deleted
-from lastword.partition import front, losses
+from lastword.partition import front
 from lastword.partition.log import PartitionLog
-from lastword.partition.open import Recovery, Repaired, open_log
 from lastword.partition.view import PartitionView
 from lastword.segment import names
-
-CHECKPOINT_INTERVAL_SECONDS = 60.0  # as Kafka's log.flush.offset.checkpoint.interval.ms
-
-
-@dataclass(frozen=True, slots=True)
-class DirRecovery:
-    """What opening found: `clean` if the last writer stopped cleanly; `partitions` as they are opened one
-    after another; `offline` those that could not be, with the reason.
-    """
-
-    path: str
-    clean: bool
-    partitions: tuple[Recovery, ...]
-    offline: tuple[tuple[TopicPartition, LastwordError], ...]
-
-    @property
-    def repaired(self) -> tuple[Repaired, ...]:
-        return tuple(one for partition in self.partitions for one in partition.repaired)
 
 
 class LogDirectory:
@@ -98,23 +78,15 @@ class LogDirectory:
         self._load_settings = load_settings
         self._rng = rng
         self._file_lock: FileLock | None = None
-        self._clean = False
         self._closed = False
-        self._logs: dict[TopicPartition, PartitionLog] = {}
-        self._made: set[TopicPartition] = set()
-        self._offline: dict[TopicPartition, LastwordError] = {}
-        self._recovered: list[Recovery] = []
-        self._recovery_points: dict[TopicPartition, int] = {}
-        self._log_starts: dict[TopicPartition, int] = {}
-        self._checkpointed = clock.monotonic()
-        self._checkpoint_lock = threading.RLock()
+        self._opened = OpenPartitions(files, clock, rng, self._checkpoint_if_due)
+        self._bounds = Bounds(files, clock, self.checkpoints)
         self._claims = Claims(self.lock)
-        self._known: set[str] = set()
+        self._known: set[str] = set()  # names of directories that were found to be partitions
         self._waste = front.Waste(files, clock)
         self._topic_ids: dict[str, str | None] = {}
-        self._checked: set[TopicPartition] = set()
-        self._adopted: set[TopicPartition] = set()
-        self._gauges = LogGauges(path, files, lambda: self._logs) if mode == "a" else None
+        self._checked: set[TopicPartition] = set()  # for their topic's id
+        self._gauges = LogGauges(path, files, lambda: self._opened.logs) if mode == "a" else None
         self.directories = 1  # that are one, and share the memory of `ledgers`
         self.ledgers = self.new_ledgers()
         self.shared_topic_id: Callable[[str], str | None] = lambda topic: None
@@ -174,9 +146,11 @@ class LogDirectory:
         try:
             if fresh and not files.exists(os.path.join(self.path, names.META_PROPERTIES)):
                 write_meta_properties(files, self.path, self._rng)
-            self._clean = take_clean_shutdown(files, self.path)
-            self._recovery_points = self.checkpoints.recovery_points.read_sound()
-            self._log_starts = self.checkpoints.log_starts.read_sound()
+            self._opened.found(
+                take_clean_shutdown(files, self.path),
+                self.checkpoints.recovery_points.read_sound(),
+                self.checkpoints.log_starts.read_sound(),
+            )
             for name in names.ROOT_FILES:  # replaced as a whole, or not at all
                 files.unlink(os.path.join(self.path, name + ".tmp"), missing_ok=True)
             found = self._listing()
@@ -323,11 +297,8 @@ class LogDirectory:
             )
             made = [TopicPartition(topic, number) for number in numbers]
             self._topic_ids.pop(topic, None)
-            self.checkpoints.forget(made)  # of a topic of that name that was removed by hand
-            for tp in made:
-                self._recovery_points.pop(tp, None)
-                self._log_starts.pop(tp, None)
-            self._made.update(made)
+            self._bounds.forget(made)  # of a topic of that name that was removed by hand
+            self._opened.made(made)
             return True
 
     def delete_topic(self, topic: str) -> None:
@@ -341,8 +312,7 @@ class LogDirectory:
             for tp in gone:
                 self.let_go(tp)
             self._waste.add(mark_deleted(self.files, self.path, gone, self._rng), delay_ms)
-            with self._checkpoint_lock:
-                self.checkpoints.forget(gone)
+            self._bounds.forget(gone)
             self._topic_ids.pop(topic, None)
             remove_topic_settings(self.files, self._settings_path, topic)
             self.reload_settings()
@@ -350,17 +320,10 @@ class LogDirectory:
     def let_go(self, tp: TopicPartition) -> None:
         """Close a partition that leaves this directory, and forget it."""
         with self.lock:
-            log = self._logs.pop(tp, None)
-            if log is not None:
-                log.abandon()
+            self._opened.let_go(tp)
             self.ledgers.forget(tp)
-            self._offline.pop(tp, None)
-            self._made.discard(tp)
             self._known.discard(str(tp))
             self._checked.discard(tp)
-            self._adopted.discard(tp)
-            self._recovery_points.pop(tp, None)
-            self._log_starts.pop(tp, None)
 
     def discard(self, tp: TopicPartition) -> None:
         """Remove one partition that lies elsewhere by now. Its name is gone when this returns."""
@@ -369,20 +332,15 @@ class LogDirectory:
             self.let_go(tp)
             delay_ms = self.topic_config(tp.topic).file_delete_delay_ms
             self._waste.add(mark_deleted(self.files, self.path, [tp], self._rng), delay_ms)
-            with self._checkpoint_lock:
-                self.checkpoints.forget([tp])
+            self._bounds.forget([tp])
 
     def adopt(self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None) -> None:
         """A partition comes here from elsewhere: what its checkpoints say there holds here, durably. It is
         recovered when it is first used.
         """
-        with self._checkpoint_lock:
-            self.checkpoints.recovery_points.update({tp: recovery_point})
-            self.checkpoints.log_starts.update({tp: log_start} if log_start else {})
-            self.checkpoints.first_dirty.update({} if first_dirty is None else {tp: first_dirty})
-            self._recovery_points[tp], self._log_starts[tp] = recovery_point, log_start
-            self._adopted.add(tp)
-            self._offline.pop(tp, None)
+        with self.lock:
+            self._bounds.came(tp, recovery_point, log_start, first_dirty)
+            self._opened.came(tp, recovery_point, log_start)
 
     def set_topic_config(self, topic: str, set: Mapping[str, Any], unset: Iterable[str] = ()) -> None:
         """Change a topic's settings in lastword.toml; they hold at once. A value of None resets."""
@@ -400,7 +358,7 @@ class LogDirectory:
         """Read the settings again and give them to the open partitions."""
         with self.lock:
             self.settings = self._load_settings()
-            for tp, log in self._logs.items():
+            for tp, log in self._opened.logs.items():
                 log.config = self.settings.topic(tp.topic)
 
     # -------------------------------------------------------------- partitions
@@ -412,52 +370,30 @@ class LogDirectory:
         serve.
         """
         tp = TopicPartition(topic, partition)
-        log = self._logs.get(tp)
+        log = self._opened.logs.get(tp)
         if log is not None:
             return log
         with self.lock:
             self._check_writable()
-            log = self._logs.get(tp)
-            if log is None:
-                log = self._open_log(tp)
-                self._logs[tp] = log
-            return log
+            log = self._opened.logs.get(tp)
+            return self._open_log(tp) if log is None else log
 
     def _open_log(self, tp: TopicPartition) -> PartitionLog:
-        if tp in self._offline:
-            raise self._offline[tp]
+        if tp in self._opened.offline:
+            raise self._opened.offline[tp]
         directory = self._own_directory(tp)
         try:
             self.check_topic_id(*tp)
-            log, recovery = open_log(
-                self.files,
+            return self._opened.open(
+                tp,
                 directory,
-                tp.topic,
-                tp.partition,
                 self.topic_config(tp.topic),
-                self.clock,
-                recovery_point=self._recovery_points.get(tp, 0),
-                log_start=self._log_starts.get(tp, 0),
-                first_dirty=self.first_dirty(*tp) or 0,
-                clean=(self._clean and tp not in self._adopted) or tp in self._made,
-                rng=self._rng,
+                first_dirty=self.first_dirty(*tp),
                 producer_expiration_ms=self.settings.instance.producer_id_expiration_ms,
             )
         except DataError as error:
-            self._offline[tp] = error
+            self._opened.offline[tp] = error
             raise
-        log.on_roll = self._checkpoint_if_due
-        self._recovered.append(recovery)
-        if log.config.compacts and self._is_quiet(log):
-            log.roll_if_due()
-        return log
-
-    def _is_quiet(self, log: PartitionLog) -> bool:
-        """Was nothing appended for so long that only time can close the active segment? (Not by the records'
-        own times: a log of old records would begin a segment with every opening.)
-        """
-        limit = min(log.config.segment_ms, log.config.max_compaction_lag_ms)
-        return log.active.size > 0 and self.clock.now_ms() - log.active.mtime_ms > limit
 
     def claim(self, topic: str, partition: int) -> AbstractContextManager[None]:
         """For who removes or rewrites segments, or moves them: one at a time in each partition. Waits; a
@@ -503,11 +439,9 @@ class LogDirectory:
     def recovery(self) -> DirRecovery:
         """What opening repaired so far: a partition is recovered when it is first used."""
         with self.lock:
-            return DirRecovery(
-                self.path, self._clean, tuple(self._recovered), tuple(sorted(self._offline.items()))
-            )
+            return self._opened.recovery(self.path)
 
-    # -------------------------------------------------------------- checkpoints
+    # -------------------------------------------------------------- where they start, end and are clean to
 
     def first_dirty(self, topic: str, partition: int) -> int | None:
         """The cleaner's checkpoint: everything below was cleaned. None if there is none."""
@@ -516,16 +450,7 @@ class LogDirectory:
     def set_first_dirty(self, topic: str, partition: int, offset: int) -> None:
         """Move it, durably; it stays between log start and log end."""
         with self.lock:
-            log = self.log(topic, partition)
-            bounded = min(max(offset, log.log_start), log.log_end)
-            with self._checkpoint_lock:
-                self._note_cleaned(TopicPartition(topic, partition), bounded)
-                self.checkpoints.first_dirty.update({TopicPartition(topic, partition): bounded})
-
-    def _note_cleaned(self, tp: TopicPartition, offset: int) -> None:
-        """Readers tell from it whether somebody else's cleaner has moved the checkpoint (`losses`)."""
-        before = self.checkpoints.first_dirty.read_sound().get(tp, 0)
-        losses.note_cleaned(self.files, self.directory(*tp), before, offset)
+            self._bounds.set_first_dirty(self.log(topic, partition), offset)
 
     def raise_log_start(self, topic: str, partition: int, offset: int, reason: str) -> bool:
         """Nothing below `offset` can be read from now on, durably; whole segments below it may go then
@@ -534,78 +459,32 @@ class LogDirectory:
         OffsetOutOfRangeError above the log end, BusyError above where a commit begins that is not in as a
         whole. `reason` is what readers are told who come too late.
         """
-        tp = TopicPartition(topic, partition)
-        log = self.log(topic, partition)
-        with log.lock:
-            if offset > log.log_end:
-                raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
-            if offset <= log.log_start:
-                return False
-            if log.taking_in_from is not None and offset > log.taking_in_from:
-                raise part_of_a_commit(log, f"cannot begin at {offset}")
-            with self._checkpoint_lock:
-                self.checkpoints.log_starts.update({tp: offset})
-                self._log_starts[tp] = offset
-                front.write_note(self.files, log.directory, offset, reason, self.clock.now_ms())
-                return log.raise_log_start(offset)
+        return self._bounds.raise_log_start(self.log(topic, partition), offset, reason)
 
     def truncate(self, topic: str, partition: int, offset: int, *, fully: bool = False) -> None:
         """Take back a partition's records from `offset` on, or all of them (`fully`), and go on at `offset`.
 
-        Waits for a cleaning. No checkpoint may speak of more than the log has: they are lowered before
-        anything is cut, and a start above the log is written before it is emptied, so that a crash leaves
-        either log.
+        Waits for a cleaning. A crash leaves either log, with checkpoints that hold for it.
         """
-        tp = TopicPartition(topic, partition)
         with self.claim(topic, partition):
             log = self.log(topic, partition)
-            self.ledgers.forget(tp, cut=True)
-            with log.lock, self._checkpoint_lock:
-                segments = log.segment_set
-                base = segments[max(0, segments.floor(offset))].base_offset
-                lowered = {
-                    self.checkpoints.recovery_points: offset,
-                    self.checkpoints.high_watermarks: offset,
-                    self.checkpoints.first_dirty: min(offset, base),
-                    self.checkpoints.log_starts: offset,
-                }
-                for checkpoint, most in lowered.items():
-                    if checkpoint.read_sound().get(tp, -1) > most:
-                        if checkpoint is self.checkpoints.first_dirty:
-                            self._note_cleaned(tp, most)
-                        checkpoint.update({tp: most})
-                if fully or log.log_start > offset:
-                    self.checkpoints.log_starts.update({tp: offset})
-                    self._log_starts[tp] = offset
-                if fully:
-                    log.truncate_fully_and_start_at(offset)
-                else:
-                    log.truncate_to(offset)
+            self.ledgers.forget(TopicPartition(topic, partition), cut=True)
+            self._bounds.truncate(log, offset, fully=fully)
 
     def remove_waste(self) -> int:
         """Remove what was deleted long enough ago; returns how many files and directories."""
         with self.lock:
             removed = self._waste.remove()
-            return removed + sum(log.remove_waste() for log in self._logs.values())
-
-    def _write_checkpoints(self) -> None:
-        with self._checkpoint_lock:
-            logs = list(self._logs.items())
-            self.checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in logs})
-            raised = {tp: log.log_start for tp, log in logs if log.log_start > log.segments[0].base_offset}
-            self.checkpoints.log_starts.update(raised, drop=[tp for tp, _ in logs if tp not in raised])
-            self._checkpointed = self.clock.monotonic()
+            return removed + sum(log.remove_waste() for log in self._opened.logs.values())
 
     def _checkpoint_if_due(self) -> None:
         """After a roll: what is synced by then need not be walked after a kill. Never waits: the roll holds a
         partition's lock, and closing takes the two in the other order.
         """
-        if self.clock.monotonic() - self._checkpointed < CHECKPOINT_INTERVAL_SECONDS:
-            return
-        if self.lock.acquire(blocking=False):
+        if self._bounds.due and self.lock.acquire(blocking=False):
             try:
                 if not self._closed:
-                    self._write_checkpoints()
+                    self._bounds.write(self._opened.logs)
                     self._waste.remove()
             finally:
                 self.lock.release()
@@ -616,10 +495,10 @@ class LogDirectory:
         """What was acknowledged at `os` is `disk` when this returns, in all partitions."""
         with self.lock:
             self._check_writable()
-            for log in self._logs.values():
+            for log in self._opened.logs.values():
                 log.flush()
-            if self._logs:
-                self._write_checkpoints()
+            if self._opened.logs:
+                self._bounds.write(self._opened.logs)
             self._waste.remove()
 
     def close(self) -> None:
@@ -639,19 +518,12 @@ class LogDirectory:
                 return
             failed: LastwordError | None = None
             try:
-                promised = not self._offline
-                for log in self._logs.values():
-                    try:
-                        promised = log.close() and promised
-                    except LastwordError as error:
-                        failed, promised = failed or error, False
-                if self._logs and failed is None:
-                    self._write_checkpoints()
+                promised, failed = self._opened.close()
+                if self._opened.logs and failed is None:
+                    self._bounds.write(self._opened.logs)
                 self.ledgers.close()
-                unopened = [
-                    tp for tp in self._listing().partitions if tp not in self._logs and tp not in self._made
-                ]
-                if promised and failed is None and (self._clean or not unopened):
+                others = self._opened.were_left_clean(self._listing().partitions)
+                if promised and failed is None and others:
                     leave_clean_shutdown(self.files, self.path)
             except LastwordError as error:
                 failed = failed or error
@@ -669,8 +541,7 @@ class LogDirectory:
             self._closed = True
             if self._gauges is not None:
                 self._gauges.close()
-            for log in self._logs.values():
-                log.abandon()
+            self._opened.abandon()
             if self._file_lock is not None:
                 self._file_lock.release()
 
@@ -679,12 +550,3 @@ class LogDirectory:
             raise ReadOnlyError.opened(self.path)
         if self._closed:
             raise ValueError(f"{self.path} is closed")
-
-
-def part_of_a_commit(log: PartitionLog, what: str) -> BusyError:
-    """What must wait until the commit that `log.taking_in_from` tells of is in."""
-    return BusyError(
-        f"{log.name} {what}: the commit that begins at {log.taking_in_from} is not in as a whole",
-        remedy="make room on its drive: it is taken in as soon as that is possible",
-        file=log.directory,
-    )

@@ -26,8 +26,9 @@ from contextlib import suppress
 
 from lastword.errors import BusyError, DiskFullError, DuplicatePartitionError, LastwordError, UsageError
 from lastword.files import Files
+from lastword.logdir.bounds import part_of_a_commit
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.logdir.log_dir import LogDirectory, part_of_a_commit
+from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.moved_from import directory_name, read_note, remove_note, write_note
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView

@@ -1,0 +1,132 @@
+"""`Bounds`: where each partition of a directory starts, ends and is clean to, in its log and in the
+checkpoints of the root.
+
+No checkpoint may speak of more than a log has, whatever a crash leaves: what is lowered is lowered in the
+checkpoint first, and so is a log start, for what lies below it must not come back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from lastword.clock import Clock
+from lastword.errors import BusyError, OffsetOutOfRangeError
+from lastword.files import Files
+from lastword.logdir.checkpoints import Checkpoints, TopicPartition
+from lastword.partition import front, losses
+from lastword.partition.log import PartitionLog
+
+CHECKPOINT_INTERVAL_SECONDS = 60.0  # as Kafka's log.flush.offset.checkpoint.interval.ms
+
+
+class Bounds:
+    """Of the partitions of one root. Its lock is the last that is taken."""
+
+    def __init__(self, files: Files, clock: Clock, checkpoints: Checkpoints) -> None:
+        self._files = files
+        self._clock = clock
+        self._checkpoints = checkpoints
+        self._lock = threading.RLock()
+        self._written_at = clock.monotonic()
+
+    # -------------------------------------------------------------- all of them
+
+    @property
+    def due(self) -> bool:
+        """Were the checkpoints not written for so long that a kill would cost a long recovery?"""
+        return self._clock.monotonic() - self._written_at >= CHECKPOINT_INTERVAL_SECONDS
+
+    def write(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
+        """Recovery points and log starts of the logs that are open, as they are now."""
+        with self._lock:
+            now = list(logs.items())
+            self._checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in now})
+            raised = {tp: log.log_start for tp, log in now if log.log_start > log.segments[0].base_offset}
+            self._checkpoints.log_starts.update(raised, drop=[tp for tp, _ in now if tp not in raised])
+            self._written_at = self._clock.monotonic()
+
+    def came(self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None) -> None:
+        """A partition comes from elsewhere: what the checkpoints there say holds here."""
+        with self._lock:
+            self._checkpoints.recovery_points.update({tp: recovery_point})
+            self._checkpoints.log_starts.update({tp: log_start} if log_start else {})
+            self._checkpoints.first_dirty.update({} if first_dirty is None else {tp: first_dirty})
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are gone, or not here any more."""
+        with self._lock:
+            self._checkpoints.forget(partitions)
+
+    # -------------------------------------------------------------- one of them
+
+    def set_first_dirty(self, log: PartitionLog, offset: int) -> None:
+        """Move the cleaner's checkpoint; it stays between log start and log end."""
+        bounded = min(max(offset, log.log_start), log.log_end)
+        with self._lock:
+            self._note_cleaned(log, bounded)
+            self._checkpoints.first_dirty.update({_name(log): bounded})
+
+    def _note_cleaned(self, log: PartitionLog, offset: int) -> None:
+        """Readers tell from it whether somebody else's cleaner has moved the checkpoint (`losses`)."""
+        before = self._checkpoints.first_dirty.read_sound().get(_name(log), 0)
+        losses.note_cleaned(self._files, log.directory, before, offset)
+
+    def raise_log_start(self, log: PartitionLog, offset: int, reason: str) -> bool:
+        """Nothing below `offset` can be read from now on; False if the log starts there or above already.
+
+        OffsetOutOfRangeError above the log end, BusyError above where a commit begins that is not in as a
+        whole. `reason` is what readers are told who come too late.
+        """
+        with log.lock:
+            if offset > log.log_end:
+                raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
+            if offset <= log.log_start:
+                return False
+            if log.taking_in_from is not None and offset > log.taking_in_from:
+                raise part_of_a_commit(log, f"cannot begin at {offset}")
+            with self._lock:
+                self._checkpoints.log_starts.update({_name(log): offset})
+                front.write_note(self._files, log.directory, offset, reason, self._clock.now_ms())
+                return log.raise_log_start(offset)
+
+    def truncate(self, log: PartitionLog, offset: int, *, fully: bool) -> None:
+        """Take back the records from `offset` on, or all of them (`fully`), and go on at `offset`.
+
+        Checkpoints are lowered before anything is cut, and a start above the log is written before it is
+        emptied, so that a crash leaves either log.
+        """
+        tp = _name(log)
+        with log.lock, self._lock:
+            segments = log.segment_set
+            base = segments[max(0, segments.floor(offset))].base_offset
+            lowered = {
+                self._checkpoints.recovery_points: offset,
+                self._checkpoints.high_watermarks: offset,
+                self._checkpoints.first_dirty: min(offset, base),
+                self._checkpoints.log_starts: offset,
+            }
+            for checkpoint, most in lowered.items():
+                if checkpoint.read_sound().get(tp, -1) > most:
+                    if checkpoint is self._checkpoints.first_dirty:
+                        self._note_cleaned(log, most)
+                    checkpoint.update({tp: most})
+            if fully or log.log_start > offset:
+                self._checkpoints.log_starts.update({tp: offset})
+            if fully:
+                log.truncate_fully_and_start_at(offset)
+            else:
+                log.truncate_to(offset)
+
+
+def part_of_a_commit(log: PartitionLog, what: str) -> BusyError:
+    """What must wait until the commit that `log.taking_in_from` tells of is in."""
+    return BusyError(
+        f"{log.name} {what}: the commit that begins at {log.taking_in_from} is not in as a whole",
+        remedy="make room on its drive: it is taken in as soon as that is possible",
+        file=log.directory,
+    )
+
+
+def _name(log: PartitionLog) -> TopicPartition:
+    return TopicPartition(log.topic, log.partition)

@@ -1,0 +1,166 @@
+"""`OpenPartitions`: the logs of one directory that are open to append.
+
+A partition is recovered when it is first asked for, by how its last holder left it, and stays open until the
+directory is closed or the partition leaves it. One that is damaged is offline from then on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.errors import LastwordError
+from lastword.files import Files
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition.log import PartitionLog
+from lastword.partition.open import Recovery, Repaired, open_log
+
+
+@dataclass(frozen=True, slots=True)
+class DirRecovery:
+    """What opening found: `clean` if the last writer stopped cleanly; `partitions` as they are opened one
+    after another; `offline` those that could not be, with the reason.
+    """
+
+    path: str
+    clean: bool
+    partitions: tuple[Recovery, ...]
+    offline: tuple[tuple[TopicPartition, LastwordError], ...]
+
+    @property
+    def repaired(self) -> tuple[Repaired, ...]:
+        return tuple(one for partition in self.partitions for one in partition.repaired)
+
+
+class _Left(NamedTuple):
+    """How a partition was left by who held it last: `clean` with every promise of a clean stop kept."""
+
+    recovery_point: int
+    log_start: int
+    clean: bool
+
+
+class OpenPartitions:
+    """`logs` may be read without a lock; everything else is for the holder of the directory's.
+
+    logs        those that are open
+    offline     damaged ones, with the error that whoever asks for them gets
+    left_clean  the directory's clean-shutdown marker was there
+    on_roll     called after each roll of a log, with the log's lock held
+    """
+
+    def __init__(self, files: Files, clock: Clock, rng: random.Random, on_roll: Callable[[], None]) -> None:
+        self.logs: dict[TopicPartition, PartitionLog] = {}
+        self.offline: dict[TopicPartition, LastwordError] = {}
+        self.left_clean = False
+        self._files = files
+        self._clock = clock
+        self._rng = rng
+        self._on_roll = on_roll
+        self._recovered: list[Recovery] = []
+        self._left: dict[TopicPartition, _Left] = {}
+
+    # -------------------------------------------------------------- how they were left
+
+    def found(
+        self,
+        clean: bool,
+        recovery_points: Mapping[TopicPartition, int],
+        log_starts: Mapping[TopicPartition, int],
+    ) -> None:
+        """The last holder of the directory left it like this: `clean`, by its marker, and its checkpoints."""
+        self.left_clean = clean
+        for tp in recovery_points.keys() | log_starts.keys():
+            self._left[tp] = _Left(recovery_points.get(tp, 0), log_starts.get(tp, 0), clean)
+
+    def made(self, partitions: Iterable[TopicPartition]) -> None:
+        """They were made just now, and are empty."""
+        for tp in partitions:
+            self._left[tp] = _Left(0, 0, clean=True)
+
+    def came(self, tp: TopicPartition, recovery_point: int, log_start: int) -> None:
+        """It was copied from elsewhere, so no marker speaks of it."""
+        self._left[tp] = _Left(recovery_point, log_start, clean=False)
+        self.offline.pop(tp, None)
+
+    def _how_left(self, tp: TopicPartition) -> _Left:
+        return self._left.get(tp) or _Left(0, 0, self.left_clean)
+
+    # -------------------------------------------------------------- open
+
+    def open(
+        self,
+        tp: TopicPartition,
+        directory: str,
+        config: TopicConfig,
+        *,
+        first_dirty: int | None,
+        producer_expiration_ms: int,
+    ) -> PartitionLog:
+        """Recover the partition in `directory` and open it. DataError: it is damaged; nothing was opened."""
+        left = self._how_left(tp)
+        log, recovery = open_log(
+            self._files,
+            directory,
+            tp.topic,
+            tp.partition,
+            config,
+            self._clock,
+            recovery_point=left.recovery_point,
+            log_start=left.log_start,
+            first_dirty=first_dirty or 0,
+            clean=left.clean,
+            rng=self._rng,
+            producer_expiration_ms=producer_expiration_ms,
+        )
+        log.on_roll = self._on_roll
+        self._recovered.append(recovery)
+        if config.compacts and self._is_quiet(log):
+            log.roll_if_due()
+        self.logs[tp] = log
+        return log
+
+    def _is_quiet(self, log: PartitionLog) -> bool:
+        """Was nothing appended for so long that only time can close the active segment? (Not by the records'
+        own times: a log of old records would begin a segment with every opening.)
+        """
+        limit = min(log.config.segment_ms, log.config.max_compaction_lag_ms)
+        return log.active.size > 0 and self._clock.now_ms() - log.active.mtime_ms > limit
+
+    def recovery(self, path: str) -> DirRecovery:
+        return DirRecovery(path, self.left_clean, tuple(self._recovered), tuple(sorted(self.offline.items())))
+
+    # -------------------------------------------------------------- close
+
+    def let_go(self, tp: TopicPartition) -> None:
+        """Close a partition that leaves the directory, and forget it."""
+        log = self.logs.pop(tp, None)
+        if log is not None:
+            log.abandon()
+        self.offline.pop(tp, None)
+        self._left.pop(tp, None)
+
+    def close(self) -> tuple[bool, LastwordError | None]:
+        """Close every log; (whether all that were ever asked for keep what a clean stop promises, the first
+        error). One that fails does not keep the others from being closed."""
+        failed: LastwordError | None = None
+        promised = not self.offline
+        for log in self.logs.values():
+            try:
+                promised = log.close() and promised
+            except LastwordError as error:
+                failed, promised = failed or error, False
+        return promised, failed
+
+    def were_left_clean(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Do those of these that nobody asked for keep what a clean stop promises?"""
+        return all(tp in self.logs or self._how_left(tp).clean for tp in partitions)
+
+    def abandon(self) -> None:
+        """Let go of all as a killed process would."""
+        for log in self.logs.values():
+            log.abandon()
