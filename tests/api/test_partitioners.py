@@ -1,6 +1,6 @@
 """Partitioners: the hash of Kafka's Java client, librdkafka's, and what a callable may answer."""
 
-import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from lastword.api.partitioners import (
     by_murmur2,
     choose,
     murmur2,
-    murmur2_columns,
+    murmur2_partitions,
     partitioner_of,
 )
 from lastword.errors import UsageError
@@ -39,12 +39,11 @@ def test_crc32_is_unsigned():
     assert by_crc32(b"", 3) == 0
 
 
-@given(st.lists(st.binary(max_size=40), max_size=20))
-def test_murmur2_of_columns_is_murmur2_of_each(keys):
-    data = np.frombuffer(b"".join(keys), np.uint8)
-    lengths = np.array([len(key) for key in keys], np.int64)
-    positions = np.concatenate([[0], np.cumsum(lengths)])[:-1].astype(np.int64)
-    assert murmur2_columns(data, positions, lengths).tolist() == [murmur2(key) for key in keys]
+@given(st.lists(st.none() | st.binary(max_size=40), max_size=20), st.integers(1, 7), st.integers(0, 5))
+def test_murmur2_of_a_column_is_that_of_each(keys, partitions, first):
+    column = pa.array(keys, pa.binary())[first:]
+    expected = [-1 if key is None else by_murmur2(key, partitions) for key in keys[first:]]
+    assert murmur2_partitions(column, partitions).tolist() == expected
 
 
 def test_callables_are_checked():

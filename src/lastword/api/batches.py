@@ -400,7 +400,7 @@ class Packer:
                 (-1 if key is None else self._by_key(key) for key in keys.to_pylist()), np.int64, size
             )
             if self._partitioner is not partitioners.by_murmur2
-            else self._by_murmur2(keys)
+            else partitioners.murmur2_partitions(keys, self.partitions)
         )
         keyless = np.flatnonzero(chosen < 0)
         if keyless.size:
@@ -413,18 +413,6 @@ class Packer:
 
     def _by_key(self, key: bytes) -> int:
         return partitioners.choose(self._partitioner, key, self.partitions)
-
-    def _by_murmur2(self, keys: Any) -> Any:
-        import numpy as np
-
-        _, offsets, data = keys.buffers()
-        edges = np.frombuffer(offsets, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
-        content = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
-        first, last = int(edges[0]), int(edges[-1])
-        hashes = partitioners.murmur2_columns(content[first:last], edges[:-1] - first, np.diff(edges))
-        chosen = (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % self.partitions
-        chosen[np.asarray(keys.is_null())] = -1
-        return chosen
 
 
 def _few() -> int:

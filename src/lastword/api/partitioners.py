@@ -16,6 +16,7 @@ from lastword.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
 
 Partitioner = Callable[[bytes, int], int]
 PartitionerLike = str | Partitioner
@@ -85,35 +86,23 @@ def choose(partitioner: Partitioner, key: bytes, partitions: int) -> int:
     return chosen
 
 
-def murmur2_columns(data: np.ndarray, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """`murmur2` of many keys at once: data uint8, key i = data[positions[i] : positions[i] + lengths[i]];
-    uint32.
-
-    One NumPy step per four bytes of the longest key, over the keys that are that long: no loop over keys.
-    """
+def murmur2_partitions(keys: pa.Array, partitions: int) -> np.ndarray:
+    """`by_murmur2` of many keys at once: int64, one of each key of an Arrow binary or string array; -1 where
+    there is none."""
     import numpy as np
 
-    m = np.uint32(_M)
-    starts = positions.astype(np.int64, copy=False)
-    lengths = lengths.astype(np.int64, copy=False)
-    h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
-    padded = np.concatenate([data, np.zeros(4, np.uint8)])
-    word_at = np.ndarray((data.size + 1,), "<u4", padded.data, strides=(1,))  # the four bytes from each on
+    from lastword import kernels
+    from lastword.kernels.murmur2 import murmur2_partitions as loop
 
-    def word(at: np.ndarray) -> np.ndarray:
-        return word_at[at].astype(np.uint32, copy=False)
-
-    words = lengths >> 2
-    for step in range(int(words.max(initial=0))):
-        chosen = np.flatnonzero(words > step)
-        k = word(starts[chosen] + 4 * step) * m
-        k = (k ^ k >> np.uint32(24)) * m
-        h[chosen] = h[chosen] * m ^ k
-    rest = lengths & 3
-    chosen = np.flatnonzero(rest > 0)
-    if chosen.size:
-        tail = word(starts[chosen] + 4 * words[chosen])
-        keep = (np.uint32(1) << (rest[chosen] * 8).astype(np.uint32)) - np.uint32(1)
-        h[chosen] = (h[chosen] ^ (tail & keep)) * m
-    h = (h ^ h >> np.uint32(13)) * m
-    return h ^ h >> np.uint32(15)
+    chosen = np.empty(len(keys), np.int64)
+    _, edges, data = keys.buffers()
+    if len(keys) == 0 or edges is None:
+        return chosen
+    content = np.frombuffer(data if data is not None and data.size else b"\0", np.uint8)
+    ends = np.frombuffer(edges, np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    content.flags.writeable = ends.flags.writeable = False  # one kind of array: one compiled kernel
+    if loop(content, ends, partitions, chosen) != kernels.OK:
+        raise ValueError("the array's offsets lie outside its data")
+    if keys.null_count:
+        chosen[np.asarray(keys.is_null())] = -1
+    return chosen

@@ -20,6 +20,7 @@ from lastword.kernels import (
     join,
     legacy,
     lz4,
+    murmur2,
     offset_map,
     pack,
     pages,
@@ -109,6 +110,9 @@ def _columns(plain: np.ndarray, table: np.ndarray) -> None:
     spans = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32))
     columns.decode_headers(plain, header_position, header_count, *spans)
     gather.span_bytes(key_length)
+    edges = np.zeros(2, np.int32)
+    edges.flags.writeable = False
+    murmur2.murmur2_partitions(np.frombuffer(b"key", np.uint8), edges, 1, np.zeros(1, np.int64))
     span_hashes.hash_spans(plain, key_position, key_length, *digest_seeds(0), np.zeros(1, np.uint64))
     target = np.empty(1024, np.uint8)
     gather.gather_spans(plain, key_position, key_length, np.empty(2, np.int32), target, np.zeros(1, np.uint8))

@@ -1,5 +1,4 @@
-"""The partition of many keys at once, for the sink's tasks: the same answers as `api.partitioners`, without
-a loop.
+"""The partition of many keys at once, for the sink's tasks: the same answers as `api.partitioners`.
 
 A topic of one partition, and keys that were given a partition by a column, never come here.
 """
@@ -9,7 +8,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from lastword.api.partitioners import murmur2_columns
+from lastword.api.partitioners import murmur2_partitions
 from lastword.errors import SparkOptionError
 
 if TYPE_CHECKING:
@@ -36,11 +35,4 @@ def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarr
         return np.zeros(len(keys), np.int64)
     if partitioner == "crc32":
         return np.fromiter((zlib.crc32(key.as_py()) % partitions for key in keys), np.int64, len(keys))
-    _, offsets_buffer, data_buffer = keys.buffers()
-    edges = np.frombuffer(offsets_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(
-        np.int64
-    )
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
-    first, last = int(edges[0]), int(edges[-1])
-    hashes = murmur2_columns(data[first:last], edges[:-1] - first, np.diff(edges))
-    return (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % partitions
+    return murmur2_partitions(keys, partitions)

@@ -209,6 +209,7 @@ def normal_rows(
     batch: pa.RecordBatch, columns: SinkColumns, options: WriteOptions, now_ms: int
 ) -> pa.RecordBatch:
     """The rows as key binary, value binary, timestamp int64 (ms), headers: what packing takes."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -225,7 +226,7 @@ def normal_rows(
             remedy="filter such rows, or set nullValue to delete",
         )
     if columns.timestamp is None:
-        timestamp = pa.array([now_ms], pa.int64()).take(pa.nulls(batch.num_rows, pa.int64()).fill_null(0))
+        timestamp = pa.array(np.full(batch.num_rows, now_ms, np.int64))
     else:
         micros = batch.column(columns.timestamp).cast(pa.timestamp("us")).cast(pa.int64())
         timestamp = pa.array(micros.to_numpy(zero_copy_only=False) // 1000) if not micros.null_count else None
