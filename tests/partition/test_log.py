@@ -17,6 +17,7 @@ from lastword.files import Handle
 from lastword.partition import PartitionView
 from lastword.records.batch import crc_ok, read_header
 from lastword.segment import names
+from lastword.segment.recover import inspect
 from tests.doubles import RecordingFiles
 from tests.partition.logs import NOW, SMALL, batch, fill, indexes_fit, make, one, opened, pair, records
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
@@ -168,6 +169,20 @@ class TestRolling:
                 log.append_batches([one(n) for n in range(12)])
             assert [s.base_offset for s in log.segments] == [0, 4, 8]
             assert all(Path(s.path(names.TIME_INDEX)).stat().st_size <= 48 for s in log.segments)
+
+    def test_a_segment_of_many_lives_has_room_for_its_rebuilt_index(self, tmp_path: Path) -> None:
+        """Opening goes on where the last entry lies, so a rebuild finds no more entries than were made. A
+        broker forgets the rest of the interval at each stop: its own segment may then be too full to rebuild,
+        and it refuses to start ("append to a full index")."""
+        config = TopicConfig(segment_index_bytes=64, index_interval_bytes=100)
+        directory = make(tmp_path)
+        for _ in range(20):
+            log, _ = opened(directory, files=UNSYNCED, config=config, clean=True)
+            for n in range(3):
+                log.append_batch(batch((b"%d" % n, b"")))
+            log.close()
+        rolled = [inspect(UNSYNCED, directory, s.base_offset, index_interval_bytes=100) for s in log.segments]
+        assert [len(one.offset_entries) for one in rolled[:-1]] == [64, 64, 64]
 
     def test_an_empty_active_segment_is_not_rolled(self, tmp_path: Path) -> None:
         log, _ = opened(make(tmp_path), files=UNSYNCED)
