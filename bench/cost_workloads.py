@@ -204,8 +204,9 @@ def on_real_logs(
     segment was closed, go on."""
     shutil.rmtree(directory, ignore_errors=True)
     clock = ManualClock(BEGIN_MS)
-    options = {"log_cleaner_enable": False, "lastword_space_target": space_target}
-    with lastword.open(directory, "a", clock=clock, **options) as logs:
+    with lastword.open(
+        directory, "a", clock=clock, log_cleaner_enable=False, lastword_space_target=space_target
+    ) as logs:
         growing = [
             Growing(logs, number, one, lastword_strategy=strategy, **settings)
             for number, one in enumerate(scenarios)

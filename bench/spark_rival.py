@@ -17,8 +17,10 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PYSPARK = "4.2.0"
 CONF = {
@@ -88,7 +90,7 @@ class Rival:
         return [line["seconds"] for line in lines[1:]]
 
 
-def made_rows(spark, rows: int):
+def made_rows(spark: Any, rows: int) -> Any:
     """Rows for a sink, made in the JVM: 24 bytes of key and 100 of value."""
     from pyspark.sql import functions as F
 
@@ -97,7 +99,7 @@ def made_rows(spark, rows: int):
     return spark.range(0, rows, 1, 4).select(key.alias("key"), value.alias("value"))
 
 
-def timed_runs(work, repetitions: int) -> list[float]:
+def timed_runs(work: Callable[[], None], repetitions: int) -> list[float]:
     """Wall seconds of `repetitions` + 1 runs."""
     found = []
     for _ in range(repetitions + 1):

@@ -52,8 +52,7 @@ def adopted(data: kafka.Generated, root: Path) -> tuple[str, str]:
     topic = data.partitions[0].name.rpartition("-")[0]
     shutil.rmtree(root, ignore_errors=True)
     with lastword.open(root, "a", log_cleaner_enable=False) as logs:
-        given = {"cleanup_policy": "compact", "segment_bytes": 128 << 20}
-        logs.create_topic(topic, len(data.partitions), **given)
+        logs.create_topic(topic, len(data.partitions), cleanup_policy="compact", segment_bytes=128 << 20)
     for partition in data.partitions:
         shutil.rmtree(root / partition.name)
         link_partition(partition, root / partition.name)

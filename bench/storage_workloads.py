@@ -79,7 +79,8 @@ def batches(run: Run) -> Iterator[Measured]:
             return timed(work)
 
     # By turns, as a drive is not as fast at one time as at another.
-    ours, theirs = [], []
+    ours: list[Times] = []
+    theirs: list[Times] = []
     for _ in range(run.repetitions + 1):
         for how, found in ((append, ours), (write, theirs)):
             shutil.rmtree(directory, ignore_errors=True)
@@ -346,14 +347,17 @@ def _opened(run: Run, data: kafka.Generated, how: str, what: str, name: str, seg
     )
     theirs = theirs if slow else theirs[1:]
     assert ends == {one["log_end"] for one in theirs} == {data.records}
-    facts = {
+    facts: dict[str, Any] = {
         "wall_seconds": statistics.median(t.wall for t in ours),
         "rival_wall_seconds": statistics.median(t["wall_seconds"] for t in theirs),
         "segments": data.facts["segments"],
     }
-    seconds = statistics.median(t.cpu for t in ours), statistics.median(t["cpu_seconds"] for t in theirs)
+    mine = statistics.median(t.cpu for t in ours)
+    rival = statistics.median(t["cpu_seconds"] for t in theirs)
     if how == "killed":
-        rates = [data.bytes / 1e6 / one for one in seconds]
-        return compared(name, what, *rates, "Kafka's log, after a kill", unit="MB/CPU s", **facts)
-    rates = [1 / max(one, 1e-3) for one in seconds]
-    return compared(name, what, *rates, "Kafka's log, after a clean stop", unit="opened/CPU s", **facts)
+        megabytes = data.bytes / 1e6
+        after = "Kafka's log, after a kill"
+        return compared(name, what, megabytes / mine, megabytes / rival, after, unit="MB/CPU s", **facts)
+    rates = 1 / max(mine, 1e-3), 1 / max(rival, 1e-3)
+    after = "Kafka's log, after a clean stop"
+    return compared(name, what, rates[0], rates[1], after, unit="opened/CPU s", **facts)

@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 import statistics
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ import lastword
 from bench import kafka
 from bench.registry import FULL_RECORDS, Measured, Run, Times, compared, rate, timed, workload
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner import accounted, cleaner, phases
+from lastword.cleaner import CleanRound, accounted, cleaner, phases
+from lastword.cleaner.report import Phases
 from lastword.clock import SystemClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
@@ -77,7 +79,7 @@ def append(run: Run) -> Iterator[Measured]:
         shutil.rmtree(directory, ignore_errors=True)
         with lastword.open(directory, "a", log_cleaner_enable=False) as logs:
             topic = logs.create_topic("a", compression_type="uncompressed" if codec == "none" else codec)
-            ours = run.times(lambda topic=topic: topic.extend(table))
+            ours = run.times(partial(topic.extend, table))
         shutil.rmtree(directory)
         theirs = kafka.append(
             run.scratch / "work", run.records, RECORDS_PER_BATCH, codec, run.repetitions + 1
@@ -186,7 +188,7 @@ def map_(run: Run) -> Iterator[Measured]:
         )
 
 
-def _bytes_per_key(resolution: Any) -> dict[str, float]:
+def _bytes_per_key(resolution: Any) -> dict[str, Any]:
     """What a key costs: bytes in use, slots and arena; and its share of a full map's budget."""
     if resolution.passes > 1:
         return {}
@@ -247,9 +249,10 @@ def clean_accounts(run: Run) -> Iterator[Measured]:
             plan = phases.prepare(log, CONFIG, first_dirty=0, strategy="generational", map_bytes=MAP_BYTES)
             ledger = accounted.opened(log, DEFAULT, MAP_BYTES)
             accounted.look(log, DEFAULT, ledger, plan, log.segments)
-            done: list[Any] = []
-            times.append(timed(lambda log=log, ledger=ledger, done=done: done.append(_round(log, ledger))))
+            done: list[CleanRound | None] = []
+            times.append(timed(partial(_round, log, ledger, done)))
             log.close()
+            assert done[0] is not None
             assert done[0].records_kept == data.distinct
             assert done[0].read_bytes <= data.bytes
         shutil.rmtree(partition.parent)
@@ -314,18 +317,21 @@ def two_threads(run: Run) -> Iterator[Measured]:
     shutil.rmtree(run.scratch / "ours", ignore_errors=True)
 
 
-def _round(log: PartitionLog, ledger: Ledger) -> Any:
-    return accounted.clean(
-        log,
-        CONFIG,
-        ledger=ledger,
-        run=None,
-        first_dirty=0,
-        record_first_dirty=lambda offset: None,
-        due=False,
-        map_bytes=MAP_BYTES,
-        space_target=1.5,
-        alpha=0.3,
+def _round(log: PartitionLog, ledger: Ledger, done: list[CleanRound | None]) -> None:
+    """A round by these accounts; its report goes to the end of `done`."""
+    done.append(
+        accounted.clean(
+            log,
+            CONFIG,
+            ledger=ledger,
+            run=None,
+            first_dirty=0,
+            record_first_dirty=lambda offset: None,
+            due=False,
+            map_bytes=MAP_BYTES,
+            space_target=1.5,
+            alpha=0.3,
+        )
     )
 
 
@@ -362,32 +368,30 @@ def _cleanings(run: Run, name: str) -> list[Measured]:
 def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[Measured]:
     data = run.data(name)
     partition = run.scratch / "ours" / data.partitions[0].name
-    times, rounds = [], []
+    times: list[Times] = []
+    rounds: list[CleanRound | None] = []
+
+    def clean(log: PartitionLog) -> None:
+        rounds.append(
+            cleaner.clean(
+                log, CONFIG, first_dirty=0, record_first_dirty=lambda offset: None, map_bytes=map_bytes
+            )
+        )
+
     for _ in range(run.repetitions + 1):
         shutil.rmtree(partition.parent, ignore_errors=True)
         link_partition(data.partitions[0], partition)
         log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
         log.sync()  # what was written before is not the cleaner's to sync
-        times.append(
-            timed(
-                lambda log=log: rounds.append(
-                    cleaner.clean(
-                        log,
-                        CONFIG,
-                        first_dirty=0,
-                        record_first_dirty=lambda offset: None,
-                        map_bytes=map_bytes,
-                    )
-                )
-            )
-        )
+        times.append(timed(partial(clean, log)))
         log.close()
     shutil.rmtree(partition.parent)
     times, rounds = times[1:], rounds[1:]  # the first is cold, as Kafka's is
     theirs = _kafka_cleanings(run, data, map_bytes)
     kept = {done.records_kept for done in rounds if done} or {data.distinct}
     assert kept == {data.distinct} == {t.kept for t in theirs}, (name, kept, data.distinct, theirs)
-    facts = {
+    last = rounds[-1]
+    facts: dict[str, Any] = {
         "records": data.records,
         "kept": data.distinct,
         "written_bytes": 0,
@@ -397,12 +401,12 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
         "rival_written_bytes": theirs[-1].written_bytes,
         "rival_passes": theirs[-1].passes,
     }
-    if rounds[-1]:
+    if last is not None:
         facts |= {
-            "written_bytes": rounds[-1].written_bytes,
-            "read_bytes": rounds[-1].read_bytes,
-            "map_passes": rounds[-1].map_passes,
-            "phases": rounds[-1].phases.to_dict(),
+            "written_bytes": last.written_bytes,
+            "read_bytes": last.read_bytes,
+            "map_passes": last.map_passes,
+            "phases": last.phases.to_dict(),
         }
     if map_bytes != MAP_BYTES:
         what = f"data set {name}, {map_bytes / MIB:.1f} MiB"
@@ -434,12 +438,13 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
             **facts,
         )
     ]
-    if rounds[-1] and rounds[-1].phases.rewrite:
+    if last is not None and last.phases.rewrite:
+        shares = [_share(done.phases) for done in rounds if done is not None]
         lines.append(
             compared(
                 "rewrite",
                 f"data set {name}",
-                rate(data.records, [t.cpu * _share(r.phases) for t, r in zip(times, rounds, strict=True)]),
+                rate(data.records, [t.cpu * share for t, share in zip(times, shares, strict=True)]),
                 rate(data.records, [t.rewrite_cpu_seconds for t in theirs]),
                 "Kafka's rewrite phase",
             )
@@ -447,7 +452,7 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
     return lines
 
 
-def _share(phases: Any) -> float:
+def _share(phases: Phases) -> float:
     """The rewrite's share of a round, by the clock: one thread does all of it."""
     return phases.rewrite / (phases.map + phases.rewrite + phases.swap)
 
