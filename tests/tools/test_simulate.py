@@ -427,6 +427,27 @@ def test_inserts_and_keys_that_expire_cost_nothing():
     assert cost("ttl", "broker").write_amplification > 0.9
 
 
+def test_no_round_has_its_reason():
+    """A log that fills no segment has nothing to clean, and a drive may be within its target."""
+    deaths = rows([1, 1, 1, 1, 1, 1, 2, 3])
+
+    def idle(strategy, **changes):
+        config = TopicConfig(cleanup_policy=frozenset({"compact"}), **changes)
+        found = simulate([Part("t", 0, deaths, config)], strategy=strategy)
+        assert found.drive.idle == found.partitions[0].idle and bool(found.drive.rounds) != bool(
+            found.drive.idle
+        )
+        return found.drive.idle
+
+    for strategy in ("generational", "kafka", "broker"):
+        assert idle(strategy) == (
+            "no segment was closed: 800 B in the active one, which is not cleaned, of segment.bytes=1.0 GiB"
+        )
+        assert idle(strategy, segment_bytes=200) == ""
+    deaths = rows([1, 2, 3, 4, 5, 6, 7, 1])
+    assert "within its target of 1.5" in idle("generational", segment_bytes=200)
+
+
 # ---------------------------------------------------------------- the picture
 
 

@@ -57,6 +57,9 @@ def simulate(
     for one in found:
         out.row("simulation", one.to_dict())
     out.table(_COLUMNS, [_row(one) for one in found], "lllrrrrrr")
+    for one in found:
+        if one.topic and one.records and one.idle:
+            out.line(f"no round: {_name(one)}: {one.idle}")
     if picture is not None:
         from lastword.files import DEFAULT
         from lastword.tools.picture import picture as drawn

@@ -21,6 +21,7 @@ from lastword.cleaner.groups import Limits, group
 from lastword.config import TopicConfig
 from lastword.tools.death import Deaths
 from lastword.tools.replay import PaperLog, by_source_size
+from lastword.units import format_bytes
 from lastword.values import Value
 
 STRATEGIES = ("generational", "kafka", "broker")
@@ -49,6 +50,7 @@ class Simulation(Value):
     space_amplification  bytes on disk per live byte: the mean over what was appended; _peak: the most;
                          _end: at the end
     segments             at the end
+    idle                 why there was no round, as of the last look; empty: there was one
     """
 
     topic: str
@@ -67,6 +69,7 @@ class Simulation(Value):
     space_amplification_peak: float
     space_amplification_end: float
     segments: int
+    idle: str = ""
     curve: tuple[Point, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -159,6 +162,7 @@ class _Drive:
         self.live = [one.deaths.live_bytes(one.config.delete_retention_ms) for one in parts]
         self.meters = [_Meter() for _ in parts]
         self.whole = _Meter()
+        self.kept = [""] * len(parts)  # why nothing was rewritten at the last look
         self.rows = [0] * len(parts)  # appended so far
         self.loaded = sum(int(upto[one.deaths.loaded]) for upto, one in zip(self.upto, parts, strict=True))
         self.t = 0
@@ -219,10 +223,14 @@ class _Drive:
                 log.account("", self._active_bytes(index), self.strategies[index])
                 for index, log in enumerate(self.logs)
             )
-            run = choose_drive(
+            choice = choose_drive(
                 DriveAccount("", self.t, self.space_target, self.file_cost, accounts), now_ms
-            ).run
+            )
+            run = choice.run
             if run is None:
+                for index, strategy in enumerate(self.strategies):
+                    if strategy == "generational":
+                        self.kept[index] = choice.text
                 return
             index = next(
                 i
@@ -250,6 +258,7 @@ class _Drive:
             strategy="kafka",
         )
         if plan.action != "clean":
+            self.kept[index] = plan.reasons[0].text if plan.reasons else ""
             return
         count = sum(segment.base_offset < plan.limit for segment in log.segments)
         dirty = sum(s.size_bytes for s in log.segments[:count] if s.next_offset > log.first_dirty)
@@ -298,9 +307,10 @@ class _Drive:
                 len(one.deaths) - one.deaths.loaded,
                 int(upto[-1] - upto[one.deaths.loaded]),
                 len(log.segments) + 1,
+                self._idle(index),
             )
-            for meter, one, strategy, upto, log in zip(
-                self.meters, self.parts, self.strategies, self.upto, self.logs, strict=True
+            for index, (meter, one, strategy, upto, log) in enumerate(
+                zip(self.meters, self.parts, self.strategies, self.upto, self.logs, strict=True)
             )
         )
         drive = self._simulation(
@@ -313,8 +323,22 @@ class _Drive:
             sum(one.records for one in each),
             sum(one.appended_bytes for one in each),
             sum(one.segments for one in each),
+            "; ".join(dict.fromkeys(one.idle for one in each if one.idle)),
         )
         return Simulated(drive, each)
+
+    def _idle(self, index: int) -> str:
+        """Why nothing of this partition was rewritten, if nothing was."""
+        log, deaths = self.logs[index], self.parts[index].deaths
+        if len(deaths) == deaths.loaded:
+            return "nothing was appended since the last cleaning"
+        if any(end > deaths.loaded for end in log.ends):
+            return self.kept[index]
+        held, full = self._active_bytes(index), log.config.segment_bytes
+        return (
+            f"no segment was closed: {format_bytes(held)} in the active one, which is not cleaned, "
+            f"of segment.bytes={format_bytes(full)}"
+        )
 
     def _simulation(
         self,
@@ -327,6 +351,7 @@ class _Drive:
         records: int,
         appended: int,
         segments: int,
+        idle: str,
     ) -> Simulation:
         step = max(len(meter.curve) // CURVE_POINTS, 1)
         return Simulation(
@@ -346,5 +371,6 @@ class _Drive:
             space_amplification_peak=meter.peak,
             space_amplification_end=meter.end,
             segments=segments,
+            idle="" if meter.rounds else idle,
             curve=tuple(Point(*point) for point in meter.curve[::-1][::step][::-1]),
         )
