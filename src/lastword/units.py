@@ -17,6 +17,7 @@ NO_TIMESTAMP = -1
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 _BYTE_UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
+_UNIT_NAMES = {"b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB", "tib": "TiB"}
 _MS_UNITS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _QUANTITY = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(\.\d+)?\s*([A-Za-z]*)\s*", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,7 +31,7 @@ def _parse(text: str | int, units: dict[str, int], kind: str) -> int:
     match = _QUANTITY.fullmatch(text)
     scale = units.get(match[3].lower()) if match else None
     if match is None or scale is None:
-        names = " ".join(name for name in units if name)
+        names = " ".join(_UNIT_NAMES.get(name, name) for name in units if name)
         raise UsageError(
             f"{text!r} is not a {kind}", remedy=f"a whole number, or one with a unit of: {names}"
         )

@@ -205,6 +205,39 @@ def test_looking_changes_nothing_and_takes_no_lock(logs, tmp_path):
     assert tree_digest(tmp_path / "data") == before
 
 
+def test_looking_at_damage_quarantines_nothing(logs, tmp_path):
+    """Rounds set a damaged partition aside, durably; who only looks changes nothing, and is told of it only
+    where it was asked for."""
+    for name in ("sound", "torn"):
+        topic = made(logs, name, lastword_strategy="generational")
+        topic.extend([("a", b"1"), ("a", b"2")])
+        roll(logs, name)
+    log = tmp_path / "data" / "torn-0" / f"{0:020}.log"
+    log.write_bytes(log.read_bytes()[:-1] + b"?")
+    before = tree_digest(tmp_path)
+    with lastword.open(tmp_path / "data") as looked:
+        assert looked.explain("sound").plan.due and not looked.explain("sound").quarantine
+        with pytest.raises(CorruptBatchError) as told:
+            looked.explain("torn")
+        assert "quarantine" not in told.value.message
+        with pytest.raises(CorruptBatchError) as told:
+            looked.plan(due=True)
+        assert [plan.topic for plan in told.value.plans] == ["sound"]
+    assert tree_digest(tmp_path) == before
+
+
+def test_the_space_target_is_judged_over_the_whole_drive(logs):
+    """As the scheduler judges: the garbage of the other topics counts too."""
+    for name in ("one", "two"):
+        topic = made(logs, name, lastword_strategy="generational")
+        topic.extend([("a", bytes(500))] * 8)
+        roll(logs, name)
+    plans = {plan.topic: plan for plan in logs.plan(due=True)}
+    assert {name: logs.explain(name).plan.reasons for name in plans} == {
+        name: plan.reasons for name, plan in plans.items()
+    }
+
+
 def test_both_ways_of_reading_find_the_same(logs, monkeypatch):
     topic = made(logs)
     for n in range(300):

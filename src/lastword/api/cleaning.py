@@ -20,7 +20,7 @@ from lastword.errors import (
     StorageError,
 )
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.values import ProgressLike
+from lastword.values import ProgressLike, plural
 
 if TYPE_CHECKING:
     from lastword.accounts.deletes import Clocks
@@ -47,12 +47,14 @@ def plan(
     views = [(name, number, found._view(name, number)) for name, number in chosen]
     meter = Meter("plan", progress, sum(segment.size for *_, view in views for segment in view.segments))
     accounts = {name for name, _ in chosen if due and by_accounts(found, name, strategy)}
-    planned = {
-        (one.topic, one.partition): one
-        for one in plan_due(found, {tp for tp in chosen if tp[0] in accounts}, strategy)
-    }
-    plans = []
+    wanted = {tp for tp in chosen if tp[0] in accounts}
+    unseen: dict[TopicPartition, LastwordError] = {}
+    planned = {(one.topic, one.partition): one for one in plan_due(found, wanted, strategy, unseen)}
+    failed = [error for tp, error in unseen.items() if tp in wanted]
+    plans: list[Plan] = []
     for name, number, view in views:
+        if (name, number) in unseen:
+            continue
         config = found._config(name)
         retention = outlook(view, config, found._clock.now_ms())
         if retention.removes:
@@ -60,21 +62,28 @@ def plan(
         if (name, number) in planned:
             plans.append(planned[name, number])
             continue
-        with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
-            plans.append(
-                plan_one(
-                    view,
-                    config,
-                    files=found._files,
-                    clock=found._clock,
-                    first_dirty=found._first_dirty(name, number),
-                    due=due,
-                    strategy=strategy or config.lastword_strategy,
-                    map_bytes=found.settings.instance.map_bytes,
-                    clocks=_clocks(found, name, number),
-                    progress=part,
+        try:
+            with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
+                plans.append(
+                    plan_one(
+                        view,
+                        config,
+                        files=found._files,
+                        clock=found._clock,
+                        first_dirty=found._first_dirty(name, number),
+                        due=due,
+                        strategy=strategy or config.lastword_strategy,
+                        map_bytes=found.settings.instance.map_bytes,
+                        clocks=_clocks(found, name, number),
+                        progress=part,
+                    )
                 )
-            )
+        except (DataError, StorageError) as error:
+            failed.append(error)
+    if failed:
+        failed[0].plans = plans  # type: ignore[attr-defined]  # of the sound partitions, for who catches it
+        failed[0].others = failed[1:]  # type: ignore[attr-defined]
+        raise failed[0]
     return plans
 
 
@@ -100,16 +109,14 @@ def clean(
         _check_policy(found, topic)
     compacted = [(name, number) for name, number in chosen if found._config(name).compacts]
     rounds: list[CleanRound] = []
-    failed: LastwordError | None = None
+    failed: list[LastwordError] = []
     sizes = {tp: _size(found, *tp) for tp in compacted}
     meter = Meter("clean", progress, sum(sizes.values()))
     accounts = [tp for tp in compacted if due and by_accounts(found, tp[0], strategy)]
     if accounts:
         compacted = [tp for tp in compacted if tp not in accounts]
-        errors: list[LastwordError] = []
-        rounds += clean_due(found, accounts, strategy, meter, stop, errors)
-        failed = errors[0] if errors else None
-        if topic is not None and failed is None and not rounds:
+        rounds += clean_due(found, accounts, strategy, meter, stop, failed)
+        if topic is not None and not failed and not rounds:
             for tp in accounts:
                 _check_quarantine(found, *tp)
     for name, number in compacted:
@@ -123,13 +130,16 @@ def clean(
             elif topic is not None:
                 _check_quarantine(found, name, number)
         except (DataError, CapacityError, StorageError) as error:
-            failed = failed or error
-    if failed is not None:
+            failed.append(error)
+    if failed:
+        first = failed[0]
         if len(compacted) + len(accounts) > 1:
-            failed.message += f"; {len(rounds)} others cleaned"
-            failed.args = (failed.message,)
-        failed.rounds = rounds  # type: ignore[attr-defined]  # what was done, for who catches it
-        raise failed
+            cleaned = {(one.topic, one.partition) for one in rounds}
+            first.message += f"; {plural(len(cleaned), 'other')} cleaned"
+            first.args = (first.message,)
+        first.rounds = rounds  # type: ignore[attr-defined]  # what was done, for who catches it
+        first.others = failed[1:]  # type: ignore[attr-defined]
+        raise first
     return rounds
 
 
@@ -189,6 +199,19 @@ def _check_policy(found: Found, topic: str) -> None:
             f"{topic} has cleanup.policy={','.join(sorted(policy))}: superseded records stay",
             remedy=f"lastword config {found.paths[0]} {topic} --set cleanup.policy=compact,delete",
         )
+
+
+def quarantined(found: Found, topic: str | None, partition: int | None) -> list[QuarantinedError]:
+    """Of each chosen partition that is compacted and that no cleaning takes until somebody has looked at it,
+    the error that says why."""
+    why = []
+    for name, number in found._chosen(topic, partition):
+        if found._config(name).compacts and found._spread.serves(found._home(name, number)):
+            try:
+                _check_quarantine(found, name, number)
+            except QuarantinedError as error:
+                why.append(error)
+    return why
 
 
 def _check_quarantine(found: Found, name: str, number: int) -> None:

@@ -31,9 +31,14 @@ _ATTEMPTS = 100
 
 
 def describe(
-    logs: LogDir, topic: str, progress: ProgressLike | bool | None, *, quick: bool = False
+    logs: LogDir,
+    topic: str,
+    progress: ProgressLike | bool | None,
+    *,
+    partition: int | None = None,
+    quick: bool = False,
 ) -> list[PartitionInfo]:
-    views = logs._views(topic)
+    views = {n: view for n, view in logs._views(topic).items() if partition is None or n == partition}
     meter = Meter(
         "count", progress, sum(segment.size for view in views.values() for segment in view.segments)
     )

@@ -117,8 +117,19 @@ def _clean_drive(
                 break
 
 
-def plan_due(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[Plan]:
-    """What `clean_due` would do now with each wanted partition, or why nothing; changes nothing."""
+def plan_due(
+    found: Found,
+    wanted: Wanted,
+    strategy: str | None,
+    failed: dict[TopicPartition, LastwordError],
+    *,
+    only: Wanted | None = None,
+) -> Iterator[Plan]:
+    """What `clean_due` would do now with each wanted partition, or why nothing; changes nothing.
+
+    failed   takes the errors of partitions that cannot be looked at
+    only     plans are for these of the wanted partitions; None: for all
+    """
     from lastword.cleaner import quarantine
     from lastword.cleaner.choose import QUARANTINED
     from lastword.cleaner.drive import look, outlook, plan_of, planned
@@ -137,11 +148,13 @@ def plan_due(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[Pla
             ledgers=lambda home, own=own: own[home.path],  # type: ignore[misc]
             failed=errors,
         )
-        if errors:
-            raise errors[0]
+        seen = {(one.topic, one.partition) for one in account.partitions}
+        failed.update(
+            zip((one.partition for one in places if one.partition not in seen), errors, strict=True)
+        )
         choices, _ = outlook(account, now_ms)
         for place in places:
-            if place.partition not in wanted:
+            if place.partition not in (wanted if only is None else only) or place.partition in failed:
                 continue
             view = place.home.view(*place.partition)
             plan = plan_of(place, view, now_ms)

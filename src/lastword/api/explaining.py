@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lastword.api import partitioners
-from lastword.errors import UsageError
+from lastword.errors import LastwordError, UsageError
+from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
     from lastword.api.verbs import Verbs
+    from lastword.cleaner import Plan
     from lastword.tools.explain import Explanation
 
 Partitioner = Callable[[bytes, int], int]
@@ -53,22 +55,36 @@ def explained(
 def _one(logs: Verbs, topic: str, partition: int, key: bytes | None) -> Explanation:
     from lastword.tools.explain import explain
 
-    plans = [plan for plan in logs.plan(topic, partition, due=True) if plan.action != "delete"]
     return explain(
         logs._view(topic, partition),
         logs._config(topic),
-        plans[0],
+        _plan(logs, topic, partition),
         key=key,
         now_ms=logs._clock.now_ms(),
         due_ms=lambda offset: _due_ms(logs, topic, partition, offset),
     )
 
 
+def _plan(logs: Verbs, topic: str, partition: int) -> Plan:
+    """What the scheduler would do with the partition. By accounts it is chosen among all on its drive, whose
+    target is for all of them together, so all of them are looked at."""
+    from lastword.api.due import by_accounts, plan_due
+
+    one = (topic, partition)
+    if by_accounts(logs, topic, None):
+        failed: dict[TopicPartition, LastwordError] = {}
+        plans = list(plan_due(logs, set(logs._chosen(None, None)), None, failed, only={one}))
+        if not plans and one in failed:
+            raise failed[TopicPartition(*one)]
+    else:
+        plans = [plan for plan in logs.plan(topic, partition, due=True) if plan.action != "delete"]
+    return plans[0]
+
+
 def _due_ms(logs: Verbs, topic: str, partition: int, offset: int) -> int | None:
     """When a tombstone may go by the clock of the garbage accounts: those in memory, if no round has them
     now, else those that were saved last."""
     from lastword.accounts.ledger import Ledger
-    from lastword.logdir.checkpoints import TopicPartition
 
     home, view = logs._home(topic, partition), logs._view(topic, partition)
     retention_ms = logs._config(topic).delete_retention_ms

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lastword.api.ranges import Range
+    from lastword.config import TopicConfig
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
 
@@ -43,6 +44,10 @@ class Places:
         for name, number in self._found._chosen(topic, partition):
             found.setdefault(name, []).append(number)
         return found
+
+    def config(self, topic: str) -> TopicConfig:
+        """The topic's settings."""
+        return self._found._config(topic)
 
     def view(self, topic: str, partition: int) -> PartitionView:
         """A partition as it is now, to look at."""

@@ -188,7 +188,8 @@ def _scan(
         done = done_bytes
 
     with ledgers.of(place.partition, log) as ledger:
-        read_bytes = accounted.look(log, files, ledger, plan, segments, tell)
+        # Who only plans has ledgers that are not saved, and changes nothing: no quarantine either.
+        read_bytes = accounted.look(log, files, ledger, plan, segments, tell, dry=not ledgers.saves)
         if ledgers.saves:
             metrics.CLEANER_READ_BYTES.add(read_bytes, os.path.realpath(os.path.dirname(log.directory)))
         return seen_of(log, config, ledger, plan, segments, drive)

@@ -27,15 +27,15 @@ printf 'ada=London\\nbob=Oslo\\n' | lastword append data cities --delimiter =
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "append", examples=EXAMPLES)(append)
+    command(app, "append", usage="DIR TOPIC [KEY VALUE]", examples=EXAMPLES)(append)
 
 
 def append(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    key: Annotated[str | None, typer.Argument(metavar="KEY")] = None,
-    value: Annotated[str | None, typer.Argument(metavar="VALUE")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="the record's key")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="the record's value")] = None,
     partition: Partition = None,
     delete: Annotated[str | None, typer.Option(metavar="KEY", help="append a tombstone for this key")] = None,
     delimiter: Annotated[
@@ -46,7 +46,10 @@ def append(
     ] = None,
     more: MoreDirs = None,
 ) -> None:
-    """Append one record, a tombstone, or what stdin holds."""
+    """Append one record, a tombstone, or what stdin holds.
+
+    Without KEY: records from stdin, one a line, as `lastword read --json` prints them.
+    """
     target, (key, value) = Target.with_words(
         "append", directory, [topic, key, value], ["KEY", "VALUE"], partition, more
     )
@@ -61,6 +64,9 @@ def append(
         if delete is not None or key is not None:
             _one(out, into, names, key, value, delete, target.partition, ack)
             return
+        if sys.stdin.isatty():
+            shape = '{"key": ..., "value": ...}' if delimiter is None else f"KEY{delimiter}VALUE"
+            out.say(f"reading records from the terminal, one a line: {shape}; Ctrl-D ends them")
         records = _lines(names, delimiter) if delimiter is not None else _objects(names)
         appended = into.extend(records, partition=target.partition, ack=ack)
     out.summary(f"appended {plural(appended, 'record')}", topic=known, records=appended)

@@ -23,7 +23,7 @@ lastword audit data /backup/data
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "audit", examples=EXAMPLES)(audit)
+    command(app, "audit", usage="DIR [TOPIC] OTHER", examples=EXAMPLES)(audit)
 
 
 def audit(
@@ -43,8 +43,11 @@ def audit(
     partition: Partition = None,
     more: MoreDirs = None,
 ) -> int:
-    """Compare, key by key, the newest offset delivered with the newest logged. Exit code 1 if keys are
-    missing, stale or phantom. Without TOPIC: all topics against another directory, or the only one."""
+    """Compare, key by key, what was delivered with what is logged.
+
+    The newest offset delivered against the newest logged; exit code 1 if keys are missing, stale or phantom.
+    Without TOPIC: all topics against another directory, or the only one.
+    """
     from lastword.files import DEFAULT
 
     target, (delivered_by,) = Target.with_words(

@@ -33,7 +33,7 @@ SINGLE = 20_000  # records that are appended one by one
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "bench", examples=EXAMPLES)(bench)
+    command(app, "bench", usage="[NAME]", examples=EXAMPLES)(bench)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +175,9 @@ def bench(
         str | None, typer.Option("--dir", metavar="D", help="where to put it: the drive to measure")
     ] = None,
 ) -> None:
-    """Measure named workloads in a scratch directory, which is removed again.
+    """Measure how fast lastword is on this machine.
 
+    Named workloads in a scratch directory, which is removed again.
     The rival is a file of JSON lines and a dict. A ratio above 1 means that lastword is faster.
     """
     from lastword.errors import UsageError, nearest

@@ -17,7 +17,7 @@ from lastword.cli.options import (
     command,
     interruptible,
 )
-from lastword.errors import LastwordError, UsageError
+from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes, parse_bytes, parse_duration_ms
 from lastword.values import plural
 
@@ -35,7 +35,7 @@ lastword clean data users -p 0 --retry
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "clean", examples=EXAMPLES)(clean)
+    command(app, "clean", usage="DIR [TOPIC]", examples=EXAMPLES)(clean)
 
 
 def clean(
@@ -64,7 +64,12 @@ def clean(
     ] = False,
     more: MoreDirs = None,
 ) -> None:
-    """Remove records that a newer one with the same key has replaced."""
+    """Remove records that a newer one of their key has replaced.
+
+    All garbage, now; with --due what the settings make due. Topics without a cleanup.policy stay as they are.
+    """
+    from lastword.api.cleaning import quarantined
+
     target = Target.of(directory, topic, partition, more)
     rate = None if max_rate is None else parse_bytes(max_rate)
     if retry and (dry_run or every is not None):
@@ -76,24 +81,35 @@ def clean(
     if metrics is not None:
         raise UsageError("--metrics needs --every", remedy="lastword clean DIR --every 15s --metrics 9464")
     if dry_run:
+        wrong: list[LastwordError] = []
         with out.open(target) as logs, out.progress("plan") as progress:
-            plans = logs.plan(target.topic, target.partition, due=due, strategy=strategy, progress=progress)
+            try:
+                plans = logs.plan(
+                    target.topic, target.partition, due=due, strategy=strategy, progress=progress
+                )
+            except (DataError, StorageError) as error:
+                # The others are planned before what cannot be looked at is told.
+                plans, wrong = getattr(error, "plans", []), [error, *getattr(error, "others", [])]
         plans = [plan for plan in plans if plan.action != "delete"]  # those are `lastword expire`'s
-        _show_plans(out, plans, directory)
+        _show_plans(out, plans, directory, ok=not wrong)
+        out.raise_all(wrong)
         return
-    failed: LastwordError | None = None
+    failed: list[LastwordError] = []
     with out.change(target) as logs, out.progress("clean") as progress, interruptible() as stop:
         if rate is not None:
             logs.cleaner.set_budget(rate)
         if retry:
             _retry(out, logs, target)
+        aside = quarantined(logs, target.topic, target.partition)  # no round takes these
         try:
             rounds = logs.clean(
                 target.topic, target.partition, due=due, strategy=strategy, progress=progress, stop=stop
             )
         except LastwordError as error:
             # What was finished is told before what was not.
-            rounds, failed = getattr(error, "rounds", []), error
+            rounds, failed = getattr(error, "rounds", []), [error, *getattr(error, "others", [])]
+        told = [error.message for error in failed]
+        failed += [one for one in aside if not any(text.startswith(one.message) for text in told)]
     for round_ in rounds:
         out.row("round", round_.to_dict())
         out.line(str(round_))
@@ -112,14 +128,13 @@ def clean(
         text = None if failed else f"nothing to clean; `lastword clean {directory} --dry-run` tells why"
     out.summary(
         text,
-        ok=failed is None,
+        ok=not failed,
         rounds=len(rounds),
         read_bytes=read,
         written_bytes=written,
         freed_bytes=freed,
     )
-    if failed is not None:
-        raise failed
+    out.raise_all(failed)
     if stop():
         raise KeyboardInterrupt
 
@@ -150,7 +165,7 @@ def _refuse_with_every(dry_run: bool, strategy: str | None) -> None:
         )
 
 
-def _show_plans(out: Session, plans: list[Plan], directory: str) -> None:
+def _show_plans(out: Session, plans: list[Plan], directory: str, *, ok: bool) -> None:
     for plan in plans:
         out.row("plan", plan.to_dict())
     out.table(
@@ -182,6 +197,7 @@ def _show_plans(out: Session, plans: list[Plan], directory: str) -> None:
         f"would read {about}{format_bytes(read)}, write {about}{format_bytes(write)}, "
         f"free {about}{format_bytes(free)}; "
         "nothing was changed",
+        ok=ok,
         plans=len(plans),
         read_bytes=read,
         write_bytes=write,
@@ -196,7 +212,7 @@ def _size(plan: Plan, size_bytes: int) -> str:
 def _why(plan: Plan, directory: str) -> str:
     if plan.action == "clean":
         share = 100 * plan.free_bytes // max(1, plan.total_bytes)
-        return f"clean: {share} % garbage, in {plan.segments} of {plural(plan.total_segments, 'segment')}"
+        return f"clean: frees {share} %; rewrites {plan.segments} of {plural(plan.total_segments, 'segment')}"
     text = "; ".join(str(reason) for reason in plan.reasons) or "nothing to do"
     if plan.reasons and plan.reasons[0].code == "no-policy" and "not known" in plan.reasons[0].text:
         return f"keep: no-policy (lastword config {directory} {plan.topic} --set cleanup.policy=compact)"

@@ -17,7 +17,7 @@ lastword config data users --unset segment.bytes
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "config", examples=EXAMPLES)(config)
+    command(app, "config", usage="DIR [TOPIC]", examples=EXAMPLES)(config)
 
 
 def config(
@@ -28,7 +28,10 @@ def config(
     unset: Annotated[list[str] | None, typer.Option(metavar="name", help="back to the default")] = None,
     more: MoreDirs = None,
 ) -> None:
-    """Show settings and where each comes from, or change them in lastword.toml (comments stay)."""
+    """Show settings and where each comes from, or change them.
+
+    Changes go to lastword.toml in the directory; comments in it stay.
+    """
     target = Target.of(directory, topic, None, more)
     changes = settings_of(settings)
     if changes or unset:

@@ -36,7 +36,7 @@ Row = tuple[str, str | None]
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "demo", examples=EXAMPLES)(demo)
+    command(app, "demo", usage="", examples=EXAMPLES)(demo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,11 @@ def demo(
         str | None, typer.Option("--keep", metavar="DIR", help="leave the logs there to look at")
     ] = None,
 ) -> None:
-    """Clean 200 000 updates by Kafka's rule and by ours: read, written, kept, lost. Ten seconds."""
+    """Clean one history by Kafka's rule and by ours.
+
+    200,000 updates, among them two keys with one MD5; what each rule read, wrote, kept and lost. Takes ten
+    seconds.
+    """
     from lastword.errors import UsageError
     from lastword.files import DEFAULT
 

@@ -19,7 +19,7 @@ lastword drop data events --yes
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "drop", examples=EXAMPLES)(drop)
+    command(app, "drop", usage="DIR TOPIC", examples=EXAMPLES)(drop)
 
 
 def drop(
@@ -30,7 +30,7 @@ def drop(
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
-    """Delete a topic: all partitions, their records and the topic's settings."""
+    """Delete a topic, with its records and settings."""
     from lastword.api.places import Places
 
     target = Target.of(directory, topic, None, more)

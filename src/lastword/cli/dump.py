@@ -20,7 +20,7 @@ lastword dump data/recovery-point-offset-checkpoint --json
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "dump", examples=EXAMPLES)(dump)
+    command(app, "dump", usage="FILE...", examples=EXAMPLES)(dump)
 
 
 def dump(
@@ -30,7 +30,10 @@ def dump(
         bool, typer.Option("--records/--no-records", help="the records of each batch too")
     ] = True,
 ) -> int:
-    """Show segments, indexes, snapshots and checkpoints as they are; damage is shown too (exit code 3)."""
+    """Show any file of a log directory, decoded.
+
+    Segments, indexes, producer snapshots, checkpoints and properties. Damage is shown too (exit code 3).
+    """
     from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry, Property
     from lastword.tools.dump import dump as entries_of
 

@@ -22,7 +22,7 @@ lastword duplication data users --exact --by topic
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "duplication", examples=EXAMPLES)(duplication)
+    command(app, "duplication", usage="DIR [TOPIC]", examples=EXAMPLES)(duplication)
 
 
 def duplication(
@@ -38,7 +38,7 @@ def duplication(
     ] = "partition",
     more: MoreDirs = None,
 ) -> None:
-    """Show how many records a newer one with the same key has replaced, and how many keys there are.
+    """Show how many records a newer one has replaced.
 
     SPLIT counts keys that lie in several partitions. Estimates have a ~, and ERROR is one standard deviation
     of them, as a share of the keys.

@@ -21,7 +21,7 @@ lastword expire data events
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "expire", examples=EXAMPLES)(expire)
+    command(app, "expire", usage="DIR [TOPIC]", examples=EXAMPLES)(expire)
 
 
 def expire(
@@ -32,7 +32,10 @@ def expire(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would go; change nothing")] = False,
     more: MoreDirs = None,
 ) -> None:
-    """Remove old segments: by size and age where cleanup.policy has delete, and below the log start."""
+    """Remove old segments, by size and age.
+
+    Where cleanup.policy has delete; what lies below the log start goes under every known policy.
+    """
     from lastword.api.retaining import expire_outlook
 
     target = Target.of(directory, topic, partition, more)

@@ -9,6 +9,7 @@ import typer
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.cli.output import argument_bytes
 from lastword.cli.text import escape
+from lastword.errors import DataError, LastwordError, StorageError
 from lastword.units import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -22,9 +23,11 @@ lastword explain data users --key bob
 lastword explain /srv/kafka users -p 3 --key bob --json
 """
 
+WEIGHED = 3  # of the runs that were weighed so many are shown without -v
+
 
 def register(app: typer.Typer) -> None:
-    command(app, "explain", examples=EXAMPLES)(explain)
+    command(app, "explain", usage="DIR [TOPIC]", examples=EXAMPLES)(explain)
 
 
 def explain(
@@ -37,19 +40,26 @@ def explain(
     ] = None,
     more: MoreDirs = None,
 ) -> None:
-    """Tell why a log is or is not due for cleaning, and which rule keeps each record of a key.
+    """Tell why a log is cleaned or not, or a record still there.
 
+    With --key: every record of that key, and the rule that keeps or frees it.
     Changes nothing and takes no lock: it may look at the directory of a running broker.
     """
     from lastword.api.explaining import explained
     from lastword.api.places import Places
 
     target = Target.of(directory, topic, partition, more)
+    found: list[Explanation] = []
+    failed: list[LastwordError] = []
     with out.open(target) as logs:
         places = Places(logs)
         if key is None:
             chosen = places.chosen(target.topic, target.partition)
-            found = [logs.explain(name, number) for name, numbers in chosen.items() for number in numbers]
+            for name, number in ((name, number) for name, numbers in chosen.items() for number in numbers):
+                try:
+                    found.append(logs.explain(name, number))
+                except (DataError, StorageError) as error:
+                    failed.append(error)  # the others are explained before it is told
         else:
             name = places.one_topic(target.topic)
             data = argument_bytes(key, logs.topic(name).config.lastword_key_serializer, "key")
@@ -57,12 +67,14 @@ def explain(
     for one in found:
         _show(out, one, target.paths[0], key)
     out.summary(
-        None if found else "no topics",
+        None if found or failed else "no topics",
+        ok=not failed,
         topic=target.topic,
         partitions=len(found),
         due=sum(one.plan.action == "clean" for one in found),
         versions=sum(len(one.versions) for one in found),
     )
+    out.raise_all(failed)
 
 
 def _show(out: Session, one: Explanation, directory: str, key: str | None) -> None:
@@ -91,7 +103,7 @@ def _verdict(out: Session, one: Explanation, directory: str) -> None:
     verdict = one.verdict
     if one.quarantine is not None:
         out.line(out.paint(verdict, "red"))
-        out.line("  restore the file from a copy, then let the cleaner try it again")
+        out.line(f"  restore the file from a copy, then: {clean} -p {one.partition} --retry")
     elif plan.reasons and plan.reasons[0].code == "no-policy":
         policy = "compact" if "not known" in plan.reasons[0].text else "compact,delete"
         fix = f"lastword config {directory} {one.topic} --set cleanup.policy={policy}"
@@ -99,8 +111,14 @@ def _verdict(out: Session, one: Explanation, directory: str) -> None:
     else:
         out.line(f"{verdict}. To clean it now: {clean}")
     if one.key is None:
-        for reason in plan.reasons[1:] if plan.action == "keep" else plan.reasons:
-            out.line(f"  {reason}")
+        reasons = plan.reasons[1:] if plan.action == "keep" else plan.reasons
+        weighed = [reason for reason in reasons if reason.code == "weighed"]
+        left_out = [] if out.verbose else weighed[WEIGHED:]
+        for reason in reasons:
+            if reason not in left_out:
+                out.line(f"  {reason}")
+        if left_out:
+            out.line(f"  and {len(left_out)} more were weighed: -v shows them")
     now = now_ms()
     name = f"{one.topic}-{one.partition}"
     for lease in one.leases.live:

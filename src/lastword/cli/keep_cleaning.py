@@ -24,6 +24,7 @@ def keep_cleaning(
     KeyboardInterrupt, SIGTERM without; a round that runs then ends at its next safe point.
     """
     from lastword.api.background import run_for
+    from lastword.api.cleaning import quarantined
 
     # No SimpleQueue: in CPython 3.11 its `get(timeout=)` never ends when a signal takes longer than that.
     ended: queue.Queue[Done] = queue.Queue()
@@ -39,6 +40,8 @@ def keep_cleaning(
         if bytes_per_second is not None:
             logs.cleaner.set_budget(bytes_per_second)
         only = None if target.topic is None else (target.topic, target.partition)
+        for aside in quarantined(logs, target.topic, target.partition):
+            out.warning(f"{aside.message}; to have it cleaned again, {aside.remedy}")
         run_for(logs, only, every_ms, ended.put)
         out.say(f"cleaning what is due every {format_duration(every_ms)}; Ctrl-C ends it")
         while not told:

@@ -22,7 +22,7 @@ lastword lease data users replica-2 --release
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "lease", examples=EXAMPLES)(lease)
+    command(app, "lease", usage="DIR TOPIC [NAME]", examples=EXAMPLES)(lease)
 
 
 def lease(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +13,7 @@ from lastword.errors import DataError, LastwordError, StorageError
 from lastword.units import format_bytes, format_time
 
 if TYPE_CHECKING:
+    from lastword.api.places import Places
     from lastword.api.values import PartitionInfo, SegmentInfo
 
 EXAMPLES = """
@@ -24,7 +25,7 @@ lastword ls data --quick
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "ls", examples=EXAMPLES)(ls)
+    command(app, "ls", usage="DIR [TOPIC]", examples=EXAMPLES)(ls)
 
 
 def ls(
@@ -38,29 +39,29 @@ def ls(
     ] = False,
     more: MoreDirs = None,
 ) -> None:
-    """List topics and partitions, or segments.
+    """List topics, partitions or segments: live bytes and garbage.
 
-    NEWEST counts the records that are the newest of their key, the rest is garbage. Every record is looked
+    NEWEST counts the records that are the newest of their key; the rest is garbage. Every record is looked
     at, unless garbage accounts know them all.
     """
     target = Target.of(directory, topic, partition, more)
-    failed: LastwordError | None = None
+    from lastword.api import counts
+    from lastword.api.places import Places
+
+    failed: list[LastwordError] = []
     rows: list[Any] = []
     with out.open(target) as logs, out.progress("count") as progress:
-        chosen = [logs.topic(target.topic)] if target.topic is not None else logs.topics()
-        for one in chosen:
+        places = Places(logs)
+        chosen = places.chosen(target.topic, target.partition)
+        look: Any = counts.segments if segments else counts.describe
+        for one, number in ((one, number) for one, numbers in chosen.items() for number in numbers):
             try:
-                if segments:
-                    rows += one.segments(target.partition, quick=quick, progress=progress)
-                else:
-                    rows += [
-                        info
-                        for info in one.describe(quick=quick, progress=progress)
-                        if target.partition is None or info.partition == target.partition
-                    ]
+                rows += look(logs, one, partition=number, progress=progress, quick=quick)
             except (DataError, StorageError) as error:
                 # The others are listed before what cannot be counted is told.
-                failed = failed or error
+                failed.append(error)
+                if not segments:
+                    rows.append(Uncounted.of(places, one, number))
         for path, why in logs.offline.items():
             out.warning(f"{path} is offline: {why.message}")
         set_aside = [] if target.topic is not None else logs.set_aside
@@ -68,27 +69,27 @@ def ls(
         _segments(out, rows)
     else:
         _partitions(out, rows)
+    counted = [row for row in rows if not isinstance(row, Uncounted)]
     for path, aside in set_aside:
         out.row("set-aside", {"dir": path, **asdict(aside)})
         out.say(f"not served: {os.path.join(path, aside.name)}")
     out.summary(
         None if rows or failed else "no topics",
-        ok=failed is None,
+        ok=not failed,
         topics=len(chosen),
         **{"segments" if segments else "partitions": len(rows)},
         size_bytes=sum(row.size_bytes for row in rows),
-        live_bytes=sum(row.live_bytes for row in rows),
-        garbage_bytes=sum(row.garbage_bytes for row in rows),
+        live_bytes=sum(row.live_bytes for row in counted),
+        garbage_bytes=sum(row.garbage_bytes for row in counted),
     )
-    if failed is not None:
-        raise failed
+    out.raise_all(failed)
 
 
 def _segments(out: Session, rows: list[SegmentInfo]) -> None:
     for row in rows:
         out.row("segment", row.to_dict())
     out.table(
-        ("SEGMENT", "OFFSETS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", ""),
+        ("SEGMENT", "OFFSETS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "LARGEST TIMESTAMP", ""),
         [
             (
                 f"{row.topic}-{row.partition}/{row.base_offset}",
@@ -110,7 +111,46 @@ def _about(figure: str, exact: bool) -> str:
     return figure if exact else f"~ {figure}"
 
 
-def _partitions(out: Session, rows: list[PartitionInfo]) -> None:
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """A partition whose records could not be counted: what is known of it all the same."""
+
+    topic: str
+    partition: int
+    dir: str
+    policy: str | None
+    log_start: int
+    log_end: int
+    segments: int
+    size_bytes: int
+    quarantine: str | None
+
+    @classmethod
+    def of(cls, places: Places, topic: str, partition: int) -> Uncounted:
+        view = places.view(topic, partition)
+        policy = places.config(topic).cleanup_policy
+        from lastword.cleaner import quarantine
+
+        noted = quarantine.load(view.files, view.directory)
+        return cls(
+            topic,
+            partition,
+            os.path.dirname(os.path.normpath(view.directory)),
+            ",".join(sorted(policy)) if policy else None,
+            view.log_start,
+            view.log_end,
+            len(view.segments),
+            sum(segment.size for segment in view.segments),
+            None if noted is None else noted.reason,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of a `PartitionInfo`; null is what is not known."""
+        unknown = dict.fromkeys(("live_bytes", "garbage_bytes", "records", "live_records", "tombstones"))
+        return {**asdict(self), **unknown, "exact": False}
+
+
+def _partitions(out: Session, rows: list[PartitionInfo | Uncounted]) -> None:
     for row in rows:
         out.row("partition", row.to_dict())
     out.table(
@@ -119,16 +159,30 @@ def _partitions(out: Session, rows: list[PartitionInfo]) -> None:
             (
                 f"{row.topic}-{row.partition}",
                 format_bytes(row.size_bytes),
-                _about(format_bytes(row.live_bytes), row.exact),
-                _about(format_bytes(row.garbage_bytes), row.exact),
-                _about(str(row.records), row.exact),
-                _about(str(row.live_records), row.exact),
+                *_counts(row),
                 str(row.log_start),
                 str(row.log_end),
                 str(row.segments),
-                (row.policy or "none") + (" (quarantined)" if row.quarantine else ""),
+                (row.policy or "none") + _health(row),
             )
             for row in rows
         ],
         "lrrrrrrrrl",
     )
+
+
+def _counts(row: PartitionInfo | Uncounted) -> tuple[str, ...]:
+    if isinstance(row, Uncounted):
+        return ("?",) * 4
+    return (
+        _about(format_bytes(row.live_bytes), row.exact),
+        _about(format_bytes(row.garbage_bytes), row.exact),
+        _about(str(row.records), row.exact),
+        _about(str(row.live_records), row.exact),
+    )
+
+
+def _health(row: PartitionInfo | Uncounted) -> str:
+    if row.quarantine is not None:
+        return " (quarantined)"
+    return " (damaged)" if isinstance(row, Uncounted) else ""

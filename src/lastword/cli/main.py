@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -35,12 +37,31 @@ from lastword.cli import (
     trim,
     verify,
 )
+from lastword.cli.help import Commands
 from lastword.cli.options import ClosedPipe, version_option
 from lastword.cli.output import INTERRUPTED, Output
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, nearest
 
+LOOKS = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
+CHANGES = (create, config, append, clean, expire, trim, drop, lease)
+TRIES = (demo, bench)
+
+
+def _names(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
+    return tuple(module.__name__.rpartition(".")[2] for module in modules)
+
+
+class Grouped(Commands):
+    groups = (
+        ("Look: no lock, no change, also beside a running broker", _names(LOOKS)),
+        ("Change: takes the lock (lease does not); with --dry-run nothing is changed", _names(CHANGES)),
+        ("Try", _names(TRIES)),
+    )
+
+
 app = typer.Typer(
     name="lastword",
+    cls=Grouped,
     help="A keyed, compacted commit log whose bytes are Kafka's.",
     add_completion=False,
     rich_markup_mode=None,
@@ -49,9 +70,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LOOKS = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
-CHANGES = (create, config, append, clean, expire, trim, drop, lease)
-for module in (*LOOKS, *CHANGES, demo, bench):
+for module in (*LOOKS, *CHANGES, *TRIES):
     module.register(app)
 
 
@@ -118,6 +137,14 @@ def run(arguments: list[str]) -> int:
         return _our_bug(error, talk)
 
 
+# The parser's sentences, as they begin in every version of its libraries.
+_EXTRA = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
+_NOT_A_NUMBER = re.compile(
+    r"nvalid value for (.+?): .*(?:greater than or equal to (\d+)|not in the range x>=(\d+)"
+    r"|valid (?:integer|number|float)|to parse string as an? )"
+)
+
+
 def _no_output(error: OSError) -> LastwordError:
     message = f"cannot write what is to be told: {error.strerror}"
     if error.errno == errno.ENOSPC:
@@ -134,10 +161,20 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
         option = getattr(error, "option_name", "")
         near = nearest(option, _options(command))
         message = f"unknown option {option!r}" + (f"; nearest: {near}" if near else "")
+        for place in range(arguments.index(command) if command else 0):
+            if arguments[place] == option and option in _options(command):
+                return UsageError(
+                    f"{option} stands before the command", remedy=f"lastword {command} {option} ..."
+                )
     elif "No such command" in message:
         near = nearest(command, _commands())
         message = f"unknown command {command!r}" + (f"; nearest: {near}" if near else "")
         return UsageError(message, remedy="lastword --help")
+    elif extra := _EXTRA.search(message):
+        message = f"{extra[1].split()[0]!r} is one argument too many"
+    elif not_a_number := _NOT_A_NUMBER.search(message):
+        names, least = not_a_number[1].replace("'", ""), not_a_number[2] or not_a_number[3]
+        message = f"{names} takes a number" + (f" from {least} on" if least else "")
     else:
         message = message[:1].lower() + message[1:]
     known = command in _commands()

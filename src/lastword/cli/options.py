@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from lastword.cli.help import Help
 from lastword.cli.output import Output
 from lastword.errors import UsageError, nearest
 
@@ -161,11 +162,21 @@ class Target:
         """`DIR TOPIC -p N`, or a partition's own directory in place of DIR."""
         from lastword.segment import names
 
+        if not directory:
+            raise UsageError("the directory's name is empty", remedy="give a log directory; . is this one")
         trimmed = directory.rstrip("/") or "/"
-        name = os.path.basename(os.path.realpath(trimmed))
-        parsed = names.parse_partition_dir(name)
-        if topic is None and partition is None and parsed is not None and _looks_like_partition(trimmed):
-            return cls([os.path.dirname(trimmed) or ".", *(more or ())], parsed.topic, parsed.partition)
+        real = os.path.realpath(trimmed)
+        parsed = names.parse_partition_dir(os.path.basename(real))
+        if parsed is not None and _looks_like_partition(trimmed):
+            # "." and links do not show where the partition lies: there the real path does.
+            shown = trimmed if os.path.basename(trimmed) == os.path.basename(real) else real
+            above = os.path.dirname(shown) or "."
+            if topic is None and partition in (None, parsed.partition):
+                return cls([above, *(more or ())], parsed.topic, parsed.partition)
+            raise UsageError(
+                f"{directory} is the directory of partition {parsed.topic}-{parsed.partition} already",
+                remedy=f"leave TOPIC and -p out, or give the log directory: {above}",
+            )
         if partition is not None and topic is None:
             raise UsageError(
                 "--partition needs a topic", remedy=f"give the topic: {directory} TOPIC -p {partition}"
@@ -199,11 +210,21 @@ class Target:
     def topic_for(self, command: str, *rest: str) -> str:
         """The topic; UsageError for a command that needs one and was given none."""
         if self.topic is None:
+            self._check_there()
             line = " ".join(["lastword", command, self.paths[0], "TOPIC", *rest])
             raise UsageError(
                 f"{command} needs a topic", remedy=f"{line}; `lastword ls {self.paths[0]}` shows them"
             )
         return self.topic
+
+    def _check_there(self) -> None:
+        """NotALogDirError for a directory that does not exist: it lacks more than a topic."""
+        from lastword.errors import NotALogDirError
+        from lastword.files import DEFAULT
+
+        for path in self.paths:
+            if not DEFAULT.exists(path):
+                raise NotALogDirError(f"{path} does not exist", remedy="check the path", file=path)
 
 
 def _looks_like_partition(directory: str) -> bool:
@@ -218,9 +239,10 @@ def _looks_like_partition(directory: str) -> bool:
 
 
 def command(
-    app: typer.Typer, name: str, *, examples: str
+    app: typer.Typer, name: str, *, usage: str, examples: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register `fn(out, ...)` as a command; `examples` ends its help."""
+    """Register `fn(out, ...)` as a command. Its help: `usage` (the arguments as they are typed), its
+    docstring (whose first line stands in the list of commands), and `examples` at the end."""
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(fn, eval_str=True)
@@ -248,9 +270,13 @@ def command(
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__
         text = inspect.cleandoc(examples)
-        app.command(name, epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.splitlines()))(
-            run
-        )
+        shown = type("Help", (Help,), {"usage": usage, "everywhere": frozenset(_EVERYWHERE)})
+        app.command(
+            name,
+            cls=shown,
+            short_help=inspect.cleandoc(fn.__doc__ or "").splitlines()[0],
+            epilog="\b\nExamples:\n" + "\n".join(f"  {line}" for line in text.splitlines()),
+        )(run)
         return run
 
     return register
@@ -276,6 +302,11 @@ def settings_of(pairs: list[str] | None) -> dict[str, str]:
     settings = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
+        if name.startswith("drives."):  # in a dotted name nobody could tell where the path's own dots are
+            raise UsageError(
+                "the limit of one drive is not set by --set",
+                remedy='in lastword.toml, above all tables: drives."/srv/d2" = "20MiB"',
+            )
         if not equals or not name.strip():
             raise UsageError(f"--set {pair!r} has no '='", remedy="--set name=value")
         settings[name.strip()] = value.strip()

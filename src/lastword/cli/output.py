@@ -114,6 +114,13 @@ class Output:
         if remedy:
             self.stderr.write(f"  fix: {remedy}\n")
 
+    def raise_all(self, errors: Sequence[LastwordError]) -> None:
+        """What was met along the way, each told in its turn: the last is raised, the others are told here."""
+        for error in errors[:-1]:
+            self.error(error)
+        if errors:
+            raise errors[-1]
+
     def interrupted(self) -> None:
         """The last word of a command that Ctrl-C ended."""
         message = "interrupted: stopped at a safe point, what was finished stays"

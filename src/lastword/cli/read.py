@@ -28,7 +28,7 @@ lastword read data users --last 5 --follow
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "read", examples=EXAMPLES)(read)
+    command(app, "read", usage="DIR TOPIC", examples=EXAMPLES)(read)
 
 
 def read(
@@ -63,6 +63,11 @@ def read(
     known_as = target.topic_for("read")
     if last is not None and start is not None:
         raise UsageError("--last takes the place of --start", remedy="give one of them")
+    if timeout is not None and (not follow or timeout < 0):
+        what = "is no time" if follow else "is for --follow: a bounded read ends by itself"
+        raise UsageError(f"--timeout {timeout:g} {what}", remedy="--follow --timeout SECONDS")
+    if follow and end != "latest":
+        raise UsageError("--follow goes on past every end", remedy="leave out --follow or --end")
     with out.open(target) as logs:
         source = logs.topic(known_as, key_serializer="bytes", value_serializer="bytes")
         names = source.serializer_names

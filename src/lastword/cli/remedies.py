@@ -22,4 +22,4 @@ def remedy_of(error: BaseException) -> str | None:
         return f"`lastword ls {where}` shows what there is; lastword create {where} TOPIC makes a new one"
     if isinstance(error, TopicExistsError):
         return "append to it as it is; lastword config DIR TOPIC shows its settings"
-    return remedy
+    return None if remedy is None else remedy.partition(", in Python ")[0]

@@ -20,7 +20,7 @@ lastword restore data/users-0 users.arrow
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "restore", examples=EXAMPLES)(restore)
+    command(app, "restore", usage="DIR [TOPIC] OUT", examples=EXAMPLES)(restore)
 
 
 def restore(
@@ -35,7 +35,10 @@ def restore(
     partition: Partition = None,
     more: MoreDirs = None,
 ) -> None:
-    """Write the newest value of every key to a file: a table, and what a state can start from."""
+    """Write the newest value of every key to a file.
+
+    The file is a table, and what a state can start from: logs.state(TOPIC, snapshot=OUT).
+    """
     target, (path,) = Target.with_words("restore", directory, [topic, to], ["OUT"], partition, more)
     known = target.topic_for("restore", "OUT")
     if path is None:

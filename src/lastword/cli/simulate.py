@@ -32,7 +32,7 @@ _COLUMNS = ("PARTITION", "SETTINGS", "STRATEGY", "ROUNDS", "READ", "WRITTEN", "P
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "simulate", examples=EXAMPLES)(simulate)
+    command(app, "simulate", usage="DIR [TOPIC]", examples=EXAMPLES)(simulate)
 
 
 def simulate(
@@ -49,7 +49,12 @@ def simulate(
     ] = None,
     more: MoreDirs = None,
 ) -> None:
-    """Replay which record replaced which, and show what cleaning would have moved. Changes nothing."""
+    """Show what cleaning would move under other settings.
+
+    Replays on paper which record replaced which, under today's settings and the others. PER BYTE is what
+    cleaning writes for each byte appended; SPACE is bytes on disk over live bytes, on average, and PEAK at
+    most. Changes nothing.
+    """
     target = Target.of(directory, topic, partition, more)
     config = settings_of(sets)
     with out.open(target) as logs, out.progress("simulate") as progress:

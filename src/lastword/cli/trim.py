@@ -21,7 +21,7 @@ lastword trim data events -p 0 --before 4000 --yes
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "trim", examples=EXAMPLES)(trim)
+    command(app, "trim", usage="DIR TOPIC --before OFFSET|TIME", examples=EXAMPLES)(trim)
 
 
 def trim(
@@ -38,7 +38,10 @@ def trim(
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
-    """Raise the log start of a topic's partitions: records before it are gone, whatever the policy."""
+    """Raise the log start: records before it are gone.
+
+    Of all the topic's partitions, or one; whatever the policy.
+    """
     from lastword.api import retaining
 
     target = Target.of(directory, topic, partition, more)
@@ -54,7 +57,7 @@ def trim(
     if dry_run:
         _tell(out, known_as, starts, wanted, "would start")
         out.summary(
-            "nothing was changed", topic=known_as, records=_gone(starts, moves), log_start=_text(wanted)
+            "nothing was changed", topic=known_as, offsets=_gone(starts, moves), log_start=_text(wanted)
         )
         return
     if moves:
@@ -65,7 +68,7 @@ def trim(
     out.summary(
         None if moves else "nothing lies before it",
         topic=known_as,
-        records=_gone(starts, done),
+        offsets=_gone(starts, done),
         log_start=_text(done),
     )
 

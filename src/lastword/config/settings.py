@@ -272,6 +272,8 @@ def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None) -> st
 def _read(file: str) -> str:
     from lastword.files import DEFAULT
 
+    if DEFAULT.is_dir(file):
+        raise UsageError(f"{file} is a directory", remedy="name the settings file itself", file=file)
     try:
         return DEFAULT.read_bytes(file).decode("utf-8")
     except FileVanishedError:
