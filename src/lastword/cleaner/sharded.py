@@ -353,7 +353,8 @@ def _shard(files: Files, job: Job, number: int) -> Any:
 def _resolution(files: Files, job: Job, one: Group | None, seconds: float = 0.0) -> Resolution:
     """With the bits of a group's segments, or with none."""
     from lastword.resolve import DeadBitmaps
-    from lastword.resolve.shards import joined, merged_resolution
+    from lastword.resolve.bitmaps import joined
+    from lastword.resolve.shards import merged_resolution
     from lastword.resolve.tally import Tally
 
     facts = Tally.from_parts(read_arrays(files, f"{job.scratch}/{_FACTS}")).facts()
@@ -374,7 +375,7 @@ def _resolution(files: Files, job: Job, one: Group | None, seconds: float = 0.0)
 def _bits(files: Files, job: Job, facts: Sequence[SegmentFacts], one: Group) -> Iterator[DeadBitmaps]:
     """The bits of a group, segment by segment: a group of segments without survivors may be most of the log,
     and its dead offsets take 64 times what the bits take."""
-    from lastword.resolve.shards import bits_of
+    from lastword.resolve.bitmaps import bits_of
 
     known = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
     edges, checks = [each["edges"] for each in known], [each["checks"] for each in known]

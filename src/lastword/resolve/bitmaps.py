@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from lastword.kernels.offset_map import PAGES, PAGES_STORED
 from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, count_between, test_bits
 
 _FIRST_PAGES = 1024
+_PAGES_AT_ONCE = 1024
+_WINDOW = 1 << 20  # offsets whose bits are made at once: 8 bytes for each, some times over
+_NO_OFFSETS = np.empty(0, np.int64)
 
 
 class DeadBitmaps:
@@ -58,15 +62,16 @@ class DeadBitmaps:
         """Dead records in [first_offset, next_offset)."""
         return int(count_between(*self.arrays, first_offset, next_offset - 1))
 
-    def offsets(self, first_offset: int = 0, next_offset: int = (1 << 63) - 1) -> NDArray[np.int64]:
-        """The dead offsets in [first_offset, next_offset), ascending; for tools and tests."""
-        found = []
-        for page, slot in zip(self.page_ids.tolist(), self.page_slots.tolist(), strict=True):
-            if slot >= 0:
-                bits = np.unpackbits(self.page_bits[slot].view(np.uint8), bitorder="little")
-                found.append(np.flatnonzero(bits).astype(np.int64) + (page << PAGE_BITS))
-        every = np.concatenate(found) if found else np.empty(0, np.int64)
-        return every[(every >= first_offset) & (every < next_offset)]
+    def offsets(self) -> NDArray[np.int64]:
+        """The offsets whose bits are set, ascending. Takes eight bytes for each, and some MiB besides."""
+        stored = np.flatnonzero(self.page_slots >= 0)
+        found = [np.empty(0, np.int64)]
+        for first in range(0, stored.size, _PAGES_AT_ONCE):
+            pages = stored[first : first + _PAGES_AT_ONCE]
+            bits = self.page_bits[self.page_slots[pages]].view(np.uint8)
+            page, bit = np.nonzero(np.unpackbits(bits, axis=1, bitorder="little"))
+            found.append((self.page_ids[pages][page] << PAGE_BITS) + bit)
+        return np.concatenate(found)
 
     def window(self, first_offset: int, next_offset: int) -> DeadBitmaps:
         """A copy of the pages that touch [first_offset, next_offset)."""
@@ -77,6 +82,55 @@ class DeadBitmaps:
         bits = self.page_bits[slots[stored]] if stored.any() else np.zeros((1, PAGE_WORDS), np.uint64)
         slots[stored] = np.arange(int(stored.sum()), dtype=np.int32)
         return DeadBitmaps(self.page_ids[low:high].copy(), slots, bits)
+
+
+def bits_of(parts: Sequence[NDArray[np.int64]], first_offset: int, next_offset: int) -> DeadBitmaps:
+    """Bitmaps of a range of offsets from ascending lists of dead ones, a list for each shard."""
+    ids: list[NDArray[np.int64]] = []
+    bits: list[NDArray[np.uint64]] = []
+    start = first_offset >> PAGE_BITS << PAGE_BITS
+    while start < next_offset:
+        end = min(start + _WINDOW, next_offset)
+        edges = [np.searchsorted(part, [start, end]) for part in parts]
+        offsets = np.concatenate(
+            [part[a:b] for part, (a, b) in zip(parts, edges, strict=True)] or [_NO_OFFSETS]
+        )
+        if offsets.size:
+            pages = (offsets - start) >> PAGE_BITS
+            there = np.zeros((end - start >> PAGE_BITS) + 1, np.bool_)
+            there[pages] = True
+            found = np.flatnonzero(there)
+            slot = np.cumsum(there) - 1
+            flat = np.zeros(found.size << PAGE_BITS, np.uint8)
+            flat[(slot[pages] << PAGE_BITS) + (offsets & ((1 << PAGE_BITS) - 1))] = 1
+            ids.append(found + (start >> PAGE_BITS))
+            bits.append(np.packbits(flat, bitorder="little").view(np.uint64).reshape(-1, PAGE_WORDS))
+            start = end
+        else:  # nothing here: on to the next offset that is dead
+            following = [int(part[b]) for part, (_, b) in zip(parts, edges, strict=True) if b < part.size]
+            start = max(end, min(following, default=next_offset) >> PAGE_BITS << PAGE_BITS)
+    if not ids:
+        return DeadBitmaps.of(_NO_OFFSETS)
+    page_ids = np.concatenate(ids)
+    return DeadBitmaps(page_ids, np.arange(page_ids.size, dtype=np.int32), np.concatenate(bits))
+
+
+def joined(parts: Iterable[DeadBitmaps]) -> DeadBitmaps:
+    """Bitmaps of neighbouring ranges (`bits_of`), in their order, as one; two ranges may share a page."""
+    ids: list[NDArray[np.int64]] = []
+    bits: list[NDArray[np.uint64]] = []
+    for part in parts:
+        page_ids, page_bits = part.page_ids, part.page_bits
+        if page_ids.size and ids and ids[-1][-1] == page_ids[0]:
+            bits[-1][-1] |= page_bits[0]
+            page_ids, page_bits = page_ids[1:], page_bits[1:]
+        if page_ids.size:
+            ids.append(page_ids)
+            bits.append(page_bits)
+    if not ids:
+        return DeadBitmaps.of(_NO_OFFSETS)
+    every = np.concatenate(ids)
+    return DeadBitmaps(every, np.arange(every.size, dtype=np.int32), np.concatenate(bits))
 
 
 class PageStore:
