@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Protocol
@@ -85,11 +86,7 @@ class Histogram(Metric):
     kind = "histogram"
 
     def observe(self, seconds: float, *labels: str) -> None:
-        bucket = 0
-        for bound in SECONDS_BUCKETS:
-            if seconds <= bound:
-                break
-            bucket += 1
+        bucket = bisect_left(SECONDS_BUCKETS, seconds)
         with self._lock:
             counts = self._values.get(labels)
             if counts is None:

@@ -319,7 +319,7 @@ class ProducerState:
         """Where `read_committed` ends: everything below is decided. Never above the high watermark nor
         below the log start."""
         self.high_watermark_moved(high_watermark)
-        unstable = self.first_unstable_offset()
+        unstable = self.first_unstable_offset() if self._unreplicated else self._open.oldest()
         if unstable is None:
             return high_watermark
         return min(max(unstable, log_start), high_watermark)

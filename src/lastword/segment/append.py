@@ -143,8 +143,19 @@ class SegmentAppender:
         before = len(builder.offset_entries), len(builder.time_entries)
         self._log.append(data)
         index(start)
-        new_offsets = bytes(builder.offset_entries[before[0] :])
-        new_times = bytes(builder.time_entries[before[1] :])
+        if len(builder.offset_entries) != before[0] or len(builder.time_entries) != before[1]:
+            self._append_entries(start, *before)
+        if start == 0:
+            self.rolling_timestamp = first_timestamp
+        segment.largest_timestamp = builder.largest_timestamp
+        # Readers in other threads bound themselves by these two: the bytes are there before the numbers grow.
+        segment.size = start + len(data)
+        segment.next_offset = next_offset
+
+    def _append_entries(self, start: int, first_offset_byte: int, first_time_byte: int) -> None:
+        """The builder's entries from these bytes on, of what was written at `start` of the log."""
+        new_offsets = bytes(self._builder.offset_entries[first_offset_byte:])
+        new_times = bytes(self._builder.time_entries[first_time_byte:])
         try:
             if new_offsets:
                 self._index.append(new_offsets)
@@ -155,14 +166,8 @@ class SegmentAppender:
             raise
         self._index_bytes += len(new_offsets)
         self._time_bytes += len(new_times)
-        segment.offset_index.extend(new_offsets)
-        segment.time_index.extend(new_times)
-        if start == 0:
-            self.rolling_timestamp = first_timestamp
-        segment.largest_timestamp = builder.largest_timestamp
-        # Readers in other threads bound themselves by these two: the bytes are there before the numbers grow.
-        segment.size = start + len(data)
-        segment.next_offset = next_offset
+        self.segment.offset_index.extend(new_offsets)
+        self.segment.time_index.extend(new_times)
 
     def _take_back(self, size: int) -> None:
         self._log.truncate(size)
