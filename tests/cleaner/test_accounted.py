@@ -129,6 +129,41 @@ def test_many_rounds_against_a_dict(log):
         log.clock.advance(rng.choice([0, 1000, 2 * HOUR]))
 
 
+@pytest.mark.parametrize("every", [1, 30])
+def test_keys_that_only_aborted_transactions_wrote_do_not_crowd_the_map(tmp_path, every):
+    """Endless ones, ever new: ten live keys stay known exactly, and a tombstone is as right as before. Met
+    between rounds, or all in one scan."""
+    log = Log(tmp_path, map_bytes=16384)
+    sequence = 0
+
+    def transaction(pairs, commit):
+        nonlocal sequence
+        builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True)
+        for key, value in pairs:
+            builder.append(log.clock.now_ms(), key, value)
+        log.log.append_batch(builder.build(0))
+        log.log.end_transaction(7, 0, commit=commit)
+        sequence += len(pairs)
+
+    for number in range(30):
+        for part in range(5):
+            transaction([(b"never-%d-%d-%d" % (number, part, n), b"x") for n in range(20)], commit=False)
+        transaction([(b"k%d" % n, b"%d" % number) for n in range(10)], commit=True)
+        if number % every == every - 1:
+            log.clean()
+            assert log.ledger.exact and log.ledger.memory_bytes < 3 * 16384
+    assert log.ledger.tracking.running.distinct_keys == 10
+    transaction([(b"k3", None), (b"k4", b"new")], commit=True)
+    log.clean()
+    log.clock.advance(2 * HOUR)
+    for _ in range(2):
+        transaction([(b"k5", b"last")], commit=True)
+        log.clean()
+    assert {key for key, _ in log.live().items()} == {b"k%d" % n for n in range(10)} - {b"k3"}
+    assert (b"k3", None) not in [(key, value) for _, key, value in log.records()]
+    log.close()
+
+
 def test_a_tombstone_goes_when_its_time_has_come_and_not_before(log):
     log.put((b"a", b"1"), (b"b", b"1"))
     log.put((b"a", None))

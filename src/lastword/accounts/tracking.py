@@ -6,7 +6,8 @@ one segment are counted exactly all the same, when it is scanned.
 
 Only a tombstone asks how many copies of its key are left. So a log without tombstones is rewritten without
 telling the map what goes, which would look every dead record's key up; the first tombstone that comes after
-such a rewrite costs one scan of the log, and from then on copies are counted.
+such a rewrite costs one scan of the log, and from then on copies are counted. Until then keys that only
+aborted transactions wrote leave the map when they would crowd it: only their copies were worth a place.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Tracking:
     gone               leading segments of the map that have left the log at its front
     transactions_from  offset of the first transactional batch or marker; -1: none was met
     counts_copies      a tombstone was met, so rewrites tell the map what goes
-    uncounted          there was a rewrite that did not: the copies in the map are too many
+    uncounted          there was a rewrite that did not, or aborted copies were forgotten: the copies in the
+                       map are wrong
     """
 
     running: RunningResolution
@@ -121,7 +123,13 @@ class Tracking:
     def swapped(self, first: int, last: int, published: Segment, t: int) -> None:
         """Entries `first` to `last` are one segment now."""
         old = self.entries[first : last + 1]
-        self.running.swapped(self.gone + first, self.gone + last, published.size, published.next_offset)
+        self.running.swapped(
+            self.gone + first,
+            self.gone + last,
+            published.size,
+            published.next_offset,
+            forget=not self.counts_copies,
+        )
         fresh = Entry.of(published, t)
         fresh.rent_at = fresh.rate_at = t
         fresh.generation = max(one.generation for one in old) + 1
@@ -221,8 +229,14 @@ class Tracking:
             try:
                 if self.exact:
                     self.running.absorb(
-                        wanted, fates=fates, progress=tell, chunk_bytes=chunk_bytes, threads=threads
+                        wanted,
+                        fates=fates,
+                        progress=tell,
+                        chunk_bytes=chunk_bytes,
+                        threads=threads,
+                        forget=not self.counts_copies,
                     )
+                    self.uncounted |= self.running.forgot_copies
                     self.entries += [Entry.of(one, t) for one in wanted]
                     return read + sum(one.size for one in wanted)
                 for one in wanted:

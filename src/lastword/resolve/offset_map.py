@@ -23,6 +23,9 @@ LEAST_LOAD = 0.62
 SLOT_BYTES = 8
 _FEWEST_SLOTS = 8
 _LAST_HASH = (1 << 64) - 1
+_ENTRY_MASK = np.uint64((1 << 40) - 1)  # of a slot; above it a tag
+_KIND_AT = 11  # of an entry: the highest byte of its flags
+_SLOTS_AT_ONCE = 1 << 18
 SMALLEST_MAP_BYTES = 1024
 
 
@@ -176,6 +179,19 @@ class OffsetMap:
         self.note_peak()
         loops.drop_entries(self.arena, self.state, self.words, *store)
         self._rebuild(self.slots.size)
+
+    def forget_vacant(self) -> bool:
+        """Take it that of keys without a record no copy is left either, so that `drop` leaves them out; False
+        if that changed nothing."""
+        changed = False
+        for start in range(0, self.slots.size, _SLOTS_AT_ONCE):
+            slots = self.slots[start : start + _SLOTS_AT_ONCE]
+            at = (slots[slots != 0] & _ENTRY_MASK).astype(np.int64)
+            kinds = self.arena[at + _KIND_AT] & (entries.KIND >> 24)
+            vacant = at[kinds == entries.VACANT >> 24] + entries.COPIES_AT
+            changed |= bool(self.arena[vacant].any())
+            self.arena[vacant] = 0
+        return changed
 
     def load(self, arena: NDArray[np.uint8], used: int, vacancies: int, *, give: bool = False) -> bool:
         """Take the entries of another map of this salt. False when they do not fit. `give`: nobody else uses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,8 @@ class RunningResolution:
         threads: as for `resolve`.
 
     `limit` is one past the last offset taken. `exact`: every key is in the map, bits and copies are the
-    truth. After an error of `absorb` the object must not be used again.
+    truth; but where `forget` was allowed and room was wanted (`forgot_copies`), no copies are counted of keys
+    that only aborted transactions wrote. After an error of `absorb` the object must not be used again.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class RunningResolution:
         self._walk.spill = spill_in(scratch)
         self._horizons = Horizons()
         self._going: tuple[int, int] | None = None  # offsets from and to that `dropping` has heard of
+        self.forgot_copies = False
 
     # ---------------------------------------------------------------- growing
 
@@ -89,11 +92,13 @@ class RunningResolution:
         progress: Callable[[int, int], None] | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 0,
+        forget: bool = False,
     ) -> None:
         """Take in whole segments at or above `limit`, by ascending base offset, all of them decided.
 
         `progress` hears (bytes done, bytes in all) after every chunk, and may raise to stop. Raises MapFull,
-        and what `resolve` raises. `threads`: for this call; 0: as the object was made.
+        and what `resolve` raises. `threads`: for this call; 0: as the object was made. `forget`: before the
+        map is full, keys without a record leave it, though aborted copies of them lie in the log.
         """
         self._idle()
         if not sources:
@@ -111,7 +116,7 @@ class RunningResolution:
             sources,
             fates,
             most,
-            self._make_room,
+            partial(self._make_room, forget=forget),
             first_segment=first,
             chunk_bytes=chunk_bytes,
             threads=threads or self._threads,
@@ -142,11 +147,12 @@ class RunningResolution:
         if count * _LISTED_BYTES > room:
             raise MapFull(offset_map.distinct_keys, offset_map.map_bytes)
 
-    def _make_room(self, chunk: Chunk) -> None:
+    def _make_room(self, chunk: Chunk, *, forget: bool) -> None:
         offset_map = self._walk.map
         assert offset_map is not None
         if offset_map.make_room(_GROWTH):
             return
+        self.forgot_copies |= forget and offset_map.forget_vacant()
         vacancies = int(self._walk.state[fields.VACANCIES])
         offset_map.drop(self._walk.marks)
         if int(self._walk.state[fields.VACANCIES]) == vacancies:
@@ -275,11 +281,13 @@ class RunningResolution:
         """The rewrite under way was given up: its sources stay."""
         self._settle_going(gone=False)
 
-    def swapped(self, first: int, last: int, size_bytes: int, next_offset: int) -> None:
+    def swapped(
+        self, first: int, last: int, size_bytes: int, next_offset: int, *, forget: bool = False
+    ) -> None:
         """Segments `first` to `last` (indexes) are one file now, without their dead records.
 
         The map keeps the sizes that their records had; facts scale them to the new file. A key of which
-        nothing is left leaves the map.
+        nothing is left leaves the map; `forget`: so does one without a record, whatever is counted of it.
         """
         tally, store = self._walk.tally, self._walk.store
         if not 0 <= first <= last < len(tally):
@@ -294,7 +302,7 @@ class RunningResolution:
         segments = store.page_segments[: store.pages]
         segments[(segments > first) & (segments <= last)] = first
         segments[segments > last] -= last - first
-        self._tidy()
+        self._tidy(forget)
 
     def _settle_going(self, *, gone: bool) -> None:
         """Nothing to do, and no pass over the keys, where no rewrite told what it leaves out."""
@@ -302,9 +310,10 @@ class RunningResolution:
         if noted and self._walk.map is not None:
             loops.settle_going(self._walk.map.arena, self._walk.state, gone)
 
-    def _tidy(self) -> None:
+    def _tidy(self, forget: bool) -> None:
         vacancies, used = (int(self._walk.state[field]) for field in (fields.VACANCIES, fields.USED))
         if self._walk.map is not None and vacancies > _MOST_VACANCIES * used:
+            self.forgot_copies |= forget and self._walk.map.forget_vacant()
             self._walk.map.drop(self._walk.marks)
 
     def _idle(self) -> None:
