@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import random
 import threading
 
@@ -10,8 +11,10 @@ import pytest
 from lastword import metrics
 from lastword.cleaner.drive import Place, look
 from lastword.clock import ManualClock
+from lastword.files import DEFAULT
 from lastword.logdir import TopicPartition
 from tests.cleaner.test_due import fill, newest, opened
+from tests.doubles.recording import RecordingFiles
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -141,6 +144,39 @@ def test_a_lease_holds_a_tombstone_back_and_lets_it_go(tmp_path, clock):
         (done,) = logs.clean()
         assert done.removed.tombstone == 1
         assert [record.key for record in topic.read()] == [b"b"]
+
+
+def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
+    """One below a tombstone that counted as garbage costs one scan; after that the accounts say that nothing
+    can be done, over restarts too."""
+    files = RecordingFiles(DEFAULT)
+
+    def read_bytes(logs, **options):
+        files.calls.clear()
+        assert all(done.removed.total == 0 for done in logs.clean(**options))
+        reads = [one for one in files.calls if one.name in ("pread", "pread_into")]
+        return sum(one.detail[0] for one in reads if one.path.endswith(".log"))
+
+    settings = {"delete_retention_ms": HOUR, "segment_bytes": 100_000}
+    with opened(tmp_path, clock, files, **settings) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        topic.extend([(b"k%d" % n, b"v" * 500) for n in range(1000)], partition=0)
+        topic.append(b"k0", None, partition=0)
+        logs.clean()
+        clock.advance(2 * HOUR)
+        assert logs.clean(due=True) == []  # due, and not worth a round
+        size = sum(one.size for one in logs._log("t", 0).segments)
+        topic.lease("replica", position=5)
+        assert size <= read_bytes(logs, due=True) < 1.1 * size
+        assert read_bytes(logs, due=True) == 0
+        assert read_bytes(logs) == 0
+    name = os.path.realpath(tmp_path)
+    before = metrics.CLEANER_READ_BYTES.value(name)
+    for options in ({"due": True}, {}):
+        with opened(tmp_path, clock, files, **settings) as logs:
+            assert read_bytes(logs, **options) < size  # the ends of its files
+            assert logs._home("t", 0).ledgers.held(T).rebuilt_because == ""
+    assert metrics.CLEANER_READ_BYTES.value(name) == before
 
 
 def test_a_partition_that_moves_or_is_made_anew_takes_no_accounts_along(tmp_path, clock):
