@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lastword.files import real
+from lastword.files import failures, handle, real
 
 CALLS = {
     "open": (errno.EMFILE, errno.EACCES, errno.EIO, errno.ENOSPC),
@@ -79,8 +79,10 @@ class FaultyOs:
 @contextmanager
 def planted(faulty: FaultyOs) -> Iterator[FaultyOs]:
     before = real.os
-    real.os = faulty  # type: ignore[assignment]
+    for module in (real, handle, failures):
+        module.os = faulty  # type: ignore[attr-defined]
     try:
         yield faulty
     finally:
-        real.os = before
+        for module in (real, handle, failures):
+            module.os = before  # type: ignore[attr-defined]

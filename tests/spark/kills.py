@@ -25,7 +25,8 @@ from typing import Any
 import pyarrow as pa
 
 import lastword
-from lastword.files.real import OsFiles, OsHandle
+from lastword.files import OsFiles
+from lastword.files.handle import OsHandle
 from lastword.logdir.inbox import Watch
 from lastword.logdir.log_dir import LogDirectory
 from tests.spark.conftest import append, create, numbered

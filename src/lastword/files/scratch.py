@@ -7,7 +7,7 @@ import os
 import re
 from contextlib import suppress
 
-from lastword.files.real import translate
+from lastword.files.failures import translate
 
 _NAME = "lastword-scratch-"
 _NAMES = re.compile(rf"{_NAME}\d+-[0-9a-f]{{16}}")

@@ -1,0 +1,81 @@
+"""What a failed system call means: the typed error, and what goes offline with it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from copy import copy
+from typing import NoReturn
+
+from lastword.errors import (
+    DiskFullError,
+    FileTakenError,
+    FileVanishedError,
+    LastwordError,
+    ReadOnlyError,
+    StorageError,
+    SyncFailedError,
+)
+from lastword.metrics import DIR_OFFLINE, FSYNC_SECONDS
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class Root:
+    """What goes offline together: one log directory, or else one directory."""
+
+    __slots__ = ("failure", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.failure: SyncFailedError | None = None
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise copy(self.failure)  # a fresh one: a raised error gathers the tracebacks of all its raisers
+
+    def fail(self, file: str, error: OSError) -> NoReturn:
+        if self.failure is None:
+            why = errno.errorcode.get(error.errno or 0, str(error.errno))
+            self.failure = SyncFailedError.of(file, why, self.path, error.errno)
+            DIR_OFFLINE.set(1, self.path)
+        raise copy(self.failure) from error
+
+
+def translate(error: OSError, path: str, doing: str, *, changing: bool) -> LastwordError:
+    """The typed error for a failed system call."""
+    why = error.strerror or str(error)
+    message = f"cannot {doing} {path}: {why}"
+    if error.errno in NO_ROOM:
+        try:
+            room = os.statvfs(os.path.dirname(path) or ".")
+            free = room.f_bavail * room.f_frsize
+        except OSError:
+            free = 0
+        return DiskFullError(message, remedy="free space on the drive", file=path, free_bytes=free)
+    if error.errno == errno.ENOENT:
+        remedy = "check the path; a file that another process has just removed is found anew on a second try"
+        return FileVanishedError(message, remedy=remedy, file=path, errno=error.errno)
+    if error.errno == errno.EEXIST:
+        return FileTakenError(message, remedy="move it away", file=path, errno=error.errno)
+    if changing and error.errno in FORBIDDEN:
+        return ReadOnlyError(message, remedy="check owner and permissions, or open it to read", file=path)
+    if error.errno == errno.ELOOP:
+        message = f"cannot {doing} {path}: it is a symbolic link"
+        return StorageError(message, remedy="put the file itself there", file=path, errno=error.errno)
+    forbidden = error.errno in (errno.EACCES, errno.EPERM)
+    remedy = "check owner and permissions" if forbidden else "check the path, and the drive"
+    return StorageError(message, remedy=remedy, file=path, errno=error.errno)
+
+
+def synced(fd: int, path: str, root: Root) -> None:
+    """fsync; SyncFailedError takes the root offline."""
+    root.check()
+    started = time.perf_counter()
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        root.fail(path, error)
+    FSYNC_SECONDS.observe(time.perf_counter() - started, root.path)
