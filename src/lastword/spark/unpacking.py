@@ -22,6 +22,9 @@ def unpack(packed: bytes, version: str) -> object:
 
         if lastword.__version__ == version:
             kind, state = pickle.loads(packed)
+            from lastword.spark.workers import settle
+
+            settle()
             made = kind.__new__(kind)
             made.__dict__.update(state)
             return made

@@ -1,0 +1,46 @@
+"""What a worker of Spark keeps from task to task."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark import cloudpickle
+
+from lastword.spark import workers
+from lastword.spark.tasks import Call
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(workers, "_known", 0)
+    before = gc.get_freeze_count()
+    yield
+    if not before:
+        gc.unfreeze()
+
+
+def start_task() -> int:
+    """What is out of the collector's sight when a worker has unpacked a task."""
+    cloudpickle.loads(cloudpickle.dumps(Call(len, ())))
+    return gc.get_freeze_count()
+
+
+def test_the_collector_passes_over_what_was_there_before_a_task(
+    frozen: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = start_task()
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(workers.DAEMON, None))
+    kept = start_task()
+    assert kept > before + 10_000
+    made = [[] for _ in range(1000)]
+    assert start_task() < kept + len(made)  # once: what tasks make is collected as ever
+    monkeypatch.setitem(sys.modules, "a_module_that_was_loaded_meanwhile", ModuleType("new"))
+    assert start_task() >= kept + len(made)
