@@ -201,3 +201,40 @@ def test_follow_shows_what_comes_until_ctrl_c(data):
     summary = {"type": "summary", "ok": True, "topic": "users", "records": 4, "position": {"0": 5003}}
     assert json.loads(rest) == summary
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_files_are_no_bug_of_ours(data, closed):
+    line = f'exec "$@" {closed}'
+    done = subprocess.run(["sh", "-c", line, "sh", *COMMAND, "ls", str(data)], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done
+    missing = [*COMMAND, "ls", str(data / "missing")]
+    assert subprocess.run(["sh", "-c", line, "sh", *missing], capture_output=True).returncode == 2
+
+
+def test_a_scratch_directory_that_is_missing_is_named(tmp_path, capsys):
+    assert main.run(["bench", "append", "--records", "1000", "--dir", str(tmp_path / "no")]) == 2
+    assert f"{tmp_path / 'no'} is no directory" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_it_starts_shows_no_traceback():
+    pressed = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *more):\n"
+        "        if name == 'lastword.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from lastword.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", pressed], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_errors_are_coloured_as_stderr_and_color_say(data, monkeypatch, capsys):
+    """stdout may be a terminal while stderr is a file, and the other way round."""
+    for arguments, colored in ((["--color", "always"], True), ([], False), (["--color=never"], False)):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        assert main.run(["ls", str(data / "no"), *arguments]) == 2
+        assert ("\x1b[31merror" in capsys.readouterr().err) == colored

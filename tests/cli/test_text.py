@@ -47,3 +47,12 @@ def test_json_values_stand_as_themselves():
 def test_table_and_cut():
     assert table(["A", "BB"], [["x", "1"], ["yyy", "22"]], "lr") == ["A    BB", "x     1", "yyy  22"]
     assert cut("abcdef", 4) == "abc…" and cut("abcd", 4) == "abcd"
+
+
+def test_a_cut_line_counts_what_is_seen_and_ends_its_colour():
+    dim = "\x1b[2mnone\x1b[0m"
+    assert cut(dim, 4) == dim
+    assert cut(f"a {dim} bcd", 20) == f"a {dim} bcd"
+    assert cut(f"a {dim} bcd", 5) == "a \x1b[2mno…\x1b[0m"
+    assert cut(f"a {dim} bcd", 8) == f"a {dim} …\x1b[0m"
+    assert cut(f"abcdef {dim}", 4) == "abc…"

@@ -113,6 +113,9 @@ class CleanRound(Value):
     stopped_by: Literal["", "lease", "request"] = ""
 
     def __str__(self) -> str:
+        if not self.complete and not self.records_read:
+            by = " by a lease that came below a due tombstone" if self.stopped_by == "lease" else ""
+            return f"{self.topic}-{self.partition}: stopped{by} before anything was changed"
         records = "1 record" if self.records_read == 1 else f"{self.records_read} records"
         text = f"{self.topic}-{self.partition}: {records} -> {self.records_kept}"
         if self.stopped_by == "lease":

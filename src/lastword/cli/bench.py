@@ -181,6 +181,7 @@ def bench(
     The rival is a file of JSON lines and a dict. A ratio above 1 means that lastword is faster.
     """
     from lastword.errors import UsageError, nearest
+    from lastword.files import DEFAULT
 
     if name is not None and name not in WORKLOADS:
         near = nearest(name, WORKLOADS)
@@ -188,6 +189,8 @@ def bench(
             f"unknown workload {name!r}" + (f"; nearest: {near}" if near else ""),
             remedy=f"one of {', '.join(WORKLOADS)}",
         )
+    if scratch is not None and not DEFAULT.is_dir(scratch):
+        raise UsageError(f"{scratch} is no directory", remedy="make it, or name another")
     with tempfile.TemporaryDirectory(prefix="lastword-bench-", dir=scratch) as path:
         out.say(f"writing {records} records")
         ground = Ground(path, records)

@@ -128,7 +128,7 @@ def clean(
         text = None if failed else f"nothing to clean; `lastword clean {directory} --dry-run` tells why"
     out.summary(
         text,
-        ok=not failed,
+        ok=not failed and not stop(),
         rounds=len(rounds),
         read_bytes=read,
         written_bytes=written,

@@ -57,7 +57,10 @@ def dump(
                 out.row(kind, _json(entry))
             else:
                 for line in _lines(kind, entry):
-                    out.line(out.paint(line, "red") if kind == "problem" else line)
+                    if kind == "problem":
+                        out.line(out.paint(line, "red"))
+                    else:
+                        out.data_line(line)
     out.summary(ok=problems == 0, entries=rows, problems=problems)
     return 3 if problems else 0
 

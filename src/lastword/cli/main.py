@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -90,6 +91,7 @@ def root(
 def main(arguments: list[str] | None = None) -> None:
     """Run and leave with the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _open_what_is_closed()
     code = run(arguments)
     try:
         sys.stdout.flush()
@@ -105,7 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code. Never raises for what a user can meet."""
-    talk = Output(as_json="--json" in arguments)
+    talk = Output(as_json="--json" in arguments, color=_color(arguments))
     try:
         code = app(args=arguments, prog_name="lastword", standalone_mode=False)
         if code == INTERRUPTED:  # the parser's library has taken the exception
@@ -124,7 +126,8 @@ def run(arguments: list[str]) -> int:
         return leave.exit_code
     except OSError as error:  # of files, errors have their own names: what is left is stdout
         talk.error(_no_output(error))
-        _forget_stdout()
+        if error.filename is None:
+            _forget_stdout()
         return _no_output(error).exit_code
     except Exception as error:
         # By name, and with its method unknown to mypy: typer has it from the click inside it.
@@ -146,6 +149,8 @@ _NOT_A_NUMBER = re.compile(
 
 
 def _no_output(error: OSError) -> LastwordError:
+    if error.filename is not None:  # of a file of the command's own, such as a scratch directory
+        return StorageError(f"{error.filename}: {error.strerror}", remedy="check the path", errno=error.errno)
     message = f"cannot write what is to be told: {error.strerror}"
     if error.errno == errno.ENOSPC:
         return DiskFullError(message, remedy="free space there, or send it elsewhere")
@@ -181,6 +186,14 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
     return UsageError(message, remedy=f"lastword {command} --help" if known else "lastword --help")
 
 
+def _color(arguments: list[str]) -> str:
+    """What --color says, for what is told of a call that was not understood."""
+    for place, word in enumerate(arguments):
+        if word == "--color" or word.startswith("--color="):
+            return word.partition("=")[2] or "".join(arguments[place + 1 : place + 2])
+    return "auto"
+
+
 def _commands() -> dict[str, Any]:
     # Several commands make a group; the annotation says only command.
     return typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -208,6 +221,14 @@ def _our_bug(error: Exception, talk: Output) -> int:
     )
     talk.error(bug)
     return bug.exit_code
+
+
+def _open_what_is_closed() -> None:
+    """A process may be started with stdout or stderr closed, as by `>&-`: Python then has None in its place,
+    and the next file that is opened would get its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # for good
 
 
 def _forget_stdout() -> None:

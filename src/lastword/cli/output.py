@@ -27,6 +27,15 @@ INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 COLORS = {"red": "31", "yellow": "33", "dim": "2"}
 
 
+def wants_color(color: str, stream: TextIO) -> bool:
+    """`auto`: on a terminal, unless NO_COLOR is set."""
+    return color == "always" or (color == "auto" and stream.isatty() and not os.environ.get("NO_COLOR"))
+
+
+def painted(text: str, color: str) -> str:
+    return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
+
+
 class Output:
     """One command's voice: rows and lines on stdout, progress, warnings and errors on stderr."""
 
@@ -46,16 +55,19 @@ class Output:
         self.stdout: TextIO = sys.stdout
         self.stderr: TextIO = sys.stderr
         self.on_terminal = self.stdout.isatty()
-        self.colored = color == "always" or (
-            color == "auto" and self.on_terminal and not os.environ.get("NO_COLOR")
-        )
+        self.colored = wants_color(color, self.stdout)
+        self.talks_colored = wants_color(color, self.stderr)
 
     # -- data
 
     def line(self, text: str) -> None:
         """One line of text; nothing in JSON mode."""
         if not self.as_json:
-            self.stdout.write((cut(text, terminal_width()) if self.on_terminal else text) + "\n")
+            self.stdout.write(text + "\n")
+
+    def data_line(self, text: str) -> None:
+        """A line that ends with what users wrote, which may be long: on a terminal it is cut to the width."""
+        self.line(cut(text, terminal_width()) if self.on_terminal else text)
 
     def row(self, kind: str, fields: dict[str, Any]) -> None:
         """One object of JSON; nothing in text mode."""
@@ -78,7 +90,7 @@ class Output:
             self.line(text)
 
     def paint(self, text: str, color: str) -> str:
-        return f"\x1b[{COLORS[color]}m{text}\x1b[0m" if self.colored else text
+        return painted(text, color) if self.colored else text
 
     # -- talk
 
@@ -91,7 +103,7 @@ class Output:
         if self.as_json:
             self._talk("warning", {"message": message})
         elif not self.quiet:
-            self.stderr.write(self.paint(f"warning: {message}", "yellow") + "\n")
+            self.stderr.write(self._paint(f"warning: {message}", "yellow") + "\n")
 
     def error(self, error: BaseException) -> None:
         """`error: ...` and `  fix: ...`, or one object; never a traceback."""
@@ -110,7 +122,7 @@ class Output:
                 },
             )
             return
-        self.stderr.write(self.paint("error:", "red") + f" {message}\n")
+        self.stderr.write(self._paint("error:", "red") + f" {message}\n")
         if remedy:
             self.stderr.write(f"  fix: {remedy}\n")
 
@@ -129,6 +141,9 @@ class Output:
             return
         fields = {"class": "KeyboardInterrupt", "message": message, "remedy": "run it again to go on"}
         self._talk("error", {**fields, "file": None, "position": None, "code": INTERRUPTED})
+
+    def _paint(self, text: str, color: str) -> str:
+        return painted(text, color) if self.talks_colored else text
 
     def _talk(self, kind: str, fields: dict[str, Any]) -> None:
         self.stderr.write(

@@ -138,7 +138,9 @@ def _show(out: Session, record: Record[bytes, bytes], names: tuple[str | None, s
     headers = "".join(
         f"  {escape(name)}={'<null>' if data is None else escape(data)}" for name, data in record.headers
     )
-    out.line(f"{record.partition}:{record.offset}  {format_time(record.timestamp)}  {key}  {value}{headers}")
+    out.data_line(
+        f"{record.partition}:{record.offset}  {format_time(record.timestamp)}  {key}  {value}{headers}"
+    )
 
 
 def shown(data: bytes | None, serializer: str | None) -> bytes | None:

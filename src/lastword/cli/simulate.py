@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,7 @@ from lastword.cli.options import (
     command,
     settings_of,
 )
+from lastword.errors import UsageError
 from lastword.units import format_bytes
 
 if TYPE_CHECKING:
@@ -55,8 +57,14 @@ def simulate(
     cleaning writes for each byte appended; SPACE is bytes on disk over live bytes, on average, and PEAK at
     most. Changes nothing.
     """
+    from lastword.files import DEFAULT
+
     target = Target.of(directory, topic, partition, more)
     config = settings_of(sets)
+    if picture is not None and not DEFAULT.is_dir(os.path.dirname(picture) or "."):
+        raise UsageError(
+            f"there is no directory {os.path.dirname(picture)}", remedy="make it, or name another file"
+        )
     with out.open(target) as logs, out.progress("simulate") as progress:
         found = logs.simulate(target.topic, target.partition, strategy=strategy, progress=progress, **config)
     for one in found:
@@ -66,7 +74,6 @@ def simulate(
         if one.topic and one.records and one.idle:
             out.line(f"no round: {_name(one)}: {one.idle}")
     if picture is not None:
-        from lastword.files import DEFAULT
         from lastword.tools.picture import picture as drawn
 
         shown = [one for one in found if not one.topic] or found

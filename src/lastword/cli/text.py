@@ -7,9 +7,12 @@ text, nor text for a null.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 
+_PLAIN = "\x1b[0m"
+_COLOR = re.compile("(\x1b\\[[0-9;]*m)")
 NO_KEY = "<no key>"
 TOMBSTONE = "<tombstone>"
 
@@ -66,7 +69,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "")
 
 
 def cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: max(0, width - 1)] + "…"
+    """At most `width` characters that are seen: colours take no room, and the last one ends."""
+    if len(_COLOR.sub("", line)) <= width:
+        return line
+    kept, left, end = [], max(0, width - 1), ""
+    for part in _COLOR.split(line):  # text, colour, text, ...
+        if _COLOR.fullmatch(part):
+            kept.append(part)
+            end = _PLAIN
+            continue
+        kept.append(part[:left])
+        left -= len(kept[-1])
+        if not left:
+            break
+    return "".join(kept) + "…" + end
 
 
 def terminal_width() -> int:
