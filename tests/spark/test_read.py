@@ -145,6 +145,53 @@ def test_a_start_above_its_end(root: Path) -> None:
         )
 
 
+def test_a_range_of_which_all_is_gone(root: Path) -> None:
+    import lastword
+
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.topic("t").trim(200, partition=0)
+    ends = {"assign": '{"t":[0]}', "endingOffsets": '{"t":{"0":50}}'}
+    with pytest.raises(OffsetOutOfRangeError, match="the end, offset 50, is below log start 200"):
+        read_directly(root, **ends)
+    assert read_directly(root, **ends, failOnDataLoss="false") == []
+
+
+def test_nothing_is_as_young_as_the_start_and_the_end_is_given(root: Path) -> None:
+    late = {"startingTimestamp": "9999999999999", "startingOffsetsByTimestampStrategy": "latest"}
+    assert read_directly(root, **late, endingOffsets='{"t":{"0":50,"1":3}}') == []
+
+
+@pytest.mark.parametrize("view", ["log", "latest", "changes"])
+def test_what_happens_to_a_topic_after_its_read_was_planned(root: Path, view: str) -> None:
+    """Its records below the log start, or all of them, are gone: told, or passed over; never those of
+    another topic."""
+    import lastword
+
+    options = {"path": str(root), "assign": '{"t":[0]}', "view": view}
+    strict = LogReader(parse_read(options), full_schema(False))
+    lenient = LogReader(parse_read({**options, "failondataloss": "false"}), full_schema(False))
+    (task,) = strict.partitions()
+
+    def found() -> list[int]:
+        return [row["offset"] for batch in lenient.read(task) for row in batch.to_pylist()]
+
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.topic("t").trim(295, partition=0)
+    with pytest.raises(OffsetOutOfRangeError, match=r"below log start 295\n.*load it again"):
+        list(strict.read(task))
+    assert min(found()) == 295
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.delete_topic("t")
+    with pytest.raises(UnknownTopicError, match=r"t-0 is not in .*: it was deleted after"):
+        list(strict.read(task))
+    assert found() == []
+    create(root, "t", 2)
+    append(root, "t", 0, [numbered(0, 300, 20)])
+    with pytest.raises(OffsetOutOfRangeError, match="t-0: the topic was deleted and made anew"):
+        list(strict.read(task))
+    assert found() == []
+
+
 def test_absent_things(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownTopicError, match="nearest: 't'"):
         read_directly(root, subscribe="tt")

@@ -242,6 +242,32 @@ class TestLoss:
         lenient = reader(root, failOnDataLoss="false")
         assert lenient.latestOffset(start, ALL)["t"] == {"0": 50, "1": 0}
 
+    def test_a_topic_that_was_made_anew_is_read_from_its_beginning(self, root: Path) -> None:
+        """Also where it has as many records as the old one had, and with a batch in between that is lost."""
+        first = reader(root, startingOffsets="earliest")
+        start = first.initialOffset()
+        end = first.latestOffset(start, ALL)
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            logs.delete_topic("t")
+        create(root, "t", 2)
+        append(root, "t", 0, [numbered(0, 10, 4)])
+        append(root, "t", 1, [numbered(0, 5, 4)])
+        one = reader(root, failOnDataLoss="false", lease="query")
+        assert rows(one, start, end) == []
+        following = one.latestOffset(end, ALL)
+        assert places(following) == places(end) and following != end
+        assert len(rows(one, end, following)) == 15
+        with lastword.open(root) as logs:
+            assert logs.topic("t").lease("query").position == {0: 0, 1: 0}
+        assert one.latestOffset(following, ALL) == following
+
+    def test_no_batch_goes_through_offsets_that_are_gone(self, root: Path) -> None:
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            logs.topic("t").trim(8, partition=0)
+        one = reader(root, failOnDataLoss="false", maxOffsetsPerTrigger="2")
+        end = one.latestOffset({"t": {"0": 1, "1": 5}}, ReadMaxRows(2))
+        assert places(end) == {"t": {"0": 10, "1": 5}}
+
     def test_a_topic_that_is_gone(self, root: Path) -> None:
         one = reader(root)
         start = one.initialOffset()

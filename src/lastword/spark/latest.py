@@ -23,7 +23,6 @@ from lastword.errors import FileVanishedError
 from lastword.files import Files
 from lastword.kernels import table as fields
 from lastword.partition.transactions import Decisions
-from lastword.partition.view import PartitionView
 from lastword.records.columns import RecordColumns, decode_columns
 from lastword.spark.option_values import ReadOptions
 from lastword.spark.read import (
@@ -34,9 +33,11 @@ from lastword.spark.read import (
     map_bytes,
     outcomes_of,
     overlapping,
+    view_of,
 )
 
 if TYPE_CHECKING:
+    from lastword.partition.view import PartitionView
     from lastword.records.chunk import Chunk
     from lastword.resolve import Resolution
     from lastword.resolve.facts import Fates
@@ -55,7 +56,9 @@ def newest_chunks(
     from lastword.resolve import resolve
 
     for _ in range(MAX_RELOADS):
-        view = PartitionView.load(files, task.directory)
+        view = view_of(task, options, files)
+        if view is None:
+            return
         start = check_loss(task, view, task.start, options)
         found = overlapping(view, start, task.end)
         sources = [RangeSource(one, start, task.end, last=one is found[-1]) for one in found]

@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError
 from lastword.files import DEFAULT, Files
+from lastword.logdir.identity import read_topic_id
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
@@ -59,13 +60,21 @@ between.
 
 @dataclass(frozen=True)
 class LogPartition(InputPartition):
-    """Work of one task: records of one partition of a log with start <= offset < end."""
+    """Work of one task: records of one partition of a log with start <= offset < end.
+
+    topic_id  of the topic that was planned, if it has one: another of its name has other records
+    """
 
     topic: str
     partition: int
     directory: str
     start: int
     end: int
+    topic_id: str | None = None
+
+    @classmethod
+    def of(cls, chosen: snapshot.Chosen, start: int, end: int) -> LogPartition:
+        return cls(chosen.topic, chosen.partition, chosen.directory, start, end, chosen.topic_id)
 
     @property
     def name(self) -> str:
@@ -106,7 +115,7 @@ def plan(chosen: list[snapshot.Chosen], options: ReadOptions) -> list[InputParti
     if options.view != "log":
         for one in chosen:
             if one.start < one.end:
-                tasks.append(LogPartition(one.topic, one.partition, one.directory, one.start, one.end))
+                tasks.append(LogPartition.of(one, one.start, one.end))
         return tasks
     points = [(one, cut_points(one)) for one in chosen if one.start < one.end]
     total_bytes = sum(found[-1][1] for _, found in points)
@@ -117,7 +126,7 @@ def plan(chosen: list[snapshot.Chosen], options: ReadOptions) -> list[InputParti
             if options.max_partition_records:
                 parts = ranges.cut_by_records(span, options.max_partition_records)
             for part in parts:
-                tasks.append(LogPartition(one.topic, one.partition, one.directory, part.start, part.end))
+                tasks.append(LogPartition.of(one, part.start, part.end))
     return tasks
 
 
@@ -166,7 +175,6 @@ def read_batches(
     files: Files = DEFAULT,
 ) -> Iterator[pa.RecordBatch]:
     """What a task yields: in offset order, with `columns` in the Arrow schema that Spark demands."""
-    need_directory(task.directory)
     if options.view != "log":
         from lastword.spark.latest import newest_chunks
 
@@ -182,8 +190,8 @@ def log_chunks(
     """Decoded chunks with only the records of the task's range."""
     from lastword.records.columns import decode_columns
 
-    for chunk, hidden in chunks_between(task, options, files):
-        found = within(decode_columns(chunk), task.start, task.end)
+    for chunk, hidden, first in chunks_between(task, options, files):
+        found = within(decode_columns(chunk), first, task.end)
         yield chunk, found if hidden is None else found.select(~hidden[found.row])
 
 
@@ -197,15 +205,18 @@ def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:
 
 def chunks_between(
     task: LogPartition, options: ReadOptions, files: Files
-) -> Iterator[tuple[Chunk, NDArray[np.bool_] | None]]:
+) -> Iterator[tuple[Chunk, NDArray[np.bool_] | None, int]]:
     """Chunks of whole batches that cover a range, across segments, gaps, and rewrites published meanwhile;
-    with the rows of aborted transactions if they are to be hidden and there are any.
+    with the rows of aborted transactions if they are to be hidden and there are any, and the first offset
+    that counts: a batch may begin below the range, or with what another file has given already.
     """
     from lastword.kernels import BAD_OFFSET
 
     offset = task.start
     for _ in range(MAX_RELOADS):
-        view = PartitionView.load(files, task.directory)
+        view = view_of(task, options, files)
+        if view is None:
+            return
         offset = check_loss(task, view, offset, options)
         outcomes = outcomes_of(view, task, options)
         try:
@@ -219,12 +230,32 @@ def chunks_between(
                         chunk.raise_status(chunk.rows - 1, BAD_OFFSET)
                     hidden = None if outcomes is None else outcomes.hidden(chunk)
                     reached = chunk.next_offset
-                    yield chunk, hidden
+                    yield chunk, hidden, offset
                     offset = max(offset, reached)
         except FileVanishedError:
             continue
         return
     raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were read")
+
+
+def view_of(task: LogPartition, options: ReadOptions, files: Files) -> PartitionView | None:
+    """The partition as it is now. One that is gone, or belongs to another topic by now, is an error; None if
+    such loss is to be passed over.
+    """
+    if options.fail_on_data_loss or not files.is_dir(os.path.dirname(task.directory)):
+        need_directory(task.directory)
+    elif not files.is_dir(task.directory):
+        return None
+    view = PartitionView.load(files, task.directory)
+    if task.topic_id is None or read_topic_id(files, task.directory) in (None, task.topic_id):
+        return view
+    if not options.fail_on_data_loss:
+        return None
+    raise OffsetOutOfRangeError(
+        f"{task.name}: the topic was deleted and made anew since this was planned",
+        remedy="load it again",
+        file=task.directory,
+    )
 
 
 def check_loss(task: LogPartition, view: PartitionView, offset: int, options: ReadOptions) -> int:
@@ -233,10 +264,14 @@ def check_loss(task: LogPartition, view: PartitionView, offset: int, options: Re
     A gap is no loss: a cleaning leaves the log start and the log end where they are.
     """
     if options.fail_on_data_loss:
+        lost = None
         if view.log_start > offset:
-            raise OffsetOutOfRangeError.below(task.name, offset, view.log_start)
-        if view.log_end < task.end:
-            raise OffsetOutOfRangeError.above(task.name, task.end, view.log_end)
+            lost = OffsetOutOfRangeError.below(task.name, offset, view.log_start)
+        elif view.log_end < task.end:
+            lost = OffsetOutOfRangeError.above(task.name, task.end, view.log_end)
+        if lost is not None:
+            lost.remedy = "load it again, or set failOnDataLoss to false to read what is there"
+            raise lost
     return max(offset, view.log_start)
 
 

@@ -10,14 +10,16 @@ driver has: it stands on compiled packages (NumPy, Numba, Arrow) that Spark cann
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import socket
 from typing import Any
 
 from lastword import __version__, errors
-from lastword.errors import LastwordError, MissingError, NotSharedError
+from lastword.errors import LastwordError, MissingError, NotSharedError, UnknownTopicError
 from lastword.files import DEFAULT
+from lastword.segment.names import parse_partition_dir
 from lastword.spark import unpacking
 
 
@@ -49,9 +51,19 @@ def shared_path(path: str) -> str:
 
 
 def need_directory(path: str) -> None:
-    """In a task, before anything else: NotSharedError unless it sees the directory."""
-    if not DEFAULT.is_dir(path):
+    """In a task, before anything else: NotSharedError unless it sees the directory; UnknownTopicError if
+    only a partition's is missing."""
+    if DEFAULT.is_dir(path):
+        return
+    root, name = os.path.split(path)
+    if parse_partition_dir(name) is None or not DEFAULT.is_dir(root):
         raise NotSharedError.of(path, socket.gethostname())
+    raise UnknownTopicError(
+        f"{name} is not in {root} on {socket.gethostname()}: it was deleted after the driver had seen it, or "
+        "this machine has another directory of that name",
+        remedy="load it again; all machines must see one directory under that name",
+        file=path,
+    )
 
 
 def typed(error: Exception) -> Exception:

@@ -24,6 +24,7 @@ class Chosen:
     """One partition of a read: its view when the read was planned, and the offsets start <= o < end.
 
     from_end   it starts where the log ended at that moment: asked again, it starts elsewhere
+    topic_id   of the topic, if it has one
     """
 
     topic: str
@@ -33,6 +34,7 @@ class Chosen:
     start: int
     end: int
     from_end: bool = False
+    topic_id: str | None = None
 
     @property
     def name(self) -> str:
@@ -43,14 +45,16 @@ def choose(options: ReadOptions, files: Files = DEFAULT) -> list[Chosen]:
     """Every partition that is read, in order of topic and number; of a stream, where it begins.
 
     NotALogDirError, UnknownTopicError, SparkOptionError (JSON that names other partitions than those that
-    are read; a start above the end), OffsetOutOfRangeError (real loss, unless failOnDataLoss is false).
+    are read; a start that was given above the end), OffsetOutOfRangeError (real loss, unless failOnDataLoss
+    is false).
     """
     directory = LogDirectory.open(options.path, "r", files)
     found = {topic: directory.partitions(topic) for topic in directory.topics()}
     picked = pick(found, options.wanted, options.path)
     for which, bound in (("starting", options.start), ("ending", options.end)):
         _check_named(bound, picked, which)
-    return [_bounded(directory, topic, number, options) for topic, number in picked]
+    ids = {topic: directory.topic_id(topic) for topic, _ in picked}
+    return [_bounded(directory, topic, number, ids[topic], options) for topic, number in picked]
 
 
 def pick(found: dict[str, list[int]], wanted: Wanted, path: str) -> list[tuple[str, int]]:
@@ -109,7 +113,9 @@ def _listed(partitions: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{topic}-{number}" for topic, number in partitions)
 
 
-def _bounded(directory: LogDirectory, topic: str, number: int, options: ReadOptions) -> Chosen:
+def _bounded(
+    directory: LogDirectory, topic: str, number: int, topic_id: str | None, options: ReadOptions
+) -> Chosen:
     view = directory.view(topic, number)
     name = f"{topic}-{number}"
     given = _start_of(view, name, topic, number, options)
@@ -129,14 +135,30 @@ def _bounded(directory: LogDirectory, topic: str, number: int, options: ReadOpti
             )
     start, end = min(start, view.log_end), min(end, view.log_end)
     if start > end:
-        raise SparkOptionError(f"{name}: the read starts at offset {start}, above its end {end}")
+        _check_order(view, name, given, end, options)
+        start = end
     if options.isolation == "read_committed":
         if given is None:
             start = min(start, view.stable_offset)  # what is undecided is new once it is decided
         end = max(start, min(end, view.stable_offset))
     if options.view == "latest":
         _refuse_rewritten_history(name, end, view, directory.first_dirty(topic, number))
-    return Chosen(topic, number, view.directory, view, start, end, from_end=given is None)
+    return Chosen(topic, number, view.directory, view, start, end, from_end=given is None, topic_id=topic_id)
+
+
+def _check_order(view: PartitionView, name: str, given: int | None, end: int, options: ReadOptions) -> None:
+    """A read that begins above its end: a mistake, or loss, or nothing to read."""
+    if end < view.log_start and options.fail_on_data_loss:
+        raise OffsetOutOfRangeError(
+            f"{name}: the end, offset {end}, is below log start {view.log_start}: all of it is gone",
+            remedy="take a later end, or set failOnDataLoss to false to read what is there",
+            offset=end,
+        )
+    if given is not None and given > end and end >= view.log_start:
+        raise SparkOptionError(
+            f"{name}: the read starts at offset {given}, above its end {end}",
+            remedy="take an earlier start or a later end",
+        )
 
 
 def _refuse_rewritten_history(name: str, end: int, view: PartitionView, first_dirty: int | None) -> None:

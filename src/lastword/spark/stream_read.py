@@ -123,8 +123,10 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         begin, ids = of_json(start)
         look = self._look()
         views = look.views
-        self._check_ids(ids, look)
-        begin, ends = self._ends(begin, views)
+        anew = self._made_anew(ids, look)
+        begin, ends = self._ends(
+            {place: offset for place, offset in begin.items() if place[0] not in anew}, views
+        )
         self._hold_leases(
             {place: offset for place, offset in begin.items() if place not in self._leased}, views
         )
@@ -139,7 +141,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if self._wait(begin, ends):
                 return start
             ends = self._limited(begin, ends, views)
-        return start if ends == of_json(start)[0] else to_json(ends, look.topic_ids)
+        return start if ends == of_json(start)[0] and not anew else to_json(ends, look.topic_ids)
 
     @brief
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -148,7 +150,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         return to_json(ends, look.topic_ids)
 
     def _ends(self, begin: Offsets, views: Mapping[Place, PartitionView]) -> tuple[Offsets, Offsets]:
-        """Starts and ends of all partitions: new ones are read from their beginning, lost ones are told."""
+        """Starts and ends of all partitions: new ones are read from their beginning, lost ones are told.
+
+        Where loss is passed over it is so at once: no batch goes through offsets that are not there."""
         starts, ends = {}, {}
         for place, offset in begin.items():
             if place not in views:
@@ -161,7 +165,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             view = views[place]
             end = _end(view, self.options)
             self._check_end(place, offset, view.log_end)
-            starts[place] = offset if self.options.fail_on_data_loss else min(offset, view.log_end)
+            if not self.options.fail_on_data_loss:
+                offset = min(max(offset, view.log_start), view.log_end)
+            starts[place] = offset
             ends[place] = max(end, starts[place])  # never back: above a stable offset it was read uncommitted
         for place, view in views.items():
             if place not in starts:
@@ -178,18 +184,17 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                 offset=offset,
             )
 
-    def _check_ids(self, ids: Mapping[str, str], look: Look) -> None:
-        """A topic that was deleted and made anew has offsets of its own."""
-        if not self.options.fail_on_data_loss:
-            return
-        for topic, known in ids.items():
-            if look.topic_ids.get(topic, known) != known:
-                raise OffsetOutOfRangeError(
-                    f"topic {topic} in {self.options.path} was deleted and made anew since this query "
-                    "read it",
-                    remedy="start with a new checkpoint, or set failOnDataLoss to false to go on with the "
-                    "offsets of the old one",
-                )
+    def _made_anew(self, ids: Mapping[str, str], look: Look) -> set[str]:
+        """Topics that were deleted and made anew, which have offsets of their own: none of them was read."""
+        anew = {topic for topic, known in ids.items() if look.topic_ids.get(topic, known) != known}
+        if anew and self.options.fail_on_data_loss:
+            raise OffsetOutOfRangeError(
+                f"topic {min(anew)} in {self.options.path} was deleted and made anew since this query read "
+                "it",
+                remedy="start with a new checkpoint, or set failOnDataLoss to false to read the new one from "
+                "its beginning",
+            )
+        return anew
 
     # -------------------------------------------------------------- limits
 
@@ -228,7 +233,12 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         until, until_ids = of_json(end)
         look = self._look()
         views = look.views
-        self._check_ids(ids | until_ids, look)
+        anew = self._made_anew(until_ids, look)  # then nothing of this batch is there
+        begin.update(
+            (place, view.log_start)
+            for place, view in views.items()
+            if place in begin and ids.get(place[0]) != until_ids.get(place[0], ids.get(place[0]))
+        )
         if not self._leased:  # a restart: a lease that was lost is told before the sink has the rows
             # A first batch that comes again may begin later than it did, but it ends where it ended.
             self._hold_leases(
@@ -236,6 +246,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             )
         chosen = []
         for place, last in sorted(until.items()):
+            if place[0] in anew:
+                continue
             if place not in views:
                 if self.options.fail_on_data_loss:
                     raise UnknownTopicError(
@@ -257,7 +269,8 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             self._check_end(place, last, view.log_end)
             last = min(last, view.log_end)
             if first < last:
-                chosen.append(snapshot.Chosen(*place, view.directory, view, first, last))
+                topic_id = look.topic_ids.get(place[0])
+                chosen.append(snapshot.Chosen(*place, view.directory, view, first, last, topic_id=topic_id))
         if chosen and not self._warm:
             from lastword.spark.warm import ensure_compiled
 
