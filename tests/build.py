@@ -20,7 +20,8 @@ from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import Files, OsFiles
 from lastword.partition.log import PartitionLog
-from lastword.partition.open import Recovery, open_log
+from lastword.partition.open import open_log
+from lastword.partition.recovery import Recovery
 from lastword.partition.view import PartitionView
 from lastword.records.builder import BatchBuilder
 from lastword.records.reader import read_records

@@ -14,8 +14,8 @@ from lastword.clock import ManualClock
 from lastword.errors import SyncFailedError
 from lastword.files import Files
 from lastword.logdir import log_dir
+from lastword.partition import damage, swap
 from lastword.partition import open as open_module
-from lastword.partition import swap
 from lastword.partition import view as view_module
 from lastword.partition.appending import Appending
 from lastword.partition.durability import Durability
@@ -226,9 +226,9 @@ def test_a_reader_that_knows_nothing_of_swaps(monkeypatch: Patch) -> None:
 
 
 def test_segments_behind_a_hole_are_kept(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(open_module._Opening, "_remove_segment", nothing)
-    real = open_module._Opening._judge
-    monkeypatch.setattr(open_module._Opening, "_judge", lambda self, found, bases: real(self, {}, bases))
+    monkeypatch.setattr(damage.Damage, "_remove_segment", nothing)
+    real = damage.Damage._judge
+    monkeypatch.setattr(damage.Damage, "_judge", lambda self, found, bases: real(self, {}, bases))
     monkeypatch.setattr(append_module.SegmentAppender, "sync_log", nothing)
     caught("append", "I2")
 
@@ -279,12 +279,12 @@ def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
     def uncut(files: Files, found: Any) -> Any:
         return real(Instead(files, truncate=nothing), found)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(open_module, "repair", uncut)
+    monkeypatch.setattr(damage, "repair", uncut)
     caught("append", "I8")
 
 
 def test_leftovers_that_nobody_removes(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(open_module._Opening, "_remove_leftovers", nothing)
+    monkeypatch.setattr(open_module, "remove_leftovers", nothing)
     monkeypatch.setattr(staging, "remove_leftovers", nothing)
     caught("cleans_small", "I10")
 

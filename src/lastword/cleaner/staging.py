@@ -15,8 +15,6 @@ from lastword.errors import FileTakenError
 from lastword.files import Files
 from lastword.segment import names
 
-PREFIX = "rewrite-"
-
 
 def _token() -> str:
     return os.urandom(8).hex()
@@ -29,7 +27,7 @@ def make(files: Files, partition_directory: str, base_offset: int, token: Callab
         with suppress(FileTakenError):  # another output, or a reader's lease, came first
             files.mkdir(private)
         files.fsync_dir(partition_directory)
-    path = f"{private}/{PREFIX}{base_offset:020d}-{token()}"
+    path = f"{private}/{names.REWRITE_PREFIX}{base_offset:020d}-{token()}"
     files.mkdir(path)
     return path
 
@@ -45,7 +43,7 @@ def remove_leftovers(files: Files, partition_directory: str) -> int:
     private = f"{partition_directory}/{names.PRIVATE}"
     if not files.exists(private):
         return 0
-    found = [name for name in files.listdir(private) if name.startswith(PREFIX)]
+    found = [name for name in files.listdir(private) if name.startswith(names.REWRITE_PREFIX)]
     for name in found:
         discard(files, f"{private}/{name}")
     return len(found)

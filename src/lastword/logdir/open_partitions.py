@@ -17,7 +17,8 @@ from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.log import PartitionLog
-from lastword.partition.open import Recovery, Repaired, open_log
+from lastword.partition.open import open_log
+from lastword.partition.recovery import Recovery, Repaired
 
 
 @dataclass(frozen=True, slots=True)

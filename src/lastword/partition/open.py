@@ -23,69 +23,28 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass
-from itertools import pairwise
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import CorruptBatchError, DataError
+from lastword.errors import DataError
 from lastword.files import Files
-from lastword.partition import leases, swap
+from lastword.partition import leases
+from lastword.partition.damage import Damage
 from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.leftovers import finish_swaps, log_bases, remove_leftovers, split_overflowed
 from lastword.partition.log import OpenState, PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
+from lastword.partition.recovery import Recovery, Repairs
 from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
-from lastword.partition.split import overflows, split
 from lastword.partition.staged import begun_at
-from lastword.partition.synced import SyncedMark, read_synced
-from lastword.partition.truncate import forget_accounts
+from lastword.partition.synced import SyncedMark
 from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
-from lastword.segment.recover import Inspection, inspect, is_bulk, repair, replace_index
+from lastword.segment.recover import Inspection, replace_index
 from lastword.segment.segment import Segment
-
-BUILD_PREFIX = "rewrite-"
-"""Private directories of a rewrite under `<partition>/lastword/`; nobody else's are touched."""
-SIDE_BY_SIDE_BYTES = 16 << 20
-"""Segments that are as large as this on average are walked by several threads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Repaired:
-    """One thing that opening put right. `code`: torn-tail, lost-segment, swap-finished, swap-undone, split,
-    index, snapshot, leftover, checkpoint. `offset`: where a cut log ends now.
-    """
-
-    topic: str
-    partition: int
-    code: str
-    file: str
-    text: str
-    cut_bytes: int = 0
-    offset: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}: {self.text} ({self.file})"
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What opening one partition found and did. `walked`: segments whose every checksum was verified."""
-
-    topic: str
-    partition: int
-    clean: bool
-    log_start: int
-    log_end: int
-    walked: int
-    repaired: tuple[Repaired, ...]
-
-    @property
-    def cut_bytes(self) -> int:
-        return sum(r.cut_bytes for r in self.repaired)
 
 
 def open_log(
@@ -133,34 +92,40 @@ class _Opening:
         self.config = config
         self.recovery_point, self.log_start, self.first_dirty = checkpointed
         self.clean = clean
-        self.repaired: list[Repaired] = []
-        self.walked = 0
-        self._parts: set[int] = set()
+        self.repairs = Repairs(topic, partition)
 
     def run(
         self, clock: Clock, rng: random.Random | None, producer_expiration_ms: int
     ) -> tuple[PartitionLog, Recovery]:
-        self._finish_swaps()
-        self._remove_leftovers()
-        self._split_overflowed()
-        found = self._inspect()
-        created = not self._bases()
-        self._cut_and_rebuild(found)
+        files, directory, interval = self.files, self.directory, self.config.index_interval_bytes
+        finish_swaps(files, directory, self.repairs)
+        remove_leftovers(files, directory, self.repairs)
+        parts = split_overflowed(files, directory, interval, self.repairs)
+        damage = Damage(
+            files,
+            directory,
+            self.repairs,
+            recovery_point=self.recovery_point,
+            clean=self.clean,
+            parts=parts,
+            index_interval_bytes=interval,
+        )
+        found = damage.find()
+        created = not log_bases(files, directory)
+        damage.mend(found)
         segments = self._segments(found)
         log_end = segments.active.next_offset
         if self.log_start > log_end:
             segments, log_end = self._beyond_log_end(segments, log_end)
         log_start = max(self.log_start, segments[0].base_offset)
-        leases.log_found(self.files, self.directory, log_end, self.first_dirty)
+        leases.log_found(files, directory, log_end, self.first_dirty)
         self._mend_synced(log_end)
         epochs = self._epochs(found, log_start, log_end)
-        snapshots = Snapshots(self.files, self.directory)
+        snapshots = Snapshots(files, directory)
         producers = self._producers(
             snapshots, found, segments, log_end, created, (clock.now_ms(), producer_expiration_ms)
         )
-        appender = SegmentAppender.resume(
-            segments.active, index_interval_bytes=self.config.index_interval_bytes
-        )
+        appender = SegmentAppender.resume(segments.active, index_interval_bytes=interval)
         recovery_point = log_end if self.clean else min(self.recovery_point, log_end)
         state = OpenState(
             segments=segments,
@@ -172,215 +137,17 @@ class _Opening:
             producers=producers,
             snapshots=snapshots,
             producer_expiration_ms=producer_expiration_ms,
-            taking_in_from=begun_at(self.files, self.directory),
+            taking_in_from=begun_at(files, directory),
         )
-        log = PartitionLog(
-            self.files, self.directory, self.topic, self.partition, self.config, clock, state, rng
-        )
-        report = Recovery(
-            self.topic, self.partition, self.clean, log_start, log_end, self.walked, tuple(self.repaired)
-        )
+        log = PartitionLog(files, directory, self.topic, self.partition, self.config, clock, state, rng)
+        repaired = tuple(self.repairs.done)
+        report = Recovery(self.topic, self.partition, self.clean, log_start, log_end, damage.walked, repaired)
         return log, report
-
-    # ---------------------------------------------------------- leftovers
-
-    def _finish_swaps(self) -> None:
-        done = swap.recover(self.files, self.directory)
-        for base in done.finished:
-            self._tell(
-                "swap-finished", names.segment_file(base, names.LOG), "an interrupted swap was finished"
-            )
-        for base in done.undone:
-            self._tell("swap-undone", names.segment_file(base, names.LOG), "an interrupted swap was undone")
-        if done.removed:
-            self._tell(
-                "leftover", self.directory, f"{len(done.removed)} leftover files of rewrites were removed"
-            )
-
-    def _remove_leftovers(self) -> None:
-        private = os.path.join(self.directory, names.PRIVATE)
-        if self.files.exists(private):
-            for name in self.files.listdir(private):
-                if name.startswith(BUILD_PREFIX):
-                    self.files.remove_tree(os.path.join(private, name))
-                    self._tell("leftover", os.path.join(private, name), "an unpublished rewrite was removed")
-                elif name.endswith(".tmp"):  # replaced as a whole, or not at all
-                    self.files.unlink(os.path.join(private, name), missing_ok=True)
-        for name in (names.LEADER_EPOCHS, names.PARTITION_METADATA):  # replaced as a whole, or not at all
-            self.files.unlink(os.path.join(self.directory, name + ".tmp"), missing_ok=True)
-        for name in self.files.listdir(self.directory):
-            if name.endswith(names.SNAPSHOT + ".tmp"):
-                self.files.unlink(os.path.join(self.directory, name), missing_ok=True)
-        parsed = [names.parse_segment_file(name) for name in self.files.listdir(self.directory)]
-        logs = {p.base_offset for p in parsed if p is not None and p.extension == names.LOG}
-        for p in parsed:
-            if p is None or p.base_offset in logs or p.extension not in names.SEGMENT_EXTENSIONS:
-                continue
-            self.files.unlink(os.path.join(self.directory, p.name), missing_ok=True)
-            self._tell("leftover", p.name, "an index without its log was removed")
 
     # ---------------------------------------------------------- segments
 
-    def _split_overflowed(self) -> None:
-        """Segments that a cleaner of old made too wide for their indexes (`partition.split`)."""
-        for base, following in pairwise(self._bases()):
-            if following - base <= MAX_RELATIVE_OFFSET + 1:
-                continue
-            segment = Segment.load(self.files, self.directory, base)
-            if not overflows(segment, following):
-                continue
-            private = os.path.join(self.directory, names.PRIVATE, f"{BUILD_PREFIX}split-{base}")
-            interval = self.config.index_interval_bytes
-            parts = split(self.files, segment, private, index_interval_bytes=interval)
-            self._parts.update(parts)
-            self._tell(
-                "split", os.path.basename(segment.file), f"was split at {', '.join(map(str, parts[1:]))}"
-            )
-
-    def _bases(self) -> list[int]:
-        parsed = (names.parse_segment_file(name) for name in self.files.listdir(self.directory))
-        return sorted(
-            p.base_offset for p in parsed if p is not None and p.extension == names.LOG and not p.suffix
-        )
-
-    def _inspect(self) -> dict[int, Inspection]:
-        """Walk what must be walked, by base offset. Raises if there is damage that must not be cut."""
-        bases = self._bases()
-        listing = set(self.files.listdir(self.directory))
-        due: list[tuple[int, bool]] = []
-        for at, base in enumerate(bases):
-            last = at == len(bases) - 1
-            above = last or bases[at + 1] > self.recovery_point
-            no_index = any(
-                names.segment_file(base, extension) not in listing
-                for extension in (names.INDEX, names.TIME_INDEX)
-            )
-            if (
-                no_index
-                or base in self._parts
-                or (above and not self.clean)
-                or (last and not self._ends_soundly(base))
-            ):
-                due.append((base, last))
-        self.walked += len(due)
-        size = sum(self._log_bytes(base) for base, _ in due) if len(due) > 1 else 0
-        found = self._walk_all(due, size)
-        self._judge(found, bases)
-        return found
-
-    def _walk_all(self, due: list[tuple[int, bool]], size: int) -> dict[int, Inspection]:
-        """Large files side by side: the kernels and the reads hold no lock of the interpreter. With small
-        ones threads would only wait for each other.
-        """
-        threads = min(len(due), os.cpu_count() or 1)
-        if threads < 2 or size < len(due) * SIDE_BY_SIDE_BYTES or not is_bulk(size):
-            return {base: self._walk(base, last, size) for base, last in due}
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(threads) as pool:
-            each = list(pool.map(lambda one: self._walk(one[0], one[1], size), due))
-        return {base: found for (base, _), found in zip(due, each, strict=True)}
-
-    def _walk(self, base: int, active: bool, of_bytes: int = 0) -> Inspection:
-        interval = self.config.index_interval_bytes
-        return inspect(
-            self.files,
-            self.directory,
-            base,
-            index_interval_bytes=interval,
-            active=active,
-            of_bytes=of_bytes,
-        )
-
-    def _ends_soundly(self, base: int) -> bool:
-        """After a clean stop: does the active segment end with a whole sound batch that its indexes agree
-        with?
-        """
-        from lastword.partition.view import end_of_sound_part
-
-        segment = Segment.load(self.files, self.directory, base)
-        indexes = segment.offset_index, segment.time_index
-        if any(index.damaged or index.zero_tail_bytes for index in indexes):  # zeros: a stop cuts them
-            return False
-        last = segment.offset_index.last
-        if last.position and segment.trusted_end() != last.position:
-            return False
-        return end_of_sound_part(segment)[0] == segment.size
-
-    def _judge(self, found: dict[int, Inspection], bases: list[int]) -> None:
-        """The first damage ends the log, or the opening. It must not end the log below what was synced while
-        sound batches follow.
-        """
-        synced = max(self.recovery_point, read_synced(self.files, self.directory))
-        for base in bases:
-            one = found.get(base)
-            if one is None or one.damage is None:
-                continue
-            later = [b for b in bases if b > base and self._has_batches(b)]
-            followed = one.followed is not None or bool(later)
-            if followed and (self.clean or one.damage.offset < synced):
-                where = one.followed if one.followed is not None else f"segment {later[0]}"
-                raise CorruptBatchError(
-                    f"{one.damage.text}; offset {one.damage.offset} is missing, "
-                    f"and sound batches follow at {where}",
-                    code=one.damage.code,
-                    remedy="restore the file from a copy; `lastword verify` lists all damage",
-                    file=one.file,
-                    position=one.damage.position,
-                    offset=one.damage.offset,
-                )
-            return
-
-    def _has_batches(self, base: int) -> bool:
-        return self._log_bytes(base) > 0
-
-    def _log_bytes(self, base: int) -> int:
-        facts = self.files.stat(os.path.join(self.directory, names.segment_file(base, names.LOG)))
-        return 0 if facts is None else facts.size
-
-    def _cut_and_rebuild(self, found: dict[int, Inspection]) -> None:
-        """Make the files what the walk found. Segments behind a cut go first, from the end: the log stays
-        whole.
-        """
-        damaged = min((base for base, one in found.items() if one.damage is not None), default=None)
-        if damaged is not None:
-            behind = [b for b in self._bases() if b > damaged]
-            if behind:  # closed segments are cut: what grows there may look like them
-                forget_accounts(self.files, self.directory)
-            for base in reversed(behind):
-                self._remove_segment(base)
-                self.files.fsync_dir(self.directory)  # or a power cut could keep a segment behind a hole
-                found.pop(base, None)
-            if behind:  # it is the active one now, whose time index goes on
-                found[damaged] = self._walk(damaged, active=True)
-        for base, one in found.items():
-            done = repair(self.files, one)
-            if done.cut_bytes:
-                assert one.damage is not None
-                self._tell(
-                    "torn-tail",
-                    names.segment_file(base, names.LOG),
-                    f"{done.cut_bytes} bytes cut: {one.damage.text}",
-                    cut_bytes=done.cut_bytes,
-                    offset=one.next_offset,
-                )
-            for path in done.rebuilt:
-                self._tell("index", os.path.basename(path), "built again")
-
-    def _remove_segment(self, base: int) -> None:
-        path = os.path.join(self.directory, names.segment_file(base, names.LOG))
-        facts = self.files.stat(path)
-        for extension in names.SEGMENT_EXTENSIONS:
-            self.files.unlink(
-                os.path.join(self.directory, names.segment_file(base, extension)), missing_ok=True
-            )
-        size = facts.size if facts is not None else 0
-        self._tell(
-            "lost-segment", os.path.basename(path), "lay behind a torn tail", cut_bytes=size, offset=base
-        )
-
     def _segments(self, found: dict[int, Inspection]) -> SegmentSet:
-        bases = self._bases()
+        bases = log_bases(self.files, self.directory)
         if not bases:
             base = self.log_start
             self._create(base)
@@ -405,14 +172,14 @@ class _Opening:
         checkpoint is damaged.
         """
         if self.log_start - log_end > MAX_RELATIVE_OFFSET:
-            self._tell(
+            self.repairs.tell(
                 "checkpoint",
                 names.LOG_STARTS,
                 f"log start {self.log_start} is ignored, the log ends at {log_end}",
             )
             self.log_start = 0
             return segments, log_end
-        self._tell(
+        self.repairs.tell(
             "checkpoint",
             names.LOG_STARTS,
             f"the log ended at {log_end}, it goes on at its log start {self.log_start}",
@@ -472,7 +239,9 @@ class _Opening:
             self._build_txn_index(base, txn_index.encode_entries(result.aborted.get(base, ())))
         for offset in result.damaged:
             self.files.unlink(store.path(offset), missing_ok=True)
-            self._tell("snapshot", os.path.basename(store.path(offset)), "a damaged snapshot was removed")
+            self.repairs.tell(
+                "snapshot", os.path.basename(store.path(offset)), "a damaged snapshot was removed"
+            )
         for base, producers in result.at_bases.items():
             store.write(base, producers)
         if not self.clean and any(bases[-1] < offset < log_end for offset in store.offsets()):
@@ -497,9 +266,4 @@ class _Opening:
     def _build_txn_index(self, base: int, data: bytes) -> None:
         path = os.path.join(self.directory, names.segment_file(base, names.TXN_INDEX))
         if replace_index(self.files, path, data, may_be_absent=not data):
-            self._tell("index", os.path.basename(path), "built again")
-
-    def _tell(
-        self, code: str, file: str, text: str, *, cut_bytes: int = 0, offset: int | None = None
-    ) -> None:
-        self.repaired.append(Repaired(self.topic, self.partition, code, file, text, cut_bytes, offset))
+            self.repairs.tell("index", os.path.basename(path), "built again")
