@@ -10,6 +10,7 @@ import pytest
 import lastword
 import lastword.spark
 from lastword import errors
+from lastword.errors import NotALogDirError, UsageError
 from tests.spark.conftest import append, create, numbered
 
 pytestmark = pytest.mark.spark
@@ -186,6 +187,26 @@ def test_restore_as_of_an_earlier_end(spark: Any, root: Path) -> None:
         then = {r.key: r.value for r in logs.topic("u").read(end=7, view="latest")}
     frame = lastword.spark.restore(spark, str(root), "u", end=7)
     assert {bytes(row.key): bytes(row.value) for row in frame.collect()} == then
+
+
+@pytest.mark.parametrize("verb", ["plan", "clean", "duplication", "audit", "verify", "restore", "expire"])
+def test_a_directory_that_holds_no_log(verb: str, tmp_path: Path) -> None:
+    """Nothing is asked of Spark, and none is made there: a verb with a slip in its path does nothing."""
+    given = {"delivered": None} if verb == "audit" else {}
+    ask = getattr(lastword.spark, verb)
+    with pytest.raises(NotALogDirError, match="does not exist"):
+        ask(None, tmp_path / "nowhere", **given)
+    assert list(tmp_path.iterdir()) == []
+    for path, words in (("s3://bucket/log", "not a URL"), (["a", "b"], "is no path"), ("", "is empty")):
+        with pytest.raises(UsageError, match=words):
+            ask(None, path, **given)
+
+
+def test_what_can_be_told_of_a_call_before_spark_is_asked(root: Path) -> None:
+    with pytest.raises(UsageError, match=r"the directory of a restore 's3://bucket/x' .* not a URL"):
+        lastword.spark.restore(None, root, "t", to="s3://bucket/x")
+    with pytest.raises(UsageError, match="delivered is None, no DataFrame"):
+        lastword.spark.audit(None, root, "t", delivered=None)
 
 
 def test_expire(spark: Any, tmp_path: Path) -> None:

@@ -111,8 +111,10 @@ def test_the_isolation_level_of_kafkas_client_counts(caplog: pytest.LogCaptureFi
 
 
 def test_a_table_of_the_catalog_is_refused_naming_a_view() -> None:
-    with pytest.raises(SparkOptionError, match=r"^Spark keeps no options .* make a temporary view"):
-        parse_read({"location": "/x", "provider": "lastword", "owner": "me", "option.subscribe": "t"})
+    named = {"location": "/x", "provider": "lastword", "owner": "me", "option.subscribe": "t"}
+    for parse, options in ((parse_read, named), (parse_read, {}), (parse_write, {})):  # made, read, written
+        with pytest.raises(SparkOptionError, match=r"table of its catalog .* CREATE TEMPORARY VIEW"):
+            parse(options)
 
 
 def test_a_delay_as_spark_writes_it() -> None:
@@ -135,6 +137,12 @@ def test_keys_may_be_any_bytes() -> None:
 def test_a_relative_path_and_a_file_uri() -> None:
     assert parse_read({"path": "file:///srv/x", "subscribe": "t"}).path == "/srv/x"
     assert parse_read({"path": "x", "subscribe": "t"}).path.endswith("/x")
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/x", "hdfs:/x", "dbfs:/x", ""])
+def test_a_path_that_no_task_can_open(path: str) -> None:
+    with pytest.raises(SparkOptionError, match=r"'path' is (a directory that all tasks can see|empty)"):
+        parse_read({"path": path, "subscribe": "t"})
 
 
 def test_write_options() -> None:

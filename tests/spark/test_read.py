@@ -231,6 +231,7 @@ def test_projection_in_any_order(root: Path) -> None:
     ("schema", "said"),
     [
         ({"ofset": "long"}, "nearest: offset"),
+        ({}, "it has no column"),
         ({"key": "string"}, "'key' is binary, not string"),
     ],
 )

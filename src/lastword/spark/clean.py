@@ -19,6 +19,7 @@ be cleaned; it is raised at the end.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 def clean(
     spark: SparkSession,
-    path: str,
+    path: str | os.PathLike[str],
     topic: str | None = None,
     partition: int | None = None,
     *,
@@ -79,9 +80,9 @@ def clean(
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
-    from lastword.spark.shipping import shared_path
+    from lastword.spark.shipping import shared_log
 
-    path = shared_path(path)
+    path = shared_log(path)
     from lastword.cleaner.report import CleanRound
     from lastword.logdir.inbox import Watch
     from lastword.logdir.log_dir import LogDirectory
@@ -115,7 +116,7 @@ def clean(
 
 def plan(
     spark: SparkSession,
-    path: str,
+    path: str | os.PathLike[str],
     topic: str | None = None,
     partition: int | None = None,
     *,
@@ -134,9 +135,9 @@ def plan(
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
-    from lastword.spark.shipping import shared_path
+    from lastword.spark.shipping import shared_log
 
-    path = shared_path(path)
+    path = shared_log(path)
     from lastword.cleaner.choose import Plan
     from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.frames import frame_of

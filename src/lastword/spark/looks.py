@@ -14,10 +14,10 @@ When tasks fail. Nothing is changed, so a retry looks again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.api.places import Places
@@ -36,7 +36,7 @@ TASK_BYTES = 256 << 20
 
 def duplication(
     spark: SparkSession,
-    path: str,
+    path: str | os.PathLike[str],
     topic: str | None = None,
     partition: int | None = None,
     *,
@@ -52,14 +52,14 @@ def duplication(
     from lastword.api.duplicates import check_by
     from lastword.spark.frames import frame_of
     from lastword.spark.session import need_pyspark
-    from lastword.spark.shipping import shared_path
+    from lastword.spark.shipping import shared_log
     from lastword.spark.tasks import run_tasks
     from lastword.tools.duplication import Duplication, of_sketches
     from lastword.tools.sketches import Sketch
 
     need_pyspark()
     check_by(by)
-    path = shared_path(path)
+    path = shared_log(path)
     with lastword.open([path]) as logs:
         places = Places(logs)
         chosen = places.chosen(topic, partition)
@@ -141,7 +141,7 @@ def _sketch(piece: _Piece) -> bytes:
 
 def verify(
     spark: SparkSession,
-    path: str,
+    path: str | os.PathLike[str],
     topic: str | None = None,
     partition: int | None = None,
     *,
@@ -152,12 +152,12 @@ def verify(
     import lastword
     from lastword.spark.frames import frame_of
     from lastword.spark.session import need_pyspark
-    from lastword.spark.shipping import shared_path
+    from lastword.spark.shipping import shared_log
     from lastword.spark.tasks import run_tasks
     from lastword.tools.problem import Problem
 
     need_pyspark()
-    path = shared_path(path)
+    path = shared_log(path)
     with lastword.open([path]) as logs:
         chosen = Places(logs).chosen(topic, partition)
     work = [_Checked(path, name, number, quick) for name in chosen for number in chosen[name]]
@@ -187,7 +187,7 @@ def _verify(work: _Checked) -> Verification:
 
 def audit(
     spark: SparkSession,
-    path: str,
+    path: str | os.PathLike[str],
     topic: str | None = None,
     partition: int | None = None,
     *,
@@ -204,8 +204,10 @@ def audit(
     """
     import lastword
     from lastword.spark.session import need_pyspark
+    from lastword.spark.shipping import shared_log
 
     need_pyspark()
+    path = shared_log(path)
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -289,6 +291,10 @@ def _known_partitions(delivered: DataFrame) -> bool:
     """Does the frame say partitions? UsageError if it has no key and offset, or keys that are no bytes."""
     from pyspark.sql.types import BinaryType, StringType
 
+    if not hasattr(delivered, "schema"):
+        raise UsageError(
+            f"delivered is {delivered!r}, no DataFrame", remedy="a DataFrame of the columns key and offset"
+        )
     names = {field.name.lower(): field for field in delivered.schema.fields}
     for name in ("key", "offset"):
         if name not in names:
@@ -324,12 +330,12 @@ def _placed(partitioner: str, count: int) -> Column:
 
 def restore(
     spark: SparkSession,
-    path: str,
+    path: str | os.PathLike[str],
     topic: str | None = None,
     partition: int | None = None,
     *,
     end: int | datetime | Literal["latest"] = "latest",
-    to: str | None = None,
+    to: str | os.PathLike[str] | None = None,
 ) -> DataFrame:
     """The newest value of every key, as a lazy DataFrame of the source's columns; with `to`, written at the
     call as a directory of Parquet files from which `state(snapshot=)` starts, and one row of `Restored` for
@@ -342,8 +348,12 @@ def restore(
     import lastword
     from lastword.api.ranges import ranges
     from lastword.spark.session import need_pyspark
+    from lastword.spark.shipping import shared_log, shared_path
 
     need_pyspark()
+    path = shared_log(path)
+    if to is not None:
+        to = shared_path(to, "directory of a restore")
     with lastword.open([path]) as logs:
         places = Places(logs)
         topic = places.one_topic(topic)
@@ -380,7 +390,6 @@ def _written(
     began = time.monotonic()
     # Asked before the records are read: a tombstone that goes later is younger than this.
     reach = Reach(topic, places.topic_id(topic), ends, places.now_ms() if complete else -1)
-    to = str(Path(to).absolute())
     frame.select("topic", "partition", "offset", "timestamp", "key", "value").write.mode("error").parquet(to)
     mark_directory(places.files, to, reach)
     written = spark.read.parquet(to)
@@ -419,7 +428,10 @@ def load(
 
 
 def expire(
-    spark: SparkSession, path: str, topic: str | None = None, partition: int | None = None
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    topic: str | None = None,
+    partition: int | None = None,
 ) -> DataFrame:
     """Apply retention by time, size and log start now: a row for each partition that lost segments. Runs at
     the call, in the caller's process: no record is read for it."""
@@ -427,7 +439,9 @@ def expire(
     from lastword.retention import Deletion
     from lastword.spark.frames import frame_of
     from lastword.spark.session import need_pyspark
+    from lastword.spark.shipping import shared_log
 
     need_pyspark()
+    path = shared_log(path)
     with lastword.open([path], "a", log_cleaner_enable=False) as logs:
         return frame_of(spark, Deletion, logs.expire(topic, partition))

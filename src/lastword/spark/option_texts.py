@@ -207,9 +207,11 @@ def absolute_path(text: str) -> str:
     """A directory that driver and tasks see under the same name. Relative to the driver's working
     directory.
     """
+    if not text:
+        raise Problem("is empty")
     if text.startswith("file:"):
         text = "/" + text[5:].lstrip("/")
-    elif re.match(r"^[A-Za-z][A-Za-z0-9+.-]*://", text):
+    elif re.match(r"^[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise Problem("is a directory that all tasks can see (local or mounted), not a URL")
     return str(Path(text).absolute())
 

@@ -92,6 +92,10 @@ INSTEAD = {
 """Kafka's client options that a job may stand on, and what takes their place. Kafka's source refuses all but
 the first."""
 
+OF_A_TABLE = (
+    "of a table of its catalog Spark gives a source in Python no options: CREATE TEMPORARY VIEW name USING "
+    "lastword OPTIONS (path 'data', subscribe 'users') keeps them"
+)
 STREAM_ONLY = tuple(name.lower() for name in STREAM if name not in READ)
 
 
@@ -204,7 +208,7 @@ def _parse(
     `settings`.
     """
     if "provider" in options and "owner" in options:
-        return {}, ["Spark keeps no options for a table of its catalog: make a temporary view with them"]
+        return {}, [OF_A_TABLE]
     canonical = {name.lower(): name for name in known}
     if "isolationLevel" in known:
         canonical["kafka.isolation.level"] = "isolationLevel"
@@ -241,6 +245,8 @@ def _parse(
             problems.append(f"unknown option '{given}'{texts.hint(given, [*known, *settings])}")
     if "path" not in values and "path" not in options and not any("path" in problem for problem in problems):
         problems.append("no log directory is given: load(path), save(path) or option 'path'")
+        if not options:
+            problems.append(OF_A_TABLE)
     if unused and warn:
         log.warning("lastword: options that have no effect here: %s", ", ".join(sorted(unused)))
     if topic_settings:

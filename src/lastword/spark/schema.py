@@ -100,6 +100,8 @@ def check_projection(schema: StructType, view: str = "log") -> tuple[str, ...]:
         elif field.name in MAY_BE_NULL and not field.nullable:
             problems.append(f"column '{field.name}' may be null")
     names = [field.name for field in schema.fields]
+    if not names:
+        problems.append("it has no column")  # Arrow would carry no rows
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"column '{name}' is given twice")
     if problems:

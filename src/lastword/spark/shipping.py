@@ -17,7 +17,7 @@ import socket
 from typing import Any
 
 from lastword import __version__, errors
-from lastword.errors import LastwordError, MissingError, NotSharedError, UnknownTopicError
+from lastword.errors import LastwordError, MissingError, NotSharedError, UnknownTopicError, UsageError
 from lastword.files import DEFAULT
 from lastword.segment.names import parse_partition_dir
 from lastword.spark import unpacking
@@ -38,16 +38,26 @@ def _by_value() -> None:
     cloudpickle.register_pickle_by_value(unpacking)
 
 
-def shared_path(path: str) -> str:
+def shared_path(path: str | os.PathLike[str], what: str = "log directory") -> str:
     """The directory's absolute name: relative ones mean something else in each worker."""
     from lastword.spark.option_texts import Problem, absolute_path
 
+    remedy = f'name one {what}, such as "data"'
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"the {what} {path!r} is no path", remedy=remedy)
     try:
-        return absolute_path(path)
+        return absolute_path(os.fspath(path))
     except Problem as problem:
-        from lastword.errors import UsageError
+        raise UsageError(f"the {what} {os.fspath(path)!r} {problem}", remedy=remedy) from None
 
-        raise UsageError(f"the log directory {path!r} {problem}") from None
+
+def shared_log(path: str | os.PathLike[str]) -> str:
+    """The same, of a directory that holds a log: NotALogDirError where opening it would make one."""
+    from lastword.logdir.log_dir import LogDirectory
+
+    found = shared_path(path)
+    LogDirectory.open(found, "r")
+    return found
 
 
 def need_directory(path: str) -> None:
