@@ -7,8 +7,8 @@ import pytest
 
 import lastword
 from lastword import metrics
-from lastword.cleaner.accounted import part_of
 from lastword.cleaner.groups import Limits
+from lastword.cleaner.part import part_of
 from lastword.cleaner.runs import Run
 from lastword.cleaner.transactions import NOTHING
 from lastword.clock import ManualClock

@@ -19,38 +19,30 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lastword.accounts.deletes import Clocks
 from lastword.accounts.ledger import Ledger
 from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.accounts.watched import Watched
-from lastword.cleaner import account, leased, phases, quarantine
+from lastword.cleaner import account, phases, quarantine
 from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
-from lastword.cleaner.choose import NOT_WORTH_IT, Plan, Reason
+from lastword.cleaner.choose import Plan
 from lastword.cleaner.generational import Choice, choose_drive
-from lastword.cleaner.groups import Group, Limits, cut, group, needs_rewrite
-from lastword.cleaner.paced import PacedFiles
+from lastword.cleaner.part import groups_of, part_of, transactions_of, without_blocked
 from lastword.cleaner.report import CleanRound, TombstonesWaiting
-from lastword.cleaner.runs import Run, all_garbage
+from lastword.cleaner.runs import Run
 from lastword.cleaner.steps import Steps, Stopped
-from lastword.cleaner.transactions import NOTHING, Found, Transactions
-from lastword.clock import Clock
+from lastword.cleaner.transactions import Transactions
 from lastword.config import TopicConfig
 from lastword.errors import CertificateError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases
-from lastword.partition.leases import Leases
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from lastword.cleaner.budget import DriveBudget
-    from lastword.resolve import Resolution
 
 
 def look(
@@ -117,76 +109,6 @@ def choose_alone(
     return choose_drive(DriveAccount(log.directory, ledger.t, space_target, 0.0, (own,)), now_ms)
 
 
-def groups_of(
-    resolution: Resolution, transactions: Found, limits: Limits, run: Run | None
-) -> tuple[Group, ...]:
-    """What is rewritten together: the run, or all garbage. A run that is not there any more gives nothing."""
-    facts = resolution.segments
-    if run is None:
-        return group(
-            [replace(one, tombstones_without_horizon=0) for one in facts], limits, transactions.segments
-        )
-    within = [
-        number
-        for number, one in enumerate(facts)
-        if run.base_offset <= one.base_offset and one.next_offset <= run.next_offset
-    ]
-    if not within or facts[within[0]].base_offset != run.base_offset:
-        return ()
-    return tuple(
-        one
-        for one in cut(facts, within[0], within[-1], limits)
-        if one.count > 1 or one.first in transactions.segments or needs_rewrite(facts[one.first])
-    )
-
-
-def part_of(
-    resolution: Resolution, transactions: Found, limits: Limits, run: Run
-) -> tuple[tuple[Group, ...], Resolution, Found]:
-    """The same of a log that was resolved as a whole, where nobody counted copies, and the facts to rewrite
-    by. While garbage lies below the run, an older copy of a key deleted there may be among it: then no
-    tombstone's clock starts, and if one goes, all garbage below goes first.
-    """
-    found, facts = groups_of(resolution, transactions, limits, run), resolution.segments
-    first = found[0].first if found else 0
-    if not any(one.dead_records for one in facts[:first]):
-        return found, resolution, transactions
-    if any(one.due_tombstones for each in found for one in facts[each.first : each.last + 1]):
-        return (*group(facts[:first], limits, transactions.segments), *found), resolution, transactions
-    unclocked = tuple(replace(one, tombstones_without_horizon=0) for one in facts)
-    without = replace(transactions, unclocked=frozenset(), segments=frozenset())
-    return found, replace(resolution, segments=unclocked), without
-
-
-def transactions_of(ledger: Ledger, log: PartitionLog | PartitionView, plan: Plan) -> Found:
-    """What a rewrite has to know of transactions: a walk over headers, if the log has any."""
-    if ledger.transactions_from < 0:
-        return NOTHING
-    walk = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
-    walk.look(ledger.transactions_from)
-    return walk.found
-
-
-def without_blocked(ledger: Ledger, resolution: Resolution, transactions: Found) -> tuple[Resolution, Found]:
-    """Facts by which a rewrite writes no delete horizon into a segment where an older copy of some deleted
-    key holds a tombstone back; a marker there waits with it."""
-    blocked = ledger.blocked_segments()
-    if not blocked:
-        return resolution, transactions
-    facts = resolution.segments
-    held = {number for number, one in enumerate(facts) if one.base_offset in blocked}
-    ranges = [(facts[number].base_offset, facts[number].next_offset) for number in held]
-    unclocked = frozenset(
-        offset for offset in transactions.unclocked if not any(first <= offset < end for first, end in ranges)
-    )
-    segments = tuple(
-        replace(one, tombstones_without_horizon=0) if number in held else one
-        for number, one in enumerate(facts)
-    )
-    found = replace(transactions, unclocked=unclocked, segments=transactions.segments - held)
-    return replace(resolution, segments=segments), found
-
-
 def clean(
     log: PartitionLog,
     config: TopicConfig,
@@ -218,10 +140,7 @@ def clean(
             ledger = opened(log, log.files, map_bytes, salt, map_scratch)
         else:
             ledger.fit(log.segments)
-        files, segments = log.files, log.segments
-        if budget is not None:
-            files = paced = PacedFiles(log.files, budget, stop)
-            segments = tuple(paced.segments(log.segments))
+        files, segments = phases.paced(log, budget, stop)
         new = sum(one.size for one in segments if ledger.limit <= one.base_offset < plan.limit)
         steps = Steps("clean", new, log.clock, progress, stop)
         try:
@@ -244,16 +163,15 @@ def clean(
                     segments,
                     plan,
                     log.clock,
-                    salt,
-                    progress,
-                    stop,
+                    salt=salt,
+                    progress=progress,
+                    stop=stop,
                     threads=threads,
                     scratch=ledger.tracking.scratch,
                     part=None if run is None else partial(part_of, limits=limits, run=run),
                 )
         except Stopped:
-            built = BuiltRound(plan, account.nothing_mapped(), ())
-            return account.close(log.directory, built, [], stopped_by="request", swap_seconds=0.0)
+            return phases.stopped(log, plan)
         except LastwordError:
             account.count_failure(log.directory)
             raise
@@ -358,96 +276,6 @@ def build(
     return BuiltRound(plan, mapped, rewritten())
 
 
-def plan(
-    view: PartitionView,
-    config: TopicConfig,
-    chosen: Plan,
-    *,
-    files: Files,
-    clock: Clock,
-    ledger: Ledger | None = None,
-    runs: Sequence[Run] | None = None,
-    space_target: float = 1.5,
-    clocks: Clocks | None = None,
-    salt: bytes | None = None,
-    progress: ProgressLike | None = None,
-) -> Plan:
-    """What a round would do now, to the byte: what is new is scanned, and the rest rewritten into nothing.
-
-    chosen  up to where the round may reach (`choose`)
-    ledger  of the caller, up to date; None: the one that was saved, brought up to date for this call
-    clocks  of tombstones, where a ledger in memory knows more than the one that was saved
-    runs    what would be rewritten; None: all garbage, or what is due as if alone on a drive
-    """
-    from lastword.cleaner.rewrite import rewrite
-
-    scanned = 0
-    if ledger is None:
-        ledger = opened(view, files, chosen.map_bytes, salt)
-        if clocks is not None:
-            ledger.deletes.clocks.offset, ledger.deletes.clocks.since_ms = clocks
-        to_scan = sum(one.size for one in view.segments if ledger.limit <= one.base_offset < chosen.limit)
-        steps = Steps("plan", to_scan, clock, progress, None)
-        scanned = look(view, files, ledger, chosen, view.segments, steps.mapped, dry=True)
-    else:
-        steps = Steps("plan", 0, clock, progress, None)
-    held = leases.load(files, view.directory, chosen.now_ms)
-    if chosen.due and runs is None:
-        choice = choose_alone(view, config, ledger, space_target=space_target, now_ms=chosen.now_ms)
-        if choice.run is None:
-            return kept(chosen, ledger, choice, held)
-        runs = [choice.run]
-        chosen = replace(chosen, reasons=(*because(choice), *chosen.reasons))
-    if not ledger.exact:
-        return estimated(view, config, chosen, ledger, runs)
-    waiting = leased.reason(held, held_back(ledger, chosen, held))
-    resolution = ledger.resolution()
-    transactions = transactions_of(ledger, view, chosen)
-    limits = phases.limits_of(chosen)
-    found: list[Group] = []
-    for run in runs if runs is not None else [None]:
-        found += groups_of(resolution, transactions, limits, run)
-    if not found:
-        return kept(chosen, ledger, None, held)
-    sources = phases.below(view.segments, chosen.limit)
-    steps.expect(sum(one.size_bytes for one in found))
-    clocked, transactions = without_blocked(ledger, resolution, transactions)
-    written_bytes = sum(
-        rewrite(one, sources, clocked, chosen, None, steps.rewritten, transactions).size_bytes
-        for one in found
-    )
-    source_bytes = sum(one.size_bytes for one in found)
-    return replace(
-        chosen,
-        reasons=chosen.reasons if waiting is None else (*chosen.reasons, waiting),
-        segments=sum(one.count for one in found),
-        read_bytes=scanned + source_bytes,
-        write_bytes=written_bytes,
-        free_bytes=source_bytes - written_bytes,
-        exact=True,
-    )
-
-
-def estimated(
-    view: PartitionView, config: TopicConfig, chosen: Plan, ledger: Ledger, runs: Sequence[Run] | None
-) -> Plan:
-    """The same from a sample of the keys: about. Such a round resolves the log as a whole."""
-    own = account_of(view, config, ledger, drive=view.directory, quarantined=False)
-    dead = own.dead_bytes
-    if runs is None and dead == 0:
-        return kept(chosen, ledger, None, Leases())
-    total = sum(one.size_bytes for one in own.segments)
-    taken = all_garbage(own) if runs is None else runs
-    return replace(
-        chosen,
-        segments=sum(one.files_in for one in taken),
-        read_bytes=total + sum(one.read_bytes for one in taken),
-        write_bytes=sum(one.write_bytes for one in taken),
-        free_bytes=sum(one.free_bytes for one in taken),
-        exact=False,
-    )
-
-
 def waiting(ledger: Ledger, plan: Plan) -> TombstonesWaiting:
     """The tombstones that are left, and which of them goes first."""
     # Starts the clocks of those that were freed just now.
@@ -455,37 +283,3 @@ def waiting(ledger: Ledger, plan: Plan) -> TombstonesWaiting:
     count = sum(one.tombstones for one in ledger.facts())
     offset, due_ms = ledger.deletes.next_due(plan.delete_retention_ms)
     return TombstonesWaiting(count, offset, due_ms)
-
-
-def held_back(ledger: Ledger, plan: Plan, held: Leases) -> NDArray[np.int64]:
-    """Offsets of tombstones that nothing but a lease keeps."""
-    return ledger.deletes.held_back(plan.now_ms, plan.delete_retention_ms, held.floor)
-
-
-def kept(plan: Plan, ledger: Ledger, choice: Choice | None, held: Leases) -> Plan:
-    """The plan of a partition that is left alone, with the reason."""
-    plan = replace(plan, exact=ledger.exact)
-    waiting = held_back(ledger, plan, held)
-    reason = leased.reason(held, waiting)
-    if choice is None:
-        tombstones = sum(one.tombstones for one in ledger.facts())
-        return plan.only_newest(tombstones, reason, len(waiting))
-    if reason is not None:
-        plan = replace(plan, reasons=(reason, *plan.reasons))
-    return plan.kept(NOT_WORTH_IT, choice.text)
-
-
-def disjoint(runs: Sequence[Run]) -> list[Run]:
-    """The runs by offset; one that takes in what an earlier one made covers it."""
-    found: list[Run] = []
-    for run in sorted(runs, key=lambda one: (one.base_offset, -one.next_offset)):
-        if found and run.base_offset < found[-1].next_offset:
-            continue
-        found.append(run)
-    return found
-
-
-def because(choice: Choice) -> tuple[Reason, ...]:
-    """Why a run was chosen, and the others that were weighed."""
-    others = [Reason("weighed", f"{run}, {run.score:.3g} of rent for each byte") for run in choice.best]
-    return (Reason(choice.obligation, choice.text), *others)

@@ -26,6 +26,7 @@ from lastword.cleaner import accounted, phases, staging
 from lastword.cleaner.built import BuiltRound
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.drive import Seen, seen_of
+from lastword.cleaner.part import part_of
 from lastword.cleaner.report import CleanRound
 from lastword.cleaner.runs import Run
 from lastword.cleaner.steps import Steps
@@ -151,10 +152,8 @@ def _built(
         built = accounted.build(view, files, view.segments, ledger, plan, run, steps, read_bytes, seconds)
     else:
         limits = phases.limits_of(plan)
-        part = None if run is None else partial(accounted.part_of, limits=limits, run=run)
-        built = phases.build_whole(
-            files, view.directory, view.segments, plan, clock, None, None, None, part=part
-        )
+        part = None if run is None else partial(part_of, limits=limits, run=run)
+        built = phases.build_whole(files, view.directory, view.segments, plan, clock, part=part)
     groups = []
     try:
         with built.ended() as each:

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lastword.cleaner import account, leased
-from lastword.cleaner.built import BuiltRound
 from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import group
-from lastword.cleaner.paced import PacedFiles
 from lastword.cleaner.phases import (
     DEFAULT_MAP_BYTES,
     alone,
@@ -23,8 +21,10 @@ from lastword.cleaner.phases import (
     exactly,
     limits_of,
     map_of,
+    paced,
     prepare,
     publish,
+    stopped,
 )
 from lastword.cleaner.report import CleanRound
 from lastword.cleaner.steps import Steps, Stopped
@@ -108,25 +108,21 @@ def clean(
         if plan.action != "clean":
             return None
         try:
-            files, segments = log.files, log.segments
-            if budget is not None:
-                files = paced = PacedFiles(log.files, budget, stop)
-                segments = tuple(paced.segments(log.segments))
+            files, segments = paced(log, budget, stop)
             built = build_whole(
                 files,
                 log.directory,
                 segments,
                 plan,
                 log.clock,
-                salt,
-                progress,
-                stop,
+                salt=salt,
+                progress=progress,
+                stop=stop,
                 threads=threads,
                 scratch=map_scratch,
             )
         except Stopped:
-            built = BuiltRound(plan, account.nothing_mapped(), ())
-            return account.close(log.directory, built, [], stopped_by="request", swap_seconds=0.0)
+            return stopped(log, plan)
         except LastwordError:
             account.count_failure(log.directory)
             raise
@@ -158,9 +154,9 @@ def plan(
     if chosen.action != "clean":
         return chosen
     if strategy == "generational":
-        from lastword.cleaner import accounted  # loads the kernels
+        from lastword.cleaner import accounted_plan  # loads the kernels
 
-        return accounted.plan(
+        return accounted_plan.plan(
             view,
             config,
             chosen,

@@ -19,7 +19,7 @@ from lastword import metrics
 from lastword.accounts.deletes import Standing
 from lastword.accounts.statement import indexed_bytes
 from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
-from lastword.cleaner import accounted, quarantine
+from lastword.cleaner import accounted, accounted_plan, quarantine
 from lastword.cleaner.choose import Plan, choose
 from lastword.cleaner.generational import Choice, choose_drive
 from lastword.cleaner.paced import PacedFiles
@@ -343,15 +343,15 @@ def planned(
     mine = [one for one in choices if one.run is not None and (one.run.topic, one.run.partition) == place]
     if not mine:
         held = leases.load(files, view.directory, plan.now_ms)
-        return accounted.kept(plan, ledger, choices[-1], held)
-    return accounted.plan(
+        return accounted_plan.kept(plan, ledger, choices[-1], held)
+    return accounted_plan.plan(
         view,
         config,
-        replace(plan, reasons=(*accounted.because(mine[0]), *plan.reasons)),
+        replace(plan, reasons=(*accounted_plan.because(mine[0]), *plan.reasons)),
         files=files,
         clock=clock,
         ledger=ledger,
-        runs=accounted.disjoint([one.run for one in mine if one.run is not None]),
+        runs=accounted_plan.disjoint([one.run for one in mine if one.run is not None]),
     )
 
 

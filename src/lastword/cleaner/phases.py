@@ -20,6 +20,7 @@ from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
 from lastword.cleaner.choose import Plan, Reason, choose
 from lastword.cleaner.groups import Group, Limits, group
+from lastword.cleaner.paced import PacedFiles
 from lastword.cleaner.report import CleanRound, TombstonesWaiting
 from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import Found, Transactions
@@ -34,6 +35,7 @@ from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    from lastword.cleaner.budget import DriveBudget
     from lastword.resolve import Resolution
 
 DEFAULT_MAP_BYTES = 128 << 20
@@ -78,7 +80,8 @@ def build(
     progress: ProgressLike | None = None,
 ) -> BuiltRound:
     """Map and rewrite by `plan` (from `prepare`); the value can be pickled and given to `publish`."""
-    return build_whole(files, view.directory, view.segments, plan, clock, salt, progress, None).collected()
+    built = build_whole(files, view.directory, view.segments, plan, clock, salt=salt, progress=progress)
+    return built.collected()
 
 
 def publish(
@@ -168,6 +171,22 @@ def alone(directory: str) -> Iterator[None]:
             _cleaning.discard(real)
 
 
+def paced(
+    log: PartitionLog, budget: DriveBudget | None, stop: Callable[[], bool] | None
+) -> tuple[Files, Sequence[Segment]]:
+    """The files and segments of a log; what is read and written through them comes out of `budget`."""
+    if budget is None:
+        return log.files, log.segments
+    files = PacedFiles(log.files, budget, stop)
+    return files, files.segments(log.segments)
+
+
+def stopped(log: PartitionLog, plan: Plan) -> CleanRound:
+    """The report of a round that was stopped while it mapped: nothing was rewritten."""
+    built = BuiltRound(plan, account.nothing_mapped(), ())
+    return account.close(log.directory, built, [], stopped_by="request", swap_seconds=0.0)
+
+
 def chosen_plan(
     log: PartitionLog | PartitionView,
     config: TopicConfig,
@@ -231,10 +250,10 @@ def build_whole(
     segments: Sequence[Segment],
     plan: Plan,
     clock: Clock,
-    salt: bytes | None,
-    progress: ProgressLike | None,
-    stop: Callable[[], bool] | None,
     *,
+    salt: bytes | None = None,
+    progress: ProgressLike | None = None,
+    stop: Callable[[], bool] | None = None,
     threads: int = 1,
     scratch: str | None = None,
     part: Callable[[Resolution, Found], tuple[tuple[Group, ...], Resolution, Found]] | None = None,

@@ -215,14 +215,14 @@ def _looked(
 def _runs(choices: Sequence[Choice]) -> dict[TopicPartition, list[Run]]:
     """Of each partition what is rewritten now: runs that do not touch each other, the best first; others
     wait for the next look."""
-    from lastword.cleaner import accounted
+    from lastword.cleaner import accounted_plan
     from lastword.logdir.checkpoints import TopicPartition
 
     found: dict[TopicPartition, list[Run]] = {}
     for one in choices:
         if one.run is not None:
             found.setdefault(TopicPartition(one.run.topic, one.run.partition), []).append(one.run)
-    apart = {tp: accounted.disjoint(runs) for tp, runs in found.items()}
+    apart = {tp: accounted_plan.disjoint(runs) for tp, runs in found.items()}
     return {tp: [run for run in runs if run in apart[tp]] for tp, runs in found.items()}
 
 
