@@ -376,9 +376,10 @@ class LogDirLockedError(BusyError):
     @classmethod
     def held(cls, path: str, pid: int | None, process: str | None) -> LogDirLockedError:
         holder = "another process" if pid is None else f"process {pid}" + (f" ({process})" if process else "")
+        instead = "use what has it open, or close that" if process == "this process" else "stop it"
         return cls(
             f"{path} is in use by {holder}",
-            remedy=f'stop it, or look without a lock: lastword.open("{path}")',
+            remedy=f'{instead}, or look without a lock: lastword.open("{path}")',
             file=path,
             pid=pid,
             process=process,

@@ -1,5 +1,6 @@
 """What somebody new gets wrong: each is a UsageError that says what to do, and nothing is changed."""
 
+import os
 from datetime import datetime
 
 import pytest
@@ -54,6 +55,33 @@ def test_calls(users, call, told):
 def test_a_path_that_is_none(path):
     with pytest.raises(UsageError, match="is no path"):
         lastword.open(path)
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/log", "file:///srv/log"])
+def test_a_url_is_no_directory_to_make(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    for mode in ("r", "a"):
+        with pytest.raises(UsageError, match="is a URL"):
+            lastword.open(path, mode)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forked_child_appends_nothing(users):
+    """It does not hold the lock, and its parent would write over what it appended."""
+    users.append(b"ada", b"1")
+    child = os.fork()
+    if child == 0:
+        try:
+            users.append(b"ada", b"2")
+        except UsageError as error:
+            users._logs.close()  # as at the end of a `with`: nothing of the parent's is touched
+            os._exit(0 if "forked from" in error.message else 2)
+        except BaseException:
+            os._exit(3)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert users.append(b"ada", b"3").offset == 1
+    assert [record.value for record in users.read()] == [b"1", b"3"]
 
 
 def test_a_file_is_no_directory_and_open_does_not_say_that_it_would_make_one(tmp_path):

@@ -7,6 +7,7 @@ is each, and which settings hold for it.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -52,6 +53,9 @@ class Found:
         self._clock = clock
         self._config_file = config
         self._closed = False
+        self._forked = False
+        if mode == "a":
+            _writers.add(self)
 
     @property
     def recovery(self) -> tuple[DirRecovery, ...]:
@@ -160,7 +164,8 @@ class Found:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError(f"{self.paths[0]} is closed", remedy="open it again: lastword.open(...)")
+            why = "was opened by the process that this one was forked from" if self._forked else "is closed"
+            raise UsageError(f"{self.paths[0]} {why}", remedy="open it again: lastword.open(...)")
 
     def _check_writable(self) -> None:
         self._check_open()
@@ -202,3 +207,18 @@ class _Views(Mapping[int, "PartitionView"]):
 
     def __len__(self) -> int:
         return len(self._homes)
+
+
+_writers: weakref.WeakSet[Found] = weakref.WeakSet()
+
+
+def _leave_to_the_parent() -> None:
+    """A forked child holds no lock. What it appended would be written over by its parent, and closing would
+    write checkpoints of a log that its parent still changes."""
+    for one in list(_writers):
+        if not one._closed:
+            one._closed = one._forked = True
+    _writers.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

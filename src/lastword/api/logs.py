@@ -110,11 +110,15 @@ def open(
 def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
     try:
         several = [given] if isinstance(given, (str, os.PathLike)) else list(given)
-        return [os.fspath(one) for one in several]
+        paths = [os.fspath(one) for one in several]
     except TypeError:
         raise UsageError(
             f"{given!r} is no path", remedy='lastword.open("data"), or a list of paths'
         ) from None
+    for path in paths:
+        if "://" in path:
+            raise UsageError(f"{path} is a URL", remedy="give a directory of a file system: /srv/log")
+    return paths
 
 
 def _together(path: str, log_dirs: Sequence[str]) -> list[str]:
@@ -135,7 +139,10 @@ def _together(path: str, log_dirs: Sequence[str]) -> list[str]:
 
 
 class LogDir(Verbs):
-    """An open log directory. Also a context manager; safe from any thread; after a fork, open again.
+    """An open log directory. Also a context manager; safe from any thread.
+
+    In a child made by fork what the parent has open to append is closed: it has the lock, the child opens it
+    again once the parent has let go of it.
 
     paths      its directories
     mode       "r" or "a"
