@@ -10,7 +10,7 @@ from lastword.clock import ManualClock
 from lastword.errors import LeaseRefusedError
 from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.partition import leases, losses
+from lastword.partition import leases, lessee, losses
 from tests.cleaner.test_accounted import Log as Accounted
 
 BEGIN = 1_795_168_800_000
@@ -185,7 +185,7 @@ def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, mo
 
     def racing(files, place, offset):
         # The reader has looked at the note before it was written, and writes its lease now.
-        leases._write(files, place, leases.LeaseFacts("racer", 2, clock.now_ms(), DAY, 0))
+        leases.write(files, place, leases.LeaseFacts("racer", 2, clock.now_ms(), DAY, 0))
         return note(files, place, offset)
 
     monkeypatch.setattr(losses, "note_dropped", racing)
@@ -255,7 +255,7 @@ def test_a_lease_below_a_tombstone_that_accounts_had_marked_as_due(tmp_path, mon
 
     def late_lease(position):
         arguments = {"log_start": 0, "log_end": 6, "now_ms": log.clock.now_ms()}
-        return leases.register(DEFAULT, log.log.directory, "late", position, **arguments)
+        return lessee.register(DEFAULT, log.log.directory, "late", position, **arguments)
 
     check = leased.check
 

@@ -15,7 +15,7 @@ from lastword.cleaner import phases, sharded
 from lastword.cleaner.job import Job
 from lastword.cleaner.report import CleanRound
 from lastword.errors import CorruptBatchError, CorruptFileError
-from lastword.partition import leases
+from lastword.partition import lessee
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
 
@@ -260,7 +260,7 @@ def other_segments(log: LogBuilder, job: Job) -> None:
 
 
 def lease(log: LogBuilder, job: Job) -> None:
-    leases.register(
+    lessee.register(
         log.files, log.directory, "late", 3, log_start=0, log_end=log.log.log_end, now_ms=log.clock.now_ms()
     )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lastword.errors import LastwordError, LeaseRefusedError, OffsetOutOfRangeError, UsageError
 from lastword.files import DEFAULT
-from lastword.partition import leases, losses
+from lastword.partition import leases, lessee, losses
 from tests.doubles.forgetful import ForgetfulFiles
 
 NOW = 1_795_168_800_000
@@ -17,7 +17,7 @@ DAY = 86_400_000
 
 
 def take(directory, name, position=None, *, now_ms=NOW, log_start=0, log_end=1000, max_age_ms=7 * DAY):
-    return leases.register(
+    return lessee.register(
         DEFAULT,
         str(directory),
         name,
@@ -30,7 +30,7 @@ def take(directory, name, position=None, *, now_ms=NOW, log_start=0, log_end=100
 
 
 def go_on(directory, name, position, *, now_ms=NOW, log_start=0, log_end=1000):
-    return leases.advance(
+    return lessee.advance(
         DEFAULT, str(directory), name, position, log_start=log_start, log_end=log_end, now_ms=now_ms
     )
 
@@ -150,13 +150,13 @@ def test_a_damaged_note_refuses_all_but_new_readers(tmp_path):
 
 def test_a_drop_noted_while_a_lease_is_taken_refuses_it(tmp_path, monkeypatch):
     """The cleaner notes before it looks at the leases, the reader writes before it looks at the note."""
-    write = leases._write
+    write = leases.write
 
     def meanwhile(files, directory, one, **more):
         losses.note_dropped(files, directory, 50)
         return write(files, directory, one, **more)
 
-    monkeypatch.setattr(leases, "_write", meanwhile)
+    monkeypatch.setattr(leases, "write", meanwhile)
     with pytest.raises(LeaseRefusedError):
         take(tmp_path, "a", 40)
     monkeypatch.undo()
@@ -175,7 +175,7 @@ def test_a_power_cut_leaves_a_whole_lease(tmp_path):
     root.mkdir()
     files = ForgetfulFiles(root)
     for position in (1, 20, 300):
-        leases.register(files, str(root), "a", position, log_start=0, log_end=1000, now_ms=NOW)
+        lessee.register(files, str(root), "a", position, log_start=0, log_end=1000, now_ms=NOW)
         files.mark(str(position))
     losses.note_dropped(files, str(root), 250)
     files.mark("noted")
@@ -225,9 +225,9 @@ def test_a_tombstone_never_goes_while_an_accepted_reader_has_not_met_it(tmp_path
             arguments = {"log_start": 0, "log_end": 100, "now_ms": now}
             try:
                 if what == "take":
-                    done = leases.register(DEFAULT, directory, name, number, **arguments)
+                    done = lessee.register(DEFAULT, directory, name, number, **arguments)
                 else:
-                    done = leases.advance(DEFAULT, directory, name, number, **arguments)
+                    done = lessee.advance(DEFAULT, directory, name, number, **arguments)
             except LastwordError:
                 continue
             # It was let through at this position: nothing may be gone that it says it has yet to meet,

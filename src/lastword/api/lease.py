@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.errors import LastwordError, LeaseRefusedError, UsageError
-from lastword.partition import leases
+from lastword.partition import leases, lessee
 from lastword.units import format_duration, format_time, parse_duration_ms
 from lastword.values import Value
 
@@ -99,7 +99,7 @@ class Lease:
             known = leases.read(home.files, directory, self.name)
             target = wanted.get(number, known.position if known is not None else 0)
             view = self._logs._view(self.topic, number)
-            leases.advance(
+            lessee.advance(
                 home.files,
                 directory,
                 self.name,
@@ -127,7 +127,7 @@ def take(logs: Found, topic: str, name: str, position: Position | None, max_age:
             directory = home.directory(topic, number)
             known = leases.read(home.files, directory, name)
             view = logs._view(topic, number)
-            leases.register(
+            lessee.register(
                 home.files,
                 directory,
                 name,

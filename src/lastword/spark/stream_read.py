@@ -41,7 +41,7 @@ from pyspark.sql.types import StructType
 from lastword.errors import OffsetOutOfRangeError, UnknownTopicError
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
-from lastword.partition import leases
+from lastword.partition import lessee
 from lastword.partition.view import PartitionView
 from lastword.spark import snapshot
 from lastword.spark.brief import brief
@@ -324,7 +324,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         now_ms = int(time.time() * 1000)
         for place, view in views.items():
             if place in offsets:
-                leases.register(
+                lessee.register(
                     DEFAULT,
                     view.directory,
                     self.options.lease,
