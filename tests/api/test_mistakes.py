@@ -37,6 +37,8 @@ def test_append(users, key, value, more, told):
 READS = {
     "a negative offset": (lambda users: users.read(-1), "offset -1 is below log start 0"),
     "an offset as text": (lambda users: users.read("5"), "no place in a log"),
+    "a position as JSON gives it back": (lambda users: users.read({"0": 1}), "names partition '0'"),
+    "a sequence of nobody": (lambda users: users.append(b"a", b"", sequence=1), "without a producer"),
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),
     "a view that is none": (lambda users: users.read(view="newest"), "unknown view"),
     "trim before a negative offset": (lambda users: users.trim(-3), "before=-3 is no place"),

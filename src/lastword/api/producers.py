@@ -239,6 +239,8 @@ class Call:
 
 def check(name: object, sequence: object) -> tuple[str, int]:
     """Both, if they are a name and a sequence; otherwise UsageError."""
+    if name is None:
+        raise UsageError(f"sequence={sequence!r} without a producer", remedy='give both: producer="loader"')
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise UsageError(f"{name!r} is no producer name", remedy=f"a str of 1 to {MAX_NAME} characters")
     if isinstance(sequence, bool) or not isinstance(sequence, int) or not 0 <= sequence <= MAX_CALL_SEQUENCE:

@@ -39,11 +39,14 @@ def ranges(
     """
     for what, given in (("start", start), ("end", end)):
         if isinstance(given, Mapping):
-            unknown = sorted(set(given) - set(views))
+            unknown = sorted(set(given) - set(views), key=str)
             if unknown:
+                remedy = "leave it out, or read another topic"
+                if isinstance(unknown[0], str):  # as JSON gives a position back
+                    remedy = "partitions are ints: {int(number): offset for number, offset in saved.items()}"
                 raise UsageError(
-                    f"{what} names partition {unknown[0]}, and there are {_list(sorted(views))}",
-                    remedy="leave it out, or read another topic",
+                    f"{what} names partition {unknown[0]!r}, and there are {_list(sorted(views))}",
+                    remedy=remedy,
                 )
     found = []
     for partition, view in sorted(views.items()):

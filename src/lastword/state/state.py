@@ -94,8 +94,12 @@ class State(MutableMapping[K, V], Generic[K, V]):
     position   per partition the offset up to which records are in the mapping
     restored   what opening took, one `Restored` per partition
 
-    Safe from any thread. `del` writes a tombstone; None is a value if the value serializer can write it
-    (json can).
+    `del` writes a tombstone; None is a value if the value serializer can write it (json can). Every get makes
+    the value anew from its bytes, so a change in place is lost unless it is put back: take `edit`.
+
+    Safe from any thread, call by call. `totals["a"] += 1` is two calls, between which another thread may
+    change it; `edit`, `pop` and `setdefault` let nobody in between. Two states of one topic do not see each
+    other's changes before `refresh`.
     """
 
     def __init__(
@@ -354,8 +358,8 @@ class State(MutableMapping[K, V], Generic[K, V]):
     def edit(self, key: K) -> Iterator[V]:
         """`with state.edit("ada") as ada: ada["city"] = "Oslo"`: one record when the block ends.
 
-        Nothing is written if the block raises, or leaves the value as it was. KeyError for a key that is
-        not there, unless the state has a default.
+        Nothing is written if the block raises, or leaves the value as it was. Other threads wait until it
+        ends. KeyError for a key that is not there, unless the state has a default.
         """
         with self._lock:
             value = self[key]
