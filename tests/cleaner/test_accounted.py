@@ -1,17 +1,20 @@
 """Rounds by garbage accounts, over one partition."""
 
 import contextlib
+import dataclasses
 import random
 
 import pytest
 
 from lastword.accounts.ledger import Ledger
+from lastword.cleaner.accounted import groups_of, look
 from lastword.cleaner.cleaner import clean
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
 from lastword.partition.open import open_log
 from lastword.records.builder import BatchBuilder
+from lastword.segment.recover import inspect
 from tests.support.partitions import records_of
 
 NOW = 1_700_000_000_000
@@ -127,6 +130,26 @@ def test_many_rounds_against_a_dict(log):
         log.clean()
         assert log.live() == {k: v for k, v in log.newest.items() if v is not None}
         log.clock.advance(rng.choice([0, 1000, 2 * HOUR]))
+
+
+def test_survivors_that_compress_worse_than_the_dead_leave_room_in_the_index(tmp_path):
+    """Estimated by their share of the plain bytes they take a fortieth of what they take."""
+    config = dataclasses.replace(
+        CONFIG, segment_bytes=10_000, segment_index_bytes=600, index_interval_bytes=100
+    )
+    log = Log(tmp_path, config)
+    rng = random.Random(1)
+    for number in range(100):
+        builder = BatchBuilder(4, producer_id=number, producer_epoch=0, base_sequence=0)
+        for n in range(20):
+            builder.append(log.clock.now_ms(), b"hot %d" % n, b"x" * 200)
+        builder.append(log.clock.now_ms(), b"cold %d" % number, rng.randbytes(200))
+        log.log.append_batch(builder.build(0))
+    log.clean()
+    for segment in log.log.segments:
+        found = inspect(DEFAULT, log.log.directory, segment.base_offset, index_interval_bytes=100)
+        assert len(found.offset_entries) <= 600 and len(found.time_entries) <= 600
+    log.close()
 
 
 @pytest.mark.parametrize("every", [1, 30])

@@ -99,7 +99,15 @@ def test_index_sizes_bound_a_group() -> None:
     limits = Limits(segment_bytes=1 << 30, segment_index_bytes=120, index_interval_bytes=100)
     assert limits.fit(999)
     assert not limits.fit(1000)
-    assert run((500, 1), (499, 1), (500, 1), limits=limits) == [(0, 1), (2, 2)]
+    assert run((490, 1), (489, 1), (490, 1), limits=limits) == [(0, 1), (2, 2)]
+
+
+def test_the_sources_of_a_group_would_fit_one_file_too() -> None:
+    """Of compressed records the live bytes are an estimate: the rest may have been what compressed."""
+    limits = Limits(segment_bytes=1 << 30, segment_index_bytes=10 << 20, index_interval_bytes=4096)
+    full = (1 << 30) - 1000
+    facts = [Facts(100 * i, 100 * i + 100, full, 50, full // 20) for i in range(5)]
+    assert [(g.first, g.last) for g in group(facts, limits)] == [(0, 1), (2, 3), (4, 4)]
 
 
 def test_a_group_tells_its_range_and_bytes() -> None:

@@ -15,7 +15,8 @@ An empty segment (Kafka's cleaner leaves one for a group whose records all went)
 output: the next segment's base covers its offsets.
 
 Limits of an output are Kafka's: `segment.bytes`, both indexes within `segment.index.bytes`, offsets within
-2^31 of its base. One group gives one segment.
+2^31 of its base. One group gives one segment. What survives of compressed batches is known only when it is
+written; so a group's sources as they are fit one file too, by the limits that no file may break.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from lastword.segment.recover import MAX_FILE_BYTES
 
 MAX_OFFSET_RANGE = (1 << 31) - 1  # an index entry's relative offset is a signed 32-bit number
 SMALL_SHARE = 20  # 1/20 of segment.bytes: what one file less is worth, in bytes moved
@@ -58,7 +61,16 @@ class Limits:
         """May a segment of `live_bytes` exist? Indexes get an entry per interval, the time index one more."""
         if live_bytes > self.segment_bytes:
             return False
-        entries = live_bytes // max(self.index_interval_bytes, 1) + 1
+        return self._indexed(live_bytes)
+
+    def hold(self, source_bytes: int) -> bool:
+        """Can one file hold what is left of so many bytes, whatever that is? Live bytes of compressed records
+        are only shares of their batches: they may be most of it, if the dead ones compressed better.
+        """
+        return source_bytes <= MAX_FILE_BYTES and self._indexed(source_bytes)
+
+    def _indexed(self, size_bytes: int) -> bool:
+        entries = size_bytes // max(self.index_interval_bytes, 1) + 1
         return entries * TIME_INDEX_ENTRY_BYTES <= self.segment_index_bytes
 
 
@@ -142,7 +154,9 @@ def _filled(
 def _fits(facts: Sequence[Facts], run: Sequence[int], one: Facts, limits: Limits) -> bool:
     if one.next_offset - 1 - facts[run[0]].base_offset > MAX_OFFSET_RANGE:
         return False
-    return limits.fit(sum(facts[i].live_bytes for i in run) + one.live_bytes)
+    return limits.fit(sum(facts[i].live_bytes for i in run) + one.live_bytes) and limits.hold(
+        sum(facts[i].size_bytes for i in run) + one.size_bytes
+    )
 
 
 def _group(facts: Sequence[Facts], run: Sequence[int]) -> Group:
