@@ -7,7 +7,6 @@ import random
 import pytest
 
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.accounted import groups_of, look
 from lastword.cleaner.cleaner import clean
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
