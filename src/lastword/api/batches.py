@@ -10,10 +10,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import chain, count
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lastword.api import pairs, partitioners
+from lastword.api.placing import Placing
 from lastword.api.record import Record
 from lastword.config import TopicConfig
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
@@ -31,8 +32,6 @@ GROUP_RECORDS = 100_000
 KERNEL_RECORDS = 20_000  # from here on loading the kernels costs less than packing in Python
 KERNEL_RECORDS_LOADED = 500
 CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-
-HeadersLike = Mapping[str, bytes | None] | Iterable[Header]
 
 
 @dataclass(slots=True)
@@ -75,11 +74,9 @@ class Packer:
         partitioner: partitioners.Partitioner,
     ) -> None:
         self.topic = topic
-        self.partitions = partitions
         self.config = config
+        self.placing = Placing(topic, partitions, partitioner)
         self._key, self._value = serializers
-        self._partitioner = partitioner
-        self._turn = count()
         self._codec = CODECS[config.compression_type]
         self._limit = min(config.max_message_bytes, config.segment_bytes)
 
@@ -106,22 +103,6 @@ class Packer:
         data = builder.build()
         self._check_size(data)
         return data
-
-    def partition_of(self, key: bytes | None, given: int | None, turn: int | None = None) -> int:
-        """The partition of a record; those without a key take turns, or go where `turn` says."""
-        if given is not None:
-            return self.checked_partition(given)
-        if key is None:
-            return (next(self._turn) if turn is None else turn) % self.partitions
-        return partitioners.choose(self._partitioner, key, self.partitions)
-
-    def checked_partition(self, given: int) -> int:
-        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < self.partitions:
-            raise UsageError(
-                f"{self.topic} has no partition {given!r}",
-                remedy="it has one, 0" if self.partitions == 1 else f"it has 0 to {self.partitions - 1}",
-            )
-        return given
 
     def timestamp_of(self, given: int | datetime | None, now_ms: int) -> int:
         """Milliseconds; now if none was given. UsageError for a naive datetime, and outside the topic's
@@ -217,15 +198,15 @@ class Packer:
             weight = len(key or b"") + len(value or b"") + pairs.WEIGHT_BYTES
             if call is not None:
                 turn = call.turn(1)
-                chosen = self.partition_of(key, partition, turn)
+                chosen = self.placing.of(key, partition, turn)
             elif key is None and partition is None:
                 # A batch's worth to one partition, then the next one's turn.
                 if sticky_left <= 0:
-                    sticky, sticky_left = next(self._turn) % self.partitions, BATCH_BYTES
+                    sticky, sticky_left = next(self.placing.turns) % self.placing.partitions, BATCH_BYTES
                 chosen = sticky
                 sticky_left -= weight
             else:
-                chosen = self.partition_of(key, partition)
+                chosen = self.placing.of(key, partition)
             self._check(key, chosen)
             number += 1
             if call is None or not call.skips(chosen, key, value):
@@ -359,7 +340,7 @@ class Packer:
         """A group of Arrow columns; `given`: a column of partitions, or None."""
         import numpy as np
 
-        chosen = self._partitions(keys, given, partition, call)
+        chosen = self.placing.of_columns(keys, given, partition, call)
         if call is not None:
             call.turn(len(keys))
         if keys.null_count and self.config.compacts:
@@ -379,40 +360,6 @@ class Packer:
                 None if headers is None else headers if whole else headers.take(which),
             )
         return self._checked(Group(batches, len(keys)))
-
-    def _partitions(self, keys: Any, given: Any, partition: int | None, call: Call | None) -> Any:
-        """int64 partition of each record."""
-        import numpy as np
-        import pyarrow as pa
-
-        size = len(keys)
-        if partition is not None:
-            return np.full(size, self.checked_partition(partition), np.int64)
-        if given is not None and given.null_count == 0:
-            numbers = np.asarray(given.cast(pa.int64()), np.int64)
-            for number in np.unique(numbers).tolist():
-                self.checked_partition(number)
-            return numbers
-        if self.partitions == 1:
-            return np.zeros(size, np.int64)
-        chosen = (
-            np.fromiter(
-                (-1 if key is None else self._by_key(key) for key in keys.to_pylist()), np.int64, size
-            )
-            if self._partitioner is not partitioners.by_murmur2
-            else partitioners.murmur2_partitions(keys, self.partitions)
-        )
-        keyless = np.flatnonzero(chosen < 0)
-        if keyless.size:
-            # About a batch's worth each: taking turns by blocks of records.
-            blocks = next(self._turn) + np.arange(keyless.size) // 512
-            if call is not None:
-                blocks = call.turn_at(call.seen + keyless)
-            chosen[keyless] = blocks % self.partitions
-        return chosen
-
-    def _by_key(self, key: bytes) -> int:
-        return partitioners.choose(self._partitioner, key, self.partitions)
 
 
 def _few() -> int:
@@ -435,22 +382,3 @@ def _skipped(call: Call, partition: int, keys: Any, values: Any, which: Any) -> 
         if not call.skips(partition, key, value):
             return done
     return len(first)
-
-
-def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
-    """Headers as given, as pairs; UsageError unless they are str and bytes or None."""
-    try:
-        given = headers.items() if isinstance(headers, Mapping) else headers
-        pairs = tuple(tuple(pair) for pair in given)
-    except TypeError:
-        pairs = ((),)  # no pairs at all: refused like those that are not right
-    for pair in pairs:
-        if (
-            len(pair) != 2
-            or not isinstance(pair[0], str)
-            or not (pair[1] is None or isinstance(pair[1], bytes))
-        ):
-            raise UsageError(
-                "headers are pairs of str and bytes or None", remedy='headers={"source": b"loader"}'
-            )
-    return pairs

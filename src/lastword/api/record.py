@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
+
+from lastword.errors import UsageError
+from lastword.records.record import Header
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -70,3 +74,26 @@ class Appended:
 
     def to_dict(self) -> dict[str, Any]:
         return {"partition": self.partition, "offset": self.offset, "timestamp": self.timestamp}
+
+
+HeadersLike = Mapping[str, bytes | None] | Iterable[Header]
+"""Headers as users give them."""
+
+
+def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
+    """Headers as given, as pairs; UsageError unless they are str and bytes or None."""
+    try:
+        given = headers.items() if isinstance(headers, Mapping) else headers
+        pairs = tuple(tuple(pair) for pair in given)
+    except TypeError:
+        pairs = ((),)  # no pairs at all: refused like those that are not right
+    for pair in pairs:
+        if (
+            len(pair) != 2
+            or not isinstance(pair[0], str)
+            or not (pair[1] is None or isinstance(pair[1], bytes))
+        ):
+            raise UsageError(
+                "headers are pairs of str and bytes or None", remedy='headers={"source": b"loader"}'
+            )
+    return pairs

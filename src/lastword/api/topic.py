@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from lastword import metrics
 from lastword.api import partitioners
-from lastword.api.batches import HeadersLike, Packer, header_pairs
+from lastword.api.batches import Packer
 from lastword.api.follow import check_follow, following
 from lastword.api.ranges import Bounds, ranges
 from lastword.api.reader import READ_COMMITTED, Reader, check_isolation, check_view, encoded_keys
-from lastword.api.record import Appended, K, Record, V
+from lastword.api.record import Appended, HeadersLike, K, Record, V, header_pairs
 from lastword.api.serializers import Serializer, SerializerLike, serializer_of
 from lastword.api.topic_verbs import TopicVerbs
 from lastword.config import TopicConfig
@@ -126,7 +126,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
 
             _, sequence = producers.check(producer, sequence)
             turn = sequence % producers.TURNS
-        chosen = packer.partition_of(data[0], partition, turn)
+        chosen = packer.placing.of(data[0], partition, turn)
         when = packer.timestamp_of(timestamp, self._logs._clock.now_ms())
         batch = packer.one(*data, when, header_pairs(headers) if headers else (), chosen)
         began = time.perf_counter()
@@ -324,7 +324,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         views = self._logs._views(self.name)
         if partition is not None:
             if partition not in views:
-                self._packer.checked_partition(partition)
+                self._packer.placing.checked(partition)
                 raise UsageError(
                     f"{self.name}-{partition} is not in this directory", remedy="read another partition"
                 )
@@ -379,7 +379,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         from lastword.api.counts import segments
 
         if partition is not None:
-            self._packer.checked_partition(partition)
+            self._packer.placing.checked(partition)
         return segments(self._logs, self.name, partition, progress, quick=quick)
 
     def lease(self, name: str, *, position: Position | None = None, max_age: str | int = "7d") -> Lease:
