@@ -70,3 +70,12 @@ def test_the_history_is_as_told() -> None:
     assert [key in dict(second) for key in demo.TWINS] == [False, True]
     assert any(value is None for _, value in second)
     assert set(demo.TWINS) <= set(history.newest)
+
+
+@pytest.mark.slow
+def test_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the demonstration's own size."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("$ lastword demo ")[1].split("```")[0].splitlines()[1:]
+    assert main.run(["demo", "-q", "--no-progress"]) == 0
+    assert shown and capsys.readouterr().out.splitlines()[: len(shown)] == shown
