@@ -23,10 +23,21 @@ told at once, before anything is opened. `lastword config DIR [TOPIC]` shows eve
 
 ## A sample with everything
 
-Every line is commented out and shows the default.
+Every line is commented out. It shows the default, or an example where nothing is set by default.
 
 ```toml
 """
+
+
+EXAMPLES = {
+    "log.dirs": '["/srv/d1", "/srv/d2"]',
+    "log.cleaner.io.max.bytes.per.second": '"80MiB"',
+    "cleanup.policy": '"compact"',
+    "lastword.key.serializer": '"str"',
+    "lastword.value.serializer": '"json"',
+    "lastword.partitioner": '"murmur2"',
+}
+"""Of settings that have no default."""
 
 
 def sample(known: dict[str, Setting], config: LogConfig | TopicConfig) -> list[str]:
@@ -36,12 +47,13 @@ def sample(known: dict[str, Setting], config: LogConfig | TopicConfig) -> list[s
         if setting.name == "drives":
             line = 'drives."/srv/d2" = "20MiB"'
         elif value in ("none", ""):
-            line = f"{setting.name} ="
+            line = f"{setting.name} = {EXAMPLES[setting.name]}"
         elif setting.unit in ("count", "ratio", "true or false") or value.lstrip("-").isdigit():
             line = f"{setting.name} = {value}"
         else:
             line = f'{setting.name} = "{value}"'
-        lines.append(f"# {line:50} # {setting.allowed}".rstrip())
+        unset = "; not set by default" if setting.name in EXAMPLES else ""
+        lines.append(f"# {line:50} # {setting.allowed}{unset}".rstrip())
     return lines
 
 
