@@ -7,7 +7,9 @@ import random
 import pytest
 
 from lastword.accounts.ledger import Ledger
+from lastword.cleaner.accounted import look
 from lastword.cleaner.cleaner import clean
+from lastword.cleaner.phases import prepare
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
@@ -67,6 +69,20 @@ class Log:
         return clean(
             self.log, self.config, first_dirty=self.first_dirty, record_first_dirty=self.record, **options
         )
+
+    def garbage_bytes(self):
+        """What the accounts say of it."""
+        self.ledger.fit(self.log.segments)
+        plan = prepare(
+            self.log,
+            self.config,
+            first_dirty=None,
+            due=False,
+            strategy="generational",
+            map_bytes=self.map_bytes,
+        )
+        look(self.log, self.files, self.ledger, plan, self.log.segments)
+        return sum(one.dead_bytes for one in self.ledger.facts())
 
     def record(self, offset):
         self.first_dirty = offset
@@ -148,6 +164,38 @@ def test_survivors_that_compress_worse_than_the_dead_leave_room_in_the_index(tmp
     for segment in log.log.segments:
         found = inspect(DEFAULT, log.log.directory, segment.base_offset, index_interval_bytes=100)
         assert len(found.offset_entries) <= 600 and len(found.time_entries) <= 600
+    log.close()
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_is_said_of_garbage_gets_no_worse_from_round_to_round(tmp_path, same):
+    """Of compressed records it is the sum of their shares of their batches, which were others then; each
+    rewrite sets a segment right as a whole. So nothing adds up in fifty rounds over the same records, whether
+    all compress alike or some do not at all."""
+    log = Log(tmp_path, dataclasses.replace(CONFIG, segment_bytes=1 << 20))
+    rng = random.Random(1)
+
+    def put(keys):
+        builder = BatchBuilder(4)
+        for key in keys:
+            value = b"%d" % rng.randrange(1000)
+            value = value if same or key % 2 else rng.randbytes(20)
+            builder.append(log.clock.now_ms(), b"key %d" % key, value)
+        log.log.append_batch(builder.build(0))
+
+    for first in range(0, 1000, 100):
+        put(range(first, first + 100))
+    told = freed = 0
+    right = []
+    for number in range(50):
+        log.log.roll()
+        told += log.garbage_bytes()
+        freed += log.clean().freed_bytes
+        if number % 10 == 9:
+            right.append(told / freed)
+            told = freed = 0
+        put(rng.sample(range(1000), 200))
+    assert all(0.95 < one < 1.05 for one in right), right
     log.close()
 
 

@@ -23,7 +23,7 @@ from lastword.files import Files
 from lastword.segment import names
 from lastword.segment.segment import Segment
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(slots=True)

@@ -297,7 +297,7 @@ class RunningResolution:
         if self._going is not None and (self._going[0] < start or self._going[1] > end):
             raise ValueError("records of other segments are about to go as well: one rewrite at a time")
         self._settle_going(gone=True)
-        tally.merge(first, last, size_bytes, next_offset)
+        tally.merge(first, last, size_bytes, next_offset, share=self._share)
         store.clear(start, end)
         segments = store.page_segments[: store.pages]
         segments[(segments > first) & (segments <= last)] = first

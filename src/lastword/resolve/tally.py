@@ -15,20 +15,32 @@ from lastword.kernels.arena import NO_OFFSET
 from lastword.records.chunk import Chunk
 from lastword.resolve.facts import SegmentFacts, SegmentSource
 
-_COLUMNS = ("bases", "next_offsets", "sizes", "weights", "ends", "records", "control_batches")
+_COLUMNS = (
+    "bases",
+    "next_offsets",
+    "sizes",
+    "weights",
+    "worths",
+    "ends",
+    "records",
+    "control_batches",
+    "control_bytes",
+)
 
 
 class Tally:
     """One row a segment. `bases`, `stats` and `digests` are what the kernels fill.
 
-    `weights`: the sum of the sizes that the map knows of a segment's records. At first that is the size of
-    the file; after a rewrite the map still knows the old sizes, and bytes are scaled to the new file.
+    `weights`: the sum of the sizes that the map knows of a segment's records, dead and live, where it is kept
+    (`weigh`). After a rewrite the map still knows the old sizes; `worths` is what they amount to in the new
+    file, and bytes are scaled by it. A sum, not what is left of a file's size: fractions of bytes and markers
+    that no record accounts for would add up from rewrite to rewrite.
     """
 
     def __init__(self) -> None:
         empty = np.empty(0, np.int64)
-        self.bases = self.next_offsets = self.sizes = self.weights = empty
-        self.ends = self.records = self.control_batches = empty
+        self.bases = self.next_offsets = self.sizes = self.weights = self.worths = empty
+        self.ends = self.records = self.control_batches = self.control_bytes = empty
         self.stats = np.empty((0, loops.STAT_FIELDS), np.int64)
         self.digests = np.empty(0, np.uint64)
         self.producers: list[dict[int, int]] = []
@@ -53,9 +65,8 @@ class Tally:
         more("ends", [source.base_offset for source in sources])
         more("next_offsets", [source.next_offset for source in sources])
         more("sizes", sizes)
-        more("weights", sizes)
-        more("records", [0] * len(sources))
-        more("control_batches", [0] * len(sources))
+        for name in ("weights", "worths", "records", "control_batches", "control_bytes"):
+            more(name, [0] * len(sources))
         stats = np.zeros((len(sources), loops.STAT_FIELDS), np.int64)
         stats[:, loops.LOWEST_KILLER] = NO_OFFSET
         self.stats = np.concatenate([self.stats, stats])
@@ -76,6 +87,7 @@ class Tally:
         data = chunk.data_rows()
         self.records[segment] += chunk.table[data, fields.COUNT].sum()
         self.control_batches[segment] += chunk.rows - int(data.sum())
+        self.control_bytes[segment] += chunk.table[~data, fields.SIZE].sum()
         known = data & (chunk.table[:, fields.PRODUCER_ID] >= 0)
         if known.any():
             producers, last = (
@@ -83,14 +95,24 @@ class Tally:
             )
             self.producers[segment].update(zip(producers, last, strict=True))
 
-    def merge(self, first: int, last: int, size_bytes: int, next_offset: int) -> None:
-        """Segments `first` to `last` became one file without their dead records."""
+    def weigh(self, segment: int, size_bytes: int) -> None:
+        """The map has taken in records of so many bytes, as it knows them."""
+        self.weights[segment] += size_bytes
+        self.worths[segment] += size_bytes
+
+    def merge(self, first: int, last: int, size_bytes: int, next_offset: int, *, share: float = 1.0) -> None:
+        """Segments `first` to `last` became one file without their dead records. `share`: of the keys that
+        are in the map."""
         part = slice(first, last + 1)
         live = self.stats[part].sum(axis=0)
         live[[loops.DEAD_RECORDS, loops.DEAD_BYTES, loops.DUE_TOMBSTONES, loops.KEYLESS]] = 0
         live[loops.ABORTED_RECORDS] = 0
         live[loops.LOWEST_KILLER] = NO_OFFSET
-        self.weights[first] = (self.weights[part] - self.stats[part, loops.DEAD_BYTES]).sum()
+        weight = (self.weights[part] - self.stats[part, loops.DEAD_BYTES]).sum()
+        # What the file has beyond the sizes that are known may be markers, as far as there were any.
+        markers = min(self.control_bytes[part].sum(), max(size_bytes - weight / share, 0))
+        self.weights[first], self.worths[first] = weight, (size_bytes - markers) * share
+        self.control_bytes[first] = markers
         self.records[first] = (self.records[part] - self.stats[part, loops.DEAD_RECORDS]).sum()
         self.control_batches[first] = self.control_batches[part].sum()
         self.digests[first] = self.digests[part].sum()
@@ -109,14 +131,14 @@ class Tally:
     @property
     def is_scaled(self) -> bool:
         """Was any segment rewritten?"""
-        return bool((self.weights != self.sizes).any())
+        return bool((self.weights != self.worths).any())
 
     def scaled(self, segments: NDArray[np.int64], size_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sizes as the map knows them, in bytes of the files that the records lie in now."""
-        weights, sizes = self.weights[segments], self.sizes[segments]
-        changed = weights != sizes
+        weights, worths = self.weights[segments], self.worths[segments]
+        changed = weights != worths
         found = size_bytes.copy()
-        ratio = sizes[changed] / np.maximum(weights[changed], 1)
+        ratio = worths[changed] / np.maximum(weights[changed], 1)
         found[changed] = (size_bytes[changed] * ratio).astype(np.int64)
         return found
 

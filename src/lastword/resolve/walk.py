@@ -13,6 +13,7 @@ from lastword import kernels
 from lastword.kernels import offset_map as loops
 from lastword.kernels import piece
 from lastword.kernels import table as fields
+from lastword.kernels.arena import SIZE_MASK
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.records.lanes import in_lanes, prepared, second_thread
 from lastword.resolve.bitmaps import PageStore
@@ -99,6 +100,8 @@ class Walk:
         assert offset_map is not None
         filled = int(made.cursor[piece.FILLED])
         self.store.register(made.pages[: int(made.cursor[piece.PAGES_MET])], segment)
+        if self.rules.keep_copies:
+            self.tally.weigh(segment, int((made.spans[piece.SIZE, first:filled] & SIZE_MASK).sum()))
         self.state[loops.NEXT] = first
         while True:
             status = loops.settle_piece(
