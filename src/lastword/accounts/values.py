@@ -5,11 +5,10 @@ byte of it owes one unit for each unit of `t` that it lies there.
 
 How they are used, from the ledger up:
 
-    Ledger.account(...)                 -> PartitionAccount       accounts.ledger, one partition
-    cleaner.drive.look(home, ...)       -> DriveAccount           all partitions of a log directory, each
-                                                                  scanned up to its limit first
-    cleaner.generational.choose_drive(account, now_ms) -> Choice  the best run, with reasons
-    cleaner.drive.next_round(home, ...) -> DriveRound | None      both of these; `DriveRound.run(...)` does it
+    accounts.ledger                      Ledger.account(...)            -> PartitionAccount
+    cleaner.drive, of all partitions     look(places, ...)              -> DriveAccount
+    cleaner.generational, the best run   choose_drive(account, now_ms)  -> Choice
+    cleaner.drive, does it               rewrite(place, choice.run)     -> CleanRound | None
 """
 
 from __future__ import annotations

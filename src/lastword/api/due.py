@@ -132,7 +132,8 @@ def plan_due(
     """
     from lastword.cleaner import quarantine
     from lastword.cleaner.choose import QUARANTINED
-    from lastword.cleaner.drive import look, outlook, plan_of, planned
+    from lastword.cleaner.drive import look, plan_of
+    from lastword.cleaner.drive_plan import outlook, planned
 
     for name, places in drives(found, wanted, strategy):
         now_ms = found._clock.now_ms()

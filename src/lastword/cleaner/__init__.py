@@ -4,9 +4,10 @@ It stands on `logdir`, `accounts`, `resolve`, `partition`, `segment` and `record
 and `phases.py`: the round over a whole log, once, at one altitude. Then `choose.py` (up to where, a `Plan`),
 `groups.py`, `building.py`, `rewrite.py`, `output.py`, `certificate.py`, `report.py`; `transactions.py` for
 logs that have any. Then what makes it cost what the garbage costs: `generational.py` (the decision, a
-`Choice`), `part.py` and `accounted.py` (the round over a part), `accounted_plan.py`, `drive.py` (one drive,
-look by look). In the background: `scheduler.py`, `workers.py`, `budget.py`. In other places than where the
-log is open: `apart.py`; one giant partition by many hands: `job.py`, `sharded.py`.
+`Choice`), `part.py` and `accounted.py` (the round over a part), `drive.py` (one drive, look by look), and
+both on paper: `accounted_plan.py`, `drive_plan.py`. In the background: `scheduler.py`, `workers.py`,
+`budget.py`. In other places than where the log is open: `apart.py`; one giant partition by many hands:
+`job.py`, `sharded.py`.
 
 Three parts of a log
 --------------------

@@ -1,8 +1,9 @@
 """One drive: what lies on it, what is due there, and the round that does it.
 
 `look` brings the accounts of every compacted partition up to date (what fell below the limits is scanned
-once) and gives one `DriveAccount`; `generational.choose_drive` chooses by it; `rewrite` carries a chosen run
-out. A partition in which nothing has moved since it was looked at costs no look into its ledger.
+once) and gives one `DriveAccount`; `generational.choose_drive` chooses by it (`drive_plan`: again and again,
+on paper); `rewrite` carries a chosen run out. A partition in which nothing has moved since it was looked at
+costs no look into its ledger.
 
 A drive may hold several log directories. Each has a time of its own (bytes appended to it); they are put on
 one scale here.
@@ -18,11 +19,9 @@ from typing import TYPE_CHECKING
 from lastword import metrics
 from lastword.accounts.deletes import Standing
 from lastword.accounts.statement import indexed_bytes
-from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
-from lastword.cleaner import accounted, accounted_plan, quarantine
+from lastword.accounts.values import DriveAccount, PartitionAccount
+from lastword.cleaner import accounted, phases, quarantine
 from lastword.cleaner.choose import Plan, choose
-from lastword.cleaner.generational import Choice, choose_drive
-from lastword.cleaner.paced import PacedFiles
 from lastword.cleaner.steps import Stopped
 from lastword.errors import LastwordError
 from lastword.files import Files
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from lastword.cleaner.budget import DriveBudget
     from lastword.cleaner.report import CleanRound
     from lastword.cleaner.runs import Run
-    from lastword.clock import Clock
     from lastword.config import TopicConfig
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
@@ -123,10 +121,9 @@ def _look_at(
     if ledgers.saves:
         log = opened = home.log(*tp)
         opened.roll_if_due()  # so that segment.ms and max.compaction.lag.ms hold without new appends
-    files: Files = home.files
-    set_aside = quarantine.load(files, log.directory) is not None
+    set_aside = quarantine.load(home.files, log.directory) is not None
     plan = plan_of(place, log, now_ms)
-    segments = log.segments
+    segments: Sequence[Segment] = log.segments
     total_bytes = sum(one.size for one in segments)
     nothing = PartitionAccount(
         *tp, drive, (), total_bytes, plan.limit, log.log_start, quarantined=set_aside or held
@@ -145,9 +142,7 @@ def _look_at(
         with home.try_claim(*tp) as mine:
             if not mine:  # it is being cleaned, or changed, by somebody else
                 return nothing if not isinstance(seen, Seen) else replace(seen.account, quarantined=True)
-            if budget is not None:
-                files = paced = PacedFiles(files, budget, stop)
-                segments = tuple(paced.segments(segments))
+            files, segments = phases.paced(log, budget, stop)
             seen = _scan(place, log, files, segments, plan, drive, ledgers, progress, stop)
             ledgers.seen[tp] = seen
     else:
@@ -309,70 +304,3 @@ def rewrite(
         swaps = max(found.segments_before - found.segments_after, 1)
         home.ledgers.measured(found.written_bytes, found.phases.rewrite, swaps, found.phases.swap)
     return found
-
-
-def outlook(drive: DriveAccount, now_ms: int, most_runs: int = 10_000) -> tuple[list[Choice], DriveAccount]:
-    """All that would be rewritten now, one choice after another, and the drive as it would be then."""
-    choices: list[Choice] = []
-    while len(choices) < most_runs:
-        choice = choose_drive(drive, now_ms)
-        choices.append(choice)
-        if choice.run is None:
-            break
-        drive = replace(
-            drive, partitions=tuple(_rewritten(one, choice.run, drive.t) for one in drive.partitions)
-        )
-    return choices, drive
-
-
-def planned(
-    view: PartitionView,
-    config: TopicConfig,
-    plan: Plan,
-    ledger: Ledger,
-    choices: Sequence[Choice],
-    *,
-    files: Files,
-    clock: Clock,
-) -> Plan:
-    """What these choices (of `outlook`) mean for one of the drive's partitions, to the byte.
-
-    plan    up to where a round may reach (`plan_of`); ledger: up to date
-    """
-    place = (plan.topic, plan.partition)
-    mine = [one for one in choices if one.run is not None and (one.run.topic, one.run.partition) == place]
-    if not mine:
-        held = leases.load(files, view.directory, plan.now_ms)
-        return accounted_plan.kept(plan, ledger, choices[-1], held)
-    return accounted_plan.plan(
-        view,
-        config,
-        replace(plan, reasons=(*accounted_plan.because(mine[0]), *plan.reasons)),
-        files=files,
-        clock=clock,
-        ledger=ledger,
-        runs=accounted_plan.disjoint([one.run for one in mine if one.run is not None]),
-    )
-
-
-def _rewritten(account: PartitionAccount, run: Run, t: int) -> PartitionAccount:
-    if (account.topic, account.partition) != (run.topic, run.partition):
-        return account
-    old = account.segments[run.first : run.last + 1]
-    new = SegmentAccount(
-        base_offset=run.base_offset,
-        next_offset=run.next_offset,
-        size_bytes=run.write_bytes,
-        records=sum(one.records - one.dead_records for one in old),
-        dead_records=0,
-        dead_bytes=0,
-        tombstones=sum(one.tombstones for one in old),
-        blocked_tombstone_bytes=sum(one.blocked_tombstone_bytes for one in old),
-        rent_at=t,
-        written_at=t,
-    )
-    return replace(
-        account,
-        segments=(*account.segments[: run.first], new, *account.segments[run.last + 1 :]),
-        total_bytes=account.total_bytes - run.free_bytes,
-    )

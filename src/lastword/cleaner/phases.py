@@ -172,7 +172,7 @@ def alone(directory: str) -> Iterator[None]:
 
 
 def paced(
-    log: PartitionLog, budget: DriveBudget | None, stop: Callable[[], bool] | None
+    log: PartitionLog | PartitionView, budget: DriveBudget | None, stop: Callable[[], bool] | None
 ) -> tuple[Files, Sequence[Segment]]:
     """The files and segments of a log; what is read and written through them comes out of `budget`."""
     if budget is None:

@@ -55,7 +55,7 @@ def clean_due(
 ) -> None:
     """Rounds over wanted partitions until nothing more is due. One whose round fails is left alone."""
     from lastword.cleaner import phases
-    from lastword.cleaner.drive import outlook
+    from lastword.cleaner.drive_plan import outlook
     from lastword.spark.tasks import as_answered
 
     places = _places(directory, strategy)
@@ -111,7 +111,8 @@ def plan_due(
     """What `clean_due` would do now with each wanted partition, or why nothing; changes nothing."""
     from lastword.cleaner import quarantine
     from lastword.cleaner.choose import QUARANTINED
-    from lastword.cleaner.drive import outlook, plan_of
+    from lastword.cleaner.drive import plan_of
+    from lastword.cleaner.drive_plan import outlook
     from lastword.spark.tasks import run_tasks
 
     places = _places(directory, strategy)

@@ -99,12 +99,12 @@ def plan(task: PlanTask) -> Plan:
 
 
 def plan_chosen(task: ChosenTask) -> Plan:
-    from lastword.cleaner import apart, drive
+    from lastword.cleaner import apart, drive_plan
     from lastword.clock import SystemClock
 
     view = _view(task.directory)
     ledger, _ = apart.up_to_date(view, task.plan, task.opening, DEFAULT, dry=True)
-    return drive.planned(
+    return drive_plan.planned(
         view, task.config, task.plan, ledger, task.choices, files=DEFAULT, clock=SystemClock()
     )
 
