@@ -158,6 +158,52 @@ def test_bytes_bound_a_batch(tmp_path: Path) -> None:
     assert sum(steps) == 40 and max(steps) <= 10 and len(steps) >= 4
 
 
+@pytest.mark.parametrize("happens", ["cleaned", "trimmed", "deleted"])
+def test_what_happens_while_a_batch_is_planned(tmp_path: Path, happens: str) -> None:
+    """Between the look at the directory and the look into its files: no error but of what is lost."""
+    create(tmp_path, "t", 1, segment_bytes="1KiB", index_interval_bytes=100)
+    append(tmp_path, "t", 0, [numbered(n, 1, 10) for n in range(60)])
+    one = reader(tmp_path, startingOffsets="earliest", maxBytesPerTrigger="1KiB")
+    start = one.initialOffset()
+    looked = one._look
+
+    def and_then() -> Any:
+        look = looked()
+        with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+            match happens:
+                case "cleaned":
+                    logs.clean("t", strategy="kafka")
+                case "trimmed":
+                    logs.topic("t").trim(40)
+                case "deleted":
+                    logs.delete_topic("t")
+        one._look = looked  # type: ignore[method-assign]
+        return look
+
+    one._look = and_then  # type: ignore[method-assign]
+    assert [task.end for task in one.partitions(start, {**start, "t": {"0": 60}})][-1] == 60
+    if happens != "deleted":
+        one._look = and_then  # type: ignore[method-assign]
+        assert places(one.latestOffset(start, one.getDefaultReadLimit()))["t"]["0"] > 0
+
+
+def test_no_batch_ends_within_a_gap(tmp_path: Path) -> None:
+    create(tmp_path, "t", 1, segment_bytes="1KiB", index_interval_bytes=100)
+    append(tmp_path, "t", 0, [numbered(n, 1, 4) for n in range(200)])
+    append(tmp_path, "t", 0, [[(1, b"other", b"v", ())]])
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        logs.clean("t")
+        kept = [record.offset for record in logs.topic("t").read()]
+    assert kept == [196, 197, 198, 199, 200]
+    one = reader(tmp_path, startingOffsets="earliest", maxOffsetsPerTrigger="2")
+    at, ends, seen = one.initialOffset(), [], []
+    while (end := one.latestOffset(at, ReadMaxRows(2))) != at:
+        ends.append(end["t"]["0"])
+        seen += [row["offset"] for row in rows(one, at, end)]
+        at = end
+    assert (ends, seen) == ([196, 198, 200, 201], kept)
+
+
 def test_too_little_waits_but_not_for_ever(root: Path) -> None:
     now = [0.0]
     one = reader(

@@ -134,8 +134,20 @@ def cut_points(chosen: snapshot.Chosen) -> list[tuple[int, int]]:
     """(offset, bytes before it) where a range may be cut: behind the batch that an index entry points at.
 
     An entry holds the last offset of its batch, so the next offset begins a batch and nothing is read
-    twice. A damaged index can only make ranges uneven, since a range is made of offsets.
+    twice. A damaged index can only make ranges uneven, since a range is made of offsets. Files that were
+    swapped since the view was made are looked up again.
     """
+    for _ in range(MAX_RELOADS):
+        try:
+            return _cut_points(chosen)
+        except FileVanishedError:
+            if not chosen.view.files.is_dir(chosen.directory):
+                break
+            chosen.view.refresh()
+    return [(chosen.start, 0), (chosen.end, 0)]  # its one task tells what is gone
+
+
+def _cut_points(chosen: snapshot.Chosen) -> list[tuple[int, int]]:
     points = [(chosen.start, 0)]
     before = 0
     for segment in overlapping(chosen.view, chosen.start, chosen.end):

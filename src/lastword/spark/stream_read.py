@@ -54,6 +54,7 @@ from lastword.spark.stream_offsets import (
     Place,
     named,
     of_json,
+    past_gap,
     share_bytes,
     share_offsets,
     to_json,
@@ -219,7 +220,11 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     def _limited(self, begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionView]) -> Offsets:
         limits = self.options.limits
         if limits.max_offsets:
-            ends = share_offsets(begin, ends, limits.max_offsets)
+            shared = share_offsets(begin, ends, limits.max_offsets)
+            ends = {
+                place: end if end in (begin[place], ends[place]) else past_gap(views[place], end, ends[place])
+                for place, end in shared.items()
+            }
         if limits.max_bytes:
             ends = share_bytes(begin, ends, views, limits.max_bytes)
         return ends
