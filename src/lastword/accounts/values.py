@@ -93,10 +93,6 @@ class PartitionAccount(Value):
         return sum(one.dead_bytes for one in self.segments)
 
     @property
-    def blocked_tombstone_bytes(self) -> int:
-        return sum(one.blocked_tombstone_bytes for one in self.segments)
-
-    @property
     def exact(self) -> bool:
         return all(one.exact for one in self.segments)
 

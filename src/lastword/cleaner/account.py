@@ -44,6 +44,7 @@ def removable(facts: Sequence[SegmentFacts], markers: int) -> Removed:
 
 
 def mapped(plan: Plan, resolution: Resolution) -> Mapped:
+    """What the map pass of a round found, added up."""
     dirty = [one for one in resolution.segments if one.next_offset > plan.start]
     return Mapped(
         segments=len(resolution.segments),

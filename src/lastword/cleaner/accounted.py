@@ -85,6 +85,7 @@ def look(
 def account_of(
     log: PartitionLog | PartitionView, config: TopicConfig, ledger: Ledger, *, drive: str, quarantined: bool
 ) -> PartitionAccount:
+    """What the ledger says of a log that it was brought up to date with."""
     return ledger.account(
         config,
         topic=log.topic,

@@ -43,6 +43,9 @@ class Held(Protocol):
 
 
 class Descriptors:
+    """Of the handles of one `OsFiles`, in the order of their last use. `limit`: how many; None, half of what
+    the process may have."""
+
     def __init__(self, limit: int | None = None) -> None:
         self._given = limit
         self._lock = threading.RLock()  # reentrant: a garbage collection inside may close a handle

@@ -13,6 +13,7 @@ from lastword.segment import names
 
 
 def check_log_dir(listing: Listing, root: str) -> None:
+    """NotALogDirError unless something in the root says that it is one."""
     if not listing.is_log_dir:
         what = "is empty" if listing.is_empty else "holds no log"
         raise NotALogDirError(

@@ -76,6 +76,7 @@ class Losses(Value):
 
 
 def load(files: Files, directory: str) -> Losses:
+    """What was lost so far; everything, where the note cannot be understood."""
     path = _path(directory)
     try:
         if not files.exists(path):

@@ -28,6 +28,8 @@ _TRIES = 100
 
 
 class Readable(Protocol):
+    """A log that is open, or a view of one."""
+
     files: Files
     directory: str
 
