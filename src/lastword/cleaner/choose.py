@@ -215,7 +215,7 @@ def choose(
         producer_expiration_ms=producer_expiration_ms,
     )
     if config.cleanup_policy is None:
-        return plan.kept(NO_POLICY, "cleanup.policy is not known: nothing may be removed")
+        return plan.kept(NO_POLICY, "cleanup.policy is not known, so nothing may be removed")
     if "compact" not in config.cleanup_policy:
         return plan.kept(
             NO_POLICY, f"cleanup.policy is {','.join(sorted(config.cleanup_policy))}: nothing is compacted"

@@ -99,7 +99,7 @@ def decide(
             0,
             0,
             log_start,
-            "cleanup.policy is not known: nothing may be removed",
+            "cleanup.policy is not known, so nothing may be removed",
             (NO_POLICY,),
             log_start,
         )
