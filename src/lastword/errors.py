@@ -153,15 +153,13 @@ class InvalidSettingError(UsageError):
 
 
 class UnknownSettingError(InvalidSettingError):
-    @classmethod
-    def named(cls, name: str, known: Iterable[str], where: str = "") -> UnknownSettingError:
-        return cls(unknown_setting(name, known, where), remedy="`lastword config DIR` lists all")
+    """Of the settings that are wrong one at least does not exist."""
 
 
-def unknown_setting(name: str, known: Iterable[str], where: str = "") -> str:
-    """The sentence for a setting that does not exist. `where` is a prefix such as "lastword.toml:9: "."""
+def unknown_setting(name: str, known: Iterable[str]) -> str:
+    """The sentence for a setting that does not exist."""
     near = nearest(name, known)
-    return f"{where}unknown setting {name!r}" + (f"; nearest: {near}" if near else "")
+    return f"unknown setting {name!r}" + (f"; nearest: {near}" if near else "")
 
 
 class NoPolicyError(UsageError):

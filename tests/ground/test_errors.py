@@ -23,6 +23,7 @@ from lastword.errors import (
     UnknownTopicError,
     UsageError,
     nearest,
+    unknown_setting,
 )
 
 CLASSES = sorted(
@@ -33,7 +34,7 @@ CLASSES = sorted(
 EXAMPLES = [
     ReadOnlyError.opened("data"),
     UnknownTopicError.named("user", "data", ["users", "orders"]),
-    UnknownSettingError.named("cleanup_polcy", ["cleanup_policy", "segment_ms"]),
+    UnknownSettingError(unknown_setting("cleanup_polcy", ["cleanup_policy", "segment_ms"])),
     InvalidSettingError("two\nlines", problems=["two", "lines"]),
     NoPolicyError.of("__consumer_offsets"),
     OffsetOutOfRangeError.below("users-0", 120, 4000, "retention.ms"),
