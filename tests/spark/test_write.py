@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import shutil
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -390,6 +391,14 @@ def test_a_topic_that_is_there_must_be_as_the_options_say(tmp_path: Path) -> Non
         SparkOptionError, match=r"has 2 partitions, not 3; has segment\.bytes = 1MiB, not 2MiB"
     ):
         writer(tmp_path, partitions="3", segment_bytes="2MiB")
+
+
+def test_a_topic_of_which_some_partitions_lie_elsewhere(tmp_path: Path) -> None:
+    """As in one of a broker's directories."""
+    create(tmp_path, "t", 3)
+    shutil.rmtree(tmp_path / "t-1")
+    with pytest.raises(SparkOptionError, match="of topic t 1 of 3 partitions are not in"):
+        writer(tmp_path)
 
 
 def test_beside_a_broker_a_commit_is_taken_back(tmp_path: Path) -> None:

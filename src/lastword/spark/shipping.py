@@ -71,7 +71,7 @@ def need_directory(path: str) -> None:
     raise UnknownTopicError(
         f"{name} is not in {root} on {socket.gethostname()}: it was deleted after the driver had seen it, or "
         "this machine has another directory of that name",
-        remedy="load it again; all machines must see one directory under that name",
+        remedy="begin again with what is there; all machines must see one directory under that name",
         file=path,
     )
 

@@ -46,9 +46,18 @@ class Target:
 
 
 def existing_target(path: str, topic: str, files: Files = DEFAULT) -> Target:
-    """What a topic is now. UnknownTopicError, NotALogDirError."""
+    """What a topic is now. UnknownTopicError, NotALogDirError; SparkOptionError where some of its partitions
+    lie elsewhere, for a key's partition is found among all of them."""
     directory = LogDirectory.open(path, "r", files)
-    return Target.of(topic, max(directory.partitions(topic)) + 1, directory.topic_config(topic))
+    numbers = directory.partitions(topic)
+    absent = sorted(set(range(max(numbers) + 1)).difference(numbers))
+    if absent:
+        listed, count = ", ".join(map(str, absent)), max(numbers) + 1
+        raise SparkOptionError(
+            f"of topic {topic} {listed} of {count} partitions are not in {path}",
+            remedy="write to a directory that holds all of them",
+        )
+    return Target.of(topic, len(numbers), directory.topic_config(topic))
 
 
 def make_target(options: WriteOptions, columns: SinkColumns) -> Target:
