@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from lastword import errors, metrics, spark, testing
     from lastword.api.cleaner import Cleaner
     from lastword.api.lease import Lease, LeaseInfo
-    from lastword.api.logs import LogDir, open
+    from lastword.api.logs import LogDir
+    from lastword.api.opening import open
     from lastword.api.reader import Reader
     from lastword.api.record import Appended, Record
     from lastword.api.topic import Topic
@@ -93,7 +94,7 @@ _HOMES = {
     "Verification": "tools.verify",
     "Version": "tools.explain",
     "dump": "tools.dump",
-    "open": "api.logs",
+    "open": "api.opening",
 }
 _MODULES = ("errors", "metrics", "spark", "testing")
 

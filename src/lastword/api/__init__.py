@@ -5,7 +5,8 @@ Stands on `logdir`, and on `cleaner`, `state` and `tools` for the verbs. Start r
 imports kernels or Arrow before a call needs them.
 """
 
-from lastword.api.logs import LogDir, open
+from lastword.api.logs import LogDir
+from lastword.api.opening import open
 from lastword.api.reader import Reader
 from lastword.api.record import Appended, Record
 from lastword.api.topic import Topic

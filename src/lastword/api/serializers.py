@@ -26,10 +26,12 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from lastword.api import messagepack
 from lastword.errors import SerializerError, UsageError, nearest
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -40,6 +42,14 @@ class SerializerObject(Protocol):
 
     def loads(self, data: bytes, /) -> Any: ...
 
+
+# What a type checker knows of a name: the Python type of what it reads and writes.
+Text = Literal["str"]
+Raw = Literal["bytes"]
+Whole = Literal["int32", "int64"]
+Real = Literal["float64"]
+Tree = Literal["json", "msgpack"]
+Pair = tuple[Callable[[T], bytes], Callable[[bytes], T]]
 
 SerializerLike = str | tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | SerializerObject
 

@@ -21,7 +21,7 @@ class LogBuilder:
     """
 
     def __init__(self, path: str | os.PathLike[str], clock: ManualClock | None = None) -> None:
-        from lastword.api.logs import open
+        from lastword.api.opening import open
 
         self.path = os.fspath(path)
         self.clock = clock or ManualClock()
@@ -85,7 +85,7 @@ class LogBuilder:
         if mode == "a":
             return self._logs
         self._logs.close()
-        from lastword.api.logs import open
+        from lastword.api.opening import open
 
         return open(self.path, mode, clock=self.clock)
 

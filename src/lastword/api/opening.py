@@ -1,0 +1,112 @@
+"""`open`: a log directory, or several, as a `LogDir`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from lastword import files as storage
+from lastword.api.found import PathLike
+from lastword.api.logs import LogDir
+from lastword.clock import Clock, SystemClock
+from lastword.config import Settings
+from lastword.errors import LastwordError, ReadOnlyError, StorageError, UsageError
+from lastword.files import Files
+from lastword.logdir import LogDirectory, Spread
+
+
+def open(
+    path: PathLike | Sequence[PathLike],
+    mode: Literal["r", "a"] = "r",
+    *,
+    config: PathLike | None = None,
+    clock: Clock | None = None,
+    files: Files | None = None,
+    **settings: Any,
+) -> LogDir:
+    """Open a log directory, or several that are seen as one (Kafka's log.dirs).
+
+    path      one directory, with those that the setting log.dirs names beside it; or a list, and only these
+    mode      "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and
+              cleans; it takes the lock and makes the directory if it is absent
+    config    another settings file than the directory's lastword.toml
+    clock, files   for tests: another source of "now", another storage. With another clock the background
+              cleaner starts only when it is told to (`logs.cleaner.start()`)
+    settings  Kafka's names with _ for dots; they win over the file: `segment_bytes="64MiB"`
+
+    NotALogDirError, LogDirLockedError, UnknownSettingError and InvalidSettingError leave everything as it
+    was. Of several directories, one whose drive fails is offline (`LogDir.offline`), and the others serve.
+    """
+    if mode not in ("r", "a"):
+        raise UsageError(
+            f"mode {mode!r} is neither 'r' nor 'a'", remedy='"r" looks, "a" reads, appends and cleans'
+        )
+    paths = _paths(path)
+    if not paths:
+        raise UsageError("no directory given", remedy='lastword.open("data")')
+    if len({os.path.realpath(one) for one in paths}) != len(paths):
+        raise UsageError("a directory is given twice", remedy="name each once")
+
+    def load() -> Settings:
+        return Settings.load(paths, config, arguments=settings)
+
+    found = load()  # every mistake in the settings is told before anything is opened
+    if isinstance(path, (str, os.PathLike)):
+        paths = _together(paths[0], found.instance.log_dirs)
+    clock = clock or SystemClock()
+    files = files or storage.DEFAULT
+    opened: list[LogDirectory] = []
+    offline: dict[str, LastwordError] = {}
+    try:
+        for one in paths:
+            try:
+                opened.append(LogDirectory.open(one, mode, files, clock, load))
+            except (StorageError, ReadOnlyError) as error:
+                # A drive that failed, or may not be written: the others serve, if there are any.
+                offline[one] = error
+        if not opened:
+            raise next(iter(offline.values()))
+        logs = LogDir(Spread(opened, offline), mode, files, clock, config)
+    except BaseException:
+        for directory in opened:
+            directory.close()
+        raise
+    # Beside a clock of the caller's own nothing runs by itself.
+    if mode == "a" and isinstance(clock, SystemClock):
+        logs._watch_inboxes()
+        if logs.settings.instance.log_cleaner_enable:
+            logs.cleaner.start()
+    return logs
+
+
+def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
+    try:
+        several = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+        paths = [os.fspath(one) for one in several]
+    except TypeError:
+        raise UsageError(
+            f"{given!r} is no path", remedy='lastword.open("data"), or a list of paths'
+        ) from None
+    for path in paths:
+        if "://" in path:
+            raise UsageError(f"{path} is a URL", remedy="give a directory of a file system: /srv/log")
+    return paths
+
+
+def _together(path: str, log_dirs: Sequence[str]) -> list[str]:
+    """The directories of the setting log.dirs, if it is set. UsageError unless `path` is one of them: the
+    settings file of a copy names the directories that it was copied from."""
+    if not log_dirs:
+        return [path]
+    relative = [one for one in log_dirs if not Path(one).is_absolute()]
+    if relative:
+        raise UsageError(f"log.dirs: {relative[0]!r} is not absolute", remedy="give the whole path")
+    others = [one for one in log_dirs if os.path.realpath(one) != os.path.realpath(path)]
+    if len(others) == len(log_dirs):
+        raise UsageError(
+            f"{path} is none of log.dirs: {', '.join(log_dirs)}",
+            remedy="open one of these, or take log.dirs out of its lastword.toml, if that is a copy",
+        )
+    return [path, *others]
