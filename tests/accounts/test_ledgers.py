@@ -1,5 +1,6 @@
 """The accounts of a log directory: kept, shared out over the memory there is, shown."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -9,10 +10,12 @@ import threading
 import pytest
 
 from lastword import metrics
+from lastword.accounts import ledger
 from lastword.cleaner.drive import Place, look
+from lastword.cleaner.steps import Stopped
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
-from lastword.logdir import TopicPartition
+from lastword.logdir import TopicPartition, ledgers
 from tests.cleaner.test_due import fill, newest, opened
 from tests.doubles.recording import RecordingFiles
 
@@ -144,6 +147,55 @@ def test_a_lease_holds_a_tombstone_back_and_lets_it_go(tmp_path, clock):
         (done,) = logs.clean()
         assert done.removed.tombstone == 1
         assert [record.key for record in topic.read()] == [b"b"]
+
+
+@pytest.mark.parametrize("map_bytes", [1 << 20, 65536])
+def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, monkeypatch, map_bytes):
+    """Stopped again and again it comes to its end, and says what one scan says. The smaller map holds only a
+    sample of the keys: what was scanned until that was known is scanned again."""
+    monkeypatch.setattr(ledgers, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(ledger, "PORTION_BYTES", 10_000)
+    settings = {"log_cleaner_dedupe_buffer_size": map_bytes, "log_cleaner_enable": False}
+
+    def scanned(portions):
+        """Looks, and is stopped after so many portions; the bytes that were read."""
+        with opened(tmp_path, clock, **settings) as logs:
+            home, read = logs._home("t", 0), [0]
+
+            def stop():
+                return read[0] >= 10_000 * portions
+
+            options = {"now_ms": clock.now_ms(), "space_target": 1.5, "stop": stop}
+            try:
+                look([Place(T, home)], "", progress=lambda done: read.append(read.pop() + done), **options)
+            except Stopped:
+                return read[0], None, None
+            held = home.ledgers.held(T)
+            return read[0], held.facts(), held.exact
+
+    with opened(tmp_path, clock, **settings) as logs:
+        topic = logs.create_topic("t", cleanup_policy="compact")
+        for first in range(0, 4000, 50):
+            topic.extend(
+                [(b"k%d" % (n * 7 % 3000), b"v" * 50) for n in range(first, first + 50)], partition=0
+            )
+        size = sum(one.size for one in logs._log("t", 0).segments)
+    reads = []
+    for _ in range(40):
+        done, facts, exact = scanned(5)
+        reads.append(done)
+        if facts is not None:
+            break
+    assert 3 < len(reads) < 40 and exact == (map_bytes > 65536)
+    if exact:
+        assert sum(reads) < 2 * size
+        (tmp_path / "t-0" / "lastword" / "accounts").unlink()
+        _, at_once, _ = scanned(1 << 20)
+        assert [without_seed(one) for one in facts] == [without_seed(one) for one in at_once]
+
+
+def without_seed(facts):
+    return dataclasses.replace(facts, live_digest=0)
 
 
 def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):

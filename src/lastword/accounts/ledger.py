@@ -9,7 +9,7 @@ not fit the memory, estimated from a sample of them.
     look      `fit` (does the log still lie there as it was left?), `absorb` (what is new), `mark_due`
     choose    `account`
     rewrite   `resolution`, `sources` (tell the map what a rewrite drops), after each durable swap `swapped`
-    keep      `save`, where that costs less than the scan it spares
+    keep      `save`, where that costs less than the scan it spares; in the middle of a long one too
 
 While a rewrite is under way the map only notes what goes; `swapped` counts it, `give_up` forgets it. A round
 that fails in the very swap cannot know which of the two holds: it spoils the ledger, which is thrown away.
@@ -19,6 +19,7 @@ What was saved before is then true of the log, or does not fit it.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,12 +43,17 @@ if TYPE_CHECKING:
     from lastword.resolve.facts import Fates
 
 
+PORTION_BYTES = 256 << 20
+"""A long scan takes whole segments of about so much at once; stopped, it goes on behind what was kept."""
+
+
 class Ledger:
     """Accounts of the partition in `directory`. Not safe from several threads at once.
 
     tracking, deletes  the map with its segments; tombstones and their clocks
     rebuilt_because  why nothing that was saved is used; empty: it was, or there was nothing
     scanned_bytes    read from the log since the ledger was made or saved
+    keep             asked in the middle of a long scan, where all that was taken is true: it may save it
     t, seen          the drive's time at the last look, and how far the log went then: base offset and size of
                      its active segment
     """
@@ -71,6 +77,7 @@ class Ledger:
         self.scanned_bytes = 0
         self.survivorship = Survivorship.load(files, private_path(directory, names.SURVIVORSHIP))
         self._learned = False
+        self.keep: Callable[[], None] | None = None
         self.tracking = Tracking(map_bytes, salt, scratch)
         self.deletes = Deletes(self.tracking)
         self._changed = True
@@ -205,23 +212,48 @@ class Ledger:
             self._accrue(now_ms)
             return 0
         known, old = len(self.entries), list(self.entries)
-        self.spoiled = True  # a scan that is given up in its middle leaves no account
-        taken = self.tracking.take(below, new, self.t, fates, progress, chunk_bytes, threads)
-        self.spoiled = False
-        if taken.begun_anew:
-            remembered = self.deletes.remembered
-            known, self.rebuilt_because, self.deletes = 0, taken.begun_anew, Deletes(self.tracking)
-            self.deletes.remembered = remembered
-        self._touched()
-        self.scanned_bytes += taken.read_bytes
-        last = next((one for one in reversed(new) if one.size), None)
-        if last is not None:
-            self.deletes.ends_old = has_old(last)
-        begin_ages(self.entries[known:], self._dead_bytes()[known:], self.t, bytes_above)
-        if taken.begun_anew:
-            keep_ages(self.entries, old)
+        portions = _portions(new)
+        left_bytes = sum(one.size for one in new)
+        read_bytes, because = 0, ""
+
+        def tell(done_bytes: int, total_bytes: int) -> None:
+            if progress is not None:
+                progress(read_bytes + done_bytes, read_bytes + total_bytes + left_bytes)
+
+        while portions:
+            portion = portions.popleft()
+            left_bytes -= sum(one.size for one in portion)
+            self.spoiled = True  # a scan that is given up in its middle leaves no account
+            taken = self.tracking.take(
+                portion,
+                self.t,
+                fates,
+                tell,
+                chunk_bytes,
+                threads,
+                of_bytes=sum(one.size for one in below),
+            )
+            self.spoiled = False
+            read_bytes += taken.read_bytes
+            self.scanned_bytes += taken.read_bytes
+            if taken.begun_anew:
+                remembered, self.deletes = self.deletes.remembered, Deletes(self.tracking)
+                self.deletes.remembered = remembered
+                known, because = 0, taken.begun_anew
+                self.rebuilt_because = because
+                portions, left_bytes = _portions(below), sum(one.size for one in below)
+                continue
+            self._touched()
+            last = next((one for one in reversed(portion) if one.size), None)
+            if last is not None:
+                self.deletes.ends_old = has_old(last)
+            begin_ages(self.entries[known:], self._dead_bytes()[known:], self.t, bytes_above + left_bytes)
+            if because:
+                keep_ages(self.entries, old)
+            if portions and self.keep is not None and self.deletes.remembered is None:
+                self.keep()
         self._accrue(now_ms, closed=True)
-        return taken.read_bytes
+        return read_bytes
 
     def _accrue(self, now_ms: int, *, closed: bool = False) -> None:
         for entry, dead in zip(self.entries, self._dead_bytes(), strict=True):
@@ -371,3 +403,15 @@ class Ledger:
     def _touched(self) -> None:
         self.deletes.touched()
         self._changed = True
+
+
+def _portions(segments: Sequence[Segment]) -> deque[list[Segment]]:
+    found: deque[list[Segment]] = deque()
+    size = PORTION_BYTES
+    for one in segments:
+        if size >= PORTION_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(one)
+        size += one.size
+    return found

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from lastword.resolve.running import RunningResolution
 
 _SMALLEST_SHARE = 2.0**-40
+KEYS_DO_NOT_FIT = "its keys do not fit the memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Bytes that were read, and why it all began anew; empty: it did not."""
+    """Bytes that were read, and why all is to be taken anew; empty: it was taken."""
 
     read_bytes: int
     begun_anew: str
@@ -169,29 +170,26 @@ class Tracking:
 
     def take(
         self,
-        below: Sequence[Segment],
         new: Sequence[Segment],
         t: int,
         fates: Fates | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
         threads: int,
+        *,
+        of_bytes: int,
     ) -> Taken:
-        """Take the segments `new`, the last of `below`. Where keys do not fit, or copies have to be counted
-        from now on, it begins anew over all of `below`."""
+        """Take the segments `new`. Where keys do not fit, or copies have to be counted from now on, it begins
+        anew: then nothing is taken. `of_bytes`: of the log, that is to be taken in all."""
         noted = NotedFates(fates) if fates is not None else None
-        share, why = self.share, ""
-        read = self._scan(below, new, t, noted, progress, chunk_bytes, threads)
-        if self.share != share:
-            why = "its keys do not fit the memory"
-        if self._meets_first_tombstone() and self.uncounted:
+        read, why = self._scan(new, t, noted, progress, chunk_bytes, threads, of_bytes), ""
+        if len(self.entries) == 0:
+            why = KEYS_DO_NOT_FIT
+        elif self._meets_first_tombstone() and self.uncounted:
             why = "its first tombstone came, and copies of keys had not been counted"
             first = self.transactions_from
             self.begin_anew()
             self.counts_copies, self.transactions_from = True, first
-            read += self._scan(below, below, t, noted, progress, chunk_bytes, threads)
-            if not self.exact:
-                why = "its first tombstone came, and its keys do not fit the memory"
         if noted is not None and noted.first >= 0:
             first = self.transactions_from
             self.transactions_from = noted.first if first < 0 else min(first, noted.first)
@@ -206,17 +204,18 @@ class Tracking:
 
     def _scan(
         self,
-        below: Sequence[Segment],
         new: Sequence[Segment],
         t: int,
         fates: Fates | None,
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
         threads: int,
+        of_bytes: int,
     ) -> int:
+        """The bytes read. Without an entry afterwards: the keys did not fit, and fewer will be looked at."""
         from lastword.resolve.running import MapFull
 
-        read, done = 0, 0
+        read = done = 0
 
         def tell(done_bytes: int, total_bytes: int) -> None:
             nonlocal done
@@ -224,34 +223,31 @@ class Tracking:
             if progress is not None:
                 progress(read + done_bytes, read + total_bytes)
 
-        wanted = list(new)
-        while True:
-            try:
-                if self.exact:
-                    self.running.absorb(
-                        wanted,
-                        fates=fates,
-                        progress=tell,
-                        chunk_bytes=chunk_bytes,
-                        threads=threads,
-                        forget=not self.counts_copies,
-                    )
-                    self.uncounted |= self.running.forgot_copies
-                    self.entries += [Entry.of(one, t) for one in wanted]
-                    return read + sum(one.size for one in wanted)
-                for one in wanted:
-                    self.running.absorb(
-                        [one], fates=fates, progress=tell, chunk_bytes=chunk_bytes, threads=threads
-                    )
-                    read += one.size
-                    self.entries.append(self._sampled_entry(one, t, fates))
-                    read += one.size
-                return read
-            except MapFull:
-                taken = sum(one.size_bytes for one in self.entries) + done
-                read += done
-                self._sample(taken / max(sum(one.size for one in below), 1))
-                wanted = list(below)
+        def absorb(segments: Sequence[Segment]) -> None:
+            self.running.absorb(
+                segments,
+                fates=fates,
+                progress=tell,
+                chunk_bytes=chunk_bytes,
+                threads=threads,
+                forget=not self.counts_copies,
+            )
+
+        try:
+            if self.exact:
+                absorb(new)
+                self.uncounted |= self.running.forgot_copies
+                self.entries += [Entry.of(one, t) for one in new]
+                return sum(one.size for one in new)
+            for one in new:
+                absorb([one])
+                read += one.size
+                self.entries.append(self._sampled_entry(one, t, fates))
+                read += one.size
+            return read
+        except MapFull:
+            self._sample((sum(one.size_bytes for one in self.entries) + done) / max(of_bytes, 1))
+            return read + done
 
     def _sample(self, taken_ratio: float) -> None:
         """The keys do not fit: begin anew with a share of them. `taken_ratio` of the log filled the map."""

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from lastword.clock import Clock, SystemClock
 from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from lastword.segment.segment import Segment
 
 _WEIGHT = 0.3  # of the newest measurement
+KEEP_SECONDS = 5.0
+"""Of a long scan no more is lost when it is stopped, and the portion under way; more only where saving takes
+long: at most a twentieth of the time goes into it."""
 
 
 class Accounted(Protocol):
@@ -62,6 +66,7 @@ class Ledgers:
 
     saves    False: for a dry run, which reads what was saved and leaves no trace
     scratch  the directory where their keys lie now; None: in memory
+    clock    tells when the accounts of a long scan are due to be kept
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Ledgers:
         saves: bool = True,
         scratch: Callable[[], str | None] = lambda: None,
         salt: Callable[[], bytes] = lambda: os.urandom(16),
+        clock: Clock | None = None,
     ) -> None:
         self._files = files
         self._budget_bytes = budget_bytes
@@ -80,6 +86,7 @@ class Ledgers:
         self.saves = saves
         self._scratch = scratch
         self._salt = salt
+        self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._slots: OrderedDict[TopicPartition, _Slot] = OrderedDict()
         self._reached: dict[TopicPartition, tuple[int, int]] = {}
@@ -158,9 +165,11 @@ class Ledgers:
             else:
                 ledger.fit(segments)
             self.advance(tp, segments, ledger)
+            ledger.keep = self._keeper(slot, ledger)
             try:
                 yield ledger
             finally:
+                ledger.keep = None
                 if ledger.spoiled:
                     slot.ledger = None
                 elif ledger.worth_saving:
@@ -207,6 +216,20 @@ class Ledgers:
                         slot.ledger = None
                 finally:
                     slot.lock.release()
+
+    def _keeper(self, slot: _Slot, ledger: Ledger) -> Callable[[], None]:
+        """Saves it when it was not saved for long, measured by what that takes."""
+        kept, took = self._clock.monotonic(), 0.0
+
+        def keep() -> None:
+            nonlocal kept, took
+            began = self._clock.monotonic()
+            if began - kept >= max(KEEP_SECONDS, 20 * took):
+                self._save(slot, ledger)
+                kept = self._clock.monotonic()
+                took = kept - began
+
+        return keep
 
     def _save(self, slot: _Slot, ledger: Ledger) -> None:
         with slot.saving:

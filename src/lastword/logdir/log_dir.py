@@ -199,6 +199,7 @@ class LogDirectory:
             lambda: [os.path.join(self.path, str(tp)) for tp in self._listing().partitions],
             saves=saves and self.mode == "a",
             scratch=lambda: self.settings.instance.lastword_map_scratch,
+            clock=self.clock,
         )
 
     def set_aside(self) -> tuple[SetAside, ...]:

@@ -203,7 +203,9 @@ class OffsetMap:
         self.state[loops.ARENA_END] = arena.size
         while self.spill is not None and self.arena.size < arena.size + kernels.SLACK:
             self.arena = self.spill(2 * self.arena.size)
-        if self._arena_share() + slots * SLOT_BYTES > self.map_bytes:
+        # What is nearly full takes as few as it had: or it would be saved, and never loaded again.
+        slots = min(slots, (self.map_bytes - self._arena_share()) // SLOT_BYTES)
+        if used > int(slots * MOST_LOAD):
             return False
         whole = arena.base
         if (
