@@ -23,7 +23,7 @@ from lastword import metrics
 from lastword.api.rounds import Due, Rewrite, Scan, Whole
 from lastword.cleaner import quarantine
 from lastword.cleaner.budget import Drives
-from lastword.cleaner.choose import choose, overdue_ms
+from lastword.cleaner.choose import choose_for, overdue_ms
 from lastword.cleaner.states import States
 from lastword.cleaner.tasks import Done, Task, Urgency
 from lastword.clock import Clock
@@ -204,14 +204,9 @@ class DirectoryWork:
         if noted is not None and self._states[tp].kind in ("idle", "paused"):
             self._states.apply(tp, "find")
         segments = log.segments
-        plan = choose(
-            *tp,
-            segments,
+        plan = choose_for(
+            log,
             config,
-            log_start=log.log_start,
-            log_end=log.log_end,
-            stable_offset=log.stable_offset,
-            taking_in_from=log.taking_in_from,
             first_dirty=home.first_dirty(*tp),
             now_ms=self.clock.now_ms(),
             map_bytes=home.settings.instance.map_bytes,

@@ -24,7 +24,9 @@ from typing import Literal, NamedTuple, Protocol
 from lastword.config import TopicConfig
 from lastword.config.topic import STRATEGIES
 from lastword.errors import UsageError
+from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
+from lastword.partition.view import PartitionView
 from lastword.units import format_bytes, format_duration
 from lastword.values import Value
 
@@ -228,6 +230,38 @@ def choose(
     if plan.action == "clean" and plan.due and strategy == "kafka":
         return _by_ratio(plan, closed, config)
     return plan
+
+
+def choose_for(
+    log: PartitionLog | PartitionView,
+    config: TopicConfig,
+    *,
+    first_dirty: int | None,
+    now_ms: int,
+    map_bytes: int,
+    due: bool,
+    strategy: str,
+    quarantine: str | None = None,
+) -> Plan:
+    """`choose` for a log as it lies there. Of a view nobody has asked whether its active segment rolls."""
+    return choose(
+        log.topic,
+        log.partition,
+        log.segments,
+        config,
+        log_start=log.log_start,
+        log_end=log.log_end,
+        stable_offset=log.stable_offset,
+        taking_in_from=log.taking_in_from,
+        first_dirty=first_dirty,
+        now_ms=now_ms,
+        map_bytes=map_bytes,
+        due=due,
+        strategy=strategy,
+        quarantine=quarantine,
+        producer_expiration_ms=log.producer_expiration_ms,
+        may_roll=isinstance(log, PartitionView),
+    )
 
 
 def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int) -> int:

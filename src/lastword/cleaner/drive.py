@@ -21,7 +21,7 @@ from lastword.accounts.deletes import Standing
 from lastword.accounts.statement import indexed_bytes
 from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.cleaner import accounted, phases, quarantine
-from lastword.cleaner.choose import Plan, choose
+from lastword.cleaner.choose import Plan, choose_for
 from lastword.cleaner.steps import Stopped
 from lastword.errors import LastwordError
 from lastword.files import Files
@@ -236,21 +236,14 @@ def late_ms(account: PartitionAccount, now_ms: int) -> int:
 def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int) -> Plan:
     """Up to where a round may reach that is due; reads no record."""
     home, tp = place.home, place.partition
-    return choose(
-        *tp,
-        log.segments,
+    return choose_for(
+        log,
         home.topic_config(tp.topic),
-        log_start=log.log_start,
-        log_end=log.log_end,
-        stable_offset=log.stable_offset,
-        taking_in_from=log.taking_in_from,
         first_dirty=home.first_dirty(*tp),
         now_ms=now_ms,
         map_bytes=home.settings.instance.map_bytes,
         due=True,
         strategy="generational",
-        producer_expiration_ms=home.settings.instance.producer_id_expiration_ms,
-        may_roll=isinstance(log, PartitionView),
     )
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from lastword.cleaner import account, leased, quarantine, staging
 from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
-from lastword.cleaner.choose import Plan, Reason, choose
+from lastword.cleaner.choose import Plan, Reason, choose_for
 from lastword.cleaner.groups import Group, Limits, group
 from lastword.cleaner.paced import PacedFiles
 from lastword.cleaner.report import CleanRound, TombstonesWaiting
@@ -197,25 +197,17 @@ def chosen_plan(
     strategy: str,
     map_bytes: int,
 ) -> Plan:
-    """What `choose` says of a partition as it lies there."""
+    """What `choose` says of a log as it lies there, with its quarantine."""
     set_aside = quarantine.load(files, log.directory)
-    return choose(
-        log.topic,
-        log.partition,
-        log.segments,
+    return choose_for(
+        log,
         config,
-        log_start=log.log_start,
-        log_end=log.log_end,
-        stable_offset=log.stable_offset,
-        taking_in_from=log.taking_in_from,
         first_dirty=first_dirty,
         now_ms=clock.now_ms(),
         map_bytes=map_bytes,
         due=due,
         strategy=strategy,
         quarantine=None if set_aside is None else set_aside.reason,
-        producer_expiration_ms=log.producer_expiration_ms,
-        may_roll=isinstance(log, PartitionView),
     )
 
 
