@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lastword.api.record import Appended, Record
     from lastword.api.topic import Topic
     from lastword.api.values import PartitionInfo, SegmentInfo
-    from lastword.cleaner.choose import Plan
+    from lastword.cleaner.plan import Plan
     from lastword.cleaner.report import CleanRound
     from lastword.retention.rules import Deletion
     from lastword.state.state import Restored, State
@@ -82,7 +82,7 @@ _HOMES = {
     "LeaseInfo": "api.lease",
     "LogDir": "api.logs",
     "PartitionInfo": "api.values",
-    "Plan": "cleaner.choose",
+    "Plan": "cleaner.plan",
     "Progress": "values",
     "Reader": "api.reader",
     "Record": "api.record",

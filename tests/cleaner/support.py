@@ -8,9 +8,9 @@ from pathlib import Path
 from lastword.cleaner import account, groups
 from lastword.cleaner.built import BuiltGroup
 from lastword.cleaner.certificate import certify
-from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Limits
 from lastword.cleaner.output import Output
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.rewrite import rewrite
 from lastword.files import DEFAULT, Files
 from lastword.records.batch import BatchHeader

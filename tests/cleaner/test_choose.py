@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner.choose import Plan, choose, corrected_first_dirty, overdue_ms
+from lastword.cleaner.choose import choose, corrected_first_dirty, overdue_ms
+from lastword.cleaner.plan import Plan
 from lastword.config import TopicConfig
 from lastword.errors import UsageError
 

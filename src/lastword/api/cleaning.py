@@ -231,7 +231,7 @@ def _check_quarantine(found: Found, name: str, number: int) -> None:
 
 def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
     """A `Deletion` as one of the things that could be done."""
-    from lastword.cleaner.choose import Plan, Reason
+    from lastword.cleaner.plan import Plan, Reason
 
     return Plan(
         topic=deletion.topic,

@@ -131,9 +131,9 @@ def plan_due(
     only     plans are for these of the wanted partitions; None: for all
     """
     from lastword.cleaner import quarantine
-    from lastword.cleaner.choose import QUARANTINED
     from lastword.cleaner.drive import look, plan_of
     from lastword.cleaner.drive_plan import outlook, planned
+    from lastword.cleaner.plan import QUARANTINED
 
     for name, places in drives(found, wanted, strategy):
         now_ms = found._clock.now_ms()

@@ -1,13 +1,13 @@
 """The cleaner: what a compacted log may forget, and how it forgets it without losing a word.
 
 It stands on `logdir`, `accounts`, `resolve`, `partition`, `segment` and `records`. Read `cleaner.py` first,
-and `phases.py`: the round over a whole log, once, at one altitude. Then `choose.py` (up to where, a `Plan`),
-`groups.py`, `building.py`, `rewrite.py`, `output.py`, `certificate.py`, `report.py`; `transactions.py` for
-logs that have any. Then what makes it cost what the garbage costs: `generational.py` (the decision, a
-`Choice`), `part.py` and `accounted.py` (the round over a part), `drive.py` (one drive, look by look), and
-both on paper: `accounted_plan.py`, `drive_plan.py`. In the background: `scheduler.py`, `workers.py`,
-`budget.py`. In other places than where the log is open: `apart.py`; one giant partition by many hands:
-`job.py`, `sharded.py`.
+and `phases.py`: the round over a whole log, once, at one altitude. Then `choose.py` (up to where, and why:
+a `Plan`, `plan.py`), `groups.py`, `building.py`, `rewrite.py`, `output.py`, `certificate.py`, `report.py`;
+`transactions.py` for logs that have any. Then what makes it cost what the garbage costs: `generational.py`
+(the decision, a `Choice`), `part.py` and `accounted.py` (the round over a part), `drive.py` (one drive, look
+by look), and both on paper: `accounted_plan.py`, `drive_plan.py`. In the background: `scheduler.py`,
+`workers.py`, `budget.py`. In other places than where the log is open: `apart.py`; one giant partition by many
+hands: `job.py`, `sharded.py`.
 
 Three parts of a log
 --------------------
@@ -155,7 +155,7 @@ next safe point, its unpublished files go, and what it had published stays.
 
 from __future__ import annotations
 
-from lastword.cleaner.choose import Plan, Reason
+from lastword.cleaner.plan import Plan, Reason
 from lastword.cleaner.report import CleanRound
 
 __all__ = ["CleanRound", "Plan", "Reason"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from lastword import metrics
 from lastword.cleaner.built import BuiltGroup, BuiltRound, Mapped, OutputFacts, SourceFacts
-from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import Certificate, CleanRound, Phases, Removed, TombstonesWaiting
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from lastword.accounts.watched import Watched
 from lastword.cleaner import account, phases, quarantine
 from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
-from lastword.cleaner.choose import Plan
 from lastword.cleaner.generational import Choice, choose_drive
 from lastword.cleaner.part import groups_of, part_of, transactions_of, without_blocked
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import CleanRound, TombstonesWaiting
 from lastword.cleaner.runs import Run
 from lastword.cleaner.steps import Steps, Stopped

@@ -12,10 +12,10 @@ from lastword.accounts.deletes import Clocks
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner import leased, phases
 from lastword.cleaner.accounted import account_of, choose_alone, look, opened
-from lastword.cleaner.choose import NOT_WORTH_IT, Plan, Reason
 from lastword.cleaner.generational import Choice
 from lastword.cleaner.groups import Group
 from lastword.cleaner.part import groups_of, transactions_of, without_blocked
+from lastword.cleaner.plan import NOT_WORTH_IT, Plan, Reason
 from lastword.cleaner.runs import Run, all_garbage
 from lastword.cleaner.steps import Steps
 from lastword.clock import Clock

@@ -24,9 +24,9 @@ from functools import partial
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner import accounted, phases, staging
 from lastword.cleaner.built import BuiltRound
-from lastword.cleaner.choose import Plan
 from lastword.cleaner.drive import Seen, seen_of
 from lastword.cleaner.part import part_of
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import CleanRound
 from lastword.cleaner.runs import Run
 from lastword.cleaner.steps import Steps

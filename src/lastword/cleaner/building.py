@@ -12,9 +12,9 @@ from lastword.cleaner import account, leased, quarantine, staging
 from lastword.cleaner.ahead import built_in_order
 from lastword.cleaner.built import BuiltGroup
 from lastword.cleaner.certificate import certify
-from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group
 from lastword.cleaner.output import Output
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.rewrite import Rewritten, rewrite
 from lastword.cleaner.steps import Steps
 from lastword.cleaner.transactions import Found, index_entries

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from lastword.cleaner.choose import Plan
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import Removed, TombstonesWaiting
 
 

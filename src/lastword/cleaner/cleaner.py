@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lastword.cleaner import account, leased
-from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import group
 from lastword.cleaner.phases import (
     DEFAULT_MAP_BYTES,
@@ -26,6 +25,7 @@ from lastword.cleaner.phases import (
     publish,
     stopped,
 )
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import CleanRound
 from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import Transactions

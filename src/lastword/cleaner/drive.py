@@ -21,7 +21,8 @@ from lastword.accounts.deletes import Standing
 from lastword.accounts.statement import indexed_bytes
 from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.cleaner import accounted, phases, quarantine
-from lastword.cleaner.choose import Plan, choose_for
+from lastword.cleaner.choose import choose_for
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.steps import Stopped
 from lastword.errors import LastwordError
 from lastword.files import Files

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
 from lastword.cleaner import accounted_plan
-from lastword.cleaner.choose import Plan
 from lastword.cleaner.generational import Choice, choose_drive
+from lastword.cleaner.plan import Plan
 from lastword.files import Files
 from lastword.partition import leases
 from lastword.partition.view import PartitionView

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lastword.cleaner.built import BuiltGroup, OutputFacts, SourceFacts
-from lastword.cleaner.choose import Plan, Reason
 from lastword.cleaner.groups import Group
 from lastword.cleaner.job_files import read_json, unreadable, write_whole
 from lastword.cleaner.phases import below, old_due
+from lastword.cleaner.plan import Plan, Reason
 from lastword.cleaner.report import Removed, TombstonesWaiting
 from lastword.clock import Clock
 from lastword.errors import LastwordError

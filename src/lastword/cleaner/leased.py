@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lastword.cleaner.choose import LEASE, Reason
+from lastword.cleaner.plan import LEASE, Reason
 from lastword.cleaner.steps import Stopped
 from lastword.clock import Clock
 from lastword.files import Files

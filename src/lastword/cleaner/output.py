@@ -16,7 +16,7 @@ from google_crc32c import value as crc32c
 from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.cleaner.choose import Plan
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import TombstonesWaiting
 from lastword.files import Files
 from lastword.kernels import table as fields

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group, Limits, cut, group, needs_rewrite
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.runs import Run
 from lastword.cleaner.transactions import NOTHING, Found, Transactions
 from lastword.partition.log import PartitionLog

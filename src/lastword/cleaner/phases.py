@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from lastword.cleaner import account, leased, quarantine, staging
 from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
-from lastword.cleaner.choose import Plan, Reason, choose_for
+from lastword.cleaner.choose import choose_for
 from lastword.cleaner.groups import Group, Limits, group
 from lastword.cleaner.paced import PacedFiles
+from lastword.cleaner.plan import Plan, Reason
 from lastword.cleaner.report import CleanRound, TombstonesWaiting
 from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import Found, Transactions

@@ -34,9 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.cleaner.choose import Plan
 from lastword.cleaner.groups import Group
 from lastword.cleaner.output import Output, Writer
+from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import TombstonesWaiting
 from lastword.cleaner.transactions import NOTHING, Found, is_forgotten
 from lastword.kernels import table as fields

@@ -34,8 +34,8 @@ from lastword.spark.sharded import TASK_BYTES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from lastword.cleaner.choose import Plan
     from lastword.cleaner.job import Job
+    from lastword.cleaner.plan import Plan
     from lastword.config import TopicConfig
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.logdir.log_dir import LogDirectory
@@ -138,7 +138,7 @@ def plan(
     from lastword.spark.shipping import shared_log
 
     path = shared_log(path)
-    from lastword.cleaner.choose import Plan
+    from lastword.cleaner.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.frames import frame_of
     from lastword.spark.tasks import as_answered

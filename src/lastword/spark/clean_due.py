@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from lastword.accounts.values import DriveAccount
     from lastword.cleaner.apart import Opening
-    from lastword.cleaner.choose import Plan
     from lastword.cleaner.drive import Place
     from lastword.cleaner.generational import Choice
+    from lastword.cleaner.plan import Plan
     from lastword.cleaner.runs import Run
     from lastword.config import TopicConfig
     from lastword.logdir.checkpoints import TopicPartition
@@ -110,9 +110,9 @@ def plan_due(
 ) -> dict[TopicPartition, Plan]:
     """What `clean_due` would do now with each wanted partition, or why nothing; changes nothing."""
     from lastword.cleaner import quarantine
-    from lastword.cleaner.choose import QUARANTINED
     from lastword.cleaner.drive import plan_of
     from lastword.cleaner.drive_plan import outlook
+    from lastword.cleaner.plan import QUARANTINED
     from lastword.spark.tasks import run_tasks
 
     places = _places(directory, strategy)

@@ -10,8 +10,8 @@ from lastword.errors import LastwordError
 if TYPE_CHECKING:
     from lastword.cleaner.apart import Apart
     from lastword.cleaner.built import BuiltGroup, BuiltRound
-    from lastword.cleaner.choose import Plan
     from lastword.cleaner.job import Job
+    from lastword.cleaner.plan import Plan
     from lastword.cleaner.report import CleanRound
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog

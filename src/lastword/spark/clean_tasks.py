@@ -16,8 +16,8 @@ from lastword.files import DEFAULT
 if TYPE_CHECKING:
     from lastword.cleaner.apart import Apart, Looked, Opening
     from lastword.cleaner.built import BuiltRound
-    from lastword.cleaner.choose import Plan
     from lastword.cleaner.generational import Choice
+    from lastword.cleaner.plan import Plan
     from lastword.cleaner.runs import Run
     from lastword.config import TopicConfig
     from lastword.partition.view import PartitionView

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lastword.cleaner.built import BuiltRound
-    from lastword.cleaner.choose import Plan
     from lastword.cleaner.job import Job
+    from lastword.cleaner.plan import Plan
     from lastword.values import ProgressLike
 
 TASK_BYTES = 1 << 30

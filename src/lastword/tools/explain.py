@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lastword.cleaner import quarantine
-from lastword.cleaner.choose import (
+from lastword.cleaner.plan import (
     ACTIVE_SEGMENT,
     COMPACTION_LAG,
     NEWEST,

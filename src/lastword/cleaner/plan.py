@@ -1,0 +1,115 @@
+"""A `Plan`: what a round will do with a partition, or why there is none. A dry run prints it, a round carries
+it out, Spark ships it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
+from lastword.units import format_bytes
+from lastword.values import Value
+
+Action = Literal["clean", "delete", "keep"]
+
+# Codes of reasons, as `--json` prints them.
+NEWEST = "newest"
+ACTIVE_SEGMENT = "active-segment"
+COMPACTION_LAG = "compaction-lag"
+BELOW_RATIO = "below-ratio"
+NOT_WORTH_IT = "not-worth-it"
+UNDECIDED_TRANSACTION = "undecided-transaction"
+UNFINISHED_COMMIT = "unfinished-commit"
+TOMBSTONE_HORIZON = "tombstone-horizon"
+LEASE = "lease"
+QUARANTINED = "quarantined"
+NO_POLICY = "no-policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason(Value):
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.code}, {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Value):
+    """What a round would do with one partition, or why there is none. Carries all that a round needs to be
+    carried out.
+
+    segments          how many segments are rewritten (all below `limit` while not `exact`)
+    read_bytes        bytes the round reads: map passes and rewrite; write_bytes, free_bytes: as the round's
+                      report
+    exact             the records were looked at: the figures are what the round will do, to the byte
+    reasons           what holds records back; of a kept partition the first is why
+    start, limit      first dirty offset; the round ends before `limit`, which is a segment's base or the
+                      log end
+    """
+
+    topic: str
+    partition: int
+    action: Action
+    due: bool
+    strategy: str
+    segments: int
+    read_bytes: int
+    write_bytes: int
+    free_bytes: int
+    exact: bool
+    reasons: tuple[Reason, ...]
+    log_start: int = 0
+    start: int = 0
+    limit: int = 0
+    total_segments: int = 0
+    total_bytes: int = 0
+    dirty_bytes: int = 0
+    dirty_ratio: float = 0.0
+    rolls_active: bool = False
+    now_ms: int = 0
+    map_bytes: int = 0
+    delete_retention_ms: int = 0
+    segment_bytes: int = 1 << 30
+    segment_index_bytes: int = 10 << 20
+    index_interval_bytes: int = 4096
+    max_message_bytes: int = 1 << 20
+    producer_expiration_ms: int = PRODUCER_EXPIRATION_MS
+
+    def __str__(self) -> str:
+        name = f"{self.topic}-{self.partition}"
+        if self.action == "keep":
+            return f"{name}: keep: {self.reasons[0] if self.reasons else 'nothing to do'}"
+        if self.action == "delete":
+            which = f"{self.segments} of {self.total_segments} segments, {format_bytes(self.free_bytes)}"
+            return f"{name}: delete: {which}: {self.reasons[0].text}"
+        about = "" if self.exact else "~"
+        return (
+            f"{name}: clean: {self.segments} of {self.total_segments} segments, "
+            f"read {about}{format_bytes(self.read_bytes)}, write {about}{format_bytes(self.write_bytes)}, "
+            f"free {about}{format_bytes(self.free_bytes)}"
+        )
+
+    def kept(self, code: str, text: str) -> Plan:
+        """This plan, turned into leaving the partition alone for one more reason, which goes first."""
+        return replace(
+            self,
+            action="keep",
+            segments=0,
+            read_bytes=0,
+            write_bytes=0,
+            free_bytes=0,
+            reasons=(Reason(code, text), *self.reasons),
+        )
+
+    def only_newest(self, tombstones: int, held: Reason | None, held_count: int = 0) -> Plan:
+        """Left alone, for nothing is dead: `tombstones` wait, `held_count` of them only for a lease."""
+        if held is not None and held_count >= tombstones:
+            return self.kept(held.code, held.text)
+        plan = self if held is None else replace(self, reasons=(held, *self.reasons))
+        if tombstones:
+            what = "1 tombstone waits" if tombstones == 1 else f"{tombstones} tombstones wait"
+            return plan.kept(TOMBSTONE_HORIZON, f"{what}; every other record is its key's newest")
+        return plan.kept(NEWEST, "every record is the newest of its key")
