@@ -4,7 +4,8 @@ It works on a real directory and keeps a journal of every change with its bytes 
 `image` replays the journal up to a moment and leaves out what was not synced by then, as a policy says:
 
 * *Data* of a file is safe once its handle was synced. Before, any part may be missing: all of it, a suffix,
-  the inside of the last write (torn), or the bytes while the size is there already (zeros).
+  the inside of the last write (torn), or the bytes while the size is there already (zeros; where a write
+  went over bytes that were there, those).
 * *Names* are safe once their directory was synced: creations, renames, removals, directories made. Syncing a
   file does not save its name. A rename inside one directory happens or not, as a whole. A rename into another
   directory may leave the file under both names, but not under none. What is left out takes later changes of
@@ -525,11 +526,13 @@ def _apply(content: bytearray, op: Op, number: int, survivors: Survivors, unsafe
         return
     data = bytearray(op.data)
     if unsafe:
+        # A file that grew has zeros where nothing arrived; what was written over has its old bytes there.
+        old = content[op.position : op.position + len(data)].ljust(len(data), b"\0")
         if op.inode in survivors.zeros:
-            data[:] = bytes(len(data))
+            data[:] = old
         for write, page in survivors.holes:
             if write == number:
-                data[page : page + PAGE] = bytes(len(data[page : page + PAGE]))
+                data[page : page + PAGE] = old[page : page + PAGE]
         if number in survivors.cut:
             del data[survivors.cut[number] :]
     if op.position > len(content):

@@ -27,7 +27,7 @@ from lastword.cleaner.runs import Columns
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.logdir import TopicPartition, inbox
-from lastword.partition import staged
+from lastword.partition import adopting, staged
 from lastword.records.builder import BatchBuilder
 from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints
 
@@ -172,7 +172,7 @@ def ours(root: Path, told: Story) -> None:
 
 
 def job_commits(root: Path, told: Story) -> None:
-    """A job that holds no lock leaves a note of its name in the root."""
+    """A job that holds no lock leaves a note of its name in the root; what it staged becomes a segment."""
     builder = BatchBuilder(0)
     builder.append(now_ms(), b"job", b"1")
     writer = staged.StagedWriter(DEFAULT, str(root), "life1", 0, "j", (0, 0))
@@ -180,14 +180,18 @@ def job_commits(root: Path, told: Story) -> None:
     closed = writer.close(sync=True)
     assert closed is not None
     manifest = inbox.Manifest("j", (closed,), sync=True, writer="nightly", sequence=1)
-    inbox.commit(
-        str(root),
-        manifest,
-        DEFAULT,
-        lambda: lastword.logdir.LogDirectory.open(str(root), "a", DEFAULT, ManualClock(now_ms())),
-        patience_seconds=5.0,
-        now_ms=now_ms,
-    )
+    before = len(list((root / "life1-0").glob("*.log")))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(adopting, "PART", 1 << 60)
+        inbox.commit(
+            str(root),
+            manifest,
+            DEFAULT,
+            lambda: lastword.logdir.LogDirectory.open(str(root), "a", DEFAULT, ManualClock(now_ms())),
+            patience_seconds=5.0,
+            now_ms=now_ms,
+        )
+    assert len(list((root / "life1-0").glob("*.log"))) == before + 1
     told.newest["life1"][b"job"] = b"1"
 
 

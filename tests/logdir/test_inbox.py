@@ -19,13 +19,15 @@ from lastword.files import DEFAULT, Files, OsFiles
 from lastword.logdir import inbox, side_by_side
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.move import move
-from lastword.partition import block, staged
+from lastword.partition import adopting, block, staged
 from lastword.records.builder import BatchBuilder
 from lastword.retention.expire import expire
 from tests.doubles.forgetful import ForgetfulFiles
 from tests.doubles.recording import RecordingFiles, Stopped
 
 NOW_MS = 1_795_168_800_000
+EVERY_FILE = 1 << 60
+"""For `adopting.PART`: none is too small to become a segment."""
 
 
 def make(root: Path, partitions: int = 2, files: Files = DEFAULT) -> None:
@@ -234,14 +236,16 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", [adopting.PART, EVERY_FILE], ids=["copied", "adopted"])
 @pytest.mark.parametrize(("writer", "much_bytes"), [(None, 16 << 20), ("q", 16 << 20), ("q", 0)])
 def test_killed_at_every_step_and_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str | None, much_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str | None, much_bytes: int, part: int
 ) -> None:
     """A driver dies before each change that it makes, and half-way in each append. Then somebody opens the
     directory; a stream runs its batch again. All of it is there once, or nothing is and nothing was
     committed."""
     monkeypatch.setattr(side_by_side, "MUCH_BYTES", much_bytes)
+    monkeypatch.setattr(adopting, "PART", part)
     sequence = None if writer is None else 7
     outcomes = set()
     for step, torn in itertools.product(range(200), (False, True) if much_bytes else (True,)):
@@ -276,9 +280,96 @@ def test_killed_at_every_step_and_run_again(
     assert outcomes == {0, 1} and step > 10
 
 
+def large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of two batches and more become segments."""
+    monkeypatch.setattr(adopting, "suits", lambda config, size_bytes: size_bytes > 2 * len(batch("a")) - 1)
+
+
+def three_tasks(root: Path, job: str, sizes: tuple[int, ...], files: Files = DEFAULT) -> Any:
+    """Staged for partition 0 by as many tasks: so many batches each."""
+    found = []
+    for task, size in enumerate(sizes):
+        writer = staged.StagedWriter(files, str(root), "t", 0, job, (task, 0))
+        for number in range(size):
+            writer.write(batch(f"{job}{task}{number}"), 1)
+        found.append(writer.close(sync=True))
+    return tuple(found)
+
+
 @pytest.mark.slow
-def test_a_power_cut_at_every_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 1, 2), (2, 2, 2)])
+def test_killed_while_files_become_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+) -> None:
+    """Some are copied, some renamed: each of their batches is in once, in order, or none is."""
+    large_ones(monkeypatch)
+    wanted = ["before", *(f"j{task}{n}" for task, size in enumerate(sizes) for n in range(size))]
+    outcomes = set()
+    for step, torn in itertools.product(range(400), (False, True)):
+        root = tmp_path / f"{step}{torn}"
+        make(root, 1)
+        with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
+            logs.topic("t").append(b"before", b"before")
+        files = RecordingFiles(OsFiles(), stop_at=step, torn=torn)
+        try:
+            commit(root, inbox.Manifest("j", three_tasks(root, "j", sizes), True), files)
+        except Stopped:
+            pass
+        else:
+            break
+        finally:
+            files.stop()
+        LogDirectory.open(str(root), "a", clock=ManualClock(NOW_MS)).close()
+        found = values(root)[0]
+        assert found in (["before"], wanted), (step, torn)
+        outcomes.add(len(found))
+        with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+            logs.topic("t").append(b"after", b"after")
+            assert values(root)[0] == [*found, "after"]
+            assert logs.verify("t").problems == ()
+        shutil.rmtree(root)
+    else:
+        pytest.fail("the commit has more steps than the test takes")
+    assert outcomes == {1, len(wanted)} and step > 20
+    assert values(root)[0] == wanted
+    assert len(list((root / "t-0").glob("*.log"))) == 1 + sum(size > 1 for size in sizes)
+
+
+@pytest.mark.slow
+def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large_ones(monkeypatch)
+    root = tmp_path / "data"
+    make(root, 1)
+    files = ForgetfulFiles(root)
+    allowed: list[list[str]] = [[]]
+    for sequence, sizes in enumerate([(2, 2), (1, 2, 1), (3, 2)]):
+        job = "jkl"[sequence]
+        manifest = inbox.Manifest(
+            job, three_tasks(root, job, sizes, files), True, writer="q", sequence=sequence
+        )
+        commit(root, manifest, files)
+        files.mark(f"returned {job}")
+        new = [f"{job}{task}{n}" for task, size in enumerate(sizes) for n in range(size)]
+        allowed.append(allowed[-1] + new)
+    seen = set()
+    for number, image in enumerate(files.images(seeds=range(1))):
+        if number % 5:
+            continue
+        target = tmp_path / "image"
+        image.write(target)
+        LogDirectory.open(str(target), "a", clock=ManualClock(NOW_MS)).close()
+        found = values(target)[0]
+        assert found in allowed[len(image.marks) :], image.label
+        seen.add(len(found))
+        shutil.rmtree(target)
+    assert seen == {len(one) for one in allowed}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [adopting.PART, EVERY_FILE], ids=["copied", "adopted"])
+def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
     """What had returned is there afterwards, whatever was not synced; and what is there is whole."""
+    monkeypatch.setattr(adopting, "PART", part)
     root = tmp_path / "data"
     make(root)
     files = ForgetfulFiles(root)

@@ -154,7 +154,8 @@ def one_sink_kill(home: Path, kill_at: int, who: str, torn: bool) -> bool:
     who   `driver`; `driver beside`: while another process holds the lock; `holder`: that other process
     """
     root, notes = home / "data", home / "notes"
-    create(root, "t", 2)
+    # Of every second one, what a task stages is large beside a segment, and becomes one.
+    create(root, "t", 2, segment_bytes="4KiB" if kill_at % 2 else "1GiB")
     holder = None
     if who != "driver":
         reading, writing = os.pipe()

@@ -77,7 +77,7 @@ class Appending:
         self.config = config
         self._clock = clock
         self._roll = roll
-        self._epoch = epoch
+        self.epoch = epoch
         self._assign_epoch = assign_epoch
         self._plain_bytes = 0  # that the table path would have taken, had the kernels been loaded
 
@@ -133,7 +133,7 @@ class Appending:
         self, batches: Sequence[Batch], earlier: Sequence[SequencedBatch | None] | None
     ) -> list[AppendedBatch]:
         tail, most = self._tail, self.config.segment_index_bytes
-        epoch = self._epoch()
+        epoch = self.epoch()
         if batches:
             self._assign_epoch()
         appended: list[AppendedBatch] = []
@@ -171,7 +171,7 @@ class Appending:
         sizes = np.fromiter(map(len, batches), np.int64, len(batches))
         buffer, data = _gathered(batches, int(sizes.sum()))
         table = np.empty((sizes.size, fields.FIELDS), np.int64)
-        if ready.place_ready(buffer, sizes, tail.log_end, self._epoch(), table) < sizes.size:
+        if ready.place_ready(buffer, sizes, tail.log_end, self.epoch(), table) < sizes.size:
             return None
         self._assign_epoch()
         first, unasked = 0, 0

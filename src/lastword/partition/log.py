@@ -31,7 +31,7 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition import front, leases, swap, truncate
+from lastword.partition import adopting, front, leases, swap, truncate
 from lastword.partition.appending import AppendedBatch, Appending
 from lastword.partition.durability import Durability
 from lastword.partition.epochs import LeaderEpochs
@@ -234,6 +234,38 @@ class PartitionLog(Reads):
                 self.sync()
             return appended
 
+    def adopt(self, file: str) -> bool:
+        """Make a file of ready batches, on the partition's own drive, the newest segment of the log; True: it
+        was renamed, and its batches are durable. False: it is as it was, for appending its batches one by
+        one would have made something else (`adopting`), or the active segment is empty still.
+
+        CorruptBatchError for a batch that is not whole. The caller saw that none is in the log already.
+        """
+        with self.lock:
+            self._check_open()
+            if not self.active.size:
+                return False
+            batches = adopting.placed(self.files, file, self.log_end)
+            if batches is None or not adopting.takes_whole(self._roll_rule, self.config, batches):
+                return False
+            epoch = self._appending.epoch()
+            self._health.guarded(lambda: adopting.write_places(self.files, file, batches, epoch))
+            self._assign_epoch()
+            try:
+                self._health.guarded(lambda: self._roll(lambda base: self._adopted(file, batches)))
+            except LastwordError as error:
+                base = names.segment_file(batches[0].base_offset, names.LOG)
+                if self.files.exists(f"{self.directory}/{base}"):  # what comes next would lie beside it
+                    self._health.failed(error)
+                raise
+            self._tail.moved_on()
+            self._rolled()
+            return True
+
+    def _adopted(self, file: str, batches: Sequence[adopting.PlacedBatch]) -> SegmentAppender:
+        interval = self.config.index_interval_bytes
+        return SegmentAppender.adopt(self.files, file, self.directory, batches, index_interval_bytes=interval)
+
     def _assign_epoch(self) -> None:
         if self._epochs.latest is None:
             self._epochs.assign(self._epoch, self.log_end)
@@ -262,12 +294,15 @@ class PartitionLog(Reads):
         with self.lock:
             self._check_open()
             if self.active.size:
-                self._health.guarded(self._roll)
-                self._waste.remove()
-                if self.on_roll is not None:
-                    self.on_roll()
+                self._health.guarded(lambda: self._roll(self._new_segment))
+                self._rolled()
 
-    def _roll(self) -> None:
+    def _rolled(self) -> None:
+        self._waste.remove()
+        if self.on_roll is not None:
+            self.on_roll()
+
+    def _roll(self, begin: Callable[[int], SegmentAppender]) -> None:
         old, base = self._tail.appender, self.log_end
         old.finish()
         self._forget_idle_producers()
@@ -275,12 +310,12 @@ class PartitionLog(Reads):
         with self._durability.turns.turn():
             self._tail.sync(base, indexes=True)
         try:
-            new = self._new_segment(base)
+            new = begin(base)
         except FileTakenError:
             # Left by a roll that did not come to its end: no segment of the log has this base.
             for extension in names.SEGMENT_EXTENSIONS:
                 self.files.unlink(f"{self.directory}/{names.segment_file(base, extension)}", missing_ok=True)
-            new = self._new_segment(base)
+            new = begin(base)
         with self._durability.turns.turn():  # nobody syncs while the files change hands
             self._durability.directory_unsynced = True
             self._segments = self._segments.with_added(new.segment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lastword.clock import Clock
@@ -14,6 +15,8 @@ from lastword.segment.names import MAX_RELATIVE_OFFSET
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from lastword.partition.adopting import PlacedBatch
 
 MAX_FILE_BYTES = 2**31 - 1
 
@@ -88,6 +91,17 @@ class RollRule:
                 by_clock,
             )
         )
+
+    def is_one_segment(self, batches: Sequence[PlacedBatch]) -> bool:
+        """Would a new segment take all of them? Their positions count from its beginning."""
+        first, last = batches[0], batches[-1]
+        if (
+            last.position + last.size > self._most_bytes
+            or last.last_offset - first.base_offset > MAX_RELATIVE_OFFSET
+        ):
+            return False
+        latest = max(one.max_timestamp for one in batches)
+        return first.max_timestamp < 0 or latest - first.max_timestamp <= self._roll_ms
 
     def is_due(self, appender: SegmentAppender) -> bool:
         """Is the active segment older than `segment.ms`, by the clock?"""

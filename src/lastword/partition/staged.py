@@ -9,11 +9,13 @@ Below <partition>/lastword/:
 
 An attempt writes into files of its own, so two attempts of one task never meet, and what a lost attempt
 left is never named by a commit. In a batch's checksum neither base offset nor leader epoch takes part, so
-taking in means to give out offsets, and no record is touched.
+taking in means to give out offsets, and no record is touched. A small file's batches are appended; a large
+one becomes a segment by a rename (`adopting`).
 
 Valid when: a commit (`logdir.inbox`) names the file. Durable: synced by its task, before it is named. A
 crash while taking in leaves a part of the batches in the log; `begun.json` says from where on to compare,
-batch by batch, what is there already, so the same commit can be made again and adds only what is missing.
+batch by batch, what is there already, so the same commit can be made again and adds only what is missing. A
+file that is gone by then must be found there as a segment's beginning.
 Until it is in as a whole, what lies from there on stays as it was appended: it is neither cleaned nor
 trimmed nor moved (`begun_at`), or the batches that are there would not be known again, and come in twice.
 Nobody else appends to the partition in between: the log's lock is held, and after a crash commits are
@@ -32,10 +34,11 @@ import os
 import zlib
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle
+from lastword.partition import adopting
 from lastword.partition.block import Block, blocks_of
 from lastword.records.batch import HEADER_BYTES
 from lastword.segment import names
@@ -47,6 +50,9 @@ STAGING, COMMITTED, OPEN = "staging-", "committed-", "open-"
 BEGUN, BATCHES = "begun.json", ".batches"
 KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
 """How long a partition remembers that it took in a job, and how long a job may leave staged files behind."""
+
+AHEAD_BYTES = 4 << 20
+"""So much is handed to the drive at once while a task goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,7 @@ class StagedWriter:
         self.partition = partition
         self.size_bytes = 0
         self.records = 0
+        self._ahead = 0  # up to here the drive was asked to begin
         self._files = files
         self._private = private_dir(os.path.join(root, names.partition_dir(topic, partition)))
         self._directory = os.path.join(self._private, STAGING + job)
@@ -111,6 +118,11 @@ class StagedWriter:
             self._handle = self._files.open_append(path, create=True, exclusive=True)
         self._handle.append(data)
         self.size_bytes += len(data)
+        if (
+            self.size_bytes - self._ahead >= AHEAD_BYTES
+        ):  # it is synced soon: here, or when it becomes a segment
+            self._handle.start_sync(self._ahead, self.size_bytes - self._ahead)
+            self._ahead = self.size_bytes
         self.records += records
 
     def close(self, sync: bool) -> StagedFile | None:
@@ -145,7 +157,10 @@ def check(files: Files, directory: str, job: str, staged: Iterable[StagedFile]) 
     if files.exists(os.path.join(private_dir(directory), COMMITTED + job)):
         return
     folder = staging_dir(directory, job)
-    missing = [one.name for one in staged if _size(files, os.path.join(folder, one.name)) != one.size_bytes]
+    begun = files.exists(os.path.join(folder, BEGUN))
+    found = {one.name: _size(files, os.path.join(folder, one.name)) for one in staged}
+    # One that is gone from a commit that was begun is a segment, which `take_in` makes sure of.
+    missing = [one.name for one in staged if found[one.name] not in (one.size_bytes, -1 if begun else None)]
     if missing:
         raise CorruptFileError(
             f"{folder}: {', '.join(missing)} of this job is not as its task left it; nothing was appended to "
@@ -162,8 +177,9 @@ def check_batches(files: Files, directory: str, job: str, staged: Iterable[Stage
         return
     for one in staged:
         path = os.path.join(staging_dir(directory, job), one.name)
-        for block in blocks_of(files, path):
-            block.check(path)
+        if files.exists(path):  # or else it was checked when it became a segment
+            for block in blocks_of(files, path):
+                block.check(path)
 
 
 def take_in(
@@ -184,11 +200,16 @@ def take_in(
     folder = staging_dir(directory, job)
     check(files, directory, job, wanted)
     with log.lock:  # nobody's batch may come between these, or a second try could not tell its own
-        already = _Already(_begin(log, folder))
+        already = _Already(files, _begin(log, folder))
         log.taking_in_from = begun_at(files, directory)
         before = log.log_end
         for one in wanted:
-            for block in blocks_of(files, os.path.join(folder, one.name)):
+            path = os.path.join(folder, one.name)
+            if already.adopted(one, path) or (
+                already.is_over and adopting.suits(log.config, one.size_bytes) and log.adopt(path)
+            ):
+                continue
+            for block in blocks_of(files, path):
                 # Without `sync`, too: a directory that was opened for this commit syncs when it is closed.
                 log.append_batches(already.missing(block), sync_follows=True)
         added = log.log_end - before  # staged batches have an offset for each record, and no other
@@ -201,17 +222,44 @@ def take_in(
     return added
 
 
+class _Found(NamedTuple):
+    """A batch that was appended since a commit began. `begins`: a segment."""
+
+    identity: tuple[int, int]
+    begins: bool
+
+
 class _Already:
     """What earlier tries have appended: each a run of the job's batches in their order, maybe with others'
     batches between two tries."""
 
-    def __init__(self, found: list[tuple[int, int]]) -> None:
+    def __init__(self, files: Files, found: list[_Found]) -> None:
+        self._files = files
         self._found = found
         self._at = 0
 
+    @property
+    def is_over(self) -> bool:
+        """From here on nothing of the job is in the log."""
+        return self._at == len(self._found)
+
+    def adopted(self, one: StagedFile, path: str) -> bool:
+        """Has this file become a segment? Then it is not where it was staged any more."""
+        if self._files.exists(path):
+            return False
+        for at in range(self._at, len(self._found)):
+            end, size_bytes = at, 0
+            while self._found[at].begins and end < len(self._found) and size_bytes < one.size_bytes:
+                size_bytes += self._found[end].identity[0]
+                end += 1
+            if size_bytes == one.size_bytes:
+                self._at = end
+                return True
+        raise CorruptFileError(f"{path} is gone, and not in the log", remedy="run the job again", file=path)
+
     def missing(self, block: Block) -> Sequence[memoryview]:
         """The batches of the next block that are not there."""
-        if self._at == len(self._found):
+        if self.is_over:
             return block
         return [batch for batch in block if not self.has(batch)]
 
@@ -219,7 +267,7 @@ class _Already:
         """Asked batch by batch; the first one that is not there ends it."""
         wanted = _identity(batch) if self._at < len(self._found) else None
         for at in range(self._at, len(self._found)):
-            if self._found[at] == wanted:
+            if self._found[at].identity == wanted:
                 self._at = at + 1
                 return True
         self._at = len(self._found)
@@ -254,8 +302,8 @@ def _log_end_then(files: Files, path: str) -> int:
         return 0
 
 
-def _begin(log: PartitionLog, folder: str) -> list[tuple[int, int]]:
-    """Identities of the batches that an earlier try of this commit may have appended: all since it began."""
+def _begin(log: PartitionLog, folder: str) -> list[_Found]:
+    """The batches that an earlier try of this commit may have appended: all since it began."""
     files, path = log.files, os.path.join(folder, BEGUN)
     if not files.exists(path):
         files.write_atomic(path, json.dumps({"log_end": log.log_end}).encode())
@@ -266,7 +314,7 @@ def _begin(log: PartitionLog, folder: str) -> list[tuple[int, int]]:
         if segment.next_offset > began:
             for header in segment.headers(segment.position_of(began)):
                 if header.base_offset >= began:
-                    found.append(_identity(segment.read_batch(header)))
+                    found.append(_Found(_identity(segment.read_batch(header)), header.position == 0))
     return found
 
 

@@ -71,16 +71,17 @@ class Tail:
                 entry = self.producers.update(header, marker)
                 if entry is not None:
                     self._index_aborted(entry)
-        self._ends()
+        self.moved_on()
 
     def write_table(self, data: memoryview, table: np.ndarray) -> None:
         """The same for the rows of a batch table, none with a producer. File positions count from the first
         row's.
         """
         self._health.guarded(lambda: self.appender.append_table(data, table))
-        self._ends()
+        self.moved_on()
 
-    def _ends(self) -> None:
+    def moved_on(self) -> None:
+        """The log end has: what is stable, and what a snapshot of the producers says, go with it."""
         self.producers.end_offset = self.log_end
         self.stable_offset = self.producers.last_stable_offset(self.log_end, self.log_start)
 

@@ -8,8 +8,9 @@ all the same.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lastword.errors import LastwordError
 from lastword.files import FileFacts, Files, Handle
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
     import numpy as np
 
     Buffer = bytes | bytearray | memoryview
+
+
+class LyingBatch(Protocol):
+    """A batch in a file, as far as indexes ask."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def max_timestamp(self) -> int: ...
 
 
 class SegmentAppender:
@@ -101,6 +115,63 @@ class SegmentAppender:
         segment.next_offset, segment.largest_timestamp = next_offset, builder.largest_timestamp
         segment.active = True
         return cls(segment, log, index, time_handle, builder)
+
+    @classmethod
+    def adopt(
+        cls,
+        files: Files,
+        file: str,
+        directory: str,
+        batches: Sequence[LyingBatch],
+        *,
+        index_interval_bytes: int,
+    ) -> SegmentAppender:
+        """Makes a finished file of exactly these batches the segment of its first offset, by renaming it, and
+        goes on behind them. FileTakenError if there are indexes of such a segment. The log has no segment of
+        that offset: it is not asked for. The file's new name is durable when it returns. On failure the file
+        is where it was, unless a sync failed.
+
+        The indexes come first: a reader beside the writer meets the segment with them, or not at all.
+        """
+        base_offset = batches[0].base_offset
+        builder = IndexBuilder(base_offset, index_interval_bytes)
+        for one in batches:
+            builder.batch(one.position, one.last_offset, one.max_timestamp)
+        paths = [
+            f"{directory}/{names.segment_file(base_offset, extension)}"
+            for extension in names.SEGMENT_EXTENSIONS[:3]
+        ]
+        made: list[Handle] = []
+        try:
+            for path, entries in zip(paths[1:], (builder.offset_entries, builder.time_entries), strict=True):
+                made.append(files.open_append(path, create=True, exclusive=True))
+                if entries:
+                    made[-1].append(bytes(entries))
+            files.rename(file, paths[0])
+            try:
+                log = files.open_append(paths[0])
+                facts = log.stat()
+            except LastwordError:
+                files.rename(paths[0], file)
+                raise
+        except LastwordError:
+            for handle in made:
+                handle.close()
+                files.unlink(handle.path, missing_ok=True)
+            raise
+        # Before anything comes behind these batches: a power cut must not give the file its old name back.
+        files.fsync_dir(directory)
+        files.fsync_dir(os.path.dirname(file))
+        segment = _writable(files, directory, base_offset, facts)
+        segment.offset_index = OffsetIndex(bytes(builder.offset_entries), base_offset, segment.size)
+        segment.time_index = TimeIndex(bytes(builder.time_entries), base_offset)
+        segment.next_offset, segment.largest_timestamp = (
+            batches[-1].last_offset + 1,
+            builder.largest_timestamp,
+        )
+        appender = cls(segment, log, made[0], made[1], builder)
+        appender.rolling_timestamp = batches[0].max_timestamp
+        return appender
 
     def append(self, data: bytes | bytearray | memoryview, batches: Sequence[BatchHeader]) -> None:
         """Writes `data`, which is exactly these batches; their positions count from its beginning.

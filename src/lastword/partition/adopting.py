@@ -1,0 +1,84 @@
+"""A staged file that becomes a segment as it is: a bulk load is written once, and not once more to copy it.
+
+Worth it where the file is large beside `segment.bytes`: each file adopted is a segment, however far it is
+from full. It must be one that appending its batches would have made: within `segment.bytes` and `segment.ms`,
+of batches that may be appended, and none from a producer, whom nobody would have asked about.
+
+The order. Offsets and epoch are written into the batches, where no checksum covers them, and the file is
+synced; then the active segment is closed and synced, as at any roll; then the file gets its indexes and its
+name (`SegmentAppender.adopt`), and the name is durable before anything is appended behind it. A crash before
+the rename leaves a staged file that gets its offsets again; one after it leaves a segment whose batches the
+commit finds in the log, as it finds those that it copied.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from lastword.files import Files
+from lastword.partition.block import blocks_of
+from lastword.records.batch import OVERHEAD_BYTES, check_crc, read_header
+from lastword.segment import time_index
+
+if TYPE_CHECKING:
+    from lastword.config import TopicConfig
+    from lastword.partition.rolling import RollRule
+
+PART, PART_IF_KEPT = 32, 8
+"""A file is adopted if it has at least this part of `segment.bytes`; it must have more in a topic whose
+segments no cleaner ever joins."""
+
+_PLACE = struct.Struct(">qii")  # base offset, length of what follows, leader epoch
+
+
+def suits(config: TopicConfig, size_bytes: int) -> bool:
+    """Is a file of this size worth a segment of its own? One whose batches must be stamped is not."""
+    stamped = config.message_timestamp_type == "LogAppendTime"
+    part = PART if config.compacts else PART_IF_KEPT
+    return not stamped and config.segment_bytes <= part * size_bytes and size_bytes <= config.segment_bytes
+
+
+class PlacedBatch(NamedTuple):
+    """A batch of the file, and the offsets that it gets. `position`, `size`: in the file, in bytes."""
+
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+    max_timestamp: int
+
+
+def placed(files: Files, path: str, next_offset: int) -> list[PlacedBatch] | None:
+    """The file's batches in their order, from `next_offset` on; None if one of them has a producer, or is not
+    of magic 2. Reads the file and changes nothing; CorruptBatchError for a batch that is not whole.
+    """
+    found: list[PlacedBatch] = []
+    position = 0
+    for block in blocks_of(files, path):
+        for batch in block:
+            header = read_header(batch, 0, len(batch), path)
+            if header.magic != 2 or header.producer_id >= 0 or header.control:
+                return None
+            check_crc(batch, header, path)
+            last = next_offset + header.last_offset - header.base_offset
+            found.append(PlacedBatch(position, header.size, next_offset, last, header.max_timestamp))
+            position, next_offset = position + header.size, last + 1
+    return found
+
+
+def write_places(files: Files, path: str, batches: Sequence[PlacedBatch], epoch: int) -> None:
+    """Write the offsets, and a leader epoch, into the file, and sync it: whole before the log has it."""
+    with files.open_append(path) as handle:
+        for one in batches:
+            place = _PLACE.pack(one.base_offset, one.size - OVERHEAD_BYTES, epoch)
+            handle.pwrite(place, one.position)
+        handle.fsync()
+
+
+def takes_whole(rule: RollRule, config: TopicConfig, batches: Sequence[PlacedBatch]) -> bool:
+    """Would appending the batches, each allowed, put them all into one new segment?"""
+    limit = min(config.max_message_bytes, config.segment_bytes)
+    indexed = time_index.ENTRY_BYTES * (len(batches) + 1) < config.segment_index_bytes
+    return indexed and max(one.size for one in batches) <= limit and rule.is_one_segment(batches)
