@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,19 @@ def test_the_format_is_known_by_itself(spark: SparkSession, root: Path) -> None:
 def test_it_can_be_registered_by_hand(spark: SparkSession, root: Path) -> None:
     lastword.spark.register(spark)
     assert load(spark, root, assign='{"t":[1]}', subscribe="").count() == 100
+
+
+def test_several_threads_write(spark: SparkSession, tmp_path: Path) -> None:
+    """Also the topic that none of them finds there."""
+    frame = spark.createDataFrame([("a", "b")], "key string, value string").coalesce(1)
+
+    def write(number: int) -> None:
+        lastword.spark.register(spark)
+        save(frame, tmp_path / "log", producer=f"thread-{number}", sequence=1)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, (1, 2)))
+    assert load(spark, tmp_path / "log").count() == 2
 
 
 def test_a_round_trip_keeps_every_value(spark: SparkSession, tmp_path: Path) -> None:

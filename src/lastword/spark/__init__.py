@@ -31,7 +31,8 @@ __all__ = ["audit", "clean", "duplication", "expire", "plan", "register", "resto
 
 def register(spark: SparkSession) -> None:
     """Makes `format("lastword")` known to this session, for a cluster whose workers cannot see
-    `pyspark_lastword`.
+    `pyspark_lastword`; and to this thread: Spark looks for a sink in Python in the thread's active session,
+    which it has where the session was made, but in no thread that Python starts.
     """
     from lastword.spark.session import need_pyspark
 
@@ -39,3 +40,4 @@ def register(spark: SparkSession) -> None:
     from lastword.spark.source import LastwordDataSource
 
     spark.dataSource.register(LastwordDataSource)
+    spark.createDataFrame([], "key binary")  # the one public call that makes it the thread's active session
