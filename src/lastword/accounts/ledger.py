@@ -231,7 +231,7 @@ class Ledger:
                 tell,
                 chunk_bytes,
                 threads,
-                of_bytes=sum(one.size for one in below),
+                more=[one for each in portions for one in each],
             )
             self.spoiled = False
             read_bytes += taken.read_bytes

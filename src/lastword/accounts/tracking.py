@@ -177,12 +177,12 @@ class Tracking:
         chunk_bytes: int,
         threads: int,
         *,
-        of_bytes: int,
+        more: Sequence[Segment],
     ) -> Taken:
         """Take the segments `new`. Where keys do not fit, or copies have to be counted from now on, it begins
-        anew: then nothing is taken. `of_bytes`: of the log, that is to be taken in all."""
+        anew: then nothing is taken. `more`: will be taken next."""
         noted = NotedFates(fates) if fates is not None else None
-        read, why = self._scan(new, t, noted, progress, chunk_bytes, threads, of_bytes), ""
+        read, why = self._scan(new, t, noted, progress, chunk_bytes, threads, more), ""
         if len(self.entries) == 0:
             why = KEYS_DO_NOT_FIT
         elif self._meets_first_tombstone() and self.uncounted:
@@ -210,7 +210,7 @@ class Tracking:
         progress: Callable[[int, int], None] | None,
         chunk_bytes: int,
         threads: int,
-        of_bytes: int,
+        more: Sequence[Segment],
     ) -> int:
         """The bytes read. Without an entry afterwards: the keys did not fit, and fewer will be looked at."""
         from lastword.resolve.running import MapFull
@@ -223,7 +223,7 @@ class Tracking:
             if progress is not None:
                 progress(read + done_bytes, read + total_bytes)
 
-        def absorb(segments: Sequence[Segment]) -> None:
+        def absorb(segments: Sequence[Segment], more: Sequence[Segment]) -> None:
             self.running.absorb(
                 segments,
                 fates=fates,
@@ -231,22 +231,25 @@ class Tracking:
                 chunk_bytes=chunk_bytes,
                 threads=threads,
                 forget=not self.counts_copies,
+                more=more,
             )
 
         try:
             if self.exact:
-                absorb(new)
+                absorb(new, more)
                 self.uncounted |= self.running.forgot_copies
                 self.entries += [Entry.of(one, t) for one in new]
                 return sum(one.size for one in new)
-            for one in new:
-                absorb([one])
+            for number, one in enumerate(new, 1):
+                absorb([one], [*new[number:], *more])
                 read += one.size
                 self.entries.append(self._sampled_entry(one, t, fates))
                 read += one.size
             return read
         except MapFull:
-            self._sample((sum(one.size_bytes for one in self.entries) + done) / max(of_bytes, 1))
+            taken = sum(one.size_bytes for one in self.entries)
+            coming = sum(one.size for one in (*new, *more) if one.base_offset >= self.running.limit)
+            self._sample((taken + done) / max(taken + coming, 1))
             return read + done
 
     def _sample(self, taken_ratio: float) -> None:

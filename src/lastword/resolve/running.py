@@ -93,12 +93,14 @@ class RunningResolution:
         chunk_bytes: int = CHUNK_BYTES,
         threads: int = 0,
         forget: bool = False,
+        more: Sequence[SegmentSource] = (),
     ) -> None:
         """Take in whole segments at or above `limit`, by ascending base offset, all of them decided.
 
         `progress` hears (bytes done, bytes in all) after every chunk, and may raise to stop. Raises MapFull,
         and what `resolve` raises. `threads`: for this call; 0: as the object was made. `forget`: before the
-        map is full, keys without a record leave it, though aborted copies of them lie in the log.
+        map is full, keys without a record leave it, though aborted copies of them lie in the log. `more`:
+        what will be taken in next, so that the map need not shrink and grow meanwhile.
         """
         self._idle()
         if not sources:
@@ -107,7 +109,7 @@ class RunningResolution:
         started = time.perf_counter()
 
         def most(chunk: Chunk) -> int:
-            return int(records_at_most(sources, chunk) * self._share) + 1
+            return int(records_at_most([*sources, *more], chunk) * self._share) + 1
 
         first = len(self._walk.tally)
         self._walk.tally.add(sources)
@@ -129,7 +131,7 @@ class RunningResolution:
                 if progress is not None:
                     progress(done, total)
         self.limit = max(sources[-1].next_offset, int(self._walk.tally.ends[-1]))
-        if self._walk.map is not None:
+        if self._walk.map is not None and not more:
             self._walk.map.trim()
         if self._horizons.crowded:
             self._horizons.keep(self._live_tombstones()[1])
