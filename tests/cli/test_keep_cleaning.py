@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,12 +31,6 @@ def data(tmp_path):
                 topic.append(b"k%d" % (number % 4), b"." * 100)
             old.append(b"k", b"." * 100, timestamp=1_000_000_000_000)
     return tmp_path / "data"
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @contextmanager
@@ -74,8 +67,7 @@ def lines(process, done):
 
 
 def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
-    port = free_port()
-    with running(data, "--every", "50ms", "--metrics", port, "--max-rate", "200MiB", "--json") as process:
+    with running(data, "--every", "50ms", "--metrics", 0, "--max-rate", "200MiB", "--json") as process:
 
         def both(found):
             rounds = {one["topic"] for one in found if one["type"] == "round"}
@@ -83,7 +75,9 @@ def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
 
         found = lines(process, both)
         assert all(one["complete"] for one in found if one["type"] == "round")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        told = json.loads(said(process).splitlines()[0])  # port 0 takes a free one
+        assert told["type"] == "metrics" and told["address"].startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(told["address"], timeout=10) as answer:
             text = answer.read().decode()
         root = str(data)
         assert f'lastword_cleaner_rounds_total{{dir="{root}",result="ok"}}' in text
@@ -91,7 +85,7 @@ def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
         assert f'lastword_cleaner_last_pick_timestamp_seconds{{dir="{root}"}}' in text
         assert 'lastword_log_dirty_ratio{partition="0",topic="users"}' in text
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/elsewhere", timeout=10)
+            urllib.request.urlopen(told["address"].replace("metrics", "elsewhere"), timeout=10)
         with pytest.raises(lastword.errors.BusyError):
             lastword.open(data, "a")
         process.send_signal(signal.SIGTERM)

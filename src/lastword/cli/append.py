@@ -102,7 +102,10 @@ def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any
             raise UsageError(
                 f"stdin line {number} has no {delimiter!r}", remedy="one record a line: KEY D VALUE"
             )
-        yield argument_bytes(key, names[0], "key"), argument_bytes(value, names[1], "value")
+        try:
+            yield argument_bytes(key, names[0], "key"), argument_bytes(value, names[1], "value")
+        except UsageError as error:
+            raise UsageError(f"stdin line {number}: {error.message}", remedy=error.remedy) from None
 
 
 def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:

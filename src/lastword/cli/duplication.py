@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.errors import DataError
+from lastword.errors import DataError, UsageError
 from lastword.units import format_bytes
 from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.tools.duplication import Duplication
 
+BY = ("topic", "partition", "segment")
 EXAMPLES = """
 lastword duplication data
 lastword duplication data users --by segment
@@ -43,6 +44,8 @@ def duplication(
     SPLIT counts keys that lie in several partitions. Estimates have a ~, and ERROR is one standard deviation
     of them, as a share of the keys.
     """
+    if by not in BY:
+        raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")
     target = Target.of(directory, topic, partition, more)
     failed: DataError | None = None
     with out.open(target) as logs, out.progress("duplication") as progress:

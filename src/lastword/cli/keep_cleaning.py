@@ -35,7 +35,7 @@ def keep_cleaning(
             from lastword.cli.exporter import exporter
 
             address = stack.enter_context(exporter(port))
-            out.say(f"metrics on {address}")
+            out.tell("metrics", {"address": address}, f"metrics on {address}")
         told = stack.enter_context(_signals())
         if bytes_per_second is not None:
             logs.cleaner.set_budget(bytes_per_second)

@@ -36,9 +36,11 @@ def lease(
     ] = None,
     release: Annotated[bool, typer.Option("--release", help="give it back")] = False,
     max_age: Annotated[
-        str,
-        typer.Option("--max-age", metavar="AGE", help="of a new one: lapses so long after it was advanced"),
-    ] = "7d",
+        str | None,
+        typer.Option(
+            "--max-age", metavar="AGE", help="of a new one: lapses so long after it was advanced; 7d"
+        ),
+    ] = None,
     more: MoreDirs = None,
 ) -> None:
     """List the leases on a topic, or change one.
@@ -49,6 +51,8 @@ def lease(
     known_as = target.topic_for("lease")
     if name is None and (advance is not None or release):
         raise UsageError("whose lease?", remedy=f"lastword lease {target.paths[0]} {known_as} NAME ...")
+    if max_age is not None and advance is None:
+        raise UsageError("--max-age is for a lease that is taken", remedy="--advance OFFSET takes it")
     if advance is not None and release:
         raise UsageError("--advance and --release at once", remedy="give one of them")
     if release and target.partition is not None:
@@ -76,7 +80,7 @@ def lease(
             if there:
                 Lease(logs, known_as, name).advance(position)
             else:
-                known.lease(name, position=position, max_age=max_age)
+                known.lease(name, position=position, max_age=max_age or "7d")
             there = [one for one in known.leases(target.partition) if one.name == name]
     _show(out, there)
     out.summary(

@@ -99,6 +99,13 @@ class Output:
         if not self.quiet and not self.as_json:
             self.stderr.write(text + "\n")
 
+    def tell(self, kind: str, fields: dict[str, Any], text: str) -> None:
+        """For people and programs, on stderr: the text, or an object."""
+        if self.as_json:
+            self._talk(kind, fields)
+        else:
+            self.say(text)
+
     def warning(self, message: str) -> None:
         if self.as_json:
             self._talk("warning", {"message": message})
