@@ -70,6 +70,25 @@ def test_a_name_and_a_number_hold_for_one_topic(tmp_path: Path) -> None:
     assert keys(tmp_path, "a") == [b"a"] and keys(tmp_path, "b") == [b"b"]
 
 
+def test_a_topic_that_is_made_anew_has_no_batch_yet(tmp_path: Path) -> None:
+    """Or the job that fills it again would write nothing, without a word."""
+    write(tmp_path, "a", "first", producer="job", sequence="7")
+    with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
+        logs.delete_topic("a")
+    write(tmp_path, "a", "again", producer="job", sequence="7")
+    assert keys(tmp_path, "a") == [b"again"]
+
+
+def test_a_batch_that_adds_nothing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for sequence in ("7", "8"):
+        write(tmp_path, "a", "first", producer="job", sequence=sequence)
+    assert not caplog.records
+    write(tmp_path, "a", "second", producer="job", sequence="3")  # as after a checkpoint was lost
+    assert keys(tmp_path, "a") == [b"first"] * 2
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+    assert "batch 3 of a/" in caplog.text and "adds nothing" in caplog.text
+
+
 def test_a_copied_checkpoint_is_the_same_query_in_another_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

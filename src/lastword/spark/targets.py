@@ -22,7 +22,7 @@ CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "z
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a task must know of a topic."""
+    """What a task must know of a topic. `topic_id` if it has one: a topic that is made anew has another."""
 
     topic: str
     partitions: int
@@ -31,9 +31,10 @@ class Target:
     codec: int
     level: int | None
     max_message_bytes: int
+    topic_id: str | None = None
 
     @classmethod
-    def of(cls, topic: str, partitions: int, config: TopicConfig) -> Target:
+    def of(cls, topic: str, partitions: int, config: TopicConfig, topic_id: str | None = None) -> Target:
         return cls(
             topic,
             partitions,
@@ -42,6 +43,7 @@ class Target:
             CODECS[config.compression_type],
             config.compression_level,
             config.max_message_bytes,
+            topic_id,
         )
 
 
@@ -57,7 +59,7 @@ def existing_target(path: str, topic: str, files: Files = DEFAULT) -> Target:
             f"of topic {topic} {listed} of {count} partitions are not in {path}",
             remedy="write to a directory that holds all of them",
         )
-    return Target.of(topic, len(numbers), directory.topic_config(topic))
+    return Target.of(topic, len(numbers), directory.topic_config(topic), directory.topic_id(topic))
 
 
 def make_target(options: WriteOptions, columns: SinkColumns) -> Target:

@@ -109,8 +109,11 @@ class Job:
 
     def writer_of(self, who: str) -> str:
         """What a batch is remembered under. A number holds for one topic, as `foreachBatch` writes several
-        with one, and a copied checkpoint goes on in another; `/` is in no topic's name."""
-        return f"{self.options.topic or ''}/{who}"
+        with one, and a copied checkpoint goes on in another; one that is made anew has no batch yet. `/` is
+        in no topic's name and in no id."""
+        if self.target is None:
+            return f"/{who}"
+        return "/".join(filter(None, (self.target.topic, self.target.topic_id, who)))
 
     def stage(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """One attempt of one task."""
@@ -157,6 +160,10 @@ class Job:
             return
         job = told[0].job
         path = self.options.path
+        if sequence is not None and inbox.Writers.load(DEFAULT, path).last(writer) >= sequence:
+            log.warning(
+                "lastword: batch %d of %s came before, or one above it: it adds nothing", sequence, writer
+            )
         staged.close_job(DEFAULT, self.home, job)
         manifest = inbox.Manifest(
             job, tuple(files), sync=self.options.ack == "disk", writer=writer, sequence=sequence
