@@ -91,9 +91,9 @@ def read(
         try:
             for record in records if limit != 0 else ():
                 _show(out, record, names)
-                if follow:
-                    out.stdout.flush()
                 shown += 1
+                if follow:  # once it is counted: who has seen it may press Ctrl-C at once
+                    out.stdout.flush()
                 if shown == limit:
                     break
         except KeyboardInterrupt:  # whoever follows goes on from there
