@@ -176,6 +176,23 @@ class TestOneThatFails:
         assert not Path(roots[0], ".kafka_cleanshutdown").exists()
         assert Path(roots[1], ".kafka_cleanshutdown").exists()
 
+    def test_no_part_of_a_topic_is_removed_while_another_is_offline(self, roots: list[str]) -> None:
+        class Second(type(UNSYNCED)):  # type: ignore[misc]
+            failed = False
+
+            def offline(self, path):  # type: ignore[no-untyped-def]
+                failed = self.failed and str(path).startswith(roots[1])
+                return SyncFailedError.of("x.log", "EIO", roots[1], 5) if failed else None
+
+        files = Second()
+        with opened(roots[:2], files=files) as logs:
+            logs.create_topic("users", 2)
+            files.failed = True
+            with pytest.raises(OfflineError):
+                logs.delete_topic("users")
+            files.failed = False
+            assert logs.topic("users").partitions == 2
+
     def test_all_of_them(self, roots: list[str]) -> None:
         with opened(roots[:1]) as logs:
             logs.create_topic("users")

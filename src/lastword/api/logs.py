@@ -91,8 +91,8 @@ class LogDir(Topics):
         self._check_writable()
         partitions = self._partitions(name)
         homes = [home for home in self._directories if home in partitions.values()]
-        for number, home in partitions.items():
-            home.check_topic(name, number)
+        for home in partitions.values():
+            home.check_serves()
         with ExitStack() as stack:
             for number, home in partitions.items():
                 stack.enter_context(home.claim(name, number))

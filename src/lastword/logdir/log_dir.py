@@ -26,6 +26,7 @@ from lastword.errors import (
     DataError,
     LastwordError,
     NotALogDirError,
+    OfflineError,
     ReadOnlyError,
     TopicExistsError,
     UnknownTopicError,
@@ -236,8 +237,12 @@ class LogDirectory:
                     return found
         return None
 
-    def check_topic(self, topic: str, partition: int) -> None:
-        """Does nothing here; a directory that is offline raises."""
+    def check_serves(self) -> None:
+        """OfflineError if the directory has failed since it was opened. (One that could not be opened has a
+        stand-in, which raises it whatever is asked.)"""
+        error = self.files.offline(self.path)
+        if error is not None:
+            raise OfflineError.of("a partition", self.path, error)
 
     def check_topic_id(self, topic: str, partition: int) -> None:
         """InconsistentTopicIdError if the partition is of another topic of that name; looked at once."""
