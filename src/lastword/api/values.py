@@ -19,7 +19,8 @@ class PartitionInfo(Value):
     log_end         offset of the next record
     size_bytes      of the .log files: live_bytes + garbage_bytes
     garbage_bytes   bytes of superseded records, and of what is left of batches whose records all went
-    records         that are there; live_records of them are the newest of their key, tombstones included
+    records         that are on disk, also below log_start while their file is there; live_records of them are
+                    the newest of their key, tombstones included
     exact           True: counted; False: an estimate
     quarantine      why the cleaner leaves this partition alone, or None
     """
