@@ -42,8 +42,8 @@ def duplication(
     """Show how many records a newer one has replaced.
 
     BYTES are those of superseded records; `lastword ls` counts more as garbage, such as aborted records and
-    transaction markers. SPLIT counts keys that lie in several partitions. Estimates have a ~, and ERROR is one standard deviation
-    of them, as a share of the keys.
+    transaction markers. SPLIT counts keys that lie in several partitions. Estimates have a ~, and ERROR is
+    one standard deviation of them, as a share of the keys.
     """
     if by not in BY:
         raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")

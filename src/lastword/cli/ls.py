@@ -41,8 +41,8 @@ def ls(
 ) -> None:
     """List topics, partitions or segments: live bytes and garbage.
 
-    RECORDS are on disk, NEWEST of them the newest of their key; the rest is garbage. Both count what lies below
-    START, until its file goes. Every record is looked at, unless garbage accounts know them all.
+    RECORDS are on disk, NEWEST of them the newest of their key; the rest is garbage. Both count what lies
+    below START, until its file goes. Every record is looked at, unless garbage accounts know them all.
     """
     target = Target.of(directory, topic, partition, more)
     from lastword.api import counts
