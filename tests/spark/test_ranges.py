@@ -41,9 +41,21 @@ def test_a_span_is_too_long_only_if_it_has_no_point_inside(steps: list[tuple[int
 def test_parts_of_a_span_have_at_most_so_many_offsets(start: int, offsets: int, limit: int) -> None:
     if offsets // limit > 2000:
         return
-    parts = cut_by_records(Span(start, start + offsets, 12345), limit)
+    parts = cut_by_records(Span(start, start + offsets, 12345), limit, lambda offset: offset)
     assert parts[0].start == start and parts[-1].end == start + offsets
+    assert all(one.end == two.start for one, two in pairwise(parts))
     assert all(0 < part.end - part.start <= limit for part in parts)
+
+
+def test_no_part_lies_in_a_gap() -> None:
+    held = [0, 1, 2, 5_000_000, 5_000_001, 9_000_000_000]
+
+    def past_gap(offset: int) -> int:
+        return min((one for one in held if one >= offset), default=10_000_000_000)
+
+    parts = cut_by_records(Span(0, 10_000_000_000, 12345), 2, past_gap)
+    found = [(part.start, part.end) for part in parts]
+    assert found == [(0, 2), (2, 4), (5_000_000, 5_000_002), (9_000_000_000, 9_000_000_002)]
 
 
 def test_more_tasks_are_asked_for() -> None:

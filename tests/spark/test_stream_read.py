@@ -202,6 +202,8 @@ def test_no_batch_ends_within_a_gap(tmp_path: Path) -> None:
         seen += [row["offset"] for row in rows(one, at, end)]
         at = end
     assert (ends, seen) == ([196, 198, 200, 201], kept)
+    tasks = reader(tmp_path, maxRecordsPerPartition="2").partitions({}, {"t": {"0": 201}})
+    assert [(task.start, task.end) for task in tasks] == [(196, 198), (198, 200), (200, 201)]
 
 
 def test_too_little_waits_but_not_for_ever(root: Path) -> None:

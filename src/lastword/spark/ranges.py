@@ -13,9 +13,8 @@ every few KiB. So a range is cut where an entry lies, no record is looked at, an
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,18 @@ def cut_by_bytes(points: Sequence[tuple[int, int]], limit_bytes: int) -> list[Sp
     return [span for span in spans if span.end > span.start]
 
 
-def cut_by_records(span: Span, limit_records: int) -> list[Span]:
-    """The span in even parts of at most `limit_records` offsets."""
-    parts = -(-(span.end - span.start) // limit_records)
-    edges = [span.start + (span.end - span.start) * part // parts for part in range(parts + 1)]
-    share = span.size_bytes // max(parts, 1)
-    return [Span(start, end, share) for start, end in pairwise(edges)]
+def cut_by_records(span: Span, limit_records: int, past_gap: Callable[[int], int]) -> list[Span]:
+    """The span in parts of at most `limit_records` offsets, without those that lie in a gap.
+
+    past_gap  the first offset from the given one on that a batch holds, or the span's end
+    """
+    parts = []
+    at = past_gap(span.start)
+    while at < span.end:
+        until = min(at + limit_records, span.end)
+        parts.append(Span(at, until, span.size_bytes * (until - at) // (span.end - span.start)))
+        at = past_gap(until)
+    return parts
 
 
 def task_bytes(total_bytes: int, limit_bytes: int, min_partitions: int | None) -> int:

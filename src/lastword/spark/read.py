@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,8 @@ def plan(chosen: list[snapshot.Chosen], options: ReadOptions) -> list[InputParti
         for span in ranges.cut_by_bytes(found, limit):
             parts = [span]
             if options.max_partition_records:
-                parts = ranges.cut_by_records(span, options.max_partition_records)
+                behind = partial(past_gap, one.view, end=span.end)
+                parts = ranges.cut_by_records(span, options.max_partition_records, behind)
             for part in parts:
                 tasks.append(LogPartition.of(one, part.start, part.end))
     return tasks
@@ -177,6 +179,20 @@ def overlapping(view: PartitionView, start: int, end: int) -> list[Segment]:
         if segment.base_offset < end and (following is None or following > start):
             found.append(segment)
     return found
+
+
+def past_gap(view: PartitionView, offset: int, end: int) -> int:
+    """`offset`, or where it lies in a gap that a cleaning left, the gap's end (at most `end`): no task and no
+    batch is spent on offsets that no record has."""
+    if offset >= end:
+        return end
+    try:
+        for segment in overlapping(view, offset, end):
+            for header in segment.headers(segment.position_of(offset)):
+                return max(offset, min(header.base_offset, end))
+    except FileVanishedError:  # swapped meanwhile: then it is read as any other offset
+        return offset
+    return end
 
 
 def read_batches(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lastword.errors import FileVanishedError, LastwordError
+from lastword.errors import LastwordError
 from lastword.partition.view import PartitionView
 from lastword.spark import snapshot
-from lastword.spark.read import cut_points, overlapping
+from lastword.spark.read import cut_points
 
 TOPIC_IDS = "#topic_ids"
 """Beside the topics in the checkpoint; no topic can have this name."""
@@ -60,18 +60,6 @@ def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
         place: begin[place] + (min(size, max(1, limit * size // total)) if size else 0)
         for place, size in backlog.items()
     }
-
-
-def past_gap(view: PartitionView, offset: int, end: int) -> int:
-    """`offset`, or where it lies in a gap that a cleaning left, the gap's end (at most `end`): no batch is
-    spent on offsets that no record has."""
-    try:
-        for segment in overlapping(view, offset, end):
-            for header in segment.headers(segment.position_of(offset)):
-                return max(offset, min(header.base_offset, end))
-    except FileVanishedError:  # swapped meanwhile: the next batch begins in the gap, and ends behind it
-        return offset
-    return end
 
 
 def share_bytes(begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionView], limit: int) -> Offsets:

@@ -46,7 +46,7 @@ from lastword.partition.view import PartitionView
 from lastword.spark import snapshot
 from lastword.spark.brief import brief
 from lastword.spark.option_values import ReadOptions
-from lastword.spark.read import LogPartition, plan, read_batches
+from lastword.spark.read import LogPartition, past_gap, plan, read_batches
 from lastword.spark.schema import check_projection
 from lastword.spark.shipping import Shipped
 from lastword.spark.stream_offsets import (
@@ -54,7 +54,6 @@ from lastword.spark.stream_offsets import (
     Place,
     named,
     of_json,
-    past_gap,
     share_bytes,
     share_offsets,
     to_json,
