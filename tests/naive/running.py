@@ -36,13 +36,15 @@ class Truth:
 
 class Log:
     """`segments`: the bytes of each. Base offsets in `aborted` are of batches whose transaction was aborted;
-    `due` are the tombstones that were declared dead; `killers` says by which offset a record was replaced.
+    `due` are the tombstones that were declared dead; `killers` says by which offset a record was replaced;
+    `revived` were declared dead and live again, as if their batches had a horizon.
     """
 
     def __init__(self) -> None:
         self.segments: list[bytes] = []
         self.aborted: set[int] = set()
         self.due: set[int] = set()
+        self.revived: set[int] = set()
         self.killers: dict[int, int] = {}
 
     def truth(self, seed0: int, seed1: int) -> Truth:
@@ -84,7 +86,7 @@ class Log:
             one.digest = (one.digest + pair_digest(key, offset, seed0, seed1)) & MASK
             if tombstone:
                 one.tombstones += 1
-                one.tombstones_without_horizon += horizon is None
+                one.tombstones_without_horizon += horizon is None and offset not in self.revived
                 truth.tombstones.append((offset, copies[key], -1 if horizon is None else horizon))
         for one in found:
             killers = [self.killers[offset] for offset in one.dead if offset in self.killers]

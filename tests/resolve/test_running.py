@@ -73,6 +73,14 @@ class Pair:
         self.running.mark_due(due)
         self.log.due.update(due)
 
+    def revive(self, floor: int) -> None:
+        """Those that a newer record has replaced meanwhile stay dead."""
+        self.running.revive(np.array([offset for offset in self.log.due if offset >= floor], np.int64))
+        again = {int(one) for one in self.running.tombstones().offset} & self.log.due
+        assert all(offset >= floor for offset in again)
+        self.log.due -= again
+        self.log.revived |= again
+
     def rewrite(self, first: int, last: int, *, swap: bool = True) -> None:
         bits = self.running.resolution().dead
         dead = set().union(*(one.dead for one in self.log.truth(*SEEDS).facts[first : last + 1]))
@@ -156,7 +164,9 @@ def live_through(data: st.DataObject, most: int) -> None:
     try:
         for _ in range(data.draw(st.integers(1, most))):
             what = data.draw(
-                st.sampled_from(["absorb", "absorb", "due", "rewrite", "rewrite", "abandon", "parts"])
+                st.sampled_from(
+                    ["absorb", "absorb", "due", "due", "revive", "rewrite", "rewrite", "abandon", "parts"]
+                )
             )
             if what == "absorb":
                 parts, after = [], pair.next_offset
@@ -167,6 +177,8 @@ def live_through(data: st.DataObject, most: int) -> None:
                 pair.absorb(parts)
             elif what == "due":
                 pair.mark_due(data.draw(st.integers(0, 5)))
+            elif what == "revive":
+                pair.revive(data.draw(st.integers(0, max(pair.next_offset, 1))))
             elif what == "parts":
                 pair.reload()
             elif pair.log.segments:

@@ -101,6 +101,18 @@ class Deletes:
             self._renew(self.found(), now_ms)
         return int(due.size)
 
+    def revive(self, floor: int) -> None:
+        """Those at or above `floor` are no garbage after all: somebody has yet to read them. Their clocks
+        have come to their end all the same."""
+        offset, since_ms = self.running()
+        self.tracking.running.revive(self.due[self.due >= floor])
+        self.due = self.due[self.due < floor]
+        self.touched()
+        found = self.found()
+        free = np.isin(offset, found.offset[found.copies == 1])
+        self.clocks = copy(self.clocks)
+        self.clocks.offset, self.clocks.since_ms = offset[free], since_ms[free]
+
     def _renew(self, found: Any, now_ms: int) -> None:
         """Others may be looking at the clocks (`running`): they find all of the old ones, or of the new."""
         clocks = copy(self.clocks)

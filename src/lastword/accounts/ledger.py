@@ -176,14 +176,12 @@ class Ledger:
         self.files.unlink(private_path(self.directory, names.ACCOUNTS), missing_ok=True)
         self.begin_anew("a rewrite by it did not hold its certificate")
 
-    def hold_back(self, floor: int) -> bool:
-        """A reader has yet to read from `floor` on. If a tombstone there counts as garbage already, the
-        ledger begins anew, for what it took off its key is not kept: True."""
+    def hold_back(self, floor: int) -> None:
+        """A reader has yet to read from `floor` on: no tombstone there counts as garbage any more."""
         due = self.deletes.due
-        if not due.size or int(due[-1]) < floor:
-            return False
-        self.begin_anew("a lease was taken below a tombstone that was due")
-        return True
+        if due.size and int(due[-1]) >= floor:
+            self.deletes.revive(floor)
+            self._touched()
 
     def absorb(
         self,

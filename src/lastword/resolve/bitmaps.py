@@ -207,6 +207,12 @@ class PageStore:
         if 2 * int((self.page_slots[: self.pages] >= 0).sum()) <= self.stored:
             self.compact()
 
+    def unset(self, offsets: NDArray[np.int64]) -> None:
+        """Unset these bits, which are set."""
+        rows = self.page_slots[np.searchsorted(self.page_ids[: self.pages], offsets >> PAGE_BITS)]
+        bits = np.left_shift(np.uint64(1), (offsets & 63).astype(np.uint64))
+        np.bitwise_and.at(self.page_bits, (rows, (offsets >> 6) & (PAGE_WORDS - 1)), ~bits)
+
     def compact(self) -> None:
         """No rows of bits but those that pages point to."""
         used = np.flatnonzero(self.page_slots[: self.pages] >= 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ SLOT_BYTES = 8
 _FEWEST_SLOTS = 8
 _LAST_HASH = (1 << 64) - 1
 _ENTRY_MASK = np.uint64((1 << 40) - 1)  # of a slot; above it a tag
-_KIND_AT = 11  # of an entry: the highest byte of its flags
+_FLAGS_AT = np.arange(8, 12)  # of an entry; the kind is in the last byte
 _SLOTS_AT_ONCE = 1 << 18
 SMALLEST_MAP_BYTES = 1024
 
@@ -184,14 +184,28 @@ class OffsetMap:
         """Take it that of keys without a record no copy is left either, so that `drop` leaves them out; False
         if that changed nothing."""
         changed = False
+        for vacant in self._entries_of(entries.VACANT):
+            changed |= bool(self.arena[vacant + entries.COPIES_AT].any())
+            self.arena[vacant + entries.COPIES_AT] = 0
+        return changed
+
+    def due_tombstones(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """(entry, offset, size in bytes) of the keys whose newest record is a tombstone that is due."""
+        at = np.concatenate([np.empty(0, np.int64), *self._entries_of(entries.TOMBSTONE | entries.DUE)])
+        offsets = self.arena[at[:, None] + np.arange(8)].view("<i8")[:, 0]
+        flags = self.arena[at[:, None] + _FLAGS_AT].view("<u4")[:, 0]
+        return at, offsets, flags.astype(np.int64) & entries.SIZE_MASK
+
+    def set_flags(self, at: NDArray[np.int64], flags: NDArray[np.int64]) -> None:
+        """Of these entries."""
+        self.arena[at[:, None] + _FLAGS_AT] = flags.astype("<u4").view(np.uint8).reshape(-1, 4)
+
+    def _entries_of(self, kind: int) -> Iterator[NDArray[np.int64]]:
+        """Where the entries of a kind lie, some at a time."""
         for start in range(0, self.slots.size, _SLOTS_AT_ONCE):
             slots = self.slots[start : start + _SLOTS_AT_ONCE]
             at = (slots[slots != 0] & _ENTRY_MASK).astype(np.int64)
-            kinds = self.arena[at + _KIND_AT] & (entries.KIND >> 24)
-            vacant = at[kinds == entries.VACANT >> 24] + entries.COPIES_AT
-            changed |= bool(self.arena[vacant].any())
-            self.arena[vacant] = 0
-        return changed
+            yield at[self.arena[at + _FLAGS_AT[-1]] & (entries.KIND >> 24) == kind >> 24]
 
     def load(self, arena: NDArray[np.uint8], used: int, vacancies: int, *, give: bool = False) -> bool:
         """Take the entries of another map of this salt. False when they do not fit. `give`: nobody else uses

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.kernels import copies as loops
 from lastword.kernels import offset_map as fields
-from lastword.kernels.arena import COPIES_AT, NO_OFFSET
+from lastword.kernels.arena import COPIES_AT, NO_OFFSET, TOMBSTONE
 from lastword.kernels.table import BASE_OFFSET
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages
@@ -248,6 +248,37 @@ class RunningResolution:
             self._walk.tally.stats,
             self._walk.tally.digests,
         )
+
+    def revive(self, offsets: NDArray[np.int64]) -> None:
+        """Those of these tombstones that `mark_due` took for dead, and that no newer record has replaced, are
+        live again. Their batches count as having a delete horizon."""
+        self._idle()
+        walk, offset_map = self._walk, self._walk.map
+        if offset_map is None:
+            return
+        at, found, size_bytes = offset_map.due_tombstones()
+        wanted = np.isin(found, offsets)
+        at, found, size_bytes = at[wanted], found[wanted], size_bytes[wanted]
+        # What marking them takes off their segments, told to arrays of its own, is what comes back.
+        offset_map.set_flags(at, TOMBSTONE | size_bytes)
+        stats, digests = np.zeros_like(walk.tally.stats), np.zeros_like(walk.tally.digests)
+        loops.mark_due(
+            offset_map.arena,
+            walk.state,
+            offset_map.words,
+            at,
+            *walk.store.arrays,
+            walk.tally.bases,
+            stats,
+            digests,
+        )
+        offset_map.set_flags(at, TOMBSTONE | size_bytes)
+        walk.store.unset(found)
+        owners = np.searchsorted(walk.tally.bases, found, side="right") - 1
+        np.add.at(stats[:, fields.DEAD_RECORDS], owners, 1)
+        np.add.at(stats[:, fields.DEAD_BYTES], owners, size_bytes)
+        walk.tally.stats -= stats
+        walk.tally.digests -= digests
 
     def left_alone(self, offsets: NDArray[np.int64]) -> None:
         """Of the keys of these live tombstones (ascending) nothing else is left, whatever was counted.
