@@ -297,7 +297,7 @@ def three_tasks(root: Path, job: str, sizes: tuple[int, ...], files: Files = DEF
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 2, 2)])
 def test_killed_while_files_become_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
 ) -> None:

@@ -182,18 +182,25 @@ class State(MutableMapping[K, V], Generic[K, V]):
     def _load(self, snapshot: Snapshot) -> dict[int, _Loaded]:
         """Put a snapshot's values into the mapping; what each partition had of them."""
         loaded = {number: _Loaded() for number in snapshot.ends}
+        fillings = {number: Filling() for number in snapshot.ends}
         began = time.monotonic()
         for number, pairs in snapshot.pairs():
-            part = loaded[number]
-            keys, held = len(self._data), self._bytes
-            self._put_all(pairs)
-            self._check_size(self._bytes)
+            fillings[number].put(pairs)
+            self._check_fillings(*fillings.values())
             now = time.monotonic()
-            part.keys += len(self._data) - keys
-            part.bytes += self._bytes - held
-            part.seconds += now - began
+            loaded[number].seconds += now - began
             began = now
+        for number, filling in fillings.items():
+            keys, held = len(self._data), self._bytes
+            self._take_over(filling)
+            loaded[number].keys, loaded[number].bytes = len(self._data) - keys, self._bytes - held
         return loaded
+
+    def _check_fillings(self, *fillings: Filling) -> None:
+        """With them, is the mapping too large? They are counted exactly only if it seems so."""
+        most = self._max_bytes
+        if most is not None and self._bytes + sum(one.size_bytes for one in fillings) > most:
+            self._check_size(self._bytes + sum(one.settle() for one in fillings))
 
     def _check_size(self, size_bytes: int) -> None:
         limit = self._max_bytes
@@ -220,8 +227,10 @@ class State(MutableMapping[K, V], Generic[K, V]):
         with closing(found) as parts:
             for pairs in parts:
                 filling.put(pairs)
-                if self._max_bytes is not None and self._bytes + filling.size_bytes > self._max_bytes:
-                    self._check_size(self._bytes + filling.settle())
+                self._check_fillings(filling)
+        self._take_over(filling)
+
+    def _take_over(self, filling: Filling) -> None:
         self._bytes += filling.settle()
         if not self._data:
             self._data = filling.data
