@@ -40,7 +40,11 @@ class Verbs(Found):
         progress: ProgressLike | bool | None = None,
     ) -> list[Plan]:
         """What `clean` with these arguments and `expire` would do now, or leave, and why: a `Plan` for each
-        partition, and one more with the action `delete` where retention would remove something."""
+        partition, and one more with the action `delete` where retention would remove something.
+
+        A partition that is damaged does not stop the others: its error is raised at the end, with
+        `error.plans`; further errors are in `error.others`.
+        """
         from lastword.api import cleaning
 
         return cleaning.plan(self, topic, partition, due=due, strategy=strategy, progress=progress)
@@ -64,8 +68,9 @@ class Verbs(Found):
         stop      asked while it runs; True ends it at the next safe point
 
         A partition that is damaged, or for which there is no room, does not stop the others: its error is
-        raised at the end, with `error.rounds`. NoPolicyError for a topic given by name that may not be
-        compacted.
+        raised at the end, with `error.rounds`; further errors are in `error.others`. One that is quarantined
+        already is passed over, unless its topic is named. NoPolicyError for a topic given by name that may
+        not be compacted.
         """
         from lastword.api import cleaning
 
