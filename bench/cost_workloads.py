@@ -23,11 +23,11 @@ import pyarrow as pa
 import lastword
 from bench import kafka
 from bench.registry import Measured, Run, workload
+from bench.traffic import Traffic, traffic
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.tools.death import Deaths, deaths_between
 from lastword.tools.simulate import Part, Simulation, simulate
-from lastword.tools.traffic import Traffic, traffic
 
 BEGIN_MS = 1_750_000_000_000
 KEY_BYTES, VALUE_BYTES = 24, 100

@@ -2,8 +2,8 @@
 
 import pytest
 from bench.cost_workloads import Scenario, in_kafka, mixed, on_paper, on_real_logs
+from bench.traffic import KINDS
 
-from lastword.tools.traffic import KINDS
 from tests.support.jars import KafkaJars, KafkaMissing, must_not_skip
 
 SMALL = {"keys": 2000, "updates": 3, "live_segments": 20}

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from bench.traffic import KINDS, traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from lastword.tools.death import NEVER, Deaths, _Kept, deaths_between, deaths_of
 from lastword.tools.picture import picture
 from lastword.tools.replay import PaperLog, closings
 from lastword.tools.simulate import Part, simulate
-from lastword.tools.traffic import KINDS, traffic
 from tests.api.conftest import tree_digest
 from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer

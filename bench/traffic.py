@@ -1,4 +1,4 @@
-"""Traffic that nobody sent: which key each record has, for simulations and measurements with a known seed.
+"""Traffic that nobody sent: which key each record has, for measurements on paper and on real logs.
 
 Every kind gives the keys (int64) and which records are tombstones, in order; the first `keys` records of the
 kinds that update load one record for each key. What it does for each kind is one sentence in `KINDS`.
