@@ -24,15 +24,14 @@ from lastword.files import Files
 from lastword.kernels import table as fields
 from lastword.partition.transactions import Decisions
 from lastword.records.columns import RecordColumns, decode_columns
+from lastword.spark.cuts import MAX_RELOADS, overlapping
 from lastword.spark.option_values import ReadOptions
 from lastword.spark.read import (
     CHUNK_BYTES,
-    MAX_RELOADS,
     LogPartition,
     check_loss,
     map_bytes,
     outcomes_of,
-    overlapping,
     view_of,
 )
 

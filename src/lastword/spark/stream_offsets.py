@@ -8,7 +8,7 @@ from typing import Any
 from lastword.errors import LastwordError
 from lastword.partition.view import PartitionView
 from lastword.spark import snapshot
-from lastword.spark.read import cut_points
+from lastword.spark.cuts import cut_points
 
 TOPIC_IDS = "#topic_ids"
 """Beside the topics in the checkpoint; no topic can have this name."""

@@ -45,8 +45,9 @@ from lastword.partition import lessee
 from lastword.partition.view import PartitionView
 from lastword.spark import snapshot
 from lastword.spark.brief import brief
+from lastword.spark.cuts import past_gap
 from lastword.spark.option_values import ReadOptions
-from lastword.spark.read import LogPartition, past_gap, plan, read_batches
+from lastword.spark.read import LogPartition, plan, read_batches
 from lastword.spark.schema import check_projection
 from lastword.spark.shipping import Shipped
 from lastword.spark.stream_offsets import (
