@@ -63,7 +63,9 @@ def verify(
         text = f"all sound: {counts}"
     else:
         wrong = plural(len(found.problems), "problem")
-        text = f"{wrong}, {repairable} repaired by opening it to write: {counts}"
+        cuts = any(one.code == "incomplete-batch" and one.repairable for one in found.problems)
+        how = ", which cuts what is behind the last sound batch" if cuts else ""
+        text = f"{wrong}, {repairable} repaired by opening it to write{how}: {counts}"
     if md5:
         pairs = plural(len(found.collisions), "MD5") if found.collisions else "no MD5"
         text += f"; {plural(found.keys, 'key')} compared, {pairs} shared"
