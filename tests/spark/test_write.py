@@ -262,6 +262,23 @@ def test_headers_timestamps_and_text(tmp_path: Path) -> None:
             attempt(made, (0, 0), bad)
 
 
+def test_a_time_far_ahead_beside_one_that_is_not_given(tmp_path: Path) -> None:
+    """Microseconds that a float cannot hold."""
+    ms = [253_402_300_799_999 - 7 * n for n in range(100)]
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array([b"k"] * 101, pa.binary()),
+            pa.array([b"v"] * 101, pa.binary()),
+            pa.array([*(one * 1000 + 999 for one in ms), None], pa.timestamp("us", tz="UTC")),
+        ],
+        names=["key", "value", "timestamp"],
+    )
+    made = writer(tmp_path, columns(key="binary", value="binary", timestamp="timestamp"))
+    made.commit([attempt(made, (0, 0), rows)])
+    with lastword.open(tmp_path) as logs:
+        assert [record.timestamp for record in logs.topic("t").read()][:100] == ms
+
+
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
 def test_every_codec(tmp_path: Path, codec: str) -> None:
     made = writer(tmp_path, compression_type=codec)

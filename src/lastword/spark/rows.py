@@ -229,10 +229,9 @@ def normal_rows(
         timestamp = pa.array(np.full(batch.num_rows, now_ms, np.int64))
     else:
         micros = batch.column(columns.timestamp).cast(pa.timestamp("us")).cast(pa.int64())
-        timestamp = pa.array(micros.to_numpy(zero_copy_only=False) // 1000) if not micros.null_count else None
-        if timestamp is None:
-            millis = pc.floor(pc.divide(micros.cast(pa.float64()), 1000.0)).cast(pa.int64())
-            timestamp = millis.fill_null(now_ms)
+        timestamp = pa.array(micros.fill_null(0).to_numpy(zero_copy_only=False) // 1000)
+        if micros.null_count:
+            timestamp = pc.if_else(micros.is_valid(), timestamp, pa.scalar(now_ms, pa.int64()))
         if pc.min(timestamp).as_py() < 0:
             raise SparkOptionError(
                 "a row's timestamp is before 1970", remedy="leave it null to take the time of writing"
