@@ -170,14 +170,20 @@ def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(tmp_path:
     assert values(tmp_path) == {0: ["a"], 1: []}  # all files are looked at before the first is taken in
 
 
-def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", [adopting.PART, EVERY_FILE], ids=["copied", "adopted"])
+def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(adopting, "PART", part)
     make(tmp_path)
+    first = inbox.Manifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True)
+    commit(tmp_path, first)
     bad = inbox.Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y", "z"]}), sync=True)
     file = next((tmp_path / "t-1").rglob("*.batches"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(DataError, match="CRC"):
         commit(tmp_path, bad)
-    assert values(tmp_path) == {0: [], 1: []}
+    assert values(tmp_path) == {0: ["a"], 1: ["b"]}
 
 
 def test_a_topic_that_is_gone_is_refused(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.files import Files
-from lastword.partition.block import blocks_of
-from lastword.records.batch import OVERHEAD_BYTES, check_crc, read_header
+from lastword.records.batch import HEADER_BYTES, OVERHEAD_BYTES, read_header
 from lastword.segment import time_index
 
 if TYPE_CHECKING:
@@ -51,17 +50,18 @@ class PlacedBatch(NamedTuple):
 
 
 def placed(files: Files, path: str, next_offset: int) -> list[PlacedBatch] | None:
-    """The file's batches in their order, from `next_offset` on; None if one of them has a producer, or is not
-    of magic 2. Reads the file and changes nothing; CorruptBatchError for a batch that is not whole.
+    """The file's batches in their order, from `next_offset` on; None if one of them has a producer. Reads
+    their headers and changes nothing; CorruptBatchError where no whole batch begins.
     """
     found: list[PlacedBatch] = []
     position = 0
-    for block in blocks_of(files, path):
-        for batch in block:
-            header = read_header(batch, 0, len(batch), path)
-            if header.magic != 2 or header.producer_id >= 0 or header.control:
+    with files.open_read(path) as handle:
+        size = handle.size()
+        while position < size:
+            data = handle.pread(HEADER_BYTES, position)
+            header = read_header(data, 0, size - position, path, file_position=position)
+            if header.producer_id >= 0 or header.control:
                 return None
-            check_crc(batch, header, path)
             last = next_offset + header.last_offset - header.base_offset
             found.append(PlacedBatch(position, header.size, next_offset, last, header.max_timestamp))
             position, next_offset = position + header.size, last + 1

@@ -239,7 +239,8 @@ class PartitionLog(Reads):
         was renamed, and its batches are durable. False: it is as it was, for appending its batches one by
         one would have made something else (`adopting`), or the active segment is empty still.
 
-        CorruptBatchError for a batch that is not whole. The caller saw that none is in the log already.
+        The caller has verified the file's checksums, and that none of its batches is in the log already.
+        CorruptBatchError where no whole batch begins.
         """
         with self.lock:
             self._check_open()
