@@ -127,9 +127,10 @@ def spark_read(run: Run) -> list[Measured]:
 def spark_write(run: Run) -> list[Measured]:
     """Rows of 124 bytes, made in the JVM, into a topic of 4 partitions.
 
-    Rival: Spark's Kafka sink into a broker on this machine, which acknowledges without a sync. So may ours with
-    ack=os, but what tasks stage is large enough here to become segments, and those are synced. A line more is
-    ours with ack=disk, and one the same rows thrown away by a writer in Python: no such sink can be faster.
+    Rival: Spark's Kafka sink into a broker on this machine, which acknowledges without a sync. So may ours
+    with ack=os, but at full size what tasks stage is large enough to become segments, and those are synced.
+    A line more is ours with ack=disk, and one the same rows thrown away by a writer in Python: no such sink
+    can be faster.
     """
     rival = Rival.find_or_install()
     count = max(run.records // 2, 1000)
