@@ -6,7 +6,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lastword.api.due import by_accounts, clean_due, plan_due
@@ -40,16 +40,29 @@ def plan(
     progress: ProgressLike | bool | None,
 ) -> list[Plan]:
     """See `LogDir.plan`."""
+    chosen = found._chosen(topic, partition)
+    return plan_chosen(found, chosen, due=due, strategy=strategy, progress=progress)
+
+
+def plan_chosen(
+    found: Found,
+    chosen: Sequence[tuple[str, int]],
+    *,
+    due: bool,
+    strategy: str | None,
+    progress: ProgressLike | bool | None,
+) -> list[Plan]:
+    """The same for partitions that were listed already."""
     from lastword.cleaner.cleaner import plan as plan_one
     from lastword.retention.expire import outlook
 
-    chosen = found._chosen(topic, partition)
     views = [(name, number, found._view(name, number)) for name, number in chosen]
     meter = Meter("plan", progress, sum(segment.size for *_, view in views for segment in view.segments))
     accounts = {name for name, _ in chosen if due and by_accounts(found, name, strategy)}
     wanted = {tp for tp in chosen if tp[0] in accounts}
     unseen: dict[TopicPartition, LastwordError] = {}
-    planned = {(one.topic, one.partition): one for one in plan_due(found, wanted, strategy, unseen)}
+    by_drive = plan_due(found, wanted, strategy, unseen) if wanted else ()
+    planned = {(plan.topic, plan.partition): plan for plan in by_drive}
     failed = [error for tp, error in unseen.items() if tp in wanted]
     plans: list[Plan] = []
     for name, number, view in views:

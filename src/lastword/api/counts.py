@@ -9,14 +9,15 @@ quick answer takes them as they are: what was not accounted yet counts as live, 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lastword.api.progress import Meter
 from lastword.api.values import PartitionInfo, SegmentInfo
 from lastword.cleaner import quarantine
 from lastword.cleaner.choose import corrected_first_dirty
-from lastword.errors import FileVanishedError
+from lastword.errors import DataError, FileVanishedError, LastwordError, StorageError, UsageError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lastword.resolve import Resolution
 
 _ATTEMPTS = 100
+Row = TypeVar("Row")
 
 
 def describe(
@@ -38,40 +40,9 @@ def describe(
     partition: int | None = None,
     quick: bool = False,
 ) -> list[PartitionInfo]:
-    views = {n: view for n, view in logs._views(topic).items() if partition is None or n == partition}
-    meter = Meter(
-        "count", progress, sum(segment.size for view in views.values() for segment in view.segments)
-    )
-    found = []
-    for number, view in sorted(views.items()):
-        facts = _counted(logs, view, meter, quick)
-        size = sum(segment.size for segment in view.segments)
-        policy = logs._config(topic).cleanup_policy
-        set_aside = quarantine.load(view.files, view.directory)
-        found.append(
-            PartitionInfo(
-                topic=topic,
-                partition=number,
-                dir=os.path.dirname(os.path.normpath(view.directory)),
-                policy=",".join(sorted(policy)) if policy else None,
-                log_start=view.log_start,
-                first_dirty=corrected_first_dirty(
-                    logs._first_dirty(topic, number), view.log_start, view.log_end
-                ),
-                stable=view.stable_offset,
-                log_end=view.log_end,
-                segments=len(view.segments),
-                size_bytes=size,
-                live_bytes=size - sum(one.dead_bytes for one in facts),
-                garbage_bytes=sum(one.dead_bytes for one in facts),
-                records=sum(one.records for one in facts),
-                live_records=sum(one.records - one.dead_records for one in facts),
-                tombstones=sum(one.tombstones for one in facts),
-                exact=all(one.exact for one in facts),
-                quarantine=None if set_aside is None else set_aside.reason,
-            )
-        )
-    return found
+    """Count the partitions of a topic, or one of them. The first that cannot be counted raises its error."""
+    rows = count_each(logs, logs._chosen(topic, partition), partition_info, progress, quick=quick)
+    return [_raised(row) for _, row in rows]
 
 
 def segments(
@@ -82,34 +53,101 @@ def segments(
     *,
     quick: bool = False,
 ) -> list[SegmentInfo]:
-    views = {n: view for n, view in logs._views(topic).items() if partition is None or n == partition}
-    meter = Meter(
-        "count", progress, sum(segment.size for view in views.values() for segment in view.segments)
+    """Count the segments of a topic, or of one of its partitions."""
+    rows = count_each(logs, logs._chosen(topic, partition), segment_infos, progress, quick=quick)
+    return [segment for _, row in rows for segment in _raised(row)]
+
+
+def count_each(
+    logs: LogDir,
+    chosen: Sequence[tuple[str, int]],
+    row_of: Callable[[LogDir, PartitionView, list[_Count]], Row],
+    progress: ProgressLike | bool | None,
+    *,
+    quick: bool = False,
+) -> Iterator[tuple[tuple[str, int], Row | LastwordError]]:
+    """Count partitions one after another, each with its row or its error.
+
+    The directory was listed by `chosen` and is not listed again: the work is linear in the partitions.
+    `row_of` is `partition_info` or `segment_infos`.
+    """
+    views: dict[tuple[str, int], PartitionView | LastwordError] = {}
+    for name, number in chosen:
+        try:
+            views[name, number] = logs._view(name, number)
+        except (DataError, StorageError, UsageError) as error:
+            views[name, number] = error
+    sound = [view for view in views.values() if not isinstance(view, LastwordError)]
+    meter = Meter("count", progress, sum(segment.size for view in sound for segment in view.segments))
+    for tp, view in views.items():
+        if isinstance(view, LastwordError):
+            yield tp, view
+            continue
+        try:
+            yield tp, row_of(logs, view, _counted(logs, view, meter, quick))
+        except (DataError, StorageError) as error:
+            yield tp, error
+
+
+def _raised(row: Row | LastwordError) -> Row:
+    if isinstance(row, LastwordError):
+        raise row
+    return row
+
+
+def partition_info(logs: LogDir, view: PartitionView, counted: list[_Count]) -> PartitionInfo:
+    """The row of a partition in `describe`."""
+    size = sum(segment.size for segment in view.segments)
+    policy = logs._config(view.topic).cleanup_policy
+    set_aside = quarantine.load(view.files, view.directory)
+    dead_bytes = sum(count.dead_bytes for count in counted)
+    return PartitionInfo(
+        topic=view.topic,
+        partition=view.partition,
+        dir=os.path.dirname(os.path.normpath(view.directory)),
+        policy=",".join(sorted(policy)) if policy else None,
+        log_start=view.log_start,
+        first_dirty=corrected_first_dirty(
+            logs._first_dirty(view.topic, view.partition), view.log_start, view.log_end
+        ),
+        stable=view.stable_offset,
+        log_end=view.log_end,
+        segments=len(view.segments),
+        size_bytes=size,
+        live_bytes=size - dead_bytes,
+        garbage_bytes=dead_bytes,
+        records=sum(count.records for count in counted),
+        live_records=sum(count.records - count.dead_records for count in counted),
+        tombstones=sum(count.tombstones for count in counted),
+        exact=all(count.exact for count in counted),
+        quarantine=None if set_aside is None else set_aside.reason,
     )
-    found = []
-    for number, view in sorted(views.items()):
-        counted = _counted(logs, view, meter, quick)
-        rewritten = _rewritten(logs, view)
-        for segment, facts in zip(view.segments, counted, strict=True):
-            generation, survived = rewritten.get((segment.base_offset, segment.inode), (None, None))
-            found.append(
-                SegmentInfo(
-                    topic=topic,
-                    partition=number,
-                    base_offset=segment.base_offset,
-                    next_offset=segment.next_offset,
-                    size_bytes=segment.size,
-                    live_bytes=segment.size - facts.dead_bytes,
-                    garbage_bytes=facts.dead_bytes,
-                    records=facts.records,
-                    exact=facts.exact,
-                    generation=generation,
-                    survivorship=survived,
-                    largest_timestamp=segment.largest_timestamp,
-                    active=segment is view.active,
-                )
+
+
+def segment_infos(logs: LogDir, view: PartitionView, counted: list[_Count]) -> list[SegmentInfo]:
+    """The rows of a partition in `segments`."""
+    rewritten = _rewritten(logs, view)
+    rows = []
+    for segment, count in zip(view.segments, counted, strict=True):
+        generation, survived = rewritten.get((segment.base_offset, segment.inode), (None, None))
+        rows.append(
+            SegmentInfo(
+                topic=view.topic,
+                partition=view.partition,
+                base_offset=segment.base_offset,
+                next_offset=segment.next_offset,
+                size_bytes=segment.size,
+                live_bytes=segment.size - count.dead_bytes,
+                garbage_bytes=count.dead_bytes,
+                records=count.records,
+                exact=count.exact,
+                generation=generation,
+                survivorship=survived,
+                largest_timestamp=segment.largest_timestamp,
+                active=segment is view.active,
             )
-    return found
+        )
+    return rows
 
 
 def _rewritten(logs: LogDir, view: PartitionView) -> dict[tuple[int, int], tuple[int, float | None]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lastword.api import partitioners
-from lastword.errors import LastwordError, UsageError
+from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
@@ -52,33 +52,68 @@ def explained(
     return first
 
 
+def explain_each(
+    logs: Verbs, chosen: Sequence[tuple[str, int]], failed: list[LastwordError]
+) -> Iterator[Explanation]:
+    """Explain partitions one after another; the error of one that cannot be read goes to `failed`.
+
+    Each drive is inspected once for all of its partitions: the work is linear in them.
+    """
+    plans = _plans(logs, chosen)
+    for tp in chosen:
+        plan = plans[tp]
+        try:
+            if isinstance(plan, LastwordError):
+                raise plan
+            yield _explanation(logs, *tp, plan, None)
+        except (DataError, StorageError, UsageError) as error:
+            failed.append(error)
+
+
 def _one(logs: Verbs, topic: str, partition: int, key: bytes | None) -> Explanation:
+    plan = _plans(logs, [(topic, partition)])[topic, partition]
+    if isinstance(plan, LastwordError):
+        raise plan
+    return _explanation(logs, topic, partition, plan, key)
+
+
+def _explanation(logs: Verbs, topic: str, partition: int, plan: Plan, key: bytes | None) -> Explanation:
     from lastword.tools.explain import explain
 
     return explain(
         logs._view(topic, partition),
         logs._config(topic),
-        _plan(logs, topic, partition),
+        plan,
         key=key,
         now_ms=logs._clock.now_ms(),
         due_ms=lambda offset: _due_ms(logs, topic, partition, offset),
     )
 
 
-def _plan(logs: Verbs, topic: str, partition: int) -> Plan:
-    """What the scheduler would do with the partition. By accounts it is chosen among all on its drive, whose
-    target is for all of them together, so all of them are looked at."""
+def _plans(logs: Verbs, chosen: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Plan | LastwordError]:
+    """What the scheduler would do with each partition, or why that is not known.
+
+    By accounts a partition is chosen among all on its drive, whose target is for all of them together, so
+    all of them are inspected, once.
+    """
+    from lastword.api.cleaning import plan_chosen
     from lastword.api.due import by_accounts, plan_due
 
-    one = (topic, partition)
-    if by_accounts(logs, topic, None):
+    plans: dict[tuple[str, int], Plan | LastwordError] = {}
+    accounted = {tp for tp in chosen if by_accounts(logs, tp[0], None)}
+    if accounted:
         failed: dict[TopicPartition, LastwordError] = {}
-        plans = list(plan_due(logs, set(logs._chosen(None, None)), None, failed, only={one}))
-        if not plans and one in failed:
-            raise failed[TopicPartition(*one)]
-    else:
-        plans = [plan for plan in logs.plan(topic, partition, due=True) if plan.action != "delete"]
-    return plans[0]
+        for plan in plan_due(logs, set(logs._chosen(None, None)), None, failed, only=accounted):
+            plans[plan.topic, plan.partition] = plan
+        plans.update((tp, failed[TopicPartition(*tp)]) for tp in accounted if tp in failed)
+    for topic, partition in chosen:
+        if (topic, partition) not in plans:
+            try:
+                found = plan_chosen(logs, [(topic, partition)], due=True, strategy=None, progress=None)
+                plans[topic, partition] = next(plan for plan in found if plan.action != "delete")
+            except (DataError, StorageError, UsageError) as error:
+                plans[topic, partition] = error
+    return plans
 
 
 def _due_ms(logs: Verbs, topic: str, partition: int, offset: int) -> int | None:

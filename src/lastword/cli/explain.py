@@ -9,7 +9,7 @@ import typer
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.cli.output import argument_bytes
 from lastword.cli.text import escape
-from lastword.errors import DataError, LastwordError, StorageError
+from lastword.errors import LastwordError
 from lastword.units import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def explain(
     With --key: every record of that key, and the rule that keeps or frees it.
     Changes nothing and takes no lock: it may look at the directory of a running broker.
     """
-    from lastword.api.explaining import explained
+    from lastword.api.explaining import explain_each, explained
     from lastword.api.places import Places
 
     target = Target.of(directory, topic, partition, more)
@@ -55,11 +55,8 @@ def explain(
         places = Places(logs)
         if key is None:
             chosen = places.chosen(target.topic, target.partition)
-            for name, number in ((name, number) for name, numbers in chosen.items() for number in numbers):
-                try:
-                    found.append(logs.explain(name, number))
-                except (DataError, StorageError) as error:
-                    failed.append(error)  # the others are explained before it is told
+            pairs = [(name, number) for name, numbers in chosen.items() for number in numbers]
+            found += explain_each(logs, pairs, failed)
         else:
             name = places.one_topic(target.topic)
             data = argument_bytes(key, logs.topic(name).config.lastword_key_serializer, "key")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.errors import DataError, LastwordError, StorageError
+from lastword.errors import LastwordError
 from lastword.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -53,15 +53,16 @@ def ls(
     with out.open(target) as logs, out.progress("count") as progress:
         places = Places(logs)
         chosen = places.chosen(target.topic, target.partition)
-        look: Any = counts.segments if segments else counts.describe
-        for one, number in ((one, number) for one, numbers in chosen.items() for number in numbers):
-            try:
-                rows += look(logs, one, partition=number, progress=progress, quick=quick)
-            except (DataError, StorageError) as error:
+        pairs = [(name, number) for name, numbers in chosen.items() for number in numbers]
+        row_of: Any = counts.segment_infos if segments else counts.partition_info
+        for tp, found in counts.count_each(logs, pairs, row_of, progress, quick=quick):
+            if isinstance(found, LastwordError):
                 # The others are listed before what cannot be counted is told.
-                failed.append(error)
+                failed.append(found)
                 if not segments:
-                    rows.append(Uncounted.of(places, one, number))
+                    rows.append(Uncounted.of(places, *tp))
+            else:
+                rows += found if segments else [found]
         for path, why in logs.offline.items():
             out.warning(f"{path} is offline: {why.message}")
         set_aside = [] if target.topic is not None else logs.set_aside
