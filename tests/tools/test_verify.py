@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.files import DEFAULT
+from lastword.clock import SystemClock
+from lastword.files import DEFAULT, OsFiles
 from lastword.records.batch import HEADER_BYTES
 from lastword.segment import names
 from lastword.tools.verify import verify
@@ -217,3 +218,90 @@ def test_what_kafka_wrote_is_sound(tmp_path, name):
             assert found.problems == ()
             checked += found.batches
     assert checked
+
+
+class Beside(OsFiles):
+    """Another process changes the log right before the first file operation for which `when` holds."""
+
+    def __init__(self, when, change):
+        super().__init__()
+        self.when, self.change = when, change
+
+    def _before(self, *operation):
+        if self.when is not None and self.when(*operation):
+            self.when = None
+            self.change()
+
+    def open_read(self, path):
+        self._before("open", str(path))
+        return super().open_read(path)
+
+    def stat(self, path):
+        self._before("stat", str(path))
+        return super().stat(path)
+
+
+class Writing(SystemClock):
+    """The writer goes on while `verify` pauses."""
+
+    def __init__(self, work=lambda: None):
+        self.work, self.pauses = work, 0
+
+    def sleep(self, seconds):
+        self.pauses += 1
+        self.work()
+
+
+def first_use_of_an_index(call, path):
+    return path.endswith(".timeindex")
+
+
+def verified(data, files, clock):
+    return verify(files, [str(data)], [("t", 0, str(data / "t-0"))], clock=clock)
+
+
+@pytest.mark.parametrize("change", ["roll and clean", "trim", "append and roll", "truncate"])
+def test_a_writer_beside_it_raises_no_alarm(data, change):
+    """The index of a segment is looked up when the segment is another one by now, or is gone."""
+    with lastword.open(data, "a", file_delete_delay_ms=0, **SETTINGS) as logs:
+        topic = logs.topic("t")
+
+        def changes():
+            if change == "trim":
+                logs.topic("t").trim(40)
+                logs._log("t", 0).remove_waste()
+            elif change == "truncate":
+                logs._home("t", 0).truncate("t", 0, 3)
+            else:
+                topic.append(b"key 0", b"new")
+                topic.append(b"key 1", None)
+                logs._log("t", 0).roll()
+                if "clean" in change:
+                    logs.clean()
+
+        def last_use_of_an_index(call, path):
+            return path == str(files(data, ".timeindex")[-1])
+
+        for when in (first_use_of_an_index, last_use_of_an_index):
+            beside = Beside(when, changes)
+            found = verified(data, beside, Writing())
+            assert beside.when is None and found.problems == ()
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_missing_index_is_named_beside_a_writer_that_rolls(data, number):
+    index = files(data, ".index")[number]
+    with lastword.open(data, "a", **SETTINGS) as logs:
+        logs.topic("t").append(b"k", b"v")
+        index.unlink()
+        clock = Writing(lambda: [logs.topic("t").append(b"k", b"v" * 50) for _ in range(10)])
+        found = verified(data, OsFiles(), clock)
+        assert [(Path(p.file).name, p.code) for p in found.problems] == [(index.name, "missing-index")]
+        assert clock.pauses > 1
+
+
+def test_a_missing_index_of_a_log_without_a_writer_is_checked_twice(data):
+    files(data, ".index")[0].unlink()
+    clock = Writing()
+    assert len(verified(data, OsFiles(), clock).problems) == 1
+    assert clock.pauses == 1

@@ -13,10 +13,18 @@ MAX_PROBLEMS = 10_000  # a file of noise has millions; the first ones tell the s
 
 @dataclass(slots=True)
 class Account:
+    """Counts and problems of one check.
+
+    Attributes:
+        sound: (inode, size, mtime) of the log files that were checked with their indexes and have no problem.
+            A later check skips them.
+    """
+
     batches: int = 0
     records: int = 0
     read_bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
+    sound: set[tuple[int, int, int]] = field(default_factory=set)
 
     def report(self, problem: Problem) -> None:
         if len(self.problems) < MAX_PROBLEMS:

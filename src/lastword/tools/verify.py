@@ -11,18 +11,23 @@
 
 `quick` reads headers and checks checksums not at all: what it costs is the indexes and a header per batch.
 Its count of records leaves out those in compressed entries of magic 0 and 1, which only reading them tells.
+
+Beside a writer and a cleaner the files change while they are checked: a log is listed before its index is
+renamed, or a marker is read before its entry is in the transaction index. So a problem is reported only after
+the partition was checked again from a fresh view: either its files stood still during a pause and the whole
+check, or the same problem was in `_CONFIRMED` checks in a row. Only files with a problem are read again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.clock import Clock, SystemClock
 from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError
-from lastword.files import Files
+from lastword.files import FileFacts, Files
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.view import PartitionView
 from lastword.segment import names
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
     from lastword.tools.md5 import Md5Check, Md5Collision
 
 _TRIES = 10
+_PAUSE_SECONDS = 0.05  # between two checks of a partition in which something was wrong
+_CONFIRMED = 5  # checks in a row that find the same problem while the files change
+_CHECKS = 20  # of one partition at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +85,33 @@ def verify(
     began = clock.monotonic()
     account = Account()
     # Checkpoints are read before the logs: a log end only grows, so a checkpoint above it is wrong whoever
-    # appends meanwhile.
+    # appends meanwhile. (A truncation lowers it, and `_is_out_of_range` reads both again.)
     checkpoints = [
         (path, row) for root in roots for path in _checkpoints(root) for row in _rows(files, path, account)
     ]
-    views: list[PartitionView] = []
-    for _, _, directory in partitions:
-        try:
-            views.append(PartitionView.load(files, directory))
-        except DataError as error:
-            account.add(
-                error.file or directory, error.position, error.offset, error.code, error.message, False
-            )
-        except LastwordError as error:
-            account.add(directory, None, None, "unreadable", error.message, False)
-    total = sum(segment.size for view in views for segment in view.segments)
+    first_views = [_load(files, directory) for _, _, directory in partitions]
+    total = sum(segment.size for view in first_views if view is not None for segment in view.segments)
     done = 0
+
+    def advance(size_bytes: int) -> None:
+        nonlocal done
+        done += size_bytes
+        if progress is not None:
+            progress(Progress.at("verify", done, total, clock.monotonic() - began))
+
+    views: list[PartitionView] = []
     ends: dict[tuple[str, int], int] = {}
-    for view in views:
-        done = verify_log(files, view, quick, account, done, total, began, clock, progress)
-        _verify_tail(files, view, account)
-        ends[view.topic, view.partition] = view.log_end
-        _verify_partition_files(files, view.directory, account)
-    for path, (topic, partition, offset) in checkpoints:
+    for (_, _, directory), first_view in zip(partitions, first_views, strict=True):
+        view = _verify_partition(files, directory, first_view, quick, account, clock, advance)
+        if view is not None:
+            views.append(view)
+            ends[view.topic, view.partition] = view.log_end
+    for path, row in checkpoints:
+        topic, partition, offset = row
         end = ends.get((topic, partition))
-        if end is not None and not 0 <= offset <= end:
+        if end is None or 0 <= offset <= end:
+            continue
+        if _is_out_of_range(files, path, row, clock):
             account.add(
                 path,
                 None,
@@ -127,6 +137,119 @@ def verify(
         tuple(collisions),
         keys,
     )
+
+
+def _load(files: Files, directory: str) -> PartitionView | None:
+    """Load a view; None if that failed, which the check of the partition reports."""
+    try:
+        return PartitionView.load(files, directory)
+    except LastwordError:
+        return None
+
+
+def _verify_partition(
+    files: Files,
+    directory: str,
+    view: PartitionView | None,
+    quick: bool,
+    account: Account,
+    clock: Clock,
+    advance: Callable[[int], None],
+) -> PartitionView | None:
+    """Check one partition, and again from a fresh view while something is wrong and its files change.
+
+    Args:
+        view: of this partition; None loads one.
+        account: gets the counts of the first check and the problems that remained.
+        advance: called with the bytes of each segment of the first check.
+
+    Returns:
+        The view that was checked last; None if the partition cannot be listed, or was deleted meanwhile.
+    """
+    sound: set[tuple[int, int, int]] = set()
+    seen_in_a_row: dict[tuple[str, str, int | None, int | None], int] = {}
+    problems: list[Problem] = []
+    before: Listing | None = None
+    for attempt in range(_CHECKS):
+        if attempt:
+            before = _listing(files, directory)
+            clock.sleep(_PAUSE_SECONDS)
+            view = _load(files, directory)
+        check = Account(sound=sound)
+        view, complete = _check_partition(files, directory, view, quick, check, advance)
+        if attempt == 0:
+            account.batches += check.batches
+            account.records += check.records
+            account.read_bytes += check.read_bytes
+            advance = _ignore
+        keys = {(one.file, one.code, one.position, one.offset): one for one in check.problems}
+        seen_in_a_row = {key: seen_in_a_row.get(key, 0) + 1 for key in keys}
+        problems = [one for key, one in keys.items() if seen_in_a_row[key] >= _CONFIRMED]
+        if complete and len(problems) == len(keys):
+            break
+        if attempt and complete and before == _listing(files, directory):
+            problems = list(check.problems)
+            break
+    for problem in problems:
+        account.report(problem)
+    return view
+
+
+def _check_partition(
+    files: Files,
+    directory: str,
+    view: PartitionView | None,
+    quick: bool,
+    check: Account,
+    advance: Callable[[int], None],
+) -> tuple[PartitionView | None, bool]:
+    """Check a partition once. Returns the view, and False if a file vanished that the view lists."""
+    try:
+        if view is None:
+            view = PartitionView.load(files, directory)
+        complete = verify_log(files, view, quick, check, advance)
+        _verify_tail(files, view, check)
+        _verify_partition_files(files, directory, check)
+        return view, complete
+    except FileVanishedError as error:
+        if files.is_dir(directory):
+            check.add(directory, None, None, "unreadable", error.message, False)
+            return view, False
+        return None, True  # the topic was deleted meanwhile
+    except DataError as error:
+        check.add(error.file or directory, error.position, error.offset, error.code, error.message, False)
+    except LastwordError as error:
+        check.add(directory, None, None, "unreadable", error.message, False)
+    return None, True
+
+
+Listing = list[tuple[str, FileFacts | None]]
+
+
+def _listing(files: Files, directory: str) -> Listing | None:
+    """List the files of a partition with their sizes; None if there is no such directory."""
+    try:
+        return [(name, files.stat(os.path.join(directory, name))) for name in files.listdir(directory)]
+    except FileVanishedError:
+        return None
+
+
+def _ignore(size_bytes: int) -> None:
+    pass
+
+
+def _is_out_of_range(files: Files, path: str, row: tuple[str, int, int], clock: Clock) -> bool:
+    """Read a checkpoint and the log end again: a truncation, or a topic of the same name that was created
+    meanwhile, lowers both, one after the other."""
+    topic, partition, _ = row
+    directory = os.path.join(os.path.dirname(path), names.partition_dir(topic, partition))
+    for _ in range(_CONFIRMED):
+        clock.sleep(_PAUSE_SECONDS)
+        offsets = [one[2] for one in _rows(files, path, Account()) if one[:2] == (topic, partition)]
+        view = _load(files, directory)
+        if view is None or all(0 <= offset <= view.log_end for offset in offsets):
+            return False
+    return True
 
 
 def _md5_check(

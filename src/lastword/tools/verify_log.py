@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from lastword.clock import Clock
 from lastword.errors import DataError, FileVanishedError
 from lastword.files import Files
 from lastword.partition.transactions import OpenTransactions, control_of
@@ -16,24 +15,24 @@ from lastword.segment.txn_index import AbortedTransaction
 from lastword.tools.findings import Account, Batches
 from lastword.tools.verify_indexes import verify_offset_index, verify_time_index, verify_txn_index
 from lastword.tools.walk import Walk
-from lastword.values import Progress, ProgressLike
 
 KERNEL_BYTES = 4 << 20  # from here on loading the kernels costs less than decoding records in Python
 
 
 def verify_log(
-    files: Files,
-    view: PartitionView,
-    quick: bool,
-    account: Account,
-    done: int,
-    total: int,
-    began: float,
-    clock: Clock,
-    progress: ProgressLike | None,
-) -> int:
+    files: Files, view: PartitionView, quick: bool, account: Account, advance: Callable[[int], None]
+) -> bool:
+    """Check the segments of a view with their indexes, except those in `account.sound`.
+
+    Args:
+        advance: called with the bytes of each segment.
+
+    Returns:
+        False if a file vanished: the segments of the log are others by now, and are to be checked too.
+    """
     segments = list(view.segments)
     next_offset = 0
+    complete = True
     transactions = OpenTransactions()
     for place, segment in enumerate(segments):
         if segment.base_offset < next_offset:
@@ -46,16 +45,20 @@ def verify_log(
                 False,
             )
         following = segments[place + 1].base_offset if place + 1 < len(segments) else None
+        identity = (segment.inode, segment.size, segment.mtime_ms)
+        if identity in account.sound:
+            next_offset = following or next_offset
+            continue
+        before = len(account.problems)
         try:
             next_offset = _verify_segment(files, segment, following, quick, account, transactions)
+            if len(account.problems) == before:
+                account.sound.add(identity)
         except FileVanishedError:
-            # A rewrite was published meanwhile; what took this segment's place was certified when it was
-            # built.
+            complete = False
             next_offset = following or next_offset
-        done += segment.size
-        if progress is not None:
-            progress(Progress.at("verify", done, total, clock.monotonic() - began))
-    return done
+        advance(segment.size)
+    return complete
 
 
 def _verify_segment(
