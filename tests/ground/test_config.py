@@ -233,18 +233,19 @@ class TestMistakes:
                 env={"LASTWORD_CLEANER_THREADS": "2", "LASTWORD_SEGMENT_MS": "soon", "LASTWORD_EDITION": "7"},
                 arguments={"cleanup_polcy": "compact", "lastword_ack": "most"},
             )
+        path = tmp_path / "lastword.toml"
         assert caught.value.problems == [
             "unknown setting 'cleanup_polcy'; nearest: cleanup_policy",
             "lastword_ack: 'most' is not one of os, disk",
             "environment: unknown setting 'LASTWORD_CLEANER_THREADS'; nearest: LASTWORD_LOG_CLEANER_THREADS",
             "environment: LASTWORD_SEGMENT_MS: 'soon' is not a duration from 1ms",
-            "lastword.toml:1: unknown setting 'log.cleaner.thread'; nearest: log.cleaner.threads",
-            "lastword.toml:2: unknown setting 'segment.bytes'; "
+            f"{path}:1: unknown setting 'log.cleaner.thread'; nearest: log.cleaner.threads",
+            f"{path}:2: unknown setting 'segment.bytes'; "
             "it is a topic's: put it under [defaults] or [topics.NAME]",
-            "lastword.toml:5: segment.bytes in [topics.users]: '1MB' is not a size from 14",
-            "lastword.toml:8: unknown setting 'log.cleaner.threads' in [topics.users]; "
+            f"{path}:5: segment.bytes in [topics.users]: '1MB' is not a size from 14",
+            f"{path}:8: unknown setting 'log.cleaner.threads' in [topics.users]; "
             "it holds for the whole directory: put it above all tables",
-            "lastword.toml:9: unknown setting 'cleanup.polcy' in [topics.users]; nearest: cleanup.policy",
+            f"{path}:9: unknown setting 'cleanup.polcy' in [topics.users]; nearest: cleanup.policy",
         ]
         assert str(caught.value).startswith("unknown setting 'cleanup_polcy'")
 
@@ -257,10 +258,17 @@ class TestMistakes:
             "min.compaction.lag.ms 7200000 is above max.compaction.lag.ms 3600000"
         ]
 
-    @pytest.mark.parametrize("text", ["[topics", "a = ", 'a = "x', "a = 1\na = 2\n"])
-    def test_what_is_not_toml(self, text: str) -> None:
-        with pytest.raises(InvalidSettingError, match=r"lastword\.toml: not TOML"):
-            load(text)
+    @pytest.mark.parametrize(
+        ("text", "line"), [("[topics", 1), ("\na = ", 2), ('\n\na = "x', 3), ("a = 1\na = 2\n", 2)]
+    )
+    def test_what_is_not_toml_is_named_with_path_and_line(self, tmp_path: Path, text: str, line: int) -> None:
+        path = tmp_path / "lastword.toml"
+        path.write_text(text)
+        with pytest.raises(InvalidSettingError) as caught:
+            Settings.load(tmp_path, env={})
+        assert caught.value.message.startswith(f"{path}:{line}: not TOML: ") and caught.value.file == str(
+            path
+        )
 
     def test_what_is_not_utf8(self, tmp_path: Path) -> None:
         (tmp_path / "lastword.toml").write_bytes(b'x = "\xff"')

@@ -209,7 +209,7 @@ def test_a_damaged_memory_of_writers_stops_commits_with_names(tmp_path: Path) ->
     make(tmp_path)
     commit(tmp_path, inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True, writer="q", sequence=0))
     (tmp_path / "lastword.writers").write_text("{")
-    with pytest.raises(DataError, match="nobody knows which batches"):
+    with pytest.raises(DataError, match="which batches were written is not known"):
         commit(
             tmp_path, inbox.Manifest("k", stage(tmp_path, "k", {0: ["b"]}), sync=True, writer="q", sequence=1)
         )

@@ -17,8 +17,9 @@ from lastword.errors import (
     OfflineError,
     StorageError,
 )
+from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory, TopicPartition
-from lastword.logdir.spread import Spread
+from lastword.logdir.spread import Spread, read_partition_list
 from lastword.segment import names
 from tests.partition.logs import NOW, one, pair, records
 from tests.partition.nosync import UNSYNCED
@@ -72,8 +73,8 @@ def test_the_list_of_all_is_in_every_root_and_only_with_several(tmp_path: Path) 
     spread = spread_over(tmp_path / "a", tmp_path / "b")
     create(spread, "users", 3)
     close(spread)
-    lists = {(tmp_path / root / names.PARTITION_LIST).read_text() for root in "ab"}
-    assert lists == {"0\n3\nusers 0\nusers 1\nusers 2\n"}
+    lists = [read_partition_list(DEFAULT, str(tmp_path / root / names.PARTITION_LIST)) for root in "ab"]
+    assert lists == 2 * [[("users", 0), ("users", 1), ("users", 2)]]
     with opened(tmp_path / "alone") as alone:
         alone.create_topic("x")
         Spread([alone], {})
@@ -253,3 +254,20 @@ def test_the_marker_of_one_does_not_depend_on_the_other(tmp_path: Path) -> None:
         directory.close()
     assert not (tmp_path / "a" / names.CLEAN_SHUTDOWN).exists()
     assert json.loads((tmp_path / "b" / names.CLEAN_SHUTDOWN).read_text())["version"] == 0
+
+
+def test_a_partition_list_of_version_0_is_read_and_a_damaged_one_is_ignored(tmp_path: Path) -> None:
+    path = tmp_path / names.PARTITION_LIST
+    path.write_text("0\n2\nusers 0\nusers 1\n")
+    assert read_partition_list(DEFAULT, str(path)) == [("users", 0), ("users", 1)]
+    path.write_text("0\n2\nusers 0\n")
+    with pytest.raises(CorruptFileError, match=r"1 lines, 2 announced"):
+        read_partition_list(DEFAULT, str(path))
+    spread = spread_over(tmp_path / "a", tmp_path / "b")
+    create(spread, "users", 2)
+    lists = [tmp_path / root / names.PARTITION_LIST for root in "ab"]
+    lists[0].write_bytes(lists[0].read_bytes().replace(b"users", b"uters"))
+    assert spread.read_list() == [("users", 0), ("users", 1)]
+    spread.write_list()
+    assert read_partition_list(DEFAULT, str(lists[0])) == [("users", 0), ("users", 1)]
+    close(spread)

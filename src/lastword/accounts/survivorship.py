@@ -5,20 +5,24 @@ drive since the segment was written) one share, weighted exponentially: `alpha *
 old`. An estimate by age alone confirms itself (nothing looks dirty, so nothing is cleaned and nothing
 learned), so it is scaled until the live bytes sum up to what a count of the distinct keys says.
 
-`<partition>/lastword/survivorship`: one JSON object, replaced as a whole. Only figures for choosing: damaged,
-it is left out of account.
+`<partition>/lastword/survivorship`: framed JSON, replaced as a whole. Only figures for choosing: a damaged
+file is ignored, and learning starts again.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from lastword.errors import LastwordError
 from lastword.files import Files
+from lastword.files.framed import Framed
 
 _AGE_UNIT = 1 << 10
 _CLASSES = 54
+
+FORM = Framed(
+    "survivorship", 1, "bad-survivorship", "remove the file: the next cleanings learn the shares again"
+)
 
 
 def age_class(age_bytes: int) -> int:
@@ -78,10 +82,10 @@ class Survivorship:
     @classmethod
     def load(cls, files: Files, path: str) -> Survivorship:
         try:
-            if not files.exists(path):
+            fields = FORM.load(files, path)
+            if fields is None:
                 return cls()
-            found = json.loads(files.read_bytes(path))["live_ratio"]
-            ratios = {int(age): float(ratio) for age, ratio in found.items()}
+            ratios = {int(age): float(ratio) for age, ratio in fields["live_ratio"].items()}
         except (LastwordError, ValueError, KeyError, TypeError, AttributeError):
             return cls()
         sound = all(0 <= age < _CLASSES and 0.0 <= ratio <= 1.0 for age, ratio in ratios.items())
@@ -90,4 +94,4 @@ class Survivorship:
     def save(self, files: Files, path: str) -> None:
         """Its directory exists."""
         ratios = {str(age): round(self.live_ratio[age], 6) for age in sorted(self.live_ratio)}
-        files.write_atomic(path, json.dumps({"live_ratio": ratios}).encode() + b"\n")
+        FORM.save(files, path, {"live_ratio": ratios})

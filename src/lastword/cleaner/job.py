@@ -8,7 +8,6 @@ whoever goes on with a job lists what is there. Nothing in it is part of the log
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 from lastword.cleaner.built import BuiltGroup, OutputFacts, SourceFacts
 from lastword.cleaner.groups import Group
-from lastword.cleaner.job_files import read_json, unreadable, write_whole
+from lastword.cleaner.job_files import read_json, unreadable, write_json
 from lastword.cleaner.phases import below, old_due
 from lastword.cleaner.plan import Plan, Reason
 from lastword.cleaner.report import Removed, TombstonesWaiting
@@ -122,7 +121,7 @@ def start(
     if scratch is not None:
         job = replace(job, scratch=f"{scratch.rstrip('/')}/lastword-{PREFIX}{token}")
         files.mkdir(job.scratch)
-    write_whole(files, f"{directory}/{_JOB}", json.dumps(job.to_dict()).encode())
+    write_json(files, f"{directory}/{_JOB}", job.to_dict())
     return job
 
 
@@ -163,8 +162,11 @@ def _sound(files: Files, path: str, partition: str, clock: Clock) -> Job | None:
     moved = job.partition != partition or job.directory != path or not files.exists(job.scratch)
     if moved or floor < job.due_below:
         return None
-    groups = groups_of(files, job) or ()
-    gone = {i for n in published(files, job) for i in range(groups[n].first, groups[n].last + 1)}
+    try:
+        groups = groups_of(files, job) or ()
+        gone = {i for n in published(files, job) for i in range(groups[n].first, groups[n].last + 1)}
+    except LastwordError:  # a damaged file of a step: the job starts again
+        return None
     for number, source in enumerate(job.sources):
         facts = files.stat(log_file(partition, source.base_offset))
         same = facts is not None and (facts.size, facts.inode) == (source.size_bytes, source.inode)
@@ -203,7 +205,7 @@ def load(files: Files, directory: str) -> Job:
     """CorruptFileError if its description cannot be read."""
     path = f"{directory}/{_JOB}"
     try:
-        found = json.loads(files.read_bytes(path))
+        found = read_json(files, path)
         plan = found["plan"]
         plan["reasons"] = tuple(Reason(**one) for one in plan["reasons"])
         found["plan"] = Plan(**plan)

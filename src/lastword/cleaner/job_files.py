@@ -1,10 +1,11 @@
-"""How the steps of a job pass files on: written aside and renamed, with checksums, and not synced. After a
-power cut a job may have to begin again, and its checksums tell.
+"""Files by which the steps of a job pass results on: written aside and renamed, with checksums, not synced.
+
+A power cut may leave a damaged file. The next cleaning discards a job with a file that fails its checksum,
+and starts a new one.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from io import BytesIO
@@ -14,6 +15,9 @@ import numpy as np
 
 from lastword.errors import CorruptFileError
 from lastword.files import Files
+from lastword.files.framed import Framed
+
+FORM = Framed("job", 1, "bad-job-file", "clean the partition again: the job is discarded and starts again")
 
 
 def name_aside(path: str) -> str:
@@ -44,16 +48,23 @@ def read_arrays(files: Files, path: str) -> dict[str, Any]:
         raise unreadable(path) from error
 
 
+def write_json(files: Files, path: str, value: Any) -> None:
+    """Write a value of JSON, framed."""
+    write_whole(files, path, FORM.encode({"value": value}))
+
+
 def read_json(files: Files, path: str) -> Any:
-    try:
-        return json.loads(files.read_bytes(path))
-    except ValueError as error:
-        raise unreadable(path) from error
+    """Return what `write_json` wrote. CorruptFileError for anything else."""
+    fields = FORM.decode(files.read_bytes(path), path)
+    if "value" not in fields:
+        raise unreadable(path)
+    return fields["value"]
 
 
 def unreadable(path: str) -> CorruptFileError:
     return CorruptFileError(
         "a scratch file of a cleaning is not as it was written",
-        remedy="clean again: it starts anew",
+        code=FORM.code,
+        remedy=FORM.remedy,
         file=path,
     )

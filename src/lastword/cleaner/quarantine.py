@@ -1,26 +1,39 @@
 """A partition that the cleaner must not touch until somebody looked at it.
 
 A damaged source batch, or a certificate that does not hold, puts `<partition>/lastword/quarantine` on
-disk: one JSON object with the reason and the time. It is durable before the error leaves the cleaner, it
+disk: framed JSON with the reason and the time. It is durable before the error leaves the cleaner, it
 survives restarts, and it stops nothing but cleaning. `logs.cleaner.retry` verifies the partition and lets it
 leave; `retry` here only removes the file.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lastword import metrics
-from lastword.errors import CertificateError, DataError, LastwordError, UnsupportedBatchError
+from lastword.errors import (
+    CertificateError,
+    CorruptFileError,
+    DataError,
+    LastwordError,
+    UnsupportedBatchError,
+)
 from lastword.files import Files
+from lastword.files.framed import Framed
 from lastword.segment import names
 from lastword.values import Value
 
 RESTORE = "restore the file from a copy"
+
+FORM = Framed(
+    "quarantine",
+    1,
+    "bad-quarantine",
+    "verify the partition; if its log is sound, `lastword clean DIR TOPIC -p N --retry` removes this file",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ def load(files: Files, directory: str) -> Quarantine | None:
     if not files.exists(path):
         return None
     try:
-        fields = json.loads(files.read_bytes(path))
+        fields = FORM.decode(files.read_bytes(path), path)
         return Quarantine(
             reason=str(fields["reason"]),
             time_ms=int(fields["time_ms"]),
@@ -55,7 +68,7 @@ def load(files: Files, directory: str) -> Quarantine | None:
             position=fields.get("position"),
             offset=fields.get("offset"),
         )
-    except (ValueError, KeyError, TypeError):
+    except (CorruptFileError, ValueError, KeyError, TypeError):
         return Quarantine(reason=f"{path} is there, but not readable", time_ms=0, file=path)
 
 
@@ -76,7 +89,7 @@ def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quar
     if not files.exists(ours):
         files.mkdir(ours)
         files.fsync_dir(directory)
-    files.write_atomic(_path(directory), json.dumps(found.to_dict(), indent=2).encode() + b"\n")
+    FORM.save(files, _path(directory), found.to_dict())
     return found
 
 

@@ -15,7 +15,6 @@ Outputs are published by the same swap as always, if the certificate agrees.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -36,6 +35,7 @@ from lastword.cleaner.job_files import (
     read_json,
     unreadable,
     write_arrays,
+    write_json,
     write_whole,
 )
 from lastword.cleaner.phases import limits_of
@@ -120,7 +120,7 @@ def look(files: Files, directory: str, first_offset: int) -> None:
         "segments": sorted(found.segments),
         "spoke_ms": list(found.spoke_ms.items()),
     }
-    write_whole(files, f"{job.scratch}/{_TRANSACTIONS}", json.dumps(known).encode())
+    write_json(files, f"{job.scratch}/{_TRANSACTIONS}", known)
 
 
 def resolve_shard(files: Files, directory: str, number: int) -> None:
@@ -173,7 +173,7 @@ def merge(files: Files, job: Job) -> None:
     tally = shards.merged_tally(units, [_shard(files, job, i) for i in range(job.shards)])
     write_arrays(files, f"{job.scratch}/{_FACTS}", tally.to_parts())
     groups = group(tally.facts(), limits_of(job.plan), _found(files, job).segments)
-    write_whole(files, f"{job.scratch}/{GROUPS}", json.dumps([asdict(one) for one in groups]).encode())
+    write_json(files, f"{job.scratch}/{GROUPS}", [asdict(one) for one in groups])
 
 
 def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock: Clock) -> None:
@@ -193,7 +193,7 @@ def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock:
         from lastword.cleaner.rewrite import rewrite
 
         counted = rewrite(one, sources, resolution, plan, None, lambda _: None, found)
-        write_whole(files, path, json.dumps({"size_bytes": counted.size_bytes}).encode())
+        write_json(files, path, {"size_bytes": counted.size_bytes})
         return
     steps = Steps("clean", one.size_bytes, clock, None, None)
     outputs = name_aside(f"{job.directory}/group-{number:05d}")
@@ -218,7 +218,7 @@ def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock:
             "inode": -1 if facts is None else facts.inode,
             "starts_clocks": _starts_clocks(resolution.segments, one, found),
         }
-        write_whole(files, path, json.dumps(known).encode())
+        write_json(files, path, known)
 
 
 def _starts_clocks(facts: Sequence[SegmentFacts], one: Group, found: Found) -> bool:

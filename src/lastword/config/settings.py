@@ -71,26 +71,27 @@ class Settings:
         given = _arguments(arguments or {}, problems)
         environment = _environment(os.environ if env is None else env, problems)
         file = _file_of([os.fspath(path) for path in paths], config_file)
-        text, shown = "", ""
+        text, shown, path = "", "", ""
         if file is not None:
-            shown = os.path.basename(file) if config_file is None else file
+            shown, path = (os.path.basename(file) if config_file is None else file), file
             text = _read(file)
-        return cls._checked(given, environment, text, shown, problems)
+        return cls._checked(given, environment, text, shown, path, problems)
 
     @classmethod
     def from_text(cls, text: str, shown_name: str = FILE_NAME) -> Settings:
         """The settings of one file's text, and nothing else. `shown_name` goes into sources and errors."""
-        return cls._checked({}, {}, text, shown_name, Problems())
+        return cls._checked({}, {}, text, shown_name, shown_name, Problems())
 
     @classmethod
     def _checked(
-        cls, given: Layer, environment: Layer, text: str, shown: str, problems: Problems
+        cls, given: Layer, environment: Layer, text: str, shown: str, path: str, problems: Problems
     ) -> Settings:
+        """Read one file's text. `shown` names the file in sources, `path` in errors."""
         topics: dict[str, Layer] = {}
         defaults: Layer = {}
         top: Layer = {}
-        for entry in read_entries(text, shown):
-            _place(entry, shown, topics, defaults, top, problems)
+        for entry in read_entries(text, path):
+            _place(entry, shown, path, topics, defaults, top, problems)
         problems.raise_any()
         settings = cls(given, environment, topics, defaults, top)
         settings._check_together()
@@ -290,11 +291,17 @@ def _read(file: str) -> str:
 
 
 def _place(
-    entry: Entry, shown: str, topics: dict[str, Layer], defaults: Layer, top: Layer, problems: Problems
+    entry: Entry,
+    shown: str,
+    path: str,
+    topics: dict[str, Layer],
+    defaults: Layer,
+    top: Layer,
+    problems: Problems,
 ) -> None:
     """Check one entry of the file and put it into its layer."""
     where = f" in {entry.where}" if entry.where else ""
-    line = f"{shown}:{entry.line}"
+    line = f"{path}:{entry.line}"
     known = TOPIC_SETTINGS if entry.table else INSTANCE_SETTINGS
     setting = known.get(entry.name)
     if setting is None:
@@ -305,7 +312,7 @@ def _place(
     except ValueError as error:
         problems.add(f"{line}: {entry.name}{where}: {error}")
         return
-    source = f"{line} {entry.where}".rstrip()
+    source = f"{shown}:{entry.line} {entry.where}".rstrip()
     if entry.topic is not None:
         topics.setdefault(entry.topic, {})[entry.name] = Value(value, source)
     elif entry.table:

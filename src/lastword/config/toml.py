@@ -6,6 +6,7 @@ valid as a whole is cut into the shortest runs of lines that parse, and each is 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -35,8 +36,11 @@ def read_entries(text: str, shown_name: str) -> list[Entry]:
     try:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
+        at = re.search(r" \(at line (\d+), column (\d+)\)", str(error))
+        line = int(at[1]) if at else max(1, len(text.splitlines()))
+        why = str(error).partition(" (at ")[0]
         raise InvalidSettingError(
-            f"{shown_name}: not TOML: {error}", remedy="correct that line", file=shown_name
+            f"{shown_name}:{line}: not TOML: {why}", remedy="correct that line", file=shown_name
         ) from None
     entries = []
     base: tuple[str, ...] = ()

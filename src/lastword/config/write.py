@@ -38,11 +38,10 @@ def write_topic_settings(
     parse_named(given, known, problems)
     problems.raise_any()
     changes = [_change(name, value, topic) for name, value in given.items()]
-    shown = os.path.basename(path)
     old = files.read_bytes(path).decode("utf-8") if files.exists(path) else ""
-    Settings.from_text(old, shown)  # a file that is refused as it stands is not edited
+    Settings.from_text(old, path)  # a file that is refused as it stands is not edited
     new = _edit(old, changes)
-    settings = Settings.from_text(new, shown)
+    settings = Settings.from_text(new, path)
     files.write_atomic(path, new.encode("utf-8"))
     return settings
 

@@ -46,7 +46,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lastword.errors import (
     BusyError,
@@ -58,6 +58,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.files import Files
+from lastword.files.framed import Framed
 from lastword.logdir.side_by_side import side_by_side
 from lastword.partition import staged
 from lastword.partition.staged import StagedFile
@@ -74,6 +75,14 @@ MOST_BETWEEN_COMMITS_MS = 24 * 3600 * 1000
 """So much at most counts as the time between two commits of anybody."""
 KEEP_REFUSED_MS = 7 * 24 * 3600 * 1000
 _FORMAT = 1
+
+WRITERS_FORM = Framed(
+    "writers",
+    1,
+    "bad-writers",
+    "restore the file from a copy; without it, which batches were written is not known",
+)
+REFUSED_FORM = Framed("refused", 1, "bad-note", "remove the file: it only says why a commit was refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +105,9 @@ class Manifest:
     @classmethod
     def decoded(cls, data: bytes, file: str) -> Manifest:
         """CorruptFileError for bytes that are no manifest."""
-        checksum, _, rest = data.partition(b" ")
-        body = rest.rstrip(b"\n")
+        body = data.partition(b" ")[2].removesuffix(b"\n")
         try:
-            if int(checksum, 16) != zlib.crc32(body):
+            if data != b"%08x %s\n" % (zlib.crc32(body), body):
                 raise ValueError("its checksum differs")
             fields = json.loads(body)
             if fields.pop("format") != _FORMAT:
@@ -108,7 +116,10 @@ class Manifest:
             return cls(files=files, **fields)
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptFileError(
-                f"{file} is no commit: {error}", remedy="remove it, and run the job again", file=file
+                f"{file} is no commit: {error}",
+                code="bad-commit",
+                remedy="remove it, and run the job again",
+                file=file,
             ) from None
 
 
@@ -138,7 +149,7 @@ def commit(
     while True:
         refused = os.path.join(root, names.REFUSED + name)
         if files.exists(refused):
-            why = files.read_bytes(refused).decode("utf-8", "replace")
+            why = read_refusal(files, refused)
             raise DataError(f"the commit of job {manifest.job} was refused: {why}", file=refused)
         if not files.exists(waiting) and not files.exists(os.path.join(root, names.APPLYING + name)):
             if files.exists(refused):
@@ -242,7 +253,7 @@ def take_in(directory: LogDirectory) -> int:
             added += _apply(directory, manifest)
         except (DataError, UsageError) as error:
             log.warning("lastword: a commit was refused: %s", error)
-            files.write_atomic(os.path.join(root, names.REFUSED + name), str(error).encode())
+            REFUSED_FORM.save(files, os.path.join(root, names.REFUSED + name), {"reason": str(error)})
             _give_up(directory, name.partition("-")[2])
         files.unlink(applying, missing_ok=True)
         files.fsync_dir(root)
@@ -306,17 +317,11 @@ class Writers:
     def load(cls, files: Files, root: str) -> Writers:
         """CorruptFileError for a damaged file: to believe that a writer is new would write a batch twice."""
         path = os.path.join(root, names.WRITERS)
-        if not files.exists(path):
-            return cls({})
+        fields = WRITERS_FORM.load(files, path)
         try:
-            given: dict[str, Any] = json.loads(files.read_bytes(path))
-            return cls({str(name): (int(one[0]), int(one[1])) for name, one in given.items()})
+            return cls({str(name): (int(one[0]), int(one[1])) for name, one in (fields or {}).items()})
         except (ValueError, TypeError, AttributeError, LookupError) as error:
-            raise CorruptFileError(
-                f"{path}: {error}",
-                remedy="restore it from a copy; without it nobody knows which batches were written",
-                file=path,
-            ) from None
+            raise WRITERS_FORM.damaged(path, str(error)) from None
 
     def last(self, writer: str | None) -> int:
         return self._last.get(writer or "", (-1, 0))[0]
@@ -332,7 +337,15 @@ class Writers:
             del self._last[name]
 
     def save(self, files: Files, root: str) -> None:
-        files.write_atomic(os.path.join(root, names.WRITERS), json.dumps(self._last, sort_keys=True).encode())
+        WRITERS_FORM.save(files, os.path.join(root, names.WRITERS), dict(sorted(self._last.items())))
+
+
+def read_refusal(files: Files, path: str) -> str:
+    """Return why a commit was refused, as far as the note can be read."""
+    try:
+        return str((REFUSED_FORM.load(files, path) or {}).get("reason", ""))
+    except CorruptFileError as error:
+        return error.message
 
 
 def _entries(files: Files, root: str, prefixes: Sequence[str]) -> list[tuple[int, str, str]]:

@@ -1,19 +1,26 @@
 """`<partition>/lastword/moved-from`: which directory a copy came from, and how long the log was then.
 
-One JSON object. `log_end` is -1 while the copy is not complete. The directory is named by its id, so that it
+Framed JSON. `log_end` is -1 while the copy is not complete. The directory is named by its id, so that it
 is known again when it is mounted elsewhere; by its path if it has none. See `logdir.move`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 
 from lastword.errors import LastwordError
 from lastword.files import Files
+from lastword.files.framed import Framed
 from lastword.logdir.identity import read_directory_id
 from lastword.segment import names
+
+NOTE = Framed(
+    "moved-from",
+    1,
+    "bad-note",
+    "if the partition lies in one directory only, remove the file; if it lies in two, keep the newer one",
+)
 
 
 def directory_name(files: Files, root: str) -> str:
@@ -22,17 +29,14 @@ def directory_name(files: Files, root: str) -> str:
 
 
 def write_note(files: Files, directory: str, source: str, log_end: int) -> None:
-    text = json.dumps({"source": source, "log_end": log_end}) + "\n"
-    files.write_atomic(_path(directory), text.encode())
+    NOTE.save(files, _path(directory), {"source": source, "log_end": log_end})
 
 
 def read_note(files: Files, directory: str) -> tuple[str, int] | None:
     """(name of the source directory as `directory_name` gives it, log end), or None."""
     try:
-        if not files.exists(_path(directory)):
-            return None
-        found = json.loads(files.read_bytes(_path(directory)))
-        return str(found["source"]), int(found["log_end"])
+        fields = NOTE.load(files, _path(directory))
+        return None if fields is None else (str(fields["source"]), int(fields["log_end"]))
     except (LastwordError, ValueError, KeyError, TypeError):
         return None
 

@@ -3,8 +3,8 @@
 A topic's partitions are spread over them, each new one to the directory with the fewest. A directory that
 fails goes offline alone: what it holds raises `OfflineError`, the rest serves. To know what it holds, and so
 how many partitions a topic has (keys find their partition by that number), every root keeps the list of all
-partitions in `lastword.partitions`, a checkpoint of `topic partition` lines; brokers ignore it. A single
-directory has no such file.
+partitions in `lastword.partitions`, framed JSON; brokers ignore it. A single directory has no such file. A
+damaged list is ignored, and written again when all directories are open to append.
 
 One partition in two directories is refused, with one exception: a move that a crash interrupted between its
 two renames, which is finished here (`move.settle`).
@@ -26,11 +26,16 @@ from lastword.errors import (
     StorageError,
 )
 from lastword.files import Files
+from lastword.files.framed import Framed
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.move import chosen, settle
-from lastword.partition.checkpoint_file import format_lines, number, read_lines
+from lastword.partition.checkpoint_file import number, parse_lines
 from lastword.segment import names
+
+LIST = Framed(
+    "partitions", 1, "bad-partition-list", "open all directories to write: the list is written again"
+)
 
 
 class OfflineDirectory:
@@ -169,7 +174,7 @@ class Spread:
         if len(self.directories) < 2 or self._failed:
             return
         every = sorted({tp for one in self.directories for tp in self._partitions_of(one)})
-        data = format_lines([f"{tp.topic} {tp.partition}" for tp in every])
+        data = LIST.encode({"partitions": [[tp.topic, tp.partition] for tp in every]})
         for directory in self.directories:
             path = os.path.join(directory.path, names.PARTITION_LIST)
             with contextlib.suppress(StorageError, ReadOnlyError):  # only helps while another is offline
@@ -186,5 +191,23 @@ class Spread:
 
 def _listed(files: Files, path: str) -> Iterator[TopicPartition]:
     with contextlib.suppress(CorruptFileError, StorageError):
-        for topic, partition in read_lines(files, path, 2):
-            yield TopicPartition(topic, number(partition, path))
+        yield from read_partition_list(files, path)
+
+
+def read_partition_list(files: Files, path: str) -> list[TopicPartition]:
+    """Return the partitions that a list names; none if there is no list. CorruptFileError if it is damaged.
+
+    Lists of version 0 are text checkpoints of `topic partition` lines."""
+    if not files.exists(path):
+        return []
+    data = files.read_bytes(path)
+    if data[:2] == b"0\n":
+        with LIST.reading(path):
+            lines = parse_lines(data.decode(), path, 2)
+            return [TopicPartition(topic, number(partition, path)) for topic, partition in lines]
+    fields = LIST.decode(data, path)
+    with LIST.reading(path):
+        return [
+            TopicPartition(str(topic), names.check_partition(number))
+            for topic, number in fields["partitions"]
+        ]

@@ -10,24 +10,26 @@ A crash after 1 leaves segments below the log start: they are removed the next t
 hole below the log start, where nobody reads. So no order of these writes costs a record at or above the log
 start.
 
-Why the log start was raised is noted in `<partition>/lastword/log-start`, one JSON object, so that a reader
+Why the log start was raised is noted in `<partition>/lastword/log-start`, framed JSON, so that a reader
 who comes too late is told. It is only a note: losing it loses the sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Sequence
 
 from lastword.clock import Clock
 from lastword.errors import LastwordError
 from lastword.files import Files
+from lastword.files.framed import Framed
 from lastword.partition.segment_set import SegmentSet
 from lastword.segment import names
 from lastword.segment.segment import Segment
 from lastword.units import format_time
+
+NOTE = Framed("log-start", 1, "bad-note", "remove the file: it only says why the log starts where it does")
 
 
 def below_start(segments: SegmentSet, log_start: int) -> tuple[Segment, ...]:
@@ -100,23 +102,21 @@ class Waste:
 
 def write_note(files: Files, directory: str, log_start: int, reason: str, now_ms: int) -> None:
     """Remember why the log starts where it does. A note that cannot be written is left out."""
-    text = json.dumps({"log_start": log_start, "reason": reason, "time_ms": now_ms}) + "\n"
+    fields = {"log_start": log_start, "reason": reason, "time_ms": now_ms}
     private = os.path.join(directory, names.PRIVATE)
     with contextlib.suppress(LastwordError):
         if not files.exists(private):
             files.mkdir(private)
-        files.write_atomic(os.path.join(private, names.LOG_START_NOTE), text.encode())
+        NOTE.save(files, os.path.join(private, names.LOG_START_NOTE), fields)
 
 
 def read_note(files: Files, directory: str, log_start: int) -> str:
     """Why offsets below `log_start` are gone, as `retention.ms, 2026-11-19 02:00Z`; empty if nobody said."""
     path = os.path.join(directory, names.PRIVATE, names.LOG_START_NOTE)
     try:
-        if not files.exists(path):
+        fields = NOTE.load(files, path)
+        if fields is None or int(fields["log_start"]) != log_start:
             return ""
-        found = json.loads(files.read_bytes(path))
-        if int(found["log_start"]) != log_start:
-            return ""
-        return f"{str(found['reason'])[:200]}, {format_time(int(found['time_ms']))}"
+        return f"{str(fields['reason'])[:200]}, {format_time(int(fields['time_ms']))}"
     except (LastwordError, ValueError, KeyError, TypeError):
         return ""

@@ -1,7 +1,7 @@
 """Leases: how far a reader has come, so that no tombstone goes before the reader has met it.
 
 ```
-<partition>/lastword/lease-<name>          one JSON object: {"position": 120, "advanced_ms": ..., ...}
+<partition>/lastword/lease-<name>          framed JSON: {"position": 120, "advanced_ms": ..., ...}
 <partition>/lastword/dropped-tombstones    what readers may have missed: see `losses`
 ```
 
@@ -35,14 +35,14 @@ the file's time: it may have stood anywhere.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lastword.errors import FileVanishedError, UsageError
+from lastword.errors import CorruptFileError, FileVanishedError, UsageError
 from lastword.files import Files
+from lastword.files.framed import Framed
 from lastword.partition import losses
 from lastword.partition.losses import Losses, make_private, whole
 from lastword.segment import names
@@ -54,6 +54,13 @@ NO_FLOOR = (1 << 63) - 1
 DEFAULT_MAX_AGE_MS = 7 * 86_400_000
 _SCRATCH = ".tmp"
 _TRIES = 10
+
+FORM = Framed(
+    "lease",
+    1,
+    "bad-lease",
+    "take the lease again, or release it; until then it holds back every tombstone of the partition",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,7 @@ def _read(files: Files, directory: str, name: str, known: Losses) -> LeaseFacts 
     if facts is None:
         return None
     try:
-        fields = json.loads(files.read_bytes(path))
+        fields = FORM.decode(files.read_bytes(path), path)
         stored, cuts = whole(fields["position"]), whole(fields.get("cuts", 0))
         position = min(stored, known.cut_since(cuts))
         return LeaseFacts(
@@ -164,7 +171,7 @@ def _read(files: Files, directory: str, name: str, known: Losses) -> LeaseFacts 
         )
     except FileVanishedError:
         return None  # released between the two calls
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (CorruptFileError, ValueError, KeyError, TypeError, AttributeError):
         return LeaseFacts(name, 0, facts.mtime_ms, DEFAULT_MAX_AGE_MS, 0, damaged=True)
 
 
@@ -236,7 +243,7 @@ def _write_once(files: Files, directory: str, one: LeaseFacts, token: Callable[[
     }
     try:
         with files.open_append(scratch, create=True, exclusive=True) as handle:
-            handle.append(json.dumps(fields).encode() + b"\n")
+            handle.append(FORM.encode(fields))
             handle.fsync()
         files.rename(scratch, path)
     except BaseException:

@@ -1,7 +1,7 @@
 """What a partition has lost that a reader beside it may count on: tombstones, and its own end.
 
 ```
-<partition>/lastword/dropped-tombstones    one JSON object
+<partition>/lastword/dropped-tombstones    framed JSON
     up_to, drops          tombstones below `up_to` went by rounds that asked the leases; how often
     cuts                  where the log was cut, one offset for each time (`partition.truncate`)
     elsewhere, elsewhere_up_to
@@ -24,18 +24,26 @@ understood counts as "everything": then only readers that hold nothing are taken
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from lastword.errors import CorruptFileError, FileTakenError
 from lastword.files import Files
+from lastword.files.framed import Framed
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.segment import names
 from lastword.values import Value
 
 EVERYTHING = (1 << 63) - 1
+
+FORM = Framed(
+    "removals",
+    1,
+    "bad-removal-log",
+    "restore the file from a copy; without one every reader has to begin with nothing: release all leases of "
+    "the partition, delete the files that `restore` wrote from it, then remove this file",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ def load(files: Files, directory: str) -> Losses:
     try:
         if not files.exists(path):
             return Losses()
-        fields = json.loads(files.read_bytes(path))
+        fields = FORM.decode(files.read_bytes(path), path)
         return Losses(
             up_to=whole(fields["up_to"]),
             drops=whole(fields["drops"]),
@@ -90,7 +98,7 @@ def load(files: Files, directory: str) -> Losses:
             elsewhere_up_to=whole(fields.get("elsewhere_up_to", 0)),
             cleaned_to=tuple(whole(one) for one in fields.get("cleaned_to", ())),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (CorruptFileError, ValueError, KeyError, TypeError, AttributeError):
         return Losses(EVERYTHING, EVERYTHING)
 
 
@@ -144,7 +152,7 @@ def _noted(files: Files, directory: str, known: Losses, noted: Losses) -> Losses
     if known.unknown or noted == known:
         return known
     make_private(files, directory)
-    files.write_atomic(_path(directory), json.dumps(asdict(noted)).encode() + b"\n")
+    FORM.save(files, _path(directory), asdict(noted))
     return noted
 
 

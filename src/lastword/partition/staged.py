@@ -3,7 +3,7 @@
 Below <partition>/lastword/:
 
     staging-<job>/<task>-<attempt>.batches    whole batches, base offset 0 in each
-    staging-<job>/begun.json                  where the log ended when taking in began
+    staging-<job>/begun.json                  where the log ended when taking in began (framed JSON)
     committed-<job>                           this partition has taken in the job
     open-<job>                                attempts may still stage (in one partition: `home`)
 
@@ -29,7 +29,6 @@ looks for the mark: whichever comes last cleans up.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import zlib
 from collections.abc import Container, Iterable, Sequence
@@ -38,6 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle
+from lastword.files.framed import Framed
 from lastword.partition import adopting
 from lastword.partition.block import Block, blocks_of
 from lastword.records.batch import HEADER_BYTES
@@ -48,6 +48,13 @@ if TYPE_CHECKING:
 
 STAGING, COMMITTED, OPEN = "staging-", "committed-", "open-"
 BEGUN, BATCHES = "begun.json", ".batches"
+BEGUN_FORM = Framed(
+    "begun",
+    1,
+    "bad-begun",
+    "restore the file from a copy; without one the commit is refused when the directory is next opened to "
+    "write, and its batches that are in the log stay",
+)
 KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
 """How long a partition remembers that it took in a job, and how long a job may leave staged files behind."""
 
@@ -297,18 +304,28 @@ def begun_at(files: Files, directory: str) -> int | None:
 
 def _log_end_then(files: Files, path: str) -> int:
     try:
-        return int(json.loads(files.read_bytes(path))["log_end"])
-    except (ValueError, TypeError, LookupError):
+        return read_begun(files, path)
+    except CorruptFileError:
         return 0
+
+
+def read_begun(files: Files, path: str) -> int:
+    """Return where the log ended when the commit began. CorruptFileError if the file does not tell: batches
+    that are in the log already could not be recognized."""
+    fields = BEGUN_FORM.decode(files.read_bytes(path), path)
+    log_end = fields.get("log_end")
+    if not isinstance(log_end, int) or isinstance(log_end, bool) or log_end < 0:
+        raise BEGUN_FORM.damaged(path, "it names no log end")
+    return log_end
 
 
 def _begin(log: PartitionLog, folder: str) -> list[_Found]:
     """The batches that an earlier try of this commit may have appended: all since it began."""
     files, path = log.files, os.path.join(folder, BEGUN)
     if not files.exists(path):
-        files.write_atomic(path, json.dumps({"log_end": log.log_end}).encode())
+        BEGUN_FORM.save(files, path, {"log_end": log.log_end})
         return []
-    began = int(json.loads(files.read_bytes(path))["log_end"])
+    began = read_begun(files, path)
     found = []
     for segment in log.segments:
         if segment.next_offset > began:
