@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -117,6 +118,40 @@ def test_ctrl_c_is_an_error_object_with_json(data, monkeypatch, capsys):
     assert main.run(["verify", str(data), "--json"]) == 130
     told = json.loads(capsys.readouterr().err)
     assert (told["type"], told["class"], told["code"]) == ("error", "KeyboardInterrupt", 130)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_pipe_gets_few_writes(data, unbuffered):
+    """stdout is a socket that keeps writes apart: 5,000 records of some 45 bytes come in about 4 of them."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.Popen([*COMMAND, "read", str(data), "users"], env=environment, stdout=its)
+    its.close()
+    writes = []
+    while packet := mine.recv(1 << 20):
+        writes.append(packet)
+    mine.close()
+    assert process.wait(30) == 0
+    text = b"".join(writes)
+    assert text.count(b"\n") == 5000
+    assert len(writes) <= 2 + len(text) // (1 << 15), [len(packet) for packet in writes]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_text_is_utf_8_whatever_the_locale(data, encoding):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}
+    subprocess.run(
+        [*COMMAND, "append", str(data), "users", "ü日", "č"], env=environment, check=True, capture_output=True
+    )
+    for more in ([], ["--json"]):
+        done = subprocess.run(
+            [*COMMAND, "read", str(data), "users", "--key", "ü日", *more],
+            env=environment,
+            capture_output=True,
+        )
+        assert done.returncode == 0 and "ü日" in done.stdout.decode() and "č" in done.stdout.decode()
+    done = subprocess.run([*COMMAND, "ls", str(data / "ü日")], env=environment, capture_output=True)
+    assert done.returncode == 2 and "ü日 does not exist" in done.stderr.decode()
 
 
 def test_a_full_drive_under_stdout_is_no_bug_of_ours(data):

@@ -1,10 +1,13 @@
 """Text of one record: nothing that is not null may look like null, and nothing may reach the terminal raw."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.api.json_form import field_bytes, field_json
-from lastword.cli.text import cut, escape, key_text, table, value_text
+from lastword.cli.output import field_text, key_candidates
+from lastword.cli.text import cut, escape, json_escaped, key_text, table, unescape, value_text
 
 
 def test_nulls_and_their_spelling():
@@ -20,7 +23,7 @@ def test_nulls_and_their_spelling():
 def test_control_characters_and_bad_bytes():
     assert escape("a\x1b[31m\n\x7f") == "a\\x1b[31m\\x0a\\x7f"
     assert escape(b"\xff\xc3\xbc") == "\\xff\u00fc"
-    assert escape("\u202e\u0085") == "\\u202e\\x85"
+    assert escape("\u202e\u0085") == "\\u202e\\u0085"
     assert escape(b"\xed\xa0\x80") == "\\xed\\xa0\\x80"
 
 
@@ -29,6 +32,72 @@ def test_one_printable_line(data):
     text = value_text(data)
     assert text.isprintable() and text not in ("<tombstone>", "<no key>")
     text.encode()
+
+
+def test_a_backslash_and_a_byte_are_shown_apart():
+    assert escape("c\\x1bd") == "c\\\\x1bd" and escape("c\x1bd") == "c\\x1bd"
+    assert escape(b"\x85") == "\\x85" and escape("\u0085") == "\\u0085"
+    assert unescape("\\x00\\\\d\\d") == b"\0\\d\\d"
+
+
+PIECES = [
+    b"\\",
+    b"x1b",
+    b"\x1b",
+    b"u0085",
+    b"<tombstone>",
+    b"\x85",
+    "\u0085\u202e\U000e0001".encode(),
+    b"\xed\xa0\x80",
+    b'"',
+]
+
+
+@given(st.binary() | st.lists(st.sampled_from(PIECES)).map(b"".join))
+def test_what_is_shown_can_be_typed(data):
+    assert unescape(escape(data)) == unescape(key_text(data)) == unescape(value_text(data)) == data
+    assert key_candidates(key_text(data), "bytes")[-1] == data
+
+
+@given(st.text() | st.binary())
+def test_no_two_fields_are_shown_alike(data):
+    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    assert unescape(escape(data)) == raw
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.sampled_from(["\\", "\\x1b", "\u0085\n", "\u202e"]),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_json_is_shown_as_json_and_can_be_typed(value):
+    try:
+        data = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # a lone surrogate: the serializer refuses it, too
+        return
+    text = field_text(data, "json", key_text)
+    assert text.isprintable() and json.loads(text) == value
+    assert data in key_candidates(text, "json")
+
+
+def test_keys_in_the_form_of_json():
+    assert key_candidates('{"base64":"//4="}', "bytes")[0] == b"\xff\xfe"
+    assert key_candidates('{"base64":"//4="}', "bytes")[1] == b'{"base64":"//4="}'
+    assert key_candidates('{"base64":"AAAAAAAAAAc="}', "int64") == [bytes(7) + b"\x07"]
+    assert key_candidates("7", "int64") == [bytes(7) + b"\x07"]
+    assert key_candidates("\\xff", "int64") == [b"\xff"]
+
+
+def test_a_line_of_json_shows_nothing_raw():
+    line = json.dumps({"a": "\u009b\u202e\ud800\U000e0001é"}, ensure_ascii=False)
+    assert json_escaped(line).encode().decode().isprintable()
+    assert json.loads(json_escaped(line)) == json.loads(line) and "é" in json_escaped(line)
 
 
 @given(st.none() | st.binary(), st.sampled_from([None, "bytes", "str", "json", "int32", "int64", "float64"]))

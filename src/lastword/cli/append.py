@@ -11,7 +11,7 @@ import typer
 
 from lastword.api.json_form import field_bytes
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.cli.output import argument_bytes
+from lastword.cli.output import argument_bytes, key_candidates
 from lastword.errors import UsageError
 from lastword.values import plural
 
@@ -82,7 +82,10 @@ def _one(
     partition: int | None,
     ack: str | None,
 ) -> None:
-    chosen = argument_bytes(delete if delete is not None else key or "", names[0], "key")
+    if delete is not None:
+        chosen = key_candidates(delete, names[0])[0]
+    else:
+        chosen = argument_bytes(key or "", names[0], "key")
     data = None if value is None else argument_bytes(value, names[1], "value")
     appended = into.append(chosen, data, partition=partition, ack=ack)
     if out.as_json:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
-from lastword.cli.output import argument_bytes
-from lastword.cli.text import escape
+from lastword.cli.output import field_text, key_candidates
+from lastword.cli.text import key_text
 from lastword.errors import LastwordError
 from lastword.units import format_duration, format_time
 
@@ -59,8 +59,12 @@ def explain(
             found += explain_each(logs, pairs, failed)
         else:
             name = places.one_topic(target.topic)
-            data = argument_bytes(key, logs.topic(name).config.lastword_key_serializer, "key")
-            found = [explained(logs, name, target.partition, data, None)]
+            serializer = logs.topic(name).config.lastword_key_serializer
+            for data in key_candidates(key, serializer):
+                found = [explained(logs, name, target.partition, data, None)]
+                if found[0].versions:
+                    break
+            key = field_text(found[0].key, serializer, key_text)
     for one in found:
         _show(out, one, target.paths[0], key)
     out.summary(
@@ -90,7 +94,7 @@ def _show(out: Session, one: Explanation, directory: str, key: str | None) -> No
         cells = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         out.line(f"{cells}  {out.paint(version.text, 'dim') if version.kept else version.text}")
     if key is not None and not one.versions:
-        out.line(f"{name} holds no record of {escape(key)}: never written there, or deleted and long cleaned")
+        out.line(f"{name} holds no record of {key}: never written there, or deleted and long cleaned")
     _verdict(out, one, directory)
 
 

@@ -8,6 +8,7 @@ whoever reads has seen enough.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
@@ -92,6 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run and leave with the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_what_is_closed()
+    _set_up_streams()
     code = run(arguments)
     try:
         sys.stdout.flush()
@@ -229,6 +231,33 @@ def _open_what_is_closed() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # for good
+
+
+BUFFER_BYTES = 1 << 16
+
+
+def _set_up_streams() -> None:
+    """UTF-8 whatever the locale, and one write for 64 KiB into pipes and files, also with PYTHONUNBUFFERED.
+
+    Names of files and arguments that are not UTF-8 pass as the bytes they are. (The data of logs is escaped
+    before it comes here.)
+    """
+    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    if sys.__stdout__ is None:  # closed, and replaced by the null device
+        return
+    if sys.stdout.isatty():
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
+        return
+    sys.stdout.flush()
+    sys.stdout = io.open(  # noqa: SIM115, UP020  # for the life of the process
+        sys.stdout.fileno(),
+        "w",
+        buffering=BUFFER_BYTES,
+        encoding="utf-8",
+        errors="surrogateescape",
+        newline="\n",
+        closefd=False,
+    )
 
 
 def _forget_stdout() -> None:

@@ -13,12 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from lastword.api.json_form import bytes_json
+from lastword.api.json_form import bytes_json, field_bytes, field_json, is_base64_form
 from lastword.cli.remedies import remedy_of
-from lastword.cli.text import cut, table, terminal_width
+from lastword.cli.text import cut, json_escaped, json_text, table, terminal_width, unescape
 from lastword.errors import LastwordError
 from lastword.values import Progress
 
@@ -72,10 +72,7 @@ class Output:
     def row(self, kind: str, fields: dict[str, Any]) -> None:
         """One object of JSON; nothing in text mode."""
         if self.as_json:
-            self.stdout.write(
-                json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"), default=plain)
-                + "\n"
-            )
+            self.stdout.write(_json_line(kind, fields))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
         if rows and not self.as_json:
@@ -97,7 +94,7 @@ class Output:
     def say(self, text: str) -> None:
         """For people, on stderr; not with -q, and not in JSON."""
         if not self.quiet and not self.as_json:
-            self.stderr.write(text + "\n")
+            self._talk_line(text + "\n")
 
     def tell(self, kind: str, fields: dict[str, Any], text: str) -> None:
         """For people and programs, on stderr: the text, or an object."""
@@ -110,7 +107,7 @@ class Output:
         if self.as_json:
             self._talk("warning", {"message": message})
         elif not self.quiet:
-            self.stderr.write(self._paint(f"warning: {message}", "yellow") + "\n")
+            self._talk_line(self._paint(f"warning: {message}", "yellow") + "\n")
 
     def error(self, error: BaseException) -> None:
         """`error: ...` and `  fix: ...`, or one object; never a traceback."""
@@ -129,9 +126,9 @@ class Output:
                 },
             )
             return
-        self.stderr.write(self._paint("error:", "red") + f" {message}\n")
+        self._talk_line(self._paint("error:", "red") + f" {message}\n")
         if remedy:
-            self.stderr.write(f"  fix: {remedy}\n")
+            self._talk_line(f"  fix: {remedy}\n")
 
     def raise_all(self, errors: Sequence[LastwordError]) -> None:
         """What was met along the way, each told in its turn: the last is raised, the others are told here."""
@@ -153,10 +150,13 @@ class Output:
         return painted(text, color) if self.talks_colored else text
 
     def _talk(self, kind: str, fields: dict[str, Any]) -> None:
-        self.stderr.write(
-            json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"), default=plain)
-            + "\n"
-        )
+        self._talk_line(_json_line(kind, fields))
+
+    def _talk_line(self, line: str) -> None:
+        """Write to stderr what comes after the data so far, also where both go to one place."""
+        with suppress(OSError):  # stdout's own failure is reported when it is flushed at the end
+            self.stdout.flush()
+        self.stderr.write(line)
 
     # -- progress
 
@@ -219,7 +219,13 @@ def _bar(verb: str) -> Iterator[Any]:
             bar.stop()
 
 
-# -- bytes in JSON
+# -- JSON
+
+
+def _json_line(kind: str, fields: dict[str, Any]) -> str:
+    """One object on one line, in characters that any UTF-8 stream takes and a terminal shows."""
+    line = json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"), default=plain)
+    return json_escaped(line) + "\n"
 
 
 def plain(value: Any) -> Any:
@@ -236,7 +242,7 @@ def plain(value: Any) -> Any:
 
 
 def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
-    """The bytes of a key or value typed on a command line: text as it is, numbers and JSON parsed."""
+    """The bytes of a key or value to append: text as it is typed, numbers and JSON parsed."""
     from lastword.api.serializers import SERIALIZERS
     from lastword.errors import UsageError
 
@@ -256,3 +262,45 @@ def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
             remedy=example if serializer == "json" else f"give {serializer}",
         ) from None
     return SERIALIZERS[serializer].encode(parsed, what)
+
+
+def key_candidates(text: str, serializer: str | None) -> list[bytes]:
+    """The keys that `text` may stand for where a key is looked up: the one that is shown as `text`, and the
+    one whose JSON form it is. The likelier one comes first."""
+    from lastword.errors import UsageError
+
+    found: list[bytes] = []
+    if text.lstrip().startswith("{"):
+        with suppress(ValueError, UsageError):
+            form = json.loads(text)
+            if is_base64_form(form):
+                found.append(field_bytes(form, "bytes", "key") or b"")
+    if serializer in (None, "bytes", "str"):
+        found.append(unescape(text))
+    else:
+        try:
+            found.append(argument_bytes(text, serializer, "key"))
+        except UsageError:
+            if not found and unescape(text) == os.fsencode(text):
+                raise
+        if serializer == "json":  # spelled in another way than this package's serializer does
+            found.append(os.fsencode(text))
+        if unescape(text) != os.fsencode(text):  # bytes that are not what the topic stores
+            found.append(unescape(text))
+    return list(dict.fromkeys(found))
+
+
+def field_text(data: bytes | None, serializer: str | None, null: Callable[[bytes | None], str]) -> str:
+    """A key or value in text: digits and JSON of topics that store them, else its bytes, escaped.
+
+    `null`: `key_text` or `value_text`.
+    """
+    if data is not None and serializer == "json":
+        with suppress(ValueError, RecursionError):
+            json.loads(data)
+            return json_text(data)
+    elif data is not None and serializer in ("int32", "int64", "float64"):
+        value = field_json(data, serializer)
+        if not isinstance(value, dict):
+            return str(value)
+    return null(data)

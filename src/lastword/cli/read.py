@@ -8,7 +8,7 @@ import typer
 
 from lastword.api.json_form import bytes_json, field_json
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
-from lastword.cli.output import argument_bytes
+from lastword.cli.output import field_text, key_candidates
 from lastword.cli.text import escape, key_text, value_text
 from lastword.errors import UsageError
 from lastword.units import format_time, parse_when
@@ -72,7 +72,7 @@ def read(
         source = logs.topic(known_as, key_serializer="bytes", value_serializer="bytes")
         names = source.serializer_names
         begin: Any = _last(source, target.partition, last) if last is not None else _when(start or "earliest")
-        keys = None if key is None else [argument_bytes(one, names[0], "key") for one in key]
+        keys = None if key is None else [data for text in key for data in key_candidates(text, names[0])]
         records = source.read(
             begin,
             _when(end),
@@ -131,7 +131,7 @@ def _show(out: Session, record: Record[bytes, bytes], names: tuple[str | None, s
             },
         )
         return
-    key, value = key_text(shown(record.key, names[0])), value_text(shown(record.value, names[1]))
+    key, value = field_text(record.key, names[0], key_text), field_text(record.value, names[1], value_text)
     if out.colored:
         key = out.paint(key, "dim") if record.key is None else key
         value = out.paint(value, "dim") if record.value is None else value
@@ -141,11 +141,3 @@ def _show(out: Session, record: Record[bytes, bytes], names: tuple[str | None, s
     out.data_line(
         f"{record.partition}:{record.offset}  {format_time(record.timestamp)}  {key}  {value}{headers}"
     )
-
-
-def shown(data: bytes | None, serializer: str | None) -> bytes | None:
-    """Numbers of number topics in digits; everything else as its bytes."""
-    if data is not None and serializer in ("int32", "int64", "float64"):
-        value = field_json(data, serializer)
-        return data if isinstance(value, dict) else str(value).encode()
-    return data

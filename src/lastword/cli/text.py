@@ -1,12 +1,15 @@
-"""Text for people: keys and values on one line of a terminal.
+"""Text for people: keys and values on one line of a terminal, and keys as they are typed.
 
-UTF-8 as it is; control characters and bytes that are not UTF-8 as `\\x1b`; a null value as `<tombstone>`,
-a null key as `<no key>`, and real data spelled so gets a leading backslash: a null is never taken for
-text, nor text for a null.
+UTF-8 as it is; bytes that are not UTF-8 and control characters as `\\xNN`, other characters that would not
+be seen as `\\uNNNN`, a backslash as `\\\\`. A null value is `<tombstone>`, a null key `<no key>`, and real
+data spelled so gets a leading backslash. `unescape` turns what `escape` shows into the same bytes: a key
+can be typed as it is shown. JSON stands as JSON, with the escapes of JSON.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -15,27 +18,65 @@ _PLAIN = "\x1b[0m"
 _COLOR = re.compile("(\x1b\\[[0-9;]*m)")
 NO_KEY = "<no key>"
 TOMBSTONE = "<tombstone>"
+_NULLS = (NO_KEY, TOMBSTONE)
+_ESCAPED = re.compile(
+    rb"\\(?:([\\<])|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4}))"
+)
 
 
 def escape(data: bytes | str) -> str:
-    """One line: every control character and every byte that is not UTF-8 becomes `\\xNN`."""
+    """One line of text that `unescape` turns into the same bytes."""
     if isinstance(data, bytes):
         # "surrogateescape" turns the byte NN into U+DCNN, which no valid UTF-8 can produce.
         data = data.decode("utf-8", "surrogateescape")
-    if data.isprintable():
+    if data.isprintable() and "\\" not in data:
         return data
     return "".join(_escaped(character) for character in data)
 
 
 def _escaped(character: str) -> str:
     code = ord(character)
-    if character == " " or character.isprintable():
+    if character == "\\":
+        return "\\\\"
+    if character.isprintable():
         return character
-    if 0xDC80 <= code <= 0xDCFF:
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
-    if code < 0x100:
+    if code < 0x80:  # one byte in UTF-8, too; from 0x80 on \x is a byte and \u a character
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def unescape(text: str) -> bytes:
+    """The bytes that `escape`, `key_text` or `value_text` shows as `text`.
+
+    A backslash that begins no escape is itself.
+    """
+    return _ESCAPED.sub(_unescaped, os.fsencode(text))
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    plain, byte, *characters = match.groups()
+    if plain is not None:
+        return plain
+    if byte is not None:
+        return bytes([int(byte, 16)])
+    code = int(next(digits for digits in characters if digits is not None), 16)
+    return chr(code).encode("utf-8", "surrogatepass")
+
+
+def json_text(data: bytes) -> str:
+    """JSON on one line, as JSON: characters that would not be seen get JSON's own escapes."""
+    return json_escaped(data.decode())
+
+
+def json_escaped(text: str) -> str:
+    """A line of JSON in which every character can be seen and written as UTF-8; its value is the same."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else json.dumps(character)[1:-1] for character in text
+    )
 
 
 def key_text(key: bytes | str | None) -> str:
@@ -50,9 +91,7 @@ def _or_null(data: bytes | str | None, null: str) -> str:
     if data is None:
         return null
     text = escape(data)
-    # `\<tombstone>` must stay apart from an escaped `<tombstone>` as well, so any run of backslashes gets
-    # one more.
-    return "\\" + text if text.lstrip("\\") in (NO_KEY, TOMBSTONE) else text
+    return "\\" + text if text in _NULLS else text
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> list[str]:
