@@ -225,6 +225,19 @@ class Broker:
             wanted.append({"name": name, "partitions": settings.get("partitions", 1), "config": config})
         self.tools.ask("create", bootstrap=self.bootstrap, topics=wanted)
 
+    def alter(self, kind: str, name: str, **config: str | None) -> None:
+        """Set or (None) remove settings of a resource: kind "TOPIC" or "BROKER" (name "": all brokers)."""
+        settings = {k.replace("_", "."): v for k, v in config.items()}
+        self.tools.ask("alter", bootstrap=self.bootstrap, kind=kind, name=name, config=settings)
+
+    def settings_of(self, topic: str) -> dict[str, str]:
+        """Return the settings of a topic that come from the cluster's metadata."""
+        return self.tools.ask("describe", bootstrap=self.bootstrap, kind="TOPIC", name=topic)
+
+    def commit(self, group: str, topic: str, offsets: dict[int, int]) -> None:
+        """Let a consumer group commit offsets."""
+        self.tools.ask("commit", bootstrap=self.bootstrap, group=group, topic=topic, offsets=offsets)
+
     def produce(self, topic: str, batches: Sequence[Sequence[KafkaRecord]], **config: str) -> list[int]:
         """Sends each inner list as one batch; `config` is the producer's. Returns the offsets."""
         lines = [[_to_json(record) for record in batch] for batch in batches]

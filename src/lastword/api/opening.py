@@ -15,6 +15,7 @@ from lastword.config import Settings
 from lastword.errors import LastwordError, ReadOnlyError, StorageError, UsageError
 from lastword.files import Files
 from lastword.logdir import LogDirectory, Spread
+from lastword.logdir.broker import BrokerSettings
 
 
 def open(
@@ -49,14 +50,17 @@ def open(
     if len({os.path.realpath(one) for one in paths}) != len(paths):
         raise UsageError("a directory is given twice", remedy="name each once")
 
+    files = files or storage.DEFAULT
+    cluster = BrokerSettings(files, paths)
+
     def load() -> Settings:
-        return Settings.load(paths, config, arguments=settings)
+        return Settings.load(paths, config, arguments=settings).with_cluster(cluster.refresh())
 
     found = load()  # every mistake in the settings is told before anything is opened
     if isinstance(path, (str, os.PathLike)):
         paths = _together(paths[0], found.instance.log_dirs)
+        cluster = BrokerSettings(files, paths)
     clock = clock or SystemClock()
-    files = files or storage.DEFAULT
     opened: list[LogDirectory] = []
     offline: dict[str, LastwordError] = {}
     try:

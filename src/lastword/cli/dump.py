@@ -8,7 +8,7 @@ import typer
 
 from lastword.api.json_form import bytes_json
 from lastword.cli.options import Session, command
-from lastword.cli.text import escape, key_text, value_text
+from lastword.cli.text import escape, internal_text, key_text, value_text
 from lastword.units import format_time
 from lastword.values import plural
 
@@ -32,7 +32,9 @@ def dump(
 ) -> int:
     """Show any file of a log directory, decoded.
 
-    Segments, indexes, producer snapshots, checkpoints and properties. Damage is shown too (exit code 3).
+    Segments, indexes, producer snapshots, checkpoints and properties. Records of Kafka's own topics
+    (__consumer_offsets, __transaction_state, __share_group_state, __cluster_metadata) are shown by their
+    fields. Damage is shown too (exit code 3).
     """
     from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry, Property
     from lastword.tools.dump import dump as entries_of
@@ -72,10 +74,11 @@ def _json(entry: Any) -> dict[str, Any]:
             {
                 **record,
                 "key": bytes_json(record["key"]),
-                "value": bytes_json(record["value"]),
+                "value": "****" if shown.decoded and shown.decoded.is_secret else bytes_json(record["value"]),
+                "decoded": None if shown.decoded is None else shown.decoded.masked().to_dict(),
                 "headers": [[name, bytes_json(value)] for name, value in record["headers"]],
             }
-            for record in fields["records"]
+            for record, shown in zip(fields["records"], entry.records, strict=True)
         ]
     return fields
 
@@ -137,6 +140,8 @@ def _batch(batch: Any) -> list[str]:
 
 
 def _content(record: Any) -> str:
+    if record.decoded is not None:
+        return internal_text(record.decoded)
     if record.control is None:
         return f"{key_text(record.key)}  {value_text(record.value)}"
     epoch = "" if record.coordinator_epoch is None else f"  coordinator epoch {record.coordinator_epoch}"

@@ -9,13 +9,14 @@ import typer
 from lastword.api.json_form import bytes_json, field_json
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.cli.output import field_text, key_candidates
-from lastword.cli.text import escape, key_text, value_text
+from lastword.cli.text import escape, internal_text, key_text, value_text
 from lastword.errors import UsageError
 from lastword.units import format_time, parse_when
 
 if TYPE_CHECKING:
     from lastword.api.record import Record
     from lastword.api.topic import Topic
+    from lastword.records.internal import InternalRecord
 
 EXAMPLES = """
 lastword read data users
@@ -116,7 +117,9 @@ def _last(source: Topic[Any, Any], partition: int | None, count: int) -> dict[in
 
 
 def _show(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:
+    decoded = _decoded(record)
     if out.as_json:
+        fields = {} if decoded is None else {"decoded": decoded.to_dict()}
         out.row(
             "record",
             {
@@ -128,8 +131,13 @@ def _show(out: Session, record: Record[bytes, bytes], names: tuple[str | None, s
                 "key": field_json(record.key, names[0]),
                 "value": field_json(record.value, names[1]),
                 "headers": [[name, bytes_json(value)] for name, value in record.headers],
+                **fields,
             },
         )
+        return
+    place = f"{record.partition}:{record.offset}  {format_time(record.timestamp)}"
+    if decoded is not None:
+        out.data_line(f"{place}  {internal_text(decoded)}")
         return
     key, value = field_text(record.key, names[0], key_text), field_text(record.value, names[1], value_text)
     if out.colored:
@@ -138,6 +146,16 @@ def _show(out: Session, record: Record[bytes, bytes], names: tuple[str | None, s
     headers = "".join(
         f"  {escape(name)}={'<null>' if data is None else escape(data)}" for name, data in record.headers
     )
-    out.data_line(
-        f"{record.partition}:{record.offset}  {format_time(record.timestamp)}  {key}  {value}{headers}"
-    )
+    out.data_line(f"{place}  {key}  {value}{headers}")
+
+
+def _decoded(record: Record[bytes, bytes]) -> InternalRecord | None:
+    """Return the fields of a record of one of Kafka's own topics; None for others, and for unknown bytes."""
+    if not record.topic.startswith("__"):
+        return None
+    from lastword.records.internal import UndecodableError, decode, is_internal
+
+    try:
+        return decode(record.topic, record.key, record.value) if is_internal(record.topic) else None
+    except UndecodableError:
+        return None

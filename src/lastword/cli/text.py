@@ -8,11 +8,16 @@ can be typed as it is shown. JSON stands as JSON, with the escapes of JSON.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import shutil
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lastword.records.internal import InternalRecord
 
 _PLAIN = "\x1b[0m"
 _COLOR = re.compile("(\x1b\\[[0-9;]*m)")
@@ -85,6 +90,28 @@ def key_text(key: bytes | str | None) -> str:
 
 def value_text(value: bytes | str | None) -> str:
     return _or_null(value, TOMBSTONE)
+
+
+def internal_text(record: InternalRecord) -> str:
+    """Return one line for a record of an internal topic: type, fields of the key, fields of the value."""
+    shown = record.masked()
+    parts = [shown.type]
+    if shown.key:
+        parts.append(_fields(shown.key))
+    parts.append(TOMBSTONE if shown.value is None else _fields(shown.value))
+    return "  ".join(part for part in parts if part)
+
+
+def _fields(fields: dict[str, Any]) -> str:
+    return " ".join(f"{name}={_field(value)}" for name, value in fields.items())
+
+
+def _field(value: Any) -> str:
+    return escape(value) if isinstance(value, str) and value else json.dumps(value, default=_bytes_text)
+
+
+def _bytes_text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _or_null(data: bytes | str | None, null: str) -> str:

@@ -1,6 +1,7 @@
 """`Settings`: every value with its source, all mistakes told at once.
 
-    argument or option  >  LASTWORD_... variable  >  [topics.NAME]  >  [defaults]  >  top level  >  built in
+    argument or option  >  LASTWORD_... variable  >  [topics.NAME]  >  the cluster's, of the topic
+    >  [defaults]  >  the cluster's, of all topics  >  top level  >  built in
 
 The top level holds what the process needs (`LogConfig`); a few names of ours are known there and per topic.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from lastword.config.instance import INSTANCE_SETTINGS, LogConfig
 from lastword.config.setting import Setting
@@ -38,12 +39,26 @@ class Value(NamedTuple):
 Layer = dict[str, Value]
 
 
+class ClusterSettings(Protocol):
+    """The settings that a Kafka cluster holds for its topics; see `logdir.broker`."""
+
+    def topic(self, name: str) -> Layer: ...
+    def defaults(self) -> Layer: ...
+
+
 class Settings:
     """What was said, by whom. Immutable; load again to see a changed file."""
 
     def __init__(
-        self, arguments: Layer, environment: Layer, topics: dict[str, Layer], defaults: Layer, top: Layer
+        self,
+        arguments: Layer,
+        environment: Layer,
+        topics: dict[str, Layer],
+        defaults: Layer,
+        top: Layer,
+        cluster: ClusterSettings | None = None,
     ) -> None:
+        self._cluster = cluster
         self._over: Layer = {**environment, **arguments}
         self._topics = topics
         self._defaults = defaults
@@ -102,14 +117,20 @@ class Settings:
         problems = Problems()
         given = _arguments(arguments, problems)
         problems.raise_any()
-        settings = Settings(given, self._over, self._topics, self._defaults, self._top)
+        settings = Settings(given, self._over, self._topics, self._defaults, self._top, self._cluster)
         settings._check_together()
         return settings
+
+    def with_cluster(self, cluster: ClusterSettings) -> Settings:
+        """Return these settings over those that a cluster holds for its topics."""
+        return Settings({}, self._over, self._topics, self._defaults, self._top, cluster)
 
     def topic(self, name: str) -> TopicConfig:
         """The settings of a topic, whether the file mentions it or not."""
         shared: Layer = {name: value for name, value in self._top.items() if name in TOPIC_SETTINGS}
         layers = [self._over, self._topics.get(name, {}), self._defaults, shared]
+        if self._cluster is not None:
+            layers[2:3] = [self._cluster.topic(name), self._defaults, self._cluster.defaults()]
         config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
         return config
 

@@ -19,7 +19,7 @@ from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.segment import names
 
-IGNORED = frozenset({"remote-log-index-cache", "__cluster_metadata-0"})
+IGNORED = frozenset({"remote-log-index-cache", names.METADATA_DIR})
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,14 +40,23 @@ def write_meta_properties(files: Files, root: str, rng: random.Random) -> None:
 
 
 def read_directory_id(files: Files, root: str) -> str | None:
-    """`directory.id` of meta.properties; None in a directory that has none (before Kafka 3.7)."""
+    """Return `directory.id` of meta.properties; None in a directory that has none (before Kafka 3.7)."""
+    return _read_property(files, root, "directory.id")
+
+
+def read_node_id(files: Files, root: str) -> str | None:
+    """Return `node.id` of meta.properties, or None."""
+    return _read_property(files, root, "node.id")
+
+
+def _read_property(files: Files, root: str, name: str) -> str | None:
     path = os.path.join(root, names.META_PROPERTIES)
     try:
         text = files.read_bytes(path).decode("latin-1") if files.exists(path) else ""
     except FileVanishedError:
         return None
-    found = re.search(r"^\s*directory\.id\s*[=:]\s*(\S+)\s*$", text, re.MULTILINE)
-    return found[1] if found is not None else None
+    match = re.search(rf"^\s*{re.escape(name)}\s*[=:]\s*(\S+)\s*$", text, re.MULTILINE)
+    return match[1] if match is not None else None
 
 
 def format_partition_metadata(topic_id: str) -> bytes:

@@ -35,6 +35,7 @@ from lastword.errors import (
 from lastword.files import FileLock, Files
 from lastword.logdir import inbox
 from lastword.logdir.bounds import Bounds
+from lastword.logdir.broker import BrokerSettings
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition
 from lastword.logdir.claims import Claims
 from lastword.logdir.discover import Listing, SetAside, discover, is_partition
@@ -124,7 +125,8 @@ class LogDirectory:
             fixed = settings
             load = lambda: fixed  # noqa: E731
         else:
-            load = lambda: Settings.load([root])  # noqa: E731
+            cluster = BrokerSettings(files, [root])
+            load = lambda: Settings.load([root]).with_cluster(cluster.refresh())  # noqa: E731
         if mode == "r":
             check_log_dir(discover(files, root), root)
             return cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())

@@ -65,6 +65,10 @@ ROOT_FILES = (
 )
 """What only a log directory has in its root, besides the lock."""
 
+METADATA_DIR = "__cluster_metadata-0"
+"""The log of a KRaft cluster's metadata: no topic, but its records are batches as in every log."""
+BOOTSTRAP = "bootstrap.checkpoint"
+QUORUM_STATE = "quorum-state"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 PRIVATE = "lastword"
@@ -88,6 +92,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SEGMENT_FILE = re.compile(
     r"(\d{20,})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)(\.cleaned|\.swap|\.deleted)?"
 )
+_METADATA_SNAPSHOT = re.compile(r"(\d{20,})-(\d{10,})\.checkpoint")
 _MARKED = re.compile(r"(.+)-(\d+)\.([0-9a-f]{32})-(delete|future|stray)")
 _PLAIN = re.compile(r"(.+)-(\d+)")
 _MAX_OFFSET = 2**63 - 1
@@ -173,7 +178,10 @@ def _is_topic(name: str) -> bool:
 def check_topic(name: str) -> str:
     """The name itself, if Kafka accepts it; otherwise InvalidTopicError."""
     if name == "__cluster_metadata":
-        raise InvalidTopicError(f"{name!r} is Kafka's own and no topic", remedy="choose another name")
+        raise InvalidTopicError(
+            f"{name!r} is the metadata of a Kafka cluster, not a topic",
+            remedy=f"lastword dump DIR/{METADATA_DIR}/*.log shows its records; a topic needs another name",
+        )
     if not isinstance(name, str) or not _is_topic(name):
         raise InvalidTopicError(
             f"{name!r} is no topic name",
@@ -187,3 +195,14 @@ def check_partition(partition: int) -> int:
     if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= _MAX_PARTITION:
         raise InvalidTopicError(f"{partition!r} is no partition number", remedy="partitions count from 0")
     return partition
+
+
+def is_metadata_snapshot(name: str) -> bool:
+    """Return whether a file of this name holds batches of metadata records that stand for all before them."""
+    return name == BOOTSTRAP or metadata_snapshot(name) is not None
+
+
+def metadata_snapshot(name: str) -> tuple[int, int] | None:
+    """Return (end offset, epoch) of a snapshot in the metadata log's directory, or None for another name."""
+    match = _METADATA_SNAPSHOT.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))

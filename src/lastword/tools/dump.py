@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lastword.errors import CorruptFileError, DataError, UsageError
@@ -23,6 +25,7 @@ from lastword.records.batch import BatchHeader
 from lastword.records.compression import CODEC_NAMES
 from lastword.records.control import parse_control
 from lastword.records.formats import read_records
+from lastword.records.internal import METADATA, InternalRecord, UndecodableError, decode, is_internal
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.txn_index import decode_entries
@@ -35,7 +38,11 @@ from lastword.values import Value
 class DumpedRecord(Value):
     """One record of a batch, as bytes.
 
-    Of a control record `control` is its type (`commit`, `abort`, `leader-change`, ...), else None.
+    Attributes:
+        control: The type of a control record (`commit`, `abort`, `leader-change`, ...), else None.
+        decoded: The fields of a record of one of Kafka's own topics (`__consumer_offsets`,
+            `__transaction_state`, `__share_group_state`, `__cluster_metadata`), by Kafka's schemas. None for
+            other topics, and for bytes that fit no schema.
     """
 
     offset: int
@@ -45,6 +52,7 @@ class DumpedRecord(Value):
     headers: tuple[tuple[str, bytes | None], ...]
     control: str | None = None
     coordinator_epoch: int | None = None
+    decoded: InternalRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +163,8 @@ def dumper_of(name: str) -> Dumper | None:
     parsed = names.parse_segment_file(name)
     if parsed is not None:
         return _BY_EXTENSION[parsed.extension]
+    if names.is_metadata_snapshot(name):
+        return _segment
     return _BY_NAME.get(name)
 
 
@@ -163,6 +173,7 @@ def dumper_of(name: str) -> Dumper | None:
 
 def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
     problems: list[Problem] = []
+    topic = _internal_topic(path)
     with files.open_read(path) as handle:
         walk = Walk(handle, path, 0, handle.size(), _base(path), problems.append)
         for step in walk:
@@ -173,7 +184,7 @@ def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
             base_offset, count = header.base_offset, header.count
             if records and step.sound:
                 try:
-                    rows = tuple(_records(step.data, header, path))
+                    rows = tuple(_records(step.data, header, path, topic))
                     if count == UNKNOWN_COUNT:
                         base_offset, count = rows[0].offset, len(rows)
                 except DataError as error:
@@ -206,13 +217,26 @@ def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
     yield from problems
 
 
-def _records(data: bytes, header: BatchHeader, path: str) -> Iterator[DumpedRecord]:
+def _records(data: bytes, header: BatchHeader, path: str, topic: str | None) -> Iterator[DumpedRecord]:
     for r in read_records(data, header, path, position=0):
-        control = epoch = None
+        control = epoch = decoded = None
         if header.control:
             parsed = parse_control(r.key, r.value, path, header.position, r.offset)
             control, epoch = parsed.type, parsed.coordinator_epoch
-        yield DumpedRecord(r.offset, r.timestamp, r.key, r.value, r.headers, control, epoch)
+        elif topic is not None:
+            with suppress(
+                UndecodableError
+            ):  # of a newer Kafka, or written by something else: bytes as they are
+                decoded = decode(topic, r.key, r.value)
+        yield DumpedRecord(r.offset, r.timestamp, r.key, r.value, r.headers, control, epoch, decoded)
+
+
+def _internal_topic(path: str) -> str | None:
+    """Return the internal topic that a file belongs to, by the name of its directory, or None."""
+    if names.is_metadata_snapshot(os.path.basename(path)):
+        return METADATA
+    parsed = names.parse_partition_dir(Path(path).absolute().parent.name)
+    return parsed.topic if parsed is not None and is_internal(parsed.topic) else None
 
 
 def _timestamp_type(header: BatchHeader) -> str:
@@ -229,9 +253,9 @@ def codec_name(codec: int) -> str:
 
 
 def _base(path: str) -> int:
+    """Return the base offset in a file's name; 0 for a snapshot of the metadata."""
     parsed = names.parse_segment_file(os.path.basename(path))
-    assert parsed is not None
-    return parsed.base_offset
+    return 0 if parsed is None else parsed.base_offset
 
 
 def _offset_index(files: Files, path: str, records: bool) -> Iterator[Entry]:
@@ -347,6 +371,7 @@ _BY_NAME: dict[str, Dumper] = {
     names.PARTITION_METADATA: _properties,
     names.META_PROPERTIES: _properties,
     names.CLEAN_SHUTDOWN: _json,
+    names.QUORUM_STATE: _json,
     names.QUARANTINE: _json,
     names.SYNCED: _synced,
 }

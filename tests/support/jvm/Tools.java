@@ -15,13 +15,17 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AlterConfigOp;
+import org.apache.kafka.clients.admin.ConfigEntry;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
@@ -66,6 +70,9 @@ public class Tools {
         return switch (request.get("do").asText()) {
             case "format" -> format(request);
             case "create" -> create(request);
+            case "alter" -> alter(request);
+            case "describe" -> describe(request);
+            case "commit" -> commit(request);
             case "produce" -> produce(request);
             case "keep" -> keep(request);
             case "send" -> send(request);
@@ -94,6 +101,44 @@ public class Tools {
                 topics.add(one.configs(strings(topic.get("config"))));
             }
             admin.createTopics(topics).all().get();
+        }
+        return JSON.getNodeFactory().nullNode();
+    }
+
+    /** Sets or (null) removes settings of a resource: kind TOPIC or BROKER, and its name. */
+    static JsonNode alter(JsonNode request) throws Exception {
+        List<AlterConfigOp> changes = new ArrayList<>();
+        request.get("config").fields().forEachRemaining(e -> changes.add(e.getValue().isNull()
+                ? new AlterConfigOp(new ConfigEntry(e.getKey(), ""), AlterConfigOp.OpType.DELETE)
+                : new AlterConfigOp(new ConfigEntry(e.getKey(), e.getValue().asText()), AlterConfigOp.OpType.SET)));
+        try (Admin admin = Admin.create(client(request))) {
+            admin.incrementalAlterConfigs(Map.of(resource(request), changes)).all().get();
+        }
+        return JSON.getNodeFactory().nullNode();
+    }
+
+    /** The settings of a resource that are no defaults of Kafka or of server.properties, by name. */
+    static JsonNode describe(JsonNode request) throws Exception {
+        ObjectNode found = JSON.createObjectNode();
+        try (Admin admin = Admin.create(client(request))) {
+            for (ConfigEntry entry : admin.describeConfigs(List.of(resource(request))).all().get().get(resource(request)).entries())
+                if (entry.source().name().startsWith("DYNAMIC")) found.put(entry.name(), entry.value());
+        }
+        return found;
+    }
+
+    static ConfigResource resource(JsonNode request) {
+        return new ConfigResource(ConfigResource.Type.valueOf(request.get("kind").asText()), request.get("name").asText());
+    }
+
+    /** A group commits offsets of one topic, by partition. */
+    static JsonNode commit(JsonNode request) throws Exception {
+        Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
+        request.get("offsets").fields().forEachRemaining(e -> offsets.put(
+                new TopicPartition(request.get("topic").asText(), Integer.parseInt(e.getKey())),
+                new OffsetAndMetadata(e.getValue().asLong())));
+        try (Admin admin = Admin.create(client(request))) {
+            admin.alterConsumerGroupOffsets(request.get("group").asText(), offsets).all().get();
         }
         return JSON.getNodeFactory().nullNode();
     }
