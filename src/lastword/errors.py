@@ -39,6 +39,7 @@
     ├── StorageError      exit 6, also OSError: the drive or its permissions
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
     │   ├── OfflineError             what lies in a directory that failed; the others serve
+    │   ├── WrongUserError           files made by this user could not be used by the directory's owner
     │   ├── FileVanishedError        also FileNotFoundError: gone since it was listed
     │   ├── NotSharedError           a worker does not see the directory that the driver works on
     │   └── FileTakenError           also FileExistsError
@@ -52,6 +53,7 @@ everywhere.
 from __future__ import annotations
 
 import difflib
+import errno as _errno
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -475,6 +477,24 @@ class OfflineError(StorageError):
             file=directory,
             errno=why.errno if isinstance(why, StorageError) else None,
         )
+
+
+class WrongUserError(StorageError):
+    """`user`: the name of the user to run as. Nothing was changed."""
+
+    user: str
+
+    @classmethod
+    def of(cls, directory: str, user: str, process_user: str) -> WrongUserError:
+        error = cls(
+            f"{directory} belongs to {user}, and this process runs as {process_user}: "
+            f"{user} could not use the files that it would make there; nothing was changed",
+            remedy=f"run it as that user: sudo -u {user} ...",
+            file=directory,
+            errno=_errno.EPERM,
+        )
+        error.user = user
+        return error
 
 
 class FileVanishedError(StorageError, FileNotFoundError):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import json
+import os
 import re
 import shutil
 import socket
@@ -142,6 +143,7 @@ class Broker:
     settings: dict[str, str] = field(default_factory=dict)
     java_flags: Sequence[str] = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # starts soon
     keeps_port: bool = False  # so that kept producers find it again
+    uid: int | None = None  # of the user that it runs as; needs root
     _process: subprocess.Popen[bytes] | None = None
     _port: int = 0
     _controller: int = 0
@@ -173,9 +175,24 @@ class Broker:
             self.tools.ask("format", cluster=CLUSTER, config=str(config))
         log = self.home / "server.log"
         log.unlink(missing_ok=True)
-        command = [self.tools.jars.java, *self.java_flags]
-        command += ["-Djava.net.preferIPv4Stack=true", *_logging(log, "info")]
-        command += ["-cp", self.tools.jars.classpath, "kafka.Kafka", str(config)]
+        command, classpath, logging = [], self.tools.jars.classpath, _logging(log, "info")
+        if self.uid is not None:
+            lib = self.home / "lib"  # the cache of the user who runs the tests may be closed to others
+            if not lib.exists():
+                shutil.copytree(self.tools.jars.directory, lib)
+                shutil.copy(HERE / "log4j2.xml", lib)
+                for path in (
+                    self.directory,
+                    *self.directory.iterdir(),
+                ):  # at the first start: made by `format`
+                    os.chown(path, self.uid, self.uid)
+            classpath, logging = f"{lib}/*", _logging(log, "info", lib)
+            for path in (self.home, *self.home.rglob("*")):
+                os.chown(path, self.uid, self.uid)
+            command = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+        command += [self.tools.jars.java, *self.java_flags]
+        command += ["-Djava.net.preferIPv4Stack=true", *logging]
+        command += ["-cp", classpath, "kafka.Kafka", str(config)]
         with (self.home / "server.out").open("wb") as out:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         deadline = time.monotonic() + seconds
@@ -330,9 +347,9 @@ def adopt(directory: Path, partition: str, source: Path) -> None:
     (directory / ".kafka_cleanshutdown").unlink(missing_ok=True)
 
 
-def _logging(log_file: Path | None, level: str) -> list[str]:
+def _logging(log_file: Path | None, level: str, directory: Path = HERE) -> list[str]:
     return [
-        f"-Dlog4j2.configurationFile={HERE / 'log4j2.xml'}",
+        f"-Dlog4j2.configurationFile={directory / 'log4j2.xml'}",
         f"-Dlastword.log={log_file or '/dev/null'}",
         f"-Dlastword.level={level}",
     ]

@@ -37,8 +37,9 @@ def open(
               cleaner starts only when it is told to (`logs.cleaner.start()`)
     settings  Kafka's names with _ for dots; they win over the file: `segment_bytes="64MiB"`
 
-    NotALogDirError, LogDirLockedError, UnknownSettingError and InvalidSettingError leave everything as it
-    was. Of several directories, one whose drive fails is offline (`LogDir.offline`), and the others serve.
+    NotALogDirError, LogDirLockedError, WrongUserError, UnknownSettingError and InvalidSettingError leave
+    everything as it was. Of several directories, one whose drive fails is offline (`LogDir.offline`), and the
+    others serve.
     """
     if mode not in ("r", "a"):
         raise UsageError(

@@ -89,6 +89,9 @@ class PacedFiles(Files):
     def offline(self, path: Any) -> LastwordError | None:
         return self._files.offline(path)
 
+    def check_owner(self, directory: Any) -> None:
+        self._files.check_owner(directory)
+
     def device(self, path: Any) -> int:
         return self._files.device(path)
 

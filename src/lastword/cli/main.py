@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +43,7 @@ from lastword.cli import (
 from lastword.cli.help import Commands
 from lastword.cli.options import ClosedPipe, version_option
 from lastword.cli.output import INTERRUPTED, Output
-from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, nearest
+from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest
 
 LOOKS = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
 CHANGES = (create, config, append, clean, expire, trim, drop, lease)
@@ -116,6 +117,9 @@ def run(arguments: list[str]) -> int:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except LastwordError as error:
+        if isinstance(error, WrongUserError):
+            command = shlex.join(["sudo", "-u", error.user, "lastword", *arguments])
+            error.remedy = f"run it as that user: {command}"
         talk.error(error)
         return error.exit_code
     except ClosedPipe:

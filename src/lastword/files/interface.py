@@ -94,7 +94,11 @@ class Handle(ABC):
 
 class Files(ABC):
     """The storage. Methods raise `StorageError` (an `OSError` with errno), `FileVanishedError` for what does
-    not exist, `FileTakenError` for what already does, `ReadOnlyError` for changes that the system forbids."""
+    not exist, `FileTakenError` for what already does, `ReadOnlyError` for changes that the system forbids.
+
+    Files and directories made in a log directory get owner, group and permissions by the rule of owner.py;
+    `WrongUserError` if this process may not give them.
+    """
 
     @abstractmethod
     def open_read(self, path: Path) -> Handle: ...
@@ -153,6 +157,10 @@ class Files(ABC):
     @abstractmethod
     def offline(self, path: Path) -> LastwordError | None:
         """The failed sync that took `path` offline, if any."""
+
+    def check_owner(self, directory: Path) -> None:  # noqa: B027 - storage may know no owners
+        """Raise WrongUserError unless files that are made in `directory` can get the owner that they need
+        there. Changes nothing."""
 
     def device(self, path: Path) -> int:
         """A number for the drive that holds `path`: the same for two paths on one drive. Storage that knows

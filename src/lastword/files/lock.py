@@ -28,6 +28,7 @@ import threading
 from types import TracebackType
 
 from lastword.errors import LogDirLockedError
+from lastword.files.owner import open_file
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _TRIES = 100
@@ -69,7 +70,7 @@ class FileLock:
         """None: the path changed hands meanwhile, try again."""
         with contextlib.suppress(FileNotFoundError):
             _refuse_own(path, os.stat(path))
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _directory)
         opened = os.fstat(fd)
         held = _registry.get((opened.st_dev, opened.st_ino))
         if held is not None and held._pid == os.getpid():
@@ -118,6 +119,10 @@ class FileLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _directory(path: str) -> str:
+    return os.path.realpath(os.path.dirname(path))
 
 
 def _refuse_own(path: str, facts: os.stat_result) -> None:

@@ -8,6 +8,7 @@ import stat as modes
 import threading
 
 from lastword.errors import LastwordError, StorageError, SyncFailedError
+from lastword.files import owner
 from lastword.files.descriptors import Descriptors
 from lastword.files.failures import Root, synced, translate
 from lastword.files.handle import OsHandle, facts_of
@@ -62,12 +63,18 @@ class OsFiles(Files):
                 self._of_directory[directory] = found
         return found
 
+    def _log_root(self, path: str) -> str | None:
+        """The root of the log directory that `path` is in; None outside of one."""
+        root = self._root(path).path
+        return root if root in self._roots else owner.root_of(os.path.dirname(path))
+
     # ---- files
 
     def _open(self, path: str, flags: int, *, changing: bool) -> OsHandle:
         try:
-            # O_NONBLOCK: a pipe under a file's name must not hang us; it means nothing to a regular file.
-            fd = self.descriptors.open(lambda: os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666))
+            fd = self.descriptors.open(lambda: owner.open_file(path, flags, self._log_root))
+        except LastwordError:
+            raise
         except OSError as error:
             raise translate(error, path, "open", changing=changing) from error
         if not modes.S_ISREG(os.fstat(fd).st_mode):
@@ -133,8 +140,22 @@ class OsFiles(Files):
         path = self._changing(path)
         try:
             os.mkdir(path)
+            root = self._log_root(path)
+            if root is not None:
+                self._settle_directory(path, root)
+        except LastwordError:
+            os.rmdir(path)
+            raise
         except OSError as error:
             raise translate(error, path, "make", changing=True) from error
+
+    def _settle_directory(self, path: str, root: str) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = self.descriptors.open(lambda: os.open(path, flags))
+        try:
+            owner.settle_new(fd, path, root)
+        finally:
+            os.close(fd)
 
     def rmdir(self, path: Path) -> None:
         path = self._changing(path)
@@ -146,7 +167,10 @@ class OsFiles(Files):
     def rename(self, source: Path, target: Path) -> None:
         source = self._changing(source)
         try:
+            self.descriptors.open(lambda: owner.settle_moved(source, os.fspath(target), self._log_root))
             os.rename(source, target)
+        except LastwordError:
+            raise
         except OSError as error:
             raise translate(error, source, f"rename to {os.fspath(target)}:", changing=True) from error
 
@@ -175,6 +199,14 @@ class OsFiles(Files):
             os.close(fd)
 
     # ---- the drive
+
+    def check_owner(self, directory: Path) -> None:
+        try:
+            owner.check(os.fspath(directory))
+        except LastwordError:
+            raise
+        except OSError as error:
+            raise translate(error, os.fspath(directory), "look at", changing=False) from error
 
     def lock(self, path: Path) -> FileLock:
         try:

@@ -144,6 +144,7 @@ class LogDirectory:
         files = self.files
         if fresh:
             make_dirs(files, self.path)
+        files.check_owner(self.path)
         files.guard(self.path)
         self._file_lock = files.lock(os.path.join(self.path, names.LOCK))
         try:
@@ -392,6 +393,7 @@ class LogDirectory:
         directory = self._own_directory(tp)
         try:
             self.check_topic_id(*tp)
+            self.files.check_owner(directory)
             return self._opened.open(
                 tp,
                 directory,

@@ -1,0 +1,247 @@
+"""Owner, group and permissions of files that are made in a log directory.
+
+A command that runs as root in a broker's directory must not leave files that the broker cannot open. The rule
+holds for every file and directory that `OsFiles` makes or moves inside a log directory:
+
+* A file that replaces another one takes its owner, group and permissions.
+* Another file takes owner and group of its directory, and the permissions of a neighbour: a file with the
+  same ending in its directory, else any file there, else a file in a directory above, up to the root of the
+  log directory. A directory takes the permissions of a directory beside it, else those of its parent.
+* A neighbour counts only if it has the owner of the directory. A directory that belongs to root says nothing
+  about its user: there owner and group are those of a neighbour that is not root's, else of the process.
+* Without a neighbour, permissions are what the umask and the directory both allow.
+
+Where the process may not give a file away, `WrongUserError` names the user to run as. A directory that its
+group shares (set-group-ID and group-writable) is the exception: its files belong to those who make them.
+
+Outside a log directory, files are made as the system makes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from typing import NamedTuple
+
+from lastword.errors import WrongUserError
+
+ROOT_MARKS = ("meta.properties", "recovery-point-offset-checkpoint", "lastword.toml")
+"""A directory with one of these files is the root of a log directory, opened here or not."""
+LEVELS = 6  # from a file of a staged output up to the root
+MOST_NEIGHBOURS = 32  # of a directory's entries are looked at
+_READ_WRITE = 0o666
+_NOT_READ = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.ENXIO})
+_NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
+
+
+class Ownership(NamedTuple):
+    """What a file is to have. `required`: it is not to stay without the owner."""
+
+    uid: int
+    gid: int
+    mode: int
+    required: bool
+
+
+def root_of(directory: str) -> str | None:
+    """The root of the log directory that holds `directory`; None outside of one."""
+    at = os.path.realpath(directory)
+    for _ in range(LEVELS):
+        if any(os.path.lexists(os.path.join(at, mark)) for mark in ROOT_MARKS):
+            return at
+        above = os.path.dirname(at)
+        if above == at:
+            break
+        at = above
+    return None
+
+
+def open_file(path: str, flags: int, find_root: Callable[[str], str | None]) -> int:
+    """`os.open`; a file that it makes in a log directory gets its owner, group and permissions. `find_root`:
+    the real path of the log directory's root, by a path in it; called if a file was made."""
+    # O_NONBLOCK: a pipe under a file's name must not hang us; it means nothing to a regular file.
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK
+    if not flags & os.O_CREAT:
+        return os.open(path, flags)
+    exclusive = flags & os.O_EXCL
+    while True:
+        if not exclusive:
+            with suppress(FileNotFoundError):
+                return os.open(path, flags & ~os.O_CREAT)
+        try:
+            fd = os.open(path, flags | os.O_EXCL, 0o666)
+            break
+        except FileExistsError:
+            if exclusive:
+                raise
+    try:
+        root = find_root(path)
+        if root is not None:
+            settle_new(fd, path, root)
+    except BaseException:
+        os.close(fd)
+        os.unlink(path)
+        raise
+    return fd
+
+
+def settle_new(fd: int, path: str, root: str) -> None:
+    """Give a file or directory that was just made the owner, group and permissions that the rule says.
+    `root`: of its log directory. WrongUserError if the process may not."""
+    made = os.fstat(fd)
+    _settle(fd, made, _as_new(path, made, root, folder=stat.S_ISDIR(made.st_mode)), path)
+
+
+def settle_moved(source: str, target: str, find_root: Callable[[str], str | None]) -> None:
+    """The same for a file that is about to be renamed: as the file that it replaces, or as a new file of the
+    directory that it moves to."""
+    try:
+        replaced = os.lstat(target)
+    except FileNotFoundError:
+        replaced = None
+    directory = os.path.dirname(target)
+    moves = os.path.dirname(source) != directory
+    if replaced is None and not moves:
+        return
+    if replaced is not None and not stat.S_ISREG(replaced.st_mode):
+        return
+    try:
+        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _NOT_READ:
+            return  # the rename itself raises the error, or needs no more than the directory
+        raise
+    try:
+        made = os.fstat(fd)
+        if not stat.S_ISREG(made.st_mode) or made.st_nlink != 1:
+            return
+        if replaced is not None:
+            wanted = Ownership(replaced.st_uid, replaced.st_gid, stat.S_IMODE(replaced.st_mode), False)
+        else:
+            root = find_root(target)
+            if root is None:
+                return
+            wanted = _as_new(target, made, root, folder=False)
+        _settle(fd, made, wanted, target)
+    finally:
+        os.close(fd)
+
+
+def check(directory: str) -> None:
+    """Raise WrongUserError unless files that are made in `directory` can get their owner. Changes nothing."""
+    wanted = _as_new(
+        os.path.join(directory, ""), os.stat(directory), os.path.realpath(directory), folder=False
+    )
+    if wanted.uid == os.geteuid() or not wanted.required:
+        return
+    try:
+        # A file without a name: whether it can be given away is asked of the file system itself, because root
+        # may not on a network drive, or in a container.
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except PermissionError:
+        raise _wrong_user(directory, wanted.uid) from None
+    except OSError as error:
+        if error.errno in _NO_TMPFILE and os.geteuid() != 0:
+            raise _wrong_user(directory, wanted.uid) from None
+        return
+    try:
+        os.fchown(fd, wanted.uid, wanted.gid)
+    except OSError:
+        raise _wrong_user(directory, wanted.uid) from None
+    finally:
+        os.close(fd)
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or `#1000` as sudo takes it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"#{uid}"
+
+
+def _wrong_user(directory: str, uid: int) -> WrongUserError:
+    return WrongUserError.of(directory, user_name(uid), user_name(os.geteuid()))
+
+
+def _settle(fd: int, made: os.stat_result, wanted: Ownership, path: str) -> None:
+    if made.st_uid != wanted.uid:
+        try:
+            os.fchown(fd, wanted.uid, wanted.gid)
+        except OSError:
+            if wanted.required:
+                raise _wrong_user(os.path.dirname(path) or ".", wanted.uid) from None
+    elif made.st_gid != wanted.gid:
+        with suppress(OSError):  # the owner is right, and its user could not choose this group either
+            os.fchown(fd, -1, wanted.gid)
+    if stat.S_IMODE(made.st_mode) != wanted.mode:
+        with suppress(OSError):  # another user's file, in a directory that its group shares
+            os.fchmod(fd, wanted.mode)
+
+
+def _as_new(path: str, made: os.stat_result, root: str, *, folder: bool) -> Ownership:
+    directory, name = os.path.split(path)
+    directory = os.path.realpath(directory)
+    parent = os.stat(directory)
+    at = directory
+    neighbour = _neighbour(at, name, parent.st_uid, folder)
+    while neighbour is None and not folder and at != root and at.startswith(root):
+        at = os.path.dirname(at)
+        neighbour = _neighbour(at, name, parent.st_uid, folder)
+    uid, gid = parent.st_uid, parent.st_gid
+    if uid == 0:
+        uid = os.geteuid()
+        if neighbour is not None and neighbour.st_uid != 0:
+            uid, gid = neighbour.st_uid, neighbour.st_gid
+        elif uid != 0:
+            gid = made.st_gid
+    shared = parent.st_mode & stat.S_ISGID and parent.st_mode & stat.S_IWGRP
+    if neighbour is not None:
+        mode = stat.S_IMODE(neighbour.st_mode)
+    else:
+        mode = stat.S_IMODE(made.st_mode & parent.st_mode)
+        if parent.st_mode & stat.S_ISGID:
+            mode |= parent.st_mode & (stat.S_ISGID | stat.S_IRWXG)
+    mode = (mode & 0o2777) | 0o700 if folder else (mode & _READ_WRITE) | 0o600
+    if shared:
+        uid, gid = made.st_uid, parent.st_gid
+    return Ownership(uid, gid, mode, required=not shared)
+
+
+def _neighbour(directory: str, name: str, owner: int, folder: bool) -> os.stat_result | None:
+    """Facts of the file (or directory) in `directory` that a new one called `name` takes after."""
+    kind = _kind(name)
+    best: tuple[int, os.stat_result] | None = None
+    try:
+        with os.scandir(directory) as entries:
+            for entry in islice(entries, MOST_NEIGHBOURS):
+                right = (
+                    entry.is_dir(follow_symlinks=False) if folder else entry.is_file(follow_symlinks=False)
+                )
+                if not right or entry.name == name:
+                    continue
+                same_kind = not folder and _kind(entry.name) == kind
+                if best is not None and owner != 0 and not same_kind:
+                    continue
+                facts = entry.stat(follow_symlinks=False)
+                if owner != 0 and facts.st_uid != owner:
+                    continue
+                score = 2 * (owner == 0 and facts.st_uid != 0) + same_kind
+                if best is None or score > best[0]:
+                    best = (score, facts)
+                if score == 3 or (owner != 0 and (same_kind or folder)):
+                    break
+    except OSError:
+        return None
+    return None if best is None else best[1]
+
+
+def _kind(name: str) -> str:
+    """The ending that says what a file is: `log` of `00000000000000000000.log.cleaned`."""
+    parts = name.split(".", 2)
+    return parts[1] if len(parts) > 1 else ""

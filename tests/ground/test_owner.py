@@ -1,0 +1,267 @@
+"""Owner, group and permissions of what is made in a log directory: as root, and as a user who may not."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lastword
+from lastword.errors import WrongUserError
+from lastword.files import OsFiles
+from lastword.partition.staged import StagedWriter
+
+NOBODY = pwd.getpwnam("nobody")
+OTHER = 12_345
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+def entries(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Owner, group and permissions of the root and all below it, by relative path."""
+    found = {}
+    for path in (root, *root.rglob("*")):
+        facts = path.lstat()
+        found[str(path.relative_to(root))] = (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode))
+    return found
+
+
+def give_away(root: Path, uid: int, gid: int, *, folder: int, file: int) -> None:
+    for path in (root, *root.rglob("*")):
+        os.chown(path, uid, gid)
+        path.chmod(folder if path.is_dir() else file)
+
+
+def misfits(root: Path, uid: int, gid: int, *, folder: int, file: int) -> dict[str, tuple[int, int, int]]:
+    return {
+        name: facts
+        for name, facts in entries(root).items()
+        if facts != (uid, gid, folder if (root / name).is_dir() else file)
+    }
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A log directory with a topic that has garbage in several segments."""
+    path = tmp_path / "data"
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+        users = logs.create_topic("users", 2, cleanup_policy="compact", segment_bytes=2_000)
+        for number in range(60):
+            users.append(f"key{number % 5}".encode(), b"x" * 150)
+    return path
+
+
+@as_root
+@pytest.mark.parametrize(("folder", "file"), [(0o750, 0o640), (0o755, 0o600), (0o775, 0o664)])
+def test_what_root_makes_belongs_to_the_owner(root: Path, folder: int, file: int) -> None:
+    give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=folder, file=file)
+    before = set(entries(root))
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        users = logs.topic("users")
+        for number in range(60):
+            users.append(f"key{number % 5}".encode(), b"y" * 150, producer="loader", sequence=number)
+        users.set_config(min_cleanable_dirty_ratio=0.1)
+        logs.create_topic("orders", 2, cleanup_policy="delete")
+        assert logs.clean("users"), "something was rewritten"
+        users.trim(3)
+        users.lease("reader").advance({0: 5, 1: 5})
+        logs.sync()
+        assert misfits(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=folder, file=file) == {}
+    made = set(entries(root)) - before
+    assert {"orders-0", "orders-0/partition.metadata", "lastword.toml"} & made
+    assert misfits(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=folder, file=file) == {}
+
+
+@as_root
+def test_what_root_stages_belongs_to_the_owner(root: Path) -> None:
+    """A task of Spark stages files in the partition without the lock."""
+    give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o750, file=0o640)
+    files = OsFiles()
+    writer = StagedWriter(files, str(root), "users", 0, "a" * 32, (0, 0))
+    writer.write(b"x" * 100, 1)
+    writer.close(sync=True)
+    assert misfits(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o750, file=0o640) == {}
+
+
+@as_root
+def test_a_new_directory_that_belongs_to_a_user(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    os.chown(root, OTHER, OTHER)
+    root.chmod(0o700)
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.state("users")["ada"] = 1
+    found = entries(root)
+    assert {facts[:2] for facts in found.values()} == {(OTHER, OTHER)}
+    assert {facts[2] & 0o077 for facts in found.values()} == {0}
+
+
+@as_root
+def test_a_root_directory_of_roots_says_nothing_of_its_user(root: Path) -> None:
+    """/var/lib/kafka often belongs to root and is writable for the broker's group."""
+    give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o755, file=0o644)
+    os.chown(root, 0, NOBODY.pw_gid)
+    root.chmod(0o775)
+    (root / ".lock").unlink()
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("orders", cleanup_policy="delete")
+    owners = {name: facts[:2] for name, facts in entries(root).items() if name != "."}
+    assert set(owners.values()) == {(NOBODY.pw_uid, NOBODY.pw_gid)}
+
+
+@as_root
+def test_a_replaced_file_keeps_owner_group_and_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    path.write_bytes(b"old")
+    os.chown(path, OTHER, OTHER + 1)
+    path.chmod(0o604)
+    OsFiles().write_atomic(path, b"new")
+    facts = path.stat()
+    assert (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)) == (OTHER, OTHER + 1, 0o604)
+    assert path.read_bytes() == b"new"
+
+
+def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    path.write_bytes(b"old")
+    path.chmod(0o606)
+    OsFiles().write_atomic(path, b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o606
+
+
+def test_outside_a_log_directory_files_are_made_as_the_system_makes_them(tmp_path: Path) -> None:
+    (tmp_path / "private.txt").touch(0o600)
+    before = os.umask(0o027)
+    try:
+        OsFiles().open_append(tmp_path / "new.txt", create=True).close()
+        OsFiles().mkdir(tmp_path / "new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new.txt").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o750
+
+
+def test_an_append_makes_no_further_system_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what makes or renames a file looks at owners."""
+    from lastword.files import owner
+
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        users = logs.topic("users")
+        users.set_config(segment_bytes=1 << 20)
+        users.append(b"a", b"b", partition=0)
+
+        def refuse(*arguments: object, **more: object) -> None:
+            raise AssertionError("an append looked at owners")
+
+        for name in ("settle_new", "settle_moved", "root_of", "check"):
+            monkeypatch.setattr(owner, name, refuse)
+        for _ in range(5):
+            users.append(b"a", b"b", partition=0)
+        monkeypatch.undo()
+
+
+@as_root
+def test_root_of_a_file_system_that_lets_nobody_give_files_away(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root is nobody special on a network drive, or in a container: found before anything is changed."""
+    give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o755, file=0o644)
+    before = entries(root)
+
+    def squashed(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", squashed)
+    with pytest.raises(WrongUserError, match=r"belongs to nobody"):
+        lastword.open(root, "a")
+    assert entries(root) == before
+
+
+# ---------------------------------------------------------------- another user
+
+
+def run_as(uid: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    return subprocess.run(
+        [*user, sys.executable, "-m", "lastword", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HOME": "/nonexistent"},
+    )
+
+
+@pytest.fixture
+def open_root(root: Path) -> Iterator[Path]:
+    """Where every user reaches it: pytest's own directories are for one user."""
+    with tempfile.TemporaryDirectory(prefix="lastword-owner-") as above:
+        Path(above).chmod(0o755)
+        yield Path(shutil.move(root, Path(above) / "data"))
+
+
+@as_root
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("clean", "users"),
+        ("config", "users", "--set", "min.cleanable.dirty.ratio=0.2"),
+        ("create", "orders"),
+        ("append", "users", "ada", "1"),
+        ("expire",),
+        ("trim", "users", "--before", "3", "--yes"),
+        ("drop", "users", "--yes"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_another_user_is_refused_before_anything_changes(open_root: Path, command: tuple[str, ...]) -> None:
+    root = open_root
+    give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o777, file=0o666)
+    content = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    before = entries(root)
+    verb, *rest = command
+    done = run_as(OTHER, verb, root, *rest)
+    assert done.returncode == WrongUserError.exit_code == 6, done.stderr
+    assert f"belongs to nobody, and this process runs as #{OTHER}" in done.stderr
+    assert f"sudo -u nobody lastword {verb} {root}" in done.stderr
+    assert entries(root) == before
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == content
+
+
+@as_root
+def test_a_directory_that_its_group_shares_takes_every_member(open_root: Path) -> None:
+    root = open_root
+    give_away(root, NOBODY.pw_uid, OTHER, folder=0o2775, file=0o664)
+    done = run_as(OTHER, "create", root, "orders")
+    assert done.returncode == 0, done.stderr
+    made = {name: facts for name, facts in entries(root).items() if name.startswith("orders-0")}
+    assert len(made) > 3
+    for name, facts in made.items():
+        assert facts == (OTHER, OTHER, 0o2775 if (root / name).is_dir() else 0o664), name
+
+
+@as_root
+def test_the_owner_himself_needs_nothing(open_root: Path) -> None:
+    root = open_root
+    give_away(root, OTHER, OTHER, folder=0o750, file=0o640)
+    done = run_as(OTHER, "clean", root, "users")
+    assert done.returncode == 0, done.stderr
+    assert misfits(root, OTHER, OTHER, folder=0o750, file=0o640) == {}
+
+
+@as_root
+def test_a_writer_without_the_lock_is_refused_too(open_root: Path) -> None:
+    root = open_root
+    give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o777, file=0o666)
+    before = entries(root)
+    done = run_as(OTHER, "lease", root, "users", "reader", "--advance", "3")
+    assert done.returncode == 6, done.stderr + done.stdout
+    assert "sudo -u nobody lastword lease" in done.stderr
+    assert entries(root) == before
