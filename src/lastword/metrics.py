@@ -152,6 +152,11 @@ CLEANER_MAP_USED_RATIO = Gauge("cleaner_map_used_ratio", "Key map in use after t
 CLEANER_LAST_PICK = Gauge(
     "cleaner_last_pick_timestamp_seconds", "When the cleaner last took a partition, since 1970", ("dir",)
 )
+CLEANER_LAST_CHECK = Gauge(
+    "cleaner_last_check_timestamp_seconds",
+    "When the cleaner last checked a drive for work, since 1970",
+    ("drive",),
+)
 CLEANER_THROTTLED_SECONDS = Counter(
     "cleaner_throttled_seconds_total", "Slept to stay within the drive's budget", ("drive",)
 )
@@ -164,6 +169,9 @@ DIR_OFFLINE = Gauge("dir_offline", "1 after a failed sync, until opened again", 
 CERTIFICATE_FAILURES = Counter(
     "certificate_failures_total", "Rewrites refused by their certificate", ("dir",)
 )
+
+
+BUILD_INFO = Gauge("build_info", "1; the labels name the versions that run", ("version", "python"))
 
 
 class Measured(Protocol):
@@ -194,6 +202,11 @@ def metrics() -> Iterator[Metric]:
 
 def register(registry: Any = None) -> None:
     """Show all metrics in a prometheus_client registry (its default one if none is given)."""
+    import platform
+
+    from lastword import __version__
+
+    BUILD_INFO.set(1, __version__, platform.python_version())
     try:
         from prometheus_client import REGISTRY
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily

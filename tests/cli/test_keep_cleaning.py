@@ -2,7 +2,10 @@
 
 import json
 import os
+import platform
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +18,7 @@ import pytest
 import lastword
 from lastword.api import background
 from lastword.cli import keep_cleaning, main
+from lastword.cli.exporter import exporter, parse_address
 
 pytestmark = pytest.mark.slow
 
@@ -82,6 +86,12 @@ def test_rounds_and_retention_one_line_each_and_metrics_on_the_loopback(data):
         root = str(data)
         assert f'lastword_cleaner_rounds_total{{dir="{root}",result="ok"}}' in text
         assert "lastword_cleaner_threads_alive 1.0" in text
+        versions = f'python="{platform.python_version()}",version="{lastword.__version__}"'
+        assert f"lastword_build_info{{{versions}}} 1.0" in text
+        checked = re.search(
+            r'^lastword_cleaner_last_check_timestamp_seconds\{drive=".*"\} (\S+)$', text, re.M
+        )
+        assert checked and abs(float(checked[1]) - time.time()) < 60
         assert f'lastword_cleaner_last_pick_timestamp_seconds{{dir="{root}"}}' in text
         assert 'lastword_log_dirty_ratio{partition="0",topic="users"}' in text
         with pytest.raises(urllib.error.HTTPError):
@@ -136,3 +146,60 @@ def test_a_signal_that_comes_late_is_seen(tmp_path, monkeypatch):
         assert main.run(["clean", str(tmp_path / "data"), "--every", "1h"]) == 0
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "text, address",
+    [
+        ("9464", ("127.0.0.1", 9464)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        ("[::1]:9464", ("::1", 9464)),
+        ("metrics.example:9464", ("metrics.example", 9464)),
+    ],
+)
+def test_addresses(text, address):
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":", "x", ":9464", "localhost:", "localhost:x", "65536", "-1", "::1:9464", "\u0663"]
+)
+def test_what_is_no_address(text):
+    with pytest.raises(lastword.errors.UsageError, match="is no address"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::1"])
+def test_metrics_of_other_interfaces(host):
+    """From another container they are reached by an address of this machine that is not the loopback's."""
+    if host == "::1" and not has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback")
+    with exporter(host, 0) as url:
+        assert url.startswith(f"http://{host}:" if host == "0.0.0.0" else "http://[::1]:")
+        with urllib.request.urlopen(url.replace("0.0.0.0", "127.0.0.2"), timeout=10) as answer:
+            assert b"lastword_build_info" in answer.read()
+
+
+def test_an_address_that_is_not_this_machines():
+    with (
+        pytest.raises(lastword.errors.UsageError, match=r"cannot listen on 192\.0\.2\.1:9464"),
+        exporter("192.0.2.1", 9464),
+    ):
+        pass
+
+
+def has_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+def test_text_has_the_time_of_each_round(data):
+    with running(data, "users", "--every", "50ms") as process:
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{3})?Z  users-0: ", line)

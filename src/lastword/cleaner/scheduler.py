@@ -29,7 +29,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from lastword import metrics
@@ -103,11 +103,16 @@ class Scheduler:
                 [drive for drive in drives if not busy[drive]],
                 [drive for drive in drives if busy[drive]],
             ):
-                found = [task for drive in some if (task := self.work.next(drive, held)) is not None]
+                found = [task for drive in some if (task := self._next(drive, held)) is not None]
                 for task in sorted(found, key=lambda task: task.urgency):
                     if self._begin(task):
                         return task
             return None
+
+    def _next(self, drive: str, held: Collection[TopicPartition]) -> Task | None:
+        task = self.work.next(drive, held)
+        metrics.CLEANER_LAST_CHECK.set(self._clock.now_ms() / 1000, drive)
+        return task
 
     def _begin(self, task: Task) -> bool:
         with self._lock:

@@ -55,8 +55,12 @@ def clean(
         typer.Option("--every", metavar="TIME", help="stay, and clean and expire what is due so often"),
     ] = None,
     metrics: Annotated[
-        int | None,
-        typer.Option("--metrics", metavar="PORT", help="with --every: for Prometheus, loopback only"),
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="[HOST:]PORT",
+            help="with --every: for Prometheus; without HOST this machine only",
+        ),
     ] = None,
     retry: Annotated[
         bool,

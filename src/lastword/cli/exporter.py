@@ -1,25 +1,47 @@
-"""The metrics of this process over HTTP, for Prometheus, on the loopback interface only."""
+"""Serve the metrics of this process over HTTP, for Prometheus: on the loopback interface unless told."""
 
 from __future__ import annotations
 
+import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-ADDRESS = "127.0.0.1"
+from lastword.errors import MissingError, UsageError
+
+LOOPBACK = "127.0.0.1"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return (host, port) of `PORT`, `HOST:PORT` or `[IPv6]:PORT`; without a host the loopback interface.
+
+    Raises:
+        UsageError: The text is no address.
+    """
+    host, colon, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    bad = bool(colon) and (not bare or (":" in bare and bare == host))
+    if bad or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UsageError(
+            f"--metrics {text} is no address",
+            remedy="a port (9464: this machine only) or HOST:PORT (0.0.0.0:9464: every interface)",
+        )
+    return bare or LOOPBACK, int(port)
 
 
 @contextmanager
-def exporter(port: int) -> Iterator[str]:
-    """Serve `/metrics` for as long as it lasts; gives the address. Port 0 takes a free one.
+def exporter(host: str, port: int) -> Iterator[str]:
+    """Serve `/metrics` while the context is open, and give its address. Port 0 takes a free one.
 
-    MissingError without prometheus_client; UsageError for a port that is taken.
+    Raises:
+        MissingError: prometheus_client is not installed.
+        UsageError: The address cannot be listened on.
     """
+    import socket
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     from lastword import metrics
-    from lastword.errors import MissingError, UsageError
 
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -42,17 +64,27 @@ def exporter(port: int) -> Iterator[str]:
         def log_message(self, *given: Any) -> None:
             """Nobody asked for a line for each request."""
 
+    shown = f"[{host}]" if ":" in host else host
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def server_bind(self) -> None:
+            """Bind without the reverse look-up of the host's name, which may take seconds."""
+            socketserver.TCPServer.server_bind(self)
+            self.server_name, self.server_port = host, self.server_address[1]
+
     try:
-        server = ThreadingHTTPServer((ADDRESS, port), Handler)
-    except (OSError, OverflowError) as error:
+        server = Server((host, port), Handler)
+    except OSError as error:
         raise UsageError(
-            f"cannot listen on {ADDRESS}:{port}: {getattr(error, 'strerror', None) or error}",
-            remedy="name another port, or 0 for a free one",
+            f"cannot listen on {shown}:{port}: {error.strerror or error}",
+            remedy="give an address of this machine and a free port; port 0 takes one",
         ) from None
     thread = threading.Thread(target=server.serve_forever, name="lastword-metrics", daemon=True)
     thread.start()
     try:
-        yield f"http://{ADDRESS}:{server.server_port}/metrics"
+        yield f"http://{shown}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         thread.join()

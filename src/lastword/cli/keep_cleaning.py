@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from lastword.cli.options import Session, Target
-from lastword.units import format_bytes, format_duration
+from lastword.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from lastword.cleaner.tasks import Done
@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.2  # a signal is seen after so long
 
 
 def keep_cleaning(
-    out: Session, target: Target, every_ms: int, port: int | None, bytes_per_second: int | None
+    out: Session, target: Target, every_ms: int, metrics: str | None, bytes_per_second: int | None
 ) -> None:
     """Clean and expire what is due, look so often, and tell of each round as it ends. SIGINT ends it with
     KeyboardInterrupt, SIGTERM without; a round that runs then ends at its next safe point.
@@ -26,16 +26,21 @@ def keep_cleaning(
     from lastword.api.background import run_for
     from lastword.api.cleaning import quarantined
 
+    address = None
+    if metrics is not None:
+        from lastword.cli.exporter import parse_address
+
+        address = parse_address(metrics)
     # No SimpleQueue: in CPython 3.11 its `get(timeout=)` never ends when a signal takes longer than that.
     ended: queue.Queue[Done] = queue.Queue()
     totals = {"rounds": 0, "deletions": 0, "failed": 0, "read_bytes": 0, "written_bytes": 0, "freed_bytes": 0}
     with ExitStack() as stack:
         logs = stack.enter_context(out.change(target))
-        if port is not None:
+        if address is not None:
             from lastword.cli.exporter import exporter
 
-            address = stack.enter_context(exporter(port))
-            out.tell("metrics", {"address": address}, f"metrics on {address}")
+            url = stack.enter_context(exporter(*address))
+            out.tell("metrics", {"address": url}, f"metrics on {url}")
         told = stack.enter_context(_signals())
         if bytes_per_second is not None:
             logs.cleaner.set_budget(bytes_per_second)
@@ -83,15 +88,15 @@ def _show(out: Session, done: Done, totals: dict[str, int]) -> None:
         totals["written_bytes"] += done.round.written_bytes
         totals["freed_bytes"] += done.round.freed_bytes
         out.row("round", done.round.to_dict())
-        out.line(str(done.round))
+        out.line(f"{format_time(done.time_ms)}  {done.round}")
         if done.round.stopped_by == "lease":
             out.warning(f"{done.topic}-{done.partition}: a lease came below a tombstone that was due")
     elif done.deletion is not None:
         totals["deletions"] += 1
         totals["freed_bytes"] += done.deletion.freed_bytes
         out.row("deletion", done.deletion.to_dict())
-        out.line(str(done.deletion))
+        out.line(f"{format_time(done.time_ms)}  {done.deletion}")
     if done.error is not None:
         totals["failed"] += 1
-        out.warning(f"{done.topic}-{done.partition}: {done.error}")
+        out.warning(f"{format_time(done.time_ms)}  {done.topic}-{done.partition}: {done.error}")
     out.stdout.flush()
