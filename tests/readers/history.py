@@ -1,0 +1,672 @@
+"""What a writer and its cleaners did to a directory: every version of its files, and what was true when.
+
+Readers without a lock do not influence a writer. So a writer is run once, on `VersionedFiles`, which keeps
+the whole tree after every changing file operation; any number of readers then travel along the versions.
+
+The oracle beside it (`PartitionHistory`) is written by the calls of the writer, not by reading the files:
+each call notes the version before it and the version after it, and the log start, stable offset and log end
+that it left. A reader that meets a version inside a call may find the state before the call, the one after
+it, or one between.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import lastword
+from lastword.api.logs import LogDir
+from lastword.cleaner import Plan
+from lastword.clock import ManualClock
+from lastword.files import Handle
+from lastword.partition.log import PartitionLog
+from lastword.records.builder import BatchBuilder
+from tests.crash.memory import ROOT, MemoryFiles, MemoryHandle, Node
+
+NOW = 1_700_000_000_000
+HOUR = 3_600_000
+TOPIC = "users"
+SALT = b"0123456789abcdef"
+
+Folder = dict[str, Node | None]
+Tree = dict[str, Folder]
+
+
+# ---------------------------------------------------------------- files with a memory
+
+
+class Content(NamedTuple):
+    data: bytes
+    mtime_ms: int
+
+
+class VersionedFiles(MemoryFiles):
+    """A directory in memory that keeps its tree after each changing operation.
+
+    Attributes:
+        trees: by version, the folders with the nodes in them; a folder that did not change is shared.
+        contents: by node, the versions at which its bytes changed, and the bytes since then.
+        reuse: give the inode number of a file that is gone to the next new one, as ext4 and xfs do.
+    """
+
+    def __init__(self, clock: ManualClock, *, reuse: bool = False) -> None:
+        super().__init__()
+        self.clock = clock
+        self.reuse = reuse
+        self.trees: list[Tree] = [{ROOT: {}}]
+        self.clock_ms: list[int] = [clock.now_ms()]
+        self.labels: list[str] = ["nothing"]
+        self.contents: dict[Node, tuple[list[int], list[Content]]] = {}
+        self._free: list[int] = []
+        self._open: dict[Node, int] = {}
+
+    @property
+    def version(self) -> int:
+        return len(self.trees) - 1
+
+    def _node(self, data: bytes | bytearray = b"", mtime_ms: int = 0) -> Node:
+        node = super()._node(data, mtime_ms)
+        if self.reuse and self._free:
+            self._free.sort()
+            node.inode = self._free.pop(0)
+        return node
+
+    def _names_changed(self, label: str, *folders: str) -> None:
+        tree = dict(self.trees[-1])
+        for folder in folders:
+            if folder in self._folders:
+                tree[folder] = dict(self._folders[folder])
+            else:
+                tree.pop(folder, None)
+        self._push(tree, label)
+
+    def _bytes_changed(self, node: Node, label: str) -> None:
+        node.mtime_ms = self.clock.now_ms()
+        self._push(self.trees[-1], label)
+        self._keep(node)
+
+    def _push(self, tree: Tree, label: str) -> None:
+        self.trees.append(tree)
+        self.clock_ms.append(self.clock.now_ms())
+        self.labels.append(label)
+
+    def _keep(self, node: Node) -> None:
+        versions, contents = self.contents.setdefault(node, ([], []))
+        versions.append(self.version)
+        contents.append(Content(bytes(node.data), node.mtime_ms))
+
+    def content(self, node: Node, version: int) -> Content:
+        """The bytes of a file as of a version; of one that was not there yet, its first."""
+        versions, contents = self.contents[node]
+        return contents[max(bisect_right(versions, version) - 1, 0)]
+
+    def _gone(self, node: Node | None) -> None:
+        if self.reuse and isinstance(node, Node) and not self._open.get(node):
+            self._free.append(node.inode)
+
+    # ---- changing
+
+    def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Handle:
+        entries, name, full = self._split(path)
+        known = name in entries
+        super().open_append(path, create=create, exclusive=exclusive).close()
+        node = entries[name]
+        assert node is not None
+        if not known:
+            node.mtime_ms = self.clock.now_ms()
+            self._names_changed(f"create {full}", full.rpartition("/")[0])
+            self._keep(node)
+        return VersionedHandle(self, node, full)
+
+    def open_read(self, path: Any) -> Handle:
+        return VersionedHandle(self, self._file(path), str(path))
+
+    def mkdir(self, path: Any) -> None:
+        super().mkdir(path)
+        full = str(path)
+        self._names_changed(f"mkdir {full}", full.rpartition("/")[0], full)
+
+    def rmdir(self, path: Any) -> None:
+        super().rmdir(path)
+        full = str(path)
+        self._names_changed(f"rmdir {full}", full.rpartition("/")[0], full)
+
+    def rename(self, source: Any, target: Any) -> None:
+        old, new = str(source), str(target)
+        moved = [folder for folder in self._folders if folder == old or folder.startswith(old + "/")]
+        replaced = self._entry(target)
+        super().rename(source, target)
+        folders = {old.rpartition("/")[0], new.rpartition("/")[0], *moved}
+        folders |= {new + folder[len(old) :] for folder in moved}
+        self._names_changed(f"rename {old} {new.rpartition('/')[2]}", *folders)
+        self._gone(replaced if isinstance(replaced, Node) else None)
+
+    def unlink(self, path: Any, missing_ok: bool = False) -> None:
+        node = self._entry(path)
+        super().unlink(path, missing_ok)
+        if node is not False:
+            full = str(path)
+            self._names_changed(f"unlink {full}", full.rpartition("/")[0])
+            self._gone(node if isinstance(node, Node) else None)
+
+    def set_mtime(self, path: Any, ms: int) -> None:
+        super().set_mtime(path, ms)
+        node = self._file(path)
+        self._push(self.trees[-1], f"mtime {path}")
+        self._keep(node)
+
+    def lock(self, path: Any) -> Any:
+        known = self.exists(path)
+        lock = super().lock(path)
+        if not known:
+            full = str(path)
+            self._names_changed(f"create {full}", full.rpartition("/")[0])
+            self._keep(self._file(path))
+        return lock
+
+
+class VersionedHandle(MemoryHandle):
+    _files: VersionedFiles
+
+    def __init__(self, files: VersionedFiles, node: Node, path: str) -> None:
+        super().__init__(files, node, path)
+        files._open[node] = files._open.get(node, 0) + 1
+
+    def append(self, data: Any) -> int:
+        position = super().append(data)
+        self._files._bytes_changed(self._node, f"append {self.path}")
+        return position
+
+    def pwrite(self, data: Any, position: int) -> None:
+        super().pwrite(data, position)
+        self._files._bytes_changed(self._node, f"pwrite {self.path}")
+
+    def truncate(self, size: int) -> None:
+        super().truncate(size)
+        self._files._bytes_changed(self._node, f"truncate {self.path}")
+
+    def close(self) -> None:
+        if self._open:
+            self._files._open[self._node] -= 1
+        super().close()
+
+
+# ---------------------------------------------------------------- what was true when
+
+
+class Written(NamedTuple):
+    """One record as its writer gave it."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    producer_id: int = -1
+
+
+class Ends(NamedTuple):
+    """What a call left. `lineage`: which line of records the log is a beginning of."""
+
+    log_start: int
+    stable: int
+    log_end: int
+    lineage: int
+
+
+class Removal(NamedTuple):
+    """Records that one swap took away: it began after version `begin` and was complete at `end`."""
+
+    begin: int
+    end: int
+    lineage: int
+    offsets: frozenset[int]
+
+
+@dataclass
+class Lineage:
+    """Records by offset of a log that only grows. A truncation begins another line, as does a new topic."""
+
+    records: dict[int, Written] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)
+    _newest: dict[bool, list[dict[bytes, int]]] = field(default_factory=dict)
+
+    def newest(self, end: int) -> dict[bytes, int]:
+        """Offset of the newest committed record per key, tombstones included, as of an offset."""
+        states = self._newest.get(True)
+        if states is None:
+            states = self._newest[True] = []
+            state: dict[bytes, int] = {}
+            for offset in range(max(self.records, default=-1) + 2):
+                states.append(state)
+                record = self.records.get(offset)
+                if record is not None and record.key is not None and offset not in self.aborted:
+                    state = state | {record.key: offset}
+        return states[min(end, len(states) - 1)]
+
+
+@dataclass
+class PartitionHistory:
+    """All that one partition was, by version.
+
+    `begins` and `ends_at` are the versions before and after each call; `ends` what it left.
+    """
+
+    name: str
+    lineages: list[Lineage] = field(default_factory=lambda: [Lineage()])
+    begins: list[int] = field(default_factory=lambda: [0])
+    ends_at: list[int] = field(default_factory=lambda: [0])
+    ends: list[Ends] = field(default_factory=lambda: [Ends(0, 0, 0, 0)])
+    removals: list[Removal] = field(default_factory=list)
+    first_dirty: list[int] = field(default_factory=lambda: [0])
+    gone: list[tuple[int, int]] = field(default_factory=list)  # versions between which it did not exist
+
+    def note(self, begin: int, end: int, ends: Ends, first_dirty: int) -> None:
+        if (end, ends) != (self.ends_at[-1], self.ends[-1]):
+            self.begins.append(begin)
+            self.ends_at.append(end)
+            self.ends.append(ends)
+            self.first_dirty.append(first_dirty)
+
+    def settled(self, version: int) -> int:
+        """Number of the last call that was complete at a version."""
+        return bisect_right(self.ends_at, version) - 1
+
+    def begun(self, version: int) -> int:
+        """Number of the last call that had begun at a version."""
+        return max(bisect_left(self.begins, version) - 1, self.settled(version))
+
+    def calls(self, first: int, last: int) -> Sequence[Ends]:
+        """What the calls left that may be in force between two versions."""
+        return self.ends[self.settled(first) : self.begun(last) + 1]
+
+    def removed_before(self, version: int, lineage: int) -> frozenset[int]:
+        """Offsets whose removal was complete at a version."""
+        return frozenset().union(
+            *(r.offsets for r in self.removals if r.lineage == lineage and r.end <= version)
+        )
+
+    def removed_up_to(self, version: int, lineage: int) -> frozenset[int]:
+        """Offsets whose removal had begun at a version."""
+        return frozenset().union(
+            *(r.offsets for r in self.removals if r.lineage == lineage and r.begin < version)
+        )
+
+    def cleaned_up_to(self, version: int) -> int:
+        """The highest first dirty offset that may be recorded at a version."""
+        return max(self.first_dirty[: self.begun(version) + 1])
+
+    def absent(self, first: int, last: int) -> bool:
+        """Is there a moment between two versions at which the partition may not exist?"""
+        return any(begin <= last and end >= first for begin, end in self.gone)
+
+
+@dataclass
+class History:
+    """A finished run: files by version, partitions by number, and the settings of the reader."""
+
+    seed: int
+    files: VersionedFiles
+    partitions: dict[int, PartitionHistory]
+    settings: dict[str, Any]
+    deletes: bool = False  # the topic was deleted and created again
+    calls: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def last(self) -> int:
+        return self.files.version
+
+    def doing(self, version: int) -> str:
+        """The writer's call at a version, for a failure's text."""
+        number = bisect_right(self.calls, (version, "\x7f")) - 1
+        return self.calls[number][1] if number >= 0 else "opening"
+
+
+# ---------------------------------------------------------------- a writer
+
+
+class Writer:
+    """Changes one topic and notes what each call did."""
+
+    def __init__(self, seed: int, settings: dict[str, Any], partitions: int, *, reuse: bool) -> None:
+        self.rng = random.Random(seed)
+        self.clock = ManualClock(NOW)
+        self.files = VersionedFiles(self.clock, reuse=reuse)
+        self.settings = settings
+        self.history = History(
+            seed, self.files, {n: PartitionHistory(f"{TOPIC}-{n}") for n in range(partitions)}, settings
+        )
+        self.logs: LogDir | None = None
+        self.count = 0
+        self.ongoing: dict[int, dict[int, list[int]]] = {n: {} for n in range(partitions)}
+
+    # ---- notes
+
+    @contextmanager
+    def call(self, label: str) -> Iterator[None]:
+        begin = self.files.version
+        self.history.calls.append((begin, label))
+        yield
+        self.noted(begin)
+
+    def noted(self, begin: int) -> None:
+        assert self.logs is not None
+        for number, partition in self.history.partitions.items():
+            log = self.log(number)
+            ends = Ends(log.log_start, log.stable_offset, log.log_end, len(partition.lineages) - 1)
+            dirty = self.logs._first_dirty(TOPIC, number) or 0
+            partition.note(begin, self.files.version, ends, dirty)
+
+    def log(self, number: int) -> PartitionLog:
+        assert self.logs is not None
+        return self.logs._log(TOPIC, number)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note which records each swap takes away."""
+        real = PartitionLog.replace
+
+        def replace(log: PartitionLog, old: Any, new: Any) -> Any:
+            before = {o for s in old for o in _offsets(s)}
+            begin = self.files.version
+            result = real(log, old, new)
+            partition = self.history.partitions[log.partition]
+            gone = frozenset(before - set(_offsets(result)))
+            partition.removals.append(Removal(begin, self.files.version, len(partition.lineages) - 1, gone))
+            return result
+
+        PartitionLog.replace = replace  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            PartitionLog.replace = real  # type: ignore[method-assign]
+
+    # ---- calls
+
+    def open(self) -> None:
+        begin = self.files.version
+        self.history.calls.append((begin, "open"))
+        self.logs = lastword.open(
+            ROOT, "a", files=self.files, clock=self.clock, log_cleaner_enable=False, **self.settings
+        )
+        if self.logs.topics():
+            self.noted(begin)
+
+    def create(self) -> None:
+        assert self.logs is not None
+        begin = self.files.version
+        self.history.calls.append((begin, "create"))
+        self.logs.create_topic(TOPIC, len(self.history.partitions))
+        for partition in self.history.partitions.values():
+            partition.gone.append((0 if not partition.gone else partition.gone.pop()[0], self.files.version))
+        self.noted(begin)
+
+    def records(self, number: int, size: int) -> list[Written]:
+        """Records at the log end: few keys, unique values, some tombstones, some without a key."""
+        rng, offset = self.rng, self.log(number).log_end
+        made = []
+        for at in range(size):
+            self.count += 1
+            key = None if rng.random() < 0.03 else b"k%d" % rng.randrange(self.keys)
+            value = (
+                None
+                if key is not None and rng.random() < 0.2
+                else b"%d." % self.count + b"v" * rng.randrange(30)
+            )
+            headers = (("h", b"%d" % self.count),) if rng.random() < 0.1 else ()
+            timestamp = self.clock.now_ms() - rng.choice((0, 0, 0, 5000))
+            made.append(Written(offset + at, timestamp, key, value, headers))
+        return made
+
+    keys = 7
+
+    def write(self, number: int, sizes: Sequence[int], codec: int) -> None:
+        log = self.log(number)
+        lineage = self.history.partitions[number].lineages[-1]
+        batches = []
+        offset = log.log_end
+        for size in sizes:
+            builder = BatchBuilder(codec)
+            for record in self.records(number, size):
+                record = record._replace(offset=offset)
+                builder.append(record.timestamp, record.key, record.value, record.headers)
+                lineage.records[offset] = record
+                offset += 1
+            batches.append(builder.build(0))
+        with self.call(f"append {sum(sizes)} records"):
+            log.append_batches(batches)
+            if self.rng.random() < 0.2:
+                log.sync()
+
+    def transact(self, number: int, producer_id: int, size: int) -> None:
+        log = self.log(number)
+        partition = self.history.partitions[number]
+        known = log.producer(producer_id)
+        sequence = 0 if known is None or known.last_sequence < 0 else known.last_sequence + 1
+        builder = BatchBuilder(
+            producer_id=producer_id, producer_epoch=0, base_sequence=sequence, transactional=True
+        )
+        made = [record._replace(producer_id=producer_id, headers=()) for record in self.records(number, size)]
+        for record in made:
+            builder.append(record.timestamp, record.key, record.value)
+            partition.lineages[-1].records[record.offset] = record
+        self.ongoing[number].setdefault(producer_id, []).extend(record.offset for record in made)
+        with self.call(f"transaction of {producer_id}, {size} records"):
+            log.append_batch(builder.build(0))
+
+    def decide(self, number: int, producer_id: int, commit: bool) -> None:
+        offsets = self.ongoing[number].pop(producer_id)
+        if not commit:
+            self.history.partitions[number].lineages[-1].aborted.update(offsets)
+        with self.call("commit" if commit else "abort"):
+            self.log(number).end_transaction(producer_id, 0, commit)
+
+    def clean(self, strategy: str, *, due: bool) -> None:
+        assert self.logs is not None
+        with self.call(f"clean, {strategy}, {'due' if due else 'all'}"):
+            self.logs.clean(TOPIC, strategy=strategy, due=due)
+
+    def clean_sharded(self, number: int) -> None:
+        """A cleaning in steps, as Spark's executors make it; published by the owner of the log."""
+        from lastword.cleaner import job as jobs
+        from lastword.cleaner import phases, sharded
+
+        assert self.logs is not None
+        log, home, files, clock = self.log(number), self.logs._home(TOPIC, number), self.files, self.clock
+        with self.call("clean, sharded"):
+            log.roll()
+            plan = phases.prepare(log, log.config, first_dirty=home.first_dirty(TOPIC, number))
+            if not isinstance(plan, Plan) or plan.action != "clean":
+                return
+            job = jobs.start(files, log.directory, log.segments, plan, shards=2, unit_bytes=2000, salt=SALT)
+            for left, step in (
+                (jobs.units_left, lambda n: sharded.extract(files, job.directory, n)),
+                (jobs.shards_left, lambda n: sharded.resolve_shard(files, job.directory, n)),
+            ):
+                while numbers := left(files, job):
+                    met = step(numbers[0])
+                    if isinstance(met, sharded.TransactionMet):
+                        sharded.look(files, job.directory, met.offset)
+            sharded.merge(files, job)
+            while groups := jobs.groups_left(files, job):
+                sharded.rewrite_group(files, job.directory, groups[0], clock.now_ms(), clock)
+            phases.publish(
+                log,
+                sharded.built_round(files, job, 0.0),
+                record_first_dirty=lambda offset: home.set_first_dirty(TOPIC, number, offset),
+                swap=phases.swap_group,
+            )
+            jobs.remove(files, job.directory)
+
+    def trim(self, number: int) -> None:
+        assert self.logs is not None
+        log = self.log(number)
+        span = log.stable_offset - log.log_start
+        if span < 4:
+            return
+        offset = log.log_start + self.rng.randrange(1, max(2, span // 2))
+        with self.call(f"trim {offset}"):
+            self.logs.topic(TOPIC).trim(offset, partition=number)
+
+    def expire(self) -> None:
+        assert self.logs is not None
+        with self.call("expire"):
+            self.logs.expire(TOPIC)
+
+    def truncate(self, number: int) -> None:
+        assert self.logs is not None
+        log, partition = self.log(number), self.history.partitions[number]
+        span = log.log_end - log.log_start
+        if span < 4 or self.ongoing[number]:
+            return
+        # Where a batch begins, as a follower of Kafka cuts.
+        bases = [header.base_offset for segment in log.segments for header in segment.headers()]
+        offset = self.rng.choice([base for base in bases if base > log.log_start][-12:] or [log.log_end])
+        if offset == log.log_end:
+            return
+        before = partition.lineages[-1]
+        partition.lineages.append(
+            Lineage(
+                {o: r for o, r in before.records.items() if o < offset},
+                {o for o in before.aborted if o < offset},
+            )
+        )
+        gone = partition.removed_before(self.files.version, len(partition.lineages) - 2)
+        gone = frozenset(o for o in gone if o < offset)
+        if gone:
+            begin = self.files.version
+            partition.removals.append(Removal(begin - 1, begin, len(partition.lineages) - 1, gone))
+        with self.call(f"truncate {offset}"):
+            self.logs._home(TOPIC, number).truncate(TOPIC, number, offset)
+
+    def recreate(self) -> None:
+        assert self.logs is not None
+        self.history.deletes = True
+        begin = self.files.version
+        self.history.calls.append((begin, "delete the topic"))
+        self.logs.delete_topic(TOPIC)
+        for number, partition in self.history.partitions.items():
+            partition.gone.append((begin, 0))
+            partition.lineages.append(Lineage())
+            self.ongoing[number].clear()
+        self.create()
+
+    def reopen(self, *, kill: bool) -> None:
+        assert self.logs is not None
+        begin = self.files.version
+        if kill:
+            for directory in self.logs._directories:
+                directory.abandon()
+            self.logs._closed = True
+        else:
+            self.logs.close()
+        self.history.calls.append((begin, "kill" if kill else "close"))
+        self.open()
+
+    def remove_waste(self) -> None:
+        assert self.logs is not None
+        with self.call("remove waste"):
+            for directory in self.logs._directories:
+                directory.remove_waste()
+
+
+def _offsets(segment: Any) -> list[int]:
+    from lastword.records.formats import read_records
+
+    found: list[int] = []
+    for header in segment.headers():
+        if not header.control:
+            data = segment.read_batch(header)
+            found += [r.offset for r in read_records(data, header, segment.file, position=0)]
+    return found
+
+
+def make(seed: int, steps: int = 40) -> History:
+    """A random life of a topic."""
+    rng = random.Random(seed)
+    kind = seed % 8
+    settings = {
+        "cleanup_policy": "compact,delete" if kind == 5 else "compact",
+        "segment_bytes": rng.choice((400, 700, 1200)),
+        "index_interval_bytes": rng.choice((60, 150, 500)),
+        "delete_retention_ms": rng.choice((0, HOUR, 10 * HOUR)),
+        "file_delete_delay_ms": rng.choice((0, 0, 60_000)),
+        "min_cleanable_dirty_ratio": rng.choice((0.1, 0.5)),
+        "lastword_space_target": rng.choice((1.1, 1.5)),
+    }
+    if kind == 5:
+        settings["retention_ms"] = 8 * HOUR
+        settings["retention_bytes"] = rng.choice((1500, 4000, -1))
+    writer = Writer(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4))
+    writer.keys = rng.choice((3, 7, 20))
+    weights = {
+        "append": 12,
+        "transact": 4 if kind in (2, 3) else 0,
+        "decide": 4 if kind in (2, 3) else 0,
+        "clean": 5,
+        "sharded": 1,
+        "roll": 2,
+        "wait": 4,
+        "trim": 2 if kind in (3, 4, 6) else 0,
+        "expire": 3 if kind == 5 else 0,
+        "truncate": 2 if kind == 7 else 0,
+        "recreate": 1 if kind == 7 and seed % 16 == 7 else 0,
+        "reopen": 1,
+        "waste": 1,
+    }
+    with writer.watched():
+        writer.open()
+        writer.create()
+        for _ in range(8):
+            _append(writer, rng)
+        for _ in range(steps):
+            _step(writer, rng, rng.choices(list(weights), list(weights.values()))[0])
+        begin = writer.files.version
+        assert writer.logs is not None
+        writer.history.calls.append((begin, "close"))
+        writer.logs.close()
+    return writer.history
+
+
+def _append(writer: Writer, rng: random.Random) -> None:
+    number = rng.randrange(len(writer.history.partitions))
+    sizes = [rng.randrange(1, 5) for _ in range(rng.choice((1, 1, 2, 4)))]
+    writer.write(number, sizes, rng.choice((0, 0, 0, 1, 3, 4)))
+
+
+def _step(writer: Writer, rng: random.Random, what: str) -> None:
+    number = rng.randrange(len(writer.history.partitions))
+    writer.clock.advance(rng.choice((1, 1000, 60_000)))
+    ongoing = writer.ongoing[number]
+    if what == "append":
+        _append(writer, rng)
+    elif what == "transact":
+        writer.transact(number, rng.choice((11, 12)), rng.randrange(1, 5))
+    elif what == "decide":
+        if ongoing:
+            writer.decide(number, rng.choice(sorted(ongoing)), rng.random() < 0.5)
+    elif what == "clean":
+        writer.clean(rng.choice(("kafka", "generational")), due=rng.random() < 0.3)
+    elif what == "sharded":
+        writer.clean_sharded(number)
+    elif what == "roll":
+        with writer.call("roll"):
+            writer.log(number).roll()
+    elif what == "wait":
+        writer.clock.advance(rng.choice((1, 2, 12)) * HOUR)
+    elif what == "trim":
+        writer.trim(number)
+    elif what == "expire":
+        writer.expire()
+    elif what == "truncate":
+        writer.truncate(number)
+    elif what == "recreate":
+        writer.recreate()
+    elif what == "reopen":
+        writer.reopen(kill=rng.random() < 0.5)
+    elif what == "waste":
+        writer.remove_waste()

@@ -1,0 +1,260 @@
+"""Is what a reader gave allowed? Judged by a dict of every moment between the begin and the end of the
+read.
+
+A *moment* of a partition is a line of records, an offset E and a log start: the newest committed record of
+every key below E, of those at or above the log start. While a read runs, E is at least the stable offset
+that was acknowledged before it began, and at most the one that the call which was under way at its end
+left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from lastword.errors import (
+    BusyError,
+    CorruptBatchError,
+    FileVanishedError,
+    InconsistentTopicIdError,
+    LastwordError,
+    OffsetOutOfRangeError,
+    SnapshotRefusedError,
+    UnknownTopicError,
+)
+from tests.readers.history import Ends, Lineage, PartitionHistory, Written
+
+
+class Violation(AssertionError):
+    """A result that no moment had. `rule` names what was broken."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+        self.text = text
+
+
+class Row(NamedTuple):
+    """A record as a reader gave it. None for what a reader does not give."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int | None = None
+    headers: tuple[tuple[str, bytes | None], ...] | None = None
+
+
+class Window:
+    """One partition between the versions at which a read began and ended."""
+
+    def __init__(self, partition: PartitionHistory, first: int, last: int, committed: bool = True) -> None:
+        self.partition = partition
+        self.first = first
+        self.last = last
+        self.calls = partition.calls(first, last)
+        self.committed = committed
+        self.lines: dict[int, list[Ends]] = {}
+        for ends in self.calls:
+            self.lines.setdefault(ends.lineage, []).append(ends)
+
+    def end_of(self, ends: Ends) -> int:
+        return ends.stable if self.committed else ends.log_end
+
+    @property
+    def lowest_end(self) -> int:
+        return self.end_of(self.calls[0])
+
+    @property
+    def log_starts(self) -> list[int]:
+        return sorted({ends.log_start for ends in self.calls})
+
+    @property
+    def is_one_line(self) -> bool:
+        return len(self.lines) == 1
+
+    # ---- one moment
+
+    def check_moment(
+        self,
+        shown: Mapping[bytes, Any],
+        *,
+        tombstones: bool,
+        keys: Collection[bytes] | None = None,
+        values: bool = False,
+        end: int | None = None,
+        forgotten: bool = False,
+        start: int | None = None,
+    ) -> None:
+        """Is `shown` (offset, or with `values` value, per key) what one moment had?
+
+        Args:
+            end: the range ended at this offset, so only E = `end` is allowed.
+            forgotten: keys whose tombstone left the log may be there still.
+            start: the range began here; nothing below counts.
+        """
+        nearest: tuple[int, str] | None = None
+        for number, calls in self.lines.items():
+            lineage = self.partition.lineages[number]
+            lowest, highest = self.end_of(calls[0]), max(self.end_of(ends) for ends in calls)
+            if end is not None:
+                lowest = highest = end
+            gone = self.partition.removed_up_to(self.last, number)
+            before: tuple[int, dict[bytes, int]] | None = None
+            for log_start in {ends.log_start for ends in calls}:
+                floor = max(log_start, start or 0)
+                for moment in range(lowest, highest + 1):
+                    newest = lineage.newest(moment)
+                    if before is not None and before[0] == floor and before[1] is newest:
+                        continue
+                    before = floor, newest
+                    wrong = _difference(
+                        lineage, newest, floor, shown, tombstones, keys, values, gone, forgotten
+                    )
+                    if not wrong:
+                        return
+                    if nearest is None or len(wrong) < nearest[0]:
+                        text = f"at E={moment}, log start {log_start}, line {number}: {'; '.join(wrong[:4])}"
+                        nearest = len(wrong), text
+        ends = f"E in [{self.lowest_end}, {max(map(self.end_of, self.calls))}]" if end is None else f"E={end}"
+        raise Violation("no moment", f"{ends}; nearest {nearest[1] if nearest else '-'}")
+
+    # ---- each record once
+
+    def check_log(self, rows: Sequence[Row], *, start: int | None = None, end: int | None = None) -> None:
+        """Each surviving record of the range once, ascending, as it was written."""
+        offsets = [row.offset for row in rows]
+        for before, after in pairwise(offsets):
+            if after <= before:
+                raise Violation("goes back", f"offset {after} after {before}")
+        for row in rows:
+            self.check_row(row, start, end)
+        self.check_complete(set(offsets), max(offsets, default=-1), start=start, end=end)
+
+    def check_row(self, row: Row, start: int | None = None, end: int | None = None) -> None:
+        """Was this record ever there, and may it be shown?"""
+        if (start is not None and row.offset < start) or (end is not None and row.offset >= end):
+            raise Violation("outside", f"offset {row.offset} is outside of [{start}, {end})")
+        if row.offset < self.log_starts[0]:
+            raise Violation("below the log start", f"offset {row.offset}, log start {self.log_starts[0]}")
+        why = "was never written"
+        for number, calls in self.lines.items():
+            lineage = self.partition.lineages[number]
+            record = lineage.records.get(row.offset)
+            if record is None:
+                continue
+            if not _same(record, row):
+                why = f"was written as {record}"
+                continue
+            if self.committed and row.offset in lineage.aborted:
+                raise Violation("aborted", f"offset {row.offset} belongs to an aborted transaction")
+            if row.offset >= max(self.end_of(ends) for ends in calls):
+                raise Violation("above the end", f"offset {row.offset} was shown too early")
+            if row.offset in self.partition.removed_before(self.first, number):
+                raise Violation("removed", f"offset {row.offset} was removed before the read began")
+            return
+        raise Violation("never written", f"offset {row.offset}, {row}: {why}")
+
+    def survivors(self) -> dict[int, Written]:
+        """Records that are in the log at the end of the read, in every line that it may have met."""
+        found: dict[int, Written] | None = None
+        for number in self.lines:
+            lineage = self.partition.lineages[number]
+            gone = self.partition.removed_up_to(self.last, number)
+            hidden = lineage.aborted if self.committed else ()
+            left = {o: r for o, r in lineage.records.items() if o not in gone and o not in hidden}
+            if found is not None:
+                left = {o: r for o, r in left.items() if found.get(o) == r}
+            found = left
+        log_start = self.log_starts[-1]
+        return {o: r for o, r in (found or {}).items() if o >= log_start}
+
+    def check_complete(
+        self,
+        offsets: Collection[int],
+        reached: int,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        wanted: Iterable[int] | None = None,
+    ) -> None:
+        upto = max(
+            min(self.end_of(calls[0]) for calls in self.lines.values()),
+            reached + 1 if self.is_one_line else 0,
+        )
+        if end is not None:
+            upto = min(upto, end)
+        survivors = self.survivors() if wanted is None else wanted
+        missing = [o for o in survivors if (start or 0) <= o < upto and o not in offsets]
+        if missing:
+            raise Violation(
+                "missing", f"{len(missing)} surviving records, the first {min(missing)}, below {upto}"
+            )
+
+    # ---- errors
+
+    def check_error(
+        self, error: BaseException, *, start: int | None = None, end: int | None = None, as_of: bool = False
+    ) -> None:
+        """May a read raise this here?"""
+        if self.partition.absent(self.first, self.last) and isinstance(
+            error, (UnknownTopicError, FileVanishedError, InconsistentTopicIdError, OffsetOutOfRangeError)
+        ):
+            return
+        if isinstance(error, (BusyError, SnapshotRefusedError)):
+            return
+        if isinstance(error, CorruptBatchError) and not self.is_one_line:
+            return  # beside a truncation: the file became shorter while it was read
+        if isinstance(error, OffsetOutOfRangeError):
+            begins = self.log_starts[0] if start is None else start
+            if self.log_starts[-1] > begins or not self.is_one_line:
+                return
+            if end is not None and as_of and end < self.partition.cleaned_up_to(self.last):
+                return
+            if end is not None and end < self.log_starts[-1]:
+                return
+            raise Violation("refused", f"{error} (log starts {self.log_starts}, range [{start}, {end}))")
+        if isinstance(error, LastwordError):
+            raise Violation(type(error).__name__, str(error.message))
+        raise Violation("raw error", f"{type(error).__name__}: {error}")
+
+
+def _same(record: Written, row: Row) -> bool:
+    return (
+        (record.key, record.value) == (row.key, row.value)
+        and (row.timestamp is None or row.timestamp == record.timestamp)
+        and (row.headers is None or row.headers == record.headers)
+    )
+
+
+def _difference(
+    lineage: Lineage,
+    newest: Mapping[bytes, int],
+    log_start: int,
+    shown: Mapping[bytes, Any],
+    tombstones: bool,
+    keys: Collection[bytes] | None,
+    values: bool,
+    gone: frozenset[int],
+    forgotten: bool,
+) -> list[str]:
+    """How the shown offsets (or values) differ from a moment; empty: they do not."""
+    wrong = []
+    records = lineage.records
+    for key, offset in newest.items():
+        if offset < log_start or (keys is not None and key not in keys):
+            if key in shown:
+                wrong.append(f"{key!r} is shown, its newest {offset} is not in the range")
+            continue
+        record = records[offset]
+        if record.value is None and not tombstones:
+            if key in shown and not (forgotten and offset in gone):
+                wrong.append(f"{key!r} is shown, and was deleted at {offset}")
+            continue
+        if key not in shown:
+            if record.value is not None or offset not in gone:
+                wrong.append(f"{key!r} is not shown, its newest is {offset}")
+        elif shown[key] != (record.value if values else offset):
+            wrong.append(f"{key!r} is {shown[key]!r}, its newest is {offset}, {record.value!r}")
+    wrong += [f"{key!r} is shown, and has no record" for key in shown if key not in newest]
+    return wrong

@@ -1,0 +1,524 @@
+"""Readers of every kind, each on one journey: what is read, and how its result is judged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import lastword
+from lastword.api.logs import LogDir
+from lastword.errors import LastwordError
+from lastword.partition import scan
+from tests.crash.memory import ROOT
+from tests.readers.history import TOPIC, History
+from tests.readers.judge import Row, Violation, Window
+from tests.readers.travel import TravellingClock, TravellingFiles, pace_of, still
+
+SNAPSHOT = "restored.jsonl"
+BULK, PLAIN = 0, 1 << 30  # from how many bytes on kernels read: always, never
+
+
+@dataclass
+class Journey:
+    """One interleaving: a reader, where it begins and how fast the writer goes on."""
+
+    history: History
+    files: TravellingFiles
+    rng: random.Random
+    first: int
+    story: str
+    notes: list[str] = field(default_factory=list)
+
+    def open(self) -> LogDir:
+        clock = TravellingClock(self.files)
+        return lastword.open(ROOT, files=self.files, clock=clock, **self.history.settings)
+
+    def windows(self, first: int | None = None, *, committed: bool = True) -> dict[int, Window]:
+        begin = self.first if first is None else first
+        return {
+            number: Window(partition, begin, self.files.now, committed)
+            for number, partition in self.history.partitions.items()
+        }
+
+    def check_error(self, error: BaseException, *, first: int | None = None, **given: Any) -> None:
+        """An error is allowed if it is in one of the partitions."""
+        wrong: Violation | None = None
+        for window in self.windows(first).values():
+            try:
+                window.check_error(error, **given)
+                self.notes.append(type(error).__name__)
+                return
+            except Violation as violation:
+                wrong = wrong or violation
+        assert wrong is not None
+        raise wrong
+
+
+def row(record: Any) -> Row:
+    return Row(record.offset, record.key, record.value, record.timestamp, tuple(record.headers))
+
+
+def rows_of(records: Any) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for record in records:
+        found.setdefault(record.partition, []).append(row(record))
+    return found
+
+
+def arrow_rows(batches: Any) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for batch in batches:
+        names = ("partition", "offset", "key", "value")
+        for partition, offset, key, value in zip(*(batch.column(n).to_pylist() for n in names), strict=True):
+            found.setdefault(partition, []).append(Row(offset, key, value))
+    return found
+
+
+def check_rows(journey: Journey, rows: dict[int, list[Row]], *, view: str = "log", **given: Any) -> None:
+    """Rows of all partitions against the versions that the journey passed."""
+    committed = given.pop("committed", True)
+    for number, window in journey.windows(given.pop("first", None), committed=committed).items():
+        shown = rows.get(number, [])
+        if view == "log":
+            window.check_log(shown, **given)
+            continue
+        for one in shown:
+            window.check_row(one)
+        offsets = [one.offset for one in shown]
+        if len({one.key for one in shown}) != len(shown):
+            raise Violation("twice", f"a key is shown twice: {offsets}")
+        if offsets != sorted(offsets):
+            raise Violation("goes back", f"{offsets}")
+        newest = {one.key: one.offset for one in shown if one.key is not None}
+        window.check_moment(newest, tombstones=view == "changes", **given)
+
+
+# ---------------------------------------------------------------- the kinds
+
+
+def read_log(journey: Journey) -> None:
+    with journey.open() as logs:
+        rows = rows_of(logs.topic(TOPIC).read())
+    check_rows(journey, rows)
+
+
+def read_uncommitted(journey: Journey) -> None:
+    with journey.open() as logs:
+        rows = rows_of(logs.topic(TOPIC).read(isolation="read_uncommitted"))
+    check_rows(journey, rows, committed=False)
+
+
+def read_newest(journey: Journey) -> None:
+    view = journey.rng.choice(("latest", "changes"))
+    with journey.open() as logs:
+        rows = rows_of(logs.topic(TOPIC).read(view=view))
+    check_rows(journey, rows, view=view)
+
+
+def read_keys(journey: Journey) -> None:
+    keys = [b"k%d" % n for n in journey.rng.sample(range(8), 3)]
+    view = journey.rng.choice(("log", "latest", "changes"))
+    with journey.open() as logs:
+        rows = rows_of(logs.topic(TOPIC).read(view=view, keys=keys))
+    if view != "log":
+        check_rows(journey, rows, view=view, keys=keys)
+        return
+    for number, window in journey.windows().items():
+        shown = rows.get(number, [])
+        if any(one.key not in keys for one in shown):
+            raise Violation("another key", "a record has none of the keys that were asked for")
+        window.partition  # noqa: B018
+        offsets = [one.offset for one in shown]
+        if offsets != sorted(set(offsets)):
+            raise Violation("goes back", f"{offsets}")
+        for one in shown:
+            window.check_row(one)
+        wanted = [offset for offset, record in window.survivors().items() if record.key in keys]
+        window.check_complete(set(offsets), -1, wanted=wanted)
+
+
+def read_range(journey: Journey) -> None:
+    """Explicit offsets."""
+    rng = journey.rng
+    ends = journey.windows()[0].calls[0]
+    start = rng.randrange(ends.log_start, ends.stable + 1)
+    end = rng.randrange(start, ends.stable + 1)
+    try:
+        with journey.open() as logs:
+            rows = rows_of(logs.topic(TOPIC).read(start, end, partition=0))
+    except LastwordError as error:
+        journey.check_error(error, start=start, end=end)
+        return
+    journey.windows()[0].check_log(rows.get(0, []), start=start, end=end)
+
+
+def read_as_of(journey: Journey) -> None:
+    """The newest values as of an earlier offset: as they were then, or refused."""
+    rng = journey.rng
+    ends = journey.windows()[0].calls[0]
+    end = rng.randrange(ends.log_start, ends.stable + 1)
+    kind = rng.choice(("latest", "changes", "state"))
+    try:
+        with journey.open() as logs:
+            if kind == "state":
+                with_values = True
+                state = logs.state(TOPIC, end={0: end}, key_serializer="bytes", value_serializer="bytes")
+                shown: dict[Any, Any] = dict(state)
+            else:
+                with_values = False
+                rows = rows_of(logs.topic(TOPIC).read(end=end, view=kind, partition=0))
+                shown = {one.key: one.offset for one in rows.get(0, [])}
+    except LastwordError as error:
+        journey.check_error(error, end=end, as_of=True)
+        return
+    if len(journey.history.partitions) == 1 or kind != "state":
+        journey.windows()[0].check_moment(shown, tombstones=kind == "changes", values=with_values, end=end)
+
+
+def read_arrow(journey: Journey) -> None:
+    view = journey.rng.choice(("log", "log", "latest", "changes"))
+    with journey.open() as logs:
+        rows = arrow_rows(logs.topic(TOPIC).read(view=view).arrow(journey.rng.choice((300, 2 << 20))))
+    check_rows(journey, rows, view=view)
+
+
+def follow(journey: Journey) -> None:
+    with journey.open() as logs:
+        reader = logs.topic(TOPIC).read(follow=True, timeout=journey.rng.choice((0.0, 0.02, 0.3)))
+        rows = rows_of(reader)
+    check_rows(journey, rows)
+
+
+def follow_from(journey: Journey) -> None:
+    """Read a part, save the position, and go on from it later."""
+    with journey.open() as logs:
+        topic = logs.topic(TOPIC)
+        reader = topic.read()
+        rows: dict[int, list[Row]] = {}
+        for count, record in enumerate(reader):
+            rows.setdefault(record.partition, []).append(row(record))
+            if count == 20:
+                break
+        journey.files.pause()
+        for record in topic.read(reader.position):
+            rows.setdefault(record.partition, []).append(row(record))
+    check_rows(journey, rows)
+
+
+def _values(journey: Journey, state: Any, first: int | None = None, *, forgotten: bool = False) -> None:
+    """A mapping of all partitions: each key is in one of them."""
+    shown = dict(state)
+    windows = journey.windows(first)
+    if len(windows) == 1:
+        windows[0].check_moment(shown, tombstones=False, values=True, forgotten=forgotten)
+        return
+    for number, window in windows.items():
+        # Values are unique, so the partition of each is known. A key may be in both; the last one counts.
+        own = {
+            key: value
+            for key, value in shown.items()
+            for line in window.lines
+            if any(r.value == value for r in window.partition.lineages[line].records.values())
+        }
+        if number == max(windows):
+            window.check_moment(own, tombstones=False, values=True, forgotten=forgotten)
+
+
+def state(journey: Journey) -> None:
+    with journey.open() as logs:
+        found = logs.state(TOPIC, key_serializer="bytes", value_serializer="bytes")
+        _values(journey, found)
+
+
+def state_refreshed(journey: Journey) -> None:
+    with journey.open() as logs:
+        found = logs.state(TOPIC, key_serializer="bytes", value_serializer="bytes")
+        _values(journey, found)
+        for _ in range(2):
+            journey.files.pause()
+            first = journey.files.now
+            found.refresh()
+            _values(journey, found, first, forgotten=True)
+
+
+def _restored(journey: Journey) -> dict[int, list[Row]]:
+    import json
+
+    rows: dict[int, list[Row]] = {}
+    for line in journey.files.read_bytes(SNAPSHOT).splitlines():
+        fields = json.loads(line)
+        if fields["type"] == "record":
+            one = Row(fields["offset"], _bytes(fields["key"]), _bytes(fields["value"]), fields["timestamp"])
+            rows.setdefault(fields["partition"], []).append(one)
+    return rows
+
+
+def _bytes(value: Any) -> bytes | None:
+    from lastword.api.json_form import field_bytes
+
+    return field_bytes(value, "bytes", "value")
+
+
+def restore(journey: Journey) -> None:
+    with journey.open() as logs:
+        logs.restore(TOPIC, to=SNAPSHOT)
+    check_rows(journey, _restored(journey), view="latest")
+
+
+def restore_as_of(journey: Journey) -> None:
+    ends = journey.windows()[0].calls[0]
+    end = journey.rng.randrange(ends.log_start, ends.stable + 1)
+    try:
+        with journey.open() as logs:
+            logs.restore(TOPIC, 0, to=SNAPSHOT, end=end)
+    except LastwordError as error:
+        journey.check_error(error, end=end, as_of=True)
+        return
+    shown = {one.key: one.offset for one in _restored(journey).get(0, []) if one.key is not None}
+    journey.windows()[0].check_moment(shown, tombstones=False, end=end)
+
+
+def snapshot_and_tail(journey: Journey) -> None:
+    """A state that starts from a file restored some time before: as a full restore, or refused."""
+    files, rng = journey.files, journey.rng
+    files.now = max(0, journey.first - rng.choice((rng.randrange(40), rng.randrange(400))))
+    pace, files._pace = files._pace, still
+    try:
+        with journey.open() as logs:
+            logs.restore(TOPIC, to=SNAPSHOT)
+    except LastwordError:
+        return  # the topic was not there yet
+    files.now, files._pace = journey.first, pace
+    with journey.open() as logs:
+        found = logs.state(TOPIC, snapshot=SNAPSHOT, key_serializer="bytes", value_serializer="bytes")
+        _values(journey, found)
+
+
+def at_time(journey: Journey) -> None:
+    """From a time on: every survivor that is not older, and nothing before the first record of that age."""
+    window = journey.windows()[0]
+    records = window.partition.lineages[window.calls[0].lineage].records
+    if not records:
+        return
+    wanted = records[journey.rng.choice(sorted(records))].timestamp
+    with journey.open() as logs:
+        reader = logs.topic(TOPIC).read(start=datetime.fromtimestamp(wanted / 1000, UTC), partition=0)
+        shown = rows_of(reader).get(0, [])
+    window = journey.windows()[0]
+    offsets = [one.offset for one in shown]
+    if offsets != sorted(set(offsets)):
+        raise Violation("goes back", f"{offsets}")
+    for one in shown:
+        window.check_row(one)
+    survivors = window.survivors()
+    young = [offset for offset, record in survivors.items() if record.timestamp >= wanted]
+    if window.is_one_line:
+        window.check_complete(set(offsets), -1, wanted=young)
+
+
+def at_offsets(journey: Journey) -> None:
+    """Single records by offset."""
+    window = journey.windows()[0]
+    ends = window.calls[0]
+    wanted = sorted(journey.rng.sample(range(ends.log_end + 1), min(6, ends.log_end + 1)))
+    with journey.open() as logs:
+        found = logs._view(TOPIC, 0).records_at(wanted)
+    window = Window(journey.history.partitions[0], journey.first, journey.files.now, committed=False)
+    shown = {}
+    for offset, record in zip(wanted, found, strict=True):
+        if record is not None:
+            one = Row(record.offset, record.key, record.value, record.timestamp, tuple(record.headers))
+            if one.offset != offset:
+                raise Violation("another offset", f"{one.offset} for {offset}")
+            window.check_row(one)
+            shown[offset] = one
+    survivors = [offset for offset in window.survivors() if offset in wanted]
+    window.check_complete(shown, -1, wanted=survivors)
+
+
+def verify(journey: Journey) -> None:
+    with journey.open() as logs:
+        found = logs.verify(TOPIC, quick=journey.rng.random() < 0.3)
+    if found.problems:
+        raise Violation("false alarm", "; ".join(str(problem) for problem in found.problems[:3]))
+
+
+# ---------------------------------------------------------------- Spark's Python side
+
+
+@contextmanager
+def _in_place_of_default(files: TravellingFiles) -> Iterator[None]:
+    """Spark's functions use the files of their process, and look there for the directory."""
+    from lastword import files as storage
+    from lastword.spark import shipping, snapshot, stream_read
+
+    modules: list[Any] = [storage, shipping, snapshot, stream_read]
+    before = [module.DEFAULT for module in modules], snapshot.choose.__defaults__
+    try:
+        for module in modules:
+            module.DEFAULT = files
+        snapshot.choose.__defaults__ = (files,)
+        yield
+    finally:
+        for module, real in zip(modules, before[0], strict=True):
+            module.DEFAULT = real
+        snapshot.choose.__defaults__ = before[1]
+
+
+def _spark(journey: Journey, view: str, **more: str) -> tuple[Any, Any, tuple[str, ...]]:
+    from lastword.spark.options import parse_read
+    from lastword.spark.schema import check_projection, full_schema
+
+    options = parse_read({"path": ROOT, "subscribe": TOPIC, "view": view, **more})
+    schema = full_schema(False, view)
+    return options, schema, check_projection(schema, options.view)
+
+
+def _tasks(
+    journey: Journey, tasks: list[Any], options: Any, schema: Any, columns: Any
+) -> dict[int, list[Row]]:
+    """Tasks run one after another, each some time after the plan."""
+    from lastword.spark.read import read_batches
+
+    rows: dict[int, list[Row]] = {}
+    for task in tasks:
+        if journey.rng.random() < 0.3:
+            journey.files.pause()
+        for number, found in arrow_rows(read_batches(task, options, schema, columns, journey.files)).items():
+            rows.setdefault(number, []).extend(found)
+    return rows
+
+
+def spark_batch(journey: Journey) -> None:
+    from lastword.spark import snapshot
+    from lastword.spark.read import plan
+
+    view = journey.rng.choice(("log", "latest", "changes"))
+    more = {"maxbytesperpartition": "600"} if view == "log" else {}
+    options, schema, columns = _spark(journey, view, **more)
+    with _in_place_of_default(journey.files):
+        tasks = plan(snapshot.choose(options), options)
+        for _ in range(2):  # a DataFrame that is collected twice
+            rows = _tasks(journey, tasks, options, schema, columns)
+            check_rows(journey, rows, view=view)
+
+
+def spark_stream(journey: Journey) -> None:
+    """Micro-batches from the log start to where the log ends in the end; each planned, then read."""
+    from lastword.spark.options import parse_read
+    from lastword.spark.schema import full_schema
+    from lastword.spark.stream_read import LogStreamReader
+
+    options = parse_read(
+        {"path": ROOT, "subscribe": TOPIC, "startingoffsets": "earliest", "maxoffsetspertrigger": "40"},
+        stream=True,
+    )
+    schema = full_schema(False, "log")
+    rows: dict[int, list[Row]] = {}
+    with _in_place_of_default(journey.files):
+        reader = LogStreamReader(options, schema, clock=lambda: 0.0)
+        at = reader.initialOffset()
+        for _ in range(12):
+            if journey.rng.random() < 0.3:
+                journey.files.pause()
+            until = reader.latestOffset(at, reader.getDefaultReadLimit())
+            if until == at:
+                break
+            tasks = reader.partitions(at, until)
+            for number, found in _tasks(journey, tasks, options, schema, reader.columns).items():
+                rows.setdefault(number, []).extend(found)
+            reader.commit(until)
+            at = until
+    for number, window in journey.windows().items():
+        shown = rows.get(number, [])
+        offsets = [one.offset for one in shown]
+        if offsets != sorted(set(offsets)):
+            raise Violation("goes back", f"{offsets}")
+        for one in shown:
+            window.check_row(one)
+        reached = at.get(TOPIC, {}).get(str(number), 0)
+        if window.is_one_line:
+            window.check_complete(set(offsets), -1, end=reached)
+
+
+KINDS: dict[str, tuple[Callable[[Journey], None], int]] = {
+    "log": (read_log, 4),
+    "uncommitted": (read_uncommitted, 2),
+    "newest": (read_newest, 5),
+    "keys": (read_keys, 3),
+    "range": (read_range, 2),
+    "as of": (read_as_of, 3),
+    "arrow": (read_arrow, 3),
+    "follow": (follow, 3),
+    "position": (follow_from, 2),
+    "state": (state, 4),
+    "refresh": (state_refreshed, 2),
+    "restore": (restore, 2),
+    "restore as of": (restore_as_of, 1),
+    "snapshot": (snapshot_and_tail, 2),
+    "time": (at_time, 2),
+    "offsets": (at_offsets, 2),
+    "verify": (verify, 2),
+    "spark": (spark_batch, 3),
+    "stream": (spark_stream, 2),
+}
+"""By name: the reader, and how often it is taken."""
+
+_NAMES, _WEIGHTS = list(KINDS), [weight for _, weight in KINDS.values()]
+
+
+@dataclass
+class Outcome:
+    """One interleaving that was judged."""
+
+    label: str
+    kind: str
+    identity: int
+    violation: Violation | None
+    notes: list[str]
+
+
+def interleave(
+    history: History, files: TravellingFiles, number: int, kinds: list[str] | None = None
+) -> Outcome:
+    """The interleaving with this number of a history: the same every time."""
+    rng = random.Random(history.seed * 1_000_003 + number)
+    kind = rng.choice(kinds) if kinds else rng.choices(_NAMES, _WEIGHTS)[0]
+    first = rng.randrange(history.last + 1)
+    while any(begin <= first <= end for p in history.partitions.values() for begin, end in p.gone[:1]):
+        first = rng.randrange(history.last + 1)
+    story, pace = pace_of(rng, history.last)
+    evicts = rng.random() < 0.25
+    scan.PLAIN_BYTES_LOADED = rng.choice((BULK, BULK, PLAIN))
+    files.start(first, pace, rng, evicts=evicts)
+    journey = Journey(history, files, rng, first, story)
+    violation = None
+    try:
+        KINDS[kind][0](journey)
+    except Violation as wrong:
+        violation = wrong
+    except LastwordError as error:
+        try:
+            journey.check_error(error)
+        except Violation as wrong:
+            violation = wrong
+    except Exception as error:
+        violation = Violation("raw error", f"{type(error).__name__}: {error}")
+        violation.__cause__ = error
+    label = (
+        f"{kind}, from version {first} to {files.now} of {history.last}, {files.operations} operations, "
+        f"{story}{', handles evicted' if evicts else ''}, "
+        f"{'kernels' if scan.PLAIN_BYTES_LOADED == BULK else 'plain'}; "
+        f"writer: {history.doing(first)} ... {history.doing(files.now)}"
+    )
+    return Outcome(label, kind, hash((kind, scan.PLAIN_BYTES_LOADED, files.trace)), violation, journey.notes)
+
+
+def interleavings(history: History, count: int, kinds: list[str] | None = None) -> Iterator[Outcome]:
+    files = TravellingFiles(history)
+    for number in range(count):
+        yield interleave(history, files, number, kinds)

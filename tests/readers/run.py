@@ -1,0 +1,150 @@
+"""Interleavings of readers with a writer and its cleaners, counted.
+
+    python -m tests.readers.run --interleavings 1000000 --jobs 2
+
+makes a history for each seed and sends readers of every kind through it, until so many interleavings were
+judged. An interleaving is a history, a kind of reader, and the version at each of its file operations;
+equal ones count once. It ends with 1 if a result was allowed by no moment; each is printed with the command
+that repeats it:
+
+    python -m tests.readers.run --seed 7 --number 130
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import multiprocessing
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.readers.history import make
+from tests.readers.readers import KINDS, Outcome, interleave, interleavings
+from tests.readers.travel import TravellingFiles
+
+PER_HISTORY = 1000
+SHOWN = 3  # violations of one kind and rule that are printed in full
+
+
+@dataclass
+class Tally:
+    """Counts of one or more histories. `violations`: (kind, rule), and the text that is printed."""
+
+    judged: int = 0
+    different: int = 0
+    histories: int = 0
+    kinds: collections.Counter[str] = field(default_factory=collections.Counter)
+    notes: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
+    violations: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.judged += other.judged
+        self.different += other.different
+        self.histories += other.histories
+        self.kinds += other.kinds
+        self.notes += other.notes
+        self.violations += other.violations
+
+
+def told(seed: int, number: int, outcome: Outcome) -> str:
+    """The text of a violation, with the command that repeats it."""
+    assert outcome.violation is not None
+    lines = [
+        f"{outcome.violation}",
+        f"  {outcome.label}",
+        f"  again: python -m tests.readers.run --seed {seed} --number {number}",
+    ]
+    return "\n".join(lines)
+
+
+def judge_history(seed: int, count: int, kinds: list[str] | None = None) -> Tally:
+    """Judge the first `count` interleavings of one history."""
+    history = make(seed)
+    tally = Tally(histories=1)
+    seen: set[int] = set()
+    for number, outcome in enumerate(interleavings(history, count, kinds)):
+        tally.judged += 1
+        seen.add(outcome.identity)
+        tally.kinds[outcome.kind] += 1
+        for note in outcome.notes:
+            tally.notes[outcome.kind, note] += 1
+        if outcome.violation is not None:
+            text = told(seed, number, outcome)
+            tally.violations.append((outcome.kind, outcome.violation.rule, text))
+    tally.different = len(seen)
+    return tally
+
+
+def _judge(task: tuple[int, int, list[str] | None]) -> Tally:
+    return judge_history(*task)
+
+
+def tasks(
+    interleavings: int, first_seed: int, kinds: list[str] | None
+) -> Iterator[tuple[int, int, list[str] | None]]:
+    seed = first_seed
+    while interleavings > 0:
+        yield seed, min(PER_HISTORY, interleavings), kinds
+        interleavings -= PER_HISTORY
+        seed += 1
+
+
+def repeat(seed: int, number: int, kinds: list[str] | None) -> int:
+    """One interleaving, with the versions it passed and the whole error."""
+    history = make(seed)
+    files = TravellingFiles(history)
+    files.told = []
+    outcome = interleave(history, files, number, kinds)
+    for line in files.told:
+        print(line)
+    print(outcome.label)
+    print(f"settings: {history.settings}")
+    if outcome.violation is None:
+        print(f"allowed {outcome.notes or ''}")
+        return 0
+    traceback.print_exception(outcome.violation)
+    return 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--interleavings", type=int, default=100_000)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--seed", type=int, help="of the first history, or of the one to repeat")
+    parser.add_argument("--number", type=int, help="repeat this interleaving of the history")
+    given = parser.parse_args()
+    if given.number is not None:
+        return repeat(given.seed or 0, given.number, given.kinds)
+    started = time.monotonic()
+    total = Tally()
+    shown: collections.Counter[tuple[str, str]] = collections.Counter()
+    work = tasks(given.interleavings, given.seed or 0, given.kinds)
+    with multiprocessing.get_context("spawn").Pool(given.jobs, maxtasksperchild=50) as pool:
+        for tally in pool.imap_unordered(_judge, work):
+            total.add(tally)
+            for kind, rule, text in tally.violations:
+                shown[kind, rule] += 1
+                if shown[kind, rule] <= SHOWN:
+                    print(f"{kind}: {text}", flush=True)
+            if total.histories % 20 == 0:
+                print(f"{total.judged} interleavings, {time.monotonic() - started:.0f} s", flush=True)
+    for (kind, rule), count in shown.most_common():
+        print(f"{count:6} x {kind}: {rule}")
+    print("by kind: " + ", ".join(f"{kind} {count}" for kind, count in sorted(total.kinds.items())))
+    refused = collections.Counter({name: 0 for _, name in total.notes})
+    for (_, name), count in total.notes.items():
+        refused[name] += count
+    print("refused as they may: " + ", ".join(f"{name} {count}" for name, count in sorted(refused.items())))
+    print(
+        f"{total.judged} interleavings of {total.histories} histories judged, {total.different} different, "
+        f"{len(total.violations)} violations, {time.monotonic() - started:.0f} s"
+    )
+    return 1 if total.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""`TravellingFiles`: a directory that changes between the file operations of its reader.
+
+It stands at one version of a `History`. Before each operation of the reader it moves on by as many versions
+as its `Pace` says, and answers from the tree of the version that it has reached. An open file is its inode:
+it can be read after it lost its name, and what is appended to it appears. With `evicts`, handles are
+reopened by name now and then, as they are in a process with too many open files.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from lastword.errors import FileTakenError, FileVanishedError, LastwordError, ReadOnlyError, StorageError
+from lastword.files import FileFacts, FileLock, Files, Handle
+from tests.crash.memory import ROOT, MemoryFiles, Node
+from tests.readers.history import Folder, History
+
+Pace = Callable[[int], int]
+"""How many versions to move on before the operation with this number."""
+
+OTHER_INODE = 1 << 32  # added to a number that a file which is held open has already
+
+
+def still(operation: int) -> int:
+    return 0
+
+
+def paused(at: int, jump: int) -> Pace:
+    """Stand still, but before one operation move on by `jump` versions."""
+    return lambda operation: jump if operation == at else 0
+
+
+def pace_of(rng: random.Random, versions: int) -> tuple[str, Pace]:
+    """A random pace for a history of so many versions."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        at, jump = rng.randrange(60), rng.randrange(1, 120)
+        return f"pause before {at} for {jump}", paused(at, jump)
+    if kind == 1:
+        at, gap = rng.randrange(40), rng.randrange(1, 30)
+        one, two = rng.randrange(1, 80), rng.randrange(1, 80)
+        return f"pauses at {at}, {at + gap}", lambda n: one if n == at else two if n == at + gap else 0
+    if kind == 2:
+        share = rng.choice((0.1, 0.3, 0.6))
+        return f"steps, {share}", lambda n: int(rng.random() < share)
+    if kind == 3:
+        most = rng.choice((2, 5, 12))
+        return f"0 to {most} each", lambda n: rng.randrange(most + 1)
+    share, most = rng.choice((0.03, 0.1)), rng.choice((40, 150))
+    return f"jumps, {share}, {most}", lambda n: rng.randrange(most) if rng.random() < share else 0
+
+
+class TravellingClock:
+    """The date of the version that is reached. A pause lets the writer go on by at least one operation."""
+
+    def __init__(self, files: TravellingFiles) -> None:
+        self._files = files
+        self._slept = 0.0
+
+    def now_ms(self) -> int:
+        return self._files.history.files.clock_ms[self._files.now]
+
+    def monotonic(self) -> float:
+        return self._slept
+
+    def sleep(self, seconds: float) -> None:
+        self._slept += max(0.0, seconds)
+        self._files.pause()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.sleep(seconds)
+        return event.is_set()
+
+
+class TravellingFiles(Files):
+    """One journey. A reader may write outside of the history's root, which is in memory and stands still.
+
+    Attributes:
+        now: the version that was reached.
+        trace: identifies the versions at which operations were made.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self._versions = history.files
+        self._sorted: dict[int, list[str]] = {}
+        self.side = MemoryFiles()
+        self.start(0, still, random.Random(0))
+
+    def start(self, version: int, pace: Pace, rng: random.Random, *, evicts: bool = False) -> None:
+        """Begin another journey."""
+        self.now = version
+        self.operations = 0
+        self.trace = hash((self.history.seed, version))
+        self.evicts = evicts
+        self._pace = pace
+        self._rng = rng
+        self._held: dict[int, list[Node]] = {}
+
+    told: list[str] | None = None
+    """Gets a line for each operation, if it is a list."""
+
+    def pause(self) -> None:
+        self.now = min(self.now + 1 + self._rng.randrange(30), self.history.last)
+
+    def step(self, what: str = "") -> None:
+        jump = self._pace(self.operations)
+        self.operations += 1
+        if jump:
+            self.now = min(self.now + jump, self.history.last)
+        self.trace = hash((self.trace, self.now))
+        if self.told is not None:
+            self.told.append(f"{self.operations:4} version {self.now:5} {what}")
+
+    # ---- finding
+
+    def _folder(self, path: str) -> Folder | None:
+        return self._versions.trees[self.now].get(path)
+
+    def node(self, path: str) -> Node | bool | None:
+        """The file, None for a directory, False for nothing."""
+        tree = self._versions.trees[self.now]
+        parent, _, name = path.rpartition("/")
+        folder = tree.get(parent)
+        if folder is None or name not in folder:
+            if path in tree:
+                return None
+            normal = os.path.normpath(path)
+            return self.node(normal) if normal != path else False
+        return folder[name]
+
+    def facts(self, node: Node) -> FileFacts:
+        data, mtime_ms = self._versions.content(node, self.now)
+        held = self._held.get(node.inode)
+        taken = bool(held) and node not in held  # type: ignore[operator]
+        return FileFacts(len(data), mtime_ms, node.inode + (OTHER_INODE if taken else 0))
+
+    # ---- Files: looking
+
+    def open_read(self, path: Any) -> Handle:
+        full = os.fspath(path)
+        if not full.startswith(ROOT):
+            return self.side.open_read(_side(full))
+        self.step(f"open {full}")
+        node = self.node(full)
+        if node is False:
+            raise FileVanishedError(f"no file {full}", file=full, errno=errno.ENOENT)
+        if not isinstance(node, Node):
+            raise StorageError(f"{full} is a directory", file=full, errno=errno.EISDIR)
+        return TravellingHandle(self, node, full)
+
+    def listdir(self, path: Any) -> list[str]:
+        full = os.fspath(path)
+        if not full.startswith(ROOT):
+            return self.side.listdir(_side(full))
+        self.step(f"list {full}")
+        folder = self._folder(full) or self._folder(os.path.normpath(full))
+        if folder is None:
+            raise FileVanishedError(f"no directory {full}", file=full, errno=errno.ENOENT)
+        known = self._sorted.get(id(folder))
+        if known is None:
+            known = self._sorted[id(folder)] = sorted(folder)
+        return list(known)
+
+    def stat(self, path: Any) -> FileFacts | None:
+        full = os.fspath(path)
+        if not full.startswith(ROOT):
+            return self.side.stat(_side(full))
+        self.step(f"stat {full}")
+        node = self.node(full)
+        if node is False:
+            return None
+        return self.facts(node) if isinstance(node, Node) else FileFacts(0, 0, 1)
+
+    def is_dir(self, path: Any) -> bool:
+        full = os.fspath(path)
+        if not full.startswith(ROOT):
+            return self.side.is_dir(_side(full))
+        self.step(f"is_dir {full}")
+        return self.node(full) is None or self._folder(full) is not None
+
+    def free_bytes(self, path: Any) -> int:
+        return 1 << 40
+
+    def guard(self, root: Any) -> None:
+        pass
+
+    def offline(self, path: Any) -> LastwordError | None:
+        return None
+
+    # ---- Files: changing, outside only
+
+    def _outside(self, path: Any) -> str:
+        full = os.fspath(path)
+        if full.startswith(ROOT):
+            raise ReadOnlyError(
+                f"a reader changes {full}", remedy="none: this is a defect of the reader", file=full
+            )
+        return _side(full)
+
+    def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Handle:
+        return self.side.open_append(self._outside(path), create=create, exclusive=exclusive)
+
+    def mkdir(self, path: Any) -> None:
+        self.side.mkdir(self._outside(path))
+
+    def rmdir(self, path: Any) -> None:
+        self.side.rmdir(self._outside(path))
+
+    def rename(self, source: Any, target: Any) -> None:
+        self.side.rename(self._outside(source), self._outside(target))
+
+    def unlink(self, path: Any, missing_ok: bool = False) -> None:
+        self.side.unlink(self._outside(path), missing_ok)
+
+    def fsync_dir(self, path: Any) -> None:
+        self.side.fsync_dir(self._outside(path))
+
+    def truncate(self, path: Any, size: int) -> None:
+        self.side.truncate(self._outside(path), size)
+
+    def set_mtime(self, path: Any, ms: int) -> None:
+        self.side.set_mtime(self._outside(path), ms)
+
+    def lock(self, path: Any) -> FileLock:
+        raise FileTakenError(f"a reader locks {path}", file=os.fspath(path))
+
+
+def _side(path: str) -> str:
+    """Where a path outside of the history is in the side files."""
+    name = path.rstrip("/").rpartition("/")[2]
+    return f"{ROOT}/{name}" if name else ROOT
+
+
+class TravellingHandle(Handle):
+    def __init__(self, files: TravellingFiles, node: Node, path: str) -> None:
+        self._files = files
+        self._node = node
+        self._inode = files.facts(node).inode
+        self.path = path
+        self._evicted = False
+        self._held = files._held.setdefault(node.inode, [])
+        self._held.append(node)
+        self._closed = False
+
+    def _data(self) -> bytes:
+        files = self._files
+        files.step(f"read {self.path}")
+        if files.evicts:
+            self._reopen()
+        return files._versions.content(self._node, files.now).data
+
+    def _reopen(self) -> None:
+        """What `OsHandle` does with a descriptor that was closed to make room for others."""
+        if not self._evicted and self._files._rng.random() < 0.3:
+            self._evicted = True
+            self._release()
+        if self._evicted:
+            node = self._files.node(self.path)
+            if not isinstance(node, Node):
+                raise FileVanishedError(f"{self.path} is gone", file=self.path, errno=errno.ENOENT)
+            if self._files.facts(node).inode != self._inode:
+                raise FileVanishedError(f"{self.path} was replaced while it was open", file=self.path)
+            self._node = node
+
+    def _release(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._held.remove(self._node)
+
+    def pread(self, n: int, position: int) -> bytes:
+        return self._data()[position : position + n]
+
+    def pread_into(self, buffer: Any, position: int) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._data()[position : position + len(view)]
+        view[: len(data)] = data
+        return len(data)
+
+    def stat(self) -> FileFacts:
+        data = self._data()
+        return FileFacts(
+            len(data), self._files._versions.content(self._node, self._files.now).mtime_ms, self._inode
+        )
+
+    def append(self, data: Any) -> int:
+        raise ReadOnlyError(
+            f"a reader appends to {self.path}", remedy="none: this is a defect", file=self.path
+        )
+
+    def pwrite(self, data: Any, position: int) -> None:
+        self.append(data)
+
+    def truncate(self, size: int) -> None:
+        self.append(b"")
+
+    def fsync(self) -> None:
+        self.append(b"")
+
+    def close(self) -> None:
+        self._release()
+
+    def __del__(self) -> None:
+        self._release()
