@@ -54,6 +54,7 @@ from __future__ import annotations
 
 import difflib
 import errno as _errno
+import shlex
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -169,9 +170,13 @@ class NoPolicyError(UsageError):
 
     @classmethod
     def of(cls, topic: str, directory: str = "DIR") -> NoPolicyError:
+        """Both values are named: the wrong one removes what the topic's owner wants to keep."""
+        change = f"lastword config {shlex.quote(directory)} {topic} --set cleanup.policy="
         return cls(
             f"{topic} has no known cleanup.policy: nothing may be removed",
-            remedy=f"lastword config {directory} {topic} --set cleanup.policy=compact",
+            remedy=f"`{change}compact` keeps the newest record of each key, `{change}delete` keeps records "
+            "until they are too old or too many",
+            file=directory,
         )
 
 

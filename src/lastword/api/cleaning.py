@@ -6,6 +6,7 @@ others.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -208,9 +209,11 @@ def _check_policy(found: Found, topic: str) -> None:
     if policy is None:
         raise NoPolicyError.of(topic, found.paths[0])
     if "compact" not in policy:
+        where = f"{shlex.quote(found.paths[0])} {topic}"
         raise NoPolicyError(
             f"{topic} has cleanup.policy={','.join(sorted(policy))}: superseded records stay",
-            remedy=f"lastword config {found.paths[0]} {topic} --set cleanup.policy=compact,delete",
+            remedy=f"`lastword expire {where}` applies that policy; "
+            f"`lastword config {where} --set cleanup.policy=compact,delete` removes superseded records, too",
         )
 
 

@@ -57,6 +57,10 @@ class Places:
         """All partitions of a topic, each looked at when it is asked for."""
         return self._found._views(topic)
 
+    def directory(self, topic: str, partition: int) -> str:
+        """The log directory that a partition is in."""
+        return self._found._home(topic, partition).path
+
     def log(self, topic: str, partition: int) -> PartitionLog:
         """A partition that is open to append."""
         return self._found._log(topic, partition)

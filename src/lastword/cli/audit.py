@@ -90,6 +90,6 @@ def _replica(path: str, target: Target) -> Target:
     if other.topic is not None and (other.topic, other.partition) != (target.topic, target.partition):
         raise UsageError(
             f"{path} is {other.topic}-{other.partition}, and that is not what is compared with it",
-            remedy=f"lastword audit {target.paths[0]} {other.topic} -p {other.partition} {path}",
+            remedy=target.command("audit", other.topic, "-p", str(other.partition), path),
         )
     return other

@@ -17,6 +17,7 @@ from lastword.cli.options import (
     command,
     interruptible,
 )
+from lastword.cli.remedies import policy_remedy
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes, parse_bytes, parse_duration_ms
 from lastword.values import plural
@@ -76,14 +77,24 @@ def clean(
 
     target = Target.of(directory, topic, partition, more)
     rate = None if max_rate is None else parse_bytes(max_rate)
+    if rate is not None and rate < 1:
+        raise UsageError(
+            f"--max-rate {max_rate} is no rate", remedy="a size such as 80MiB; without it, no limit"
+        )
+    again = [word for word in (target.topic,) if word is not None]
+    if target.partition is not None:
+        again += ["-p", str(target.partition)]
     if retry and (dry_run or every is not None):
-        raise UsageError("--retry needs a plain clean", remedy=f"lastword clean {directory} TOPIC --retry")
+        raise UsageError("--retry needs a plain clean", remedy=target.command("clean", *again, "--retry"))
     if every is not None:
-        _refuse_with_every(dry_run, strategy)
+        _refuse_with_every(target, dry_run, strategy)
         keep_cleaning(out, target, _interval_ms(every), metrics, rate)
         return
     if metrics is not None:
-        raise UsageError("--metrics needs --every", remedy="lastword clean DIR --every 15s --metrics 9464")
+        raise UsageError(
+            "--metrics needs --every",
+            remedy=target.command("clean", *again, "--every", "15s", "--metrics", "9464"),
+        )
     if dry_run:
         wrong: list[LastwordError] = []
         with out.open(target) as logs, out.progress("plan") as progress:
@@ -95,7 +106,7 @@ def clean(
                 # The others are planned before what cannot be looked at is told.
                 plans, wrong = getattr(error, "plans", []), [error, *getattr(error, "others", [])]
         plans = [plan for plan in plans if plan.action != "delete"]  # those are `lastword expire`'s
-        _show_plans(out, plans, directory, ok=not wrong)
+        _show_plans(out, plans, target, ok=not wrong)
         out.raise_all(wrong)
         return
     failed: list[LastwordError] = []
@@ -129,7 +140,11 @@ def clean(
         f"read {format_bytes(read)}, wrote {format_bytes(written)}, freed {format_bytes(freed)}"
     )
     if not rounds:
-        text = None if failed else f"nothing to clean; `lastword clean {directory} --dry-run` tells why"
+        text = (
+            None
+            if failed
+            else f"nothing to clean; `{target.command('clean', *again, '--dry-run')}` tells why"
+        )
     out.summary(
         text,
         ok=not failed and not stop(),
@@ -159,17 +174,19 @@ def _interval_ms(text: str) -> int:
     return interval_ms
 
 
-def _refuse_with_every(dry_run: bool, strategy: str | None) -> None:
+def _refuse_with_every(target: Target, dry_run: bool, strategy: str | None) -> None:
     if dry_run:
         raise UsageError("--dry-run changes nothing, and --every stays to do so", remedy="give one of them")
     if strategy is not None:
         raise UsageError(
             "--every goes by the settings of each topic",
-            remedy="lastword config DIR TOPIC --set lastword.strategy=NAME",
+            remedy=target.command(
+                "config", target.topic or "TOPIC", "--set", f"lastword.strategy={strategy}"
+            ),
         )
 
 
-def _show_plans(out: Session, plans: list[Plan], directory: str, *, ok: bool) -> None:
+def _show_plans(out: Session, plans: list[Plan], target: Target, *, ok: bool) -> None:
     for plan in plans:
         out.row("plan", plan.to_dict())
     out.table(
@@ -187,12 +204,17 @@ def _show_plans(out: Session, plans: list[Plan], directory: str, *, ok: bool) ->
                     if plan.action == "clean"
                     else ("-", "-", "-")
                 ),
-                _why(plan, directory),
+                _why(plan),
             )
             for plan in plans
         ],
         "lrrrrl",
+        spare=("READ", "WRITE"),
     )
+    unknown = dict.fromkeys(plan.topic for plan in plans if _has_no_policy(plan))
+    if unknown:
+        topic = next(iter(unknown)) if len(unknown) == 1 else "TOPIC"
+        out.say(f"no-policy: {policy_remedy(target.paths, topic)}")
     chosen = [plan for plan in plans if plan.action == "clean"]
     read, write = sum(plan.read_bytes for plan in chosen), sum(plan.write_bytes for plan in chosen)
     free = sum(plan.free_bytes for plan in chosen)
@@ -213,11 +235,16 @@ def _size(plan: Plan, size_bytes: int) -> str:
     return format_bytes(size_bytes) if plan.exact else f"~ {format_bytes(size_bytes)}"
 
 
-def _why(plan: Plan, directory: str) -> str:
+def _has_no_policy(plan: Plan) -> bool:
+    return bool(plan.reasons) and plan.reasons[0].code == "no-policy" and "not known" in plan.reasons[0].text
+
+
+def _why(plan: Plan) -> str:
     if plan.action == "clean":
         share = 100 * plan.free_bytes // max(1, plan.total_bytes)
         return f"clean: frees {share} %; rewrites {plan.segments} of {plural(plan.total_segments, 'segment')}"
-    text = "; ".join(str(reason) for reason in plan.reasons) or "nothing to do"
-    if plan.reasons and plan.reasons[0].code == "no-policy" and "not known" in plan.reasons[0].text:
-        return f"keep: no-policy (lastword config {directory} {plan.topic} --set cleanup.policy=compact)"
-    return f"keep: {text}"
+    if _has_no_policy(plan):
+        return "keep: no-policy, its cleanup.policy is not known"
+    if plan.reasons and plan.reasons[0].code == "no-policy":
+        return f"keep: {plan.reasons[0].text}"
+    return f"keep: {'; '.join(str(reason) for reason in plan.reasons) or 'nothing to do'}"

@@ -38,7 +38,7 @@ def drop(
     if target.partition is not None:
         raise UsageError(
             f"{directory} is one partition, and drop deletes the topic with all of them",
-            remedy=f"lastword drop {target.paths[0]} {topic}",
+            remedy=target.command("drop", topic),
         )
     with out.open(target) as logs:
         logs.topic(topic)

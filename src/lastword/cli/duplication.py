@@ -61,6 +61,7 @@ def duplication(
         (by.upper(), "RECORDS", "KEYS", "SUPERSEDED", "BYTES", "TOMBSTONES", "KEYLESS", "SPLIT", "ERROR"),
         [_cells(row) for row in rows],
         "lrrrrrrrr",
+        spare=("KEYLESS", "TOMBSTONES", "SPLIT"),
     )
     records = sum(row.records for row in rows)
     superseded = sum(row.superseded_records for row in rows)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.remedies import policy_remedy
 from lastword.errors import LastwordError
 from lastword.units import format_bytes
 from lastword.values import plural
@@ -42,7 +43,7 @@ def expire(
     if dry_run:
         with out.open(target) as logs:
             found = expire_outlook(logs, target.topic, target.partition)
-        _show(out, found, directory)
+        _show(out, found, target)
         return
     failed: LastwordError | None = None
     with out.change(target) as logs:
@@ -57,7 +58,9 @@ def expire(
     freed = sum(deletion.freed_bytes for deletion in done)
     text: str | None = f"freed {format_bytes(freed)}"
     if not done:
-        text = None if failed else f"nothing to remove; `lastword expire {directory} --dry-run` tells why"
+        words = [word for word in (target.topic,) if word is not None]
+        dry_run_command = target.command("expire", *words, "--dry-run")
+        text = None if failed else f"nothing to remove; `{dry_run_command}` tells why"
     out.summary(
         text,
         ok=failed is None,
@@ -69,7 +72,7 @@ def expire(
         raise failed
 
 
-def _show(out: Session, found: list[Deletion], directory: str) -> None:
+def _show(out: Session, found: list[Deletion], target: Target) -> None:
     for deletion in found:
         out.row("deletion", deletion.to_dict())
     out.table(
@@ -80,12 +83,17 @@ def _show(out: Session, found: list[Deletion], directory: str) -> None:
                 str(one.segments) if one.removes else "-",
                 format_bytes(one.freed_bytes) if one.removes else "-",
                 str(one.log_start),
-                _why(one, directory),
+                _why(one),
             )
             for one in found
         ],
         "lrrrl",
+        spare=("START", "SEGMENTS"),
     )
+    unknown = dict.fromkeys(one.topic for one in found if "no-policy" in one.codes)
+    if unknown:
+        topic = next(iter(unknown)) if len(unknown) == 1 else "TOPIC"
+        out.say(f"no-policy: {policy_remedy(target.paths, topic)}")
     goes = [one for one in found if one.removes]
     freed, segments = sum(one.freed_bytes for one in goes), sum(one.segments for one in goes)
     out.summary(
@@ -96,9 +104,9 @@ def _show(out: Session, found: list[Deletion], directory: str) -> None:
     )
 
 
-def _why(one: Deletion, directory: str) -> str:
+def _why(one: Deletion) -> str:
     if one.removes:
         return f"delete: {one.reason}"
     if "no-policy" in one.codes:
-        return f"keep: no-policy (lastword config {directory} {one.topic} --set cleanup.policy=delete)"
+        return "keep: no-policy, its cleanup.policy is not known"
     return f"keep: {one.reason}"

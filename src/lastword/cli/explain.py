@@ -8,6 +8,7 @@ import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.cli.output import field_text, key_candidates
+from lastword.cli.remedies import policy_remedy
 from lastword.cli.text import key_text
 from lastword.errors import LastwordError
 from lastword.units import format_duration, format_time
@@ -66,7 +67,7 @@ def explain(
                     break
             key = field_text(found[0].key, serializer, key_text)
     for one in found:
-        _show(out, one, target.paths[0], key)
+        _show(out, one, target, key)
     out.summary(
         None if found or failed else "no topics",
         ok=not failed,
@@ -78,7 +79,7 @@ def explain(
     out.raise_all(failed)
 
 
-def _show(out: Session, one: Explanation, directory: str, key: str | None) -> None:
+def _show(out: Session, one: Explanation, target: Target, key: str | None) -> None:
     name = f"{one.topic}-{one.partition}"
     out.row("plan", one.plan.to_dict())
     for lease in (*one.leases.live, *one.leases.lapsed):
@@ -95,20 +96,23 @@ def _show(out: Session, one: Explanation, directory: str, key: str | None) -> No
         out.line(f"{cells}  {out.paint(version.text, 'dim') if version.kept else version.text}")
     if key is not None and not one.versions:
         out.line(f"{name} holds no record of {key}: never written there, or deleted and long cleaned")
-    _verdict(out, one, directory)
+    _verdict(out, one, target)
 
 
-def _verdict(out: Session, one: Explanation, directory: str) -> None:
-    clean = f"lastword clean {directory} {one.topic}"
+def _verdict(out: Session, one: Explanation, target: Target) -> None:
+    clean = target.command("clean", one.topic)
     plan = one.plan
     verdict = one.verdict
     if one.quarantine is not None:
         out.line(out.paint(verdict, "red"))
-        out.line(f"  restore the file from a copy, then: {clean} -p {one.partition} --retry")
+        retry = target.command("clean", one.topic, "-p", str(one.partition), "--retry")
+        out.line(f"  restore the file from a copy, then: {retry}")
     elif plan.reasons and plan.reasons[0].code == "no-policy":
-        policy = "compact" if "not known" in plan.reasons[0].text else "compact,delete"
-        fix = f"lastword config {directory} {one.topic} --set cleanup.policy={policy}"
-        out.line(f"{verdict}. To have it cleaned: {fix}")
+        if "not known" in plan.reasons[0].text:
+            out.line(f"{verdict}: {policy_remedy(target.paths, one.topic)}")
+        else:
+            fix = target.command("config", one.topic, "--set", "cleanup.policy=compact,delete")
+            out.line(f"{verdict}. To have it cleaned: {fix}")
     else:
         out.line(f"{verdict}. To clean it now: {clean}")
     if one.key is None:

@@ -50,7 +50,7 @@ def lease(
     target, (name,) = Target.with_words("lease", directory, [topic, name], ["NAME"], partition, more)
     known_as = target.topic_for("lease")
     if name is None and (advance is not None or release):
-        raise UsageError("whose lease?", remedy=f"lastword lease {target.paths[0]} {known_as} NAME ...")
+        raise UsageError("whose lease?", remedy=target.command("lease", known_as))
     if max_age is not None and advance is None:
         raise UsageError("--max-age is for a lease that is taken", remedy="--advance OFFSET takes it")
     if advance is not None and release:
@@ -58,7 +58,7 @@ def lease(
     if release and target.partition is not None:
         raise UsageError(
             "a lease is released in all partitions",
-            remedy=f"lastword lease {target.paths[0]} {known_as} {name or 'NAME'} --release",
+            remedy=target.command("lease", known_as, name or "NAME", "--release"),
         )
     from lastword.api.lease import Lease
 
@@ -69,7 +69,7 @@ def lease(
             if not there:
                 raise LeaseRefusedError(
                     f"{known_as} has no lease {name!r}",
-                    remedy=f"lastword lease {target.paths[0]} {known_as}",
+                    remedy=target.command("lease", known_as),
                 )
             Lease(logs, known_as, name).release()
             out.line(f"{known_as}: {name} is released")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes, format_time
+from lastword.values import plural
 
 if TYPE_CHECKING:
     from lastword.api.places import Places
@@ -19,9 +22,13 @@ if TYPE_CHECKING:
 EXAMPLES = """
 lastword ls data
 lastword ls data users --segments
+lastword ls data --by partition --sort garbage
 lastword ls data/users-0 --segments --json
 lastword ls data --quick
 """
+
+BY = ("topic", "partition", "segment")
+SORTS = ("name", "size", "garbage")
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +40,13 @@ def ls(
     directory: Directory,
     topic: TopicName = None,
     partition: Partition = None,
-    segments: Annotated[bool, typer.Option("--segments", help="one line a segment")] = False,
+    by: Annotated[
+        str | None, typer.Option(metavar="topic|partition|segment", help="one row for each")
+    ] = None,
+    segments: Annotated[bool, typer.Option("--segments", help="the same as --by segment")] = False,
+    sort: Annotated[
+        str, typer.Option(metavar="name|size|garbage", help="the largest first, or by name")
+    ] = "name",
     quick: Annotated[
         bool, typer.Option("--quick", help="by the garbage accounts, where there are any; ~ marks estimates")
     ] = False,
@@ -41,9 +54,18 @@ def ls(
 ) -> None:
     """List topics, partitions or segments: live bytes and garbage.
 
-    RECORDS are on disk, NEWEST of them the newest of their key; the rest is garbage. Both count what lies
-    below START, until its file goes. Every record is looked at, unless garbage accounts know them all.
+    RECORDS are on disk, NEWEST of them the newest of their key; in a compacted topic the rest is garbage, in
+    others it is not. Both count what is below START, until its file goes. Every record is read, unless
+    garbage accounts know them all.
+
+    Without --by: topics if the directory has several, else partitions; with --json always partitions. A
+    narrow terminal leaves columns out; pipes and files get all.
     """
+    if by is not None and segments and by != "segment":
+        raise UsageError("--segments is --by segment", remedy="give one of them")
+    for option, value, known in (("--by", by, BY), ("--sort", sort, SORTS)):
+        if value is not None and value not in known:
+            raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
     target = Target.of(directory, topic, partition, more)
     from lastword.api import counts
     from lastword.api.places import Places
@@ -53,59 +75,182 @@ def ls(
     with out.open(target) as logs, out.progress("count") as progress:
         places = Places(logs)
         chosen = places.chosen(target.topic, target.partition)
+        by = (
+            "segment" if segments else by or ("topic" if len(chosen) > 1 and not out.as_json else "partition")
+        )
         pairs = [(name, number) for name, numbers in chosen.items() for number in numbers]
-        row_of: Any = counts.segment_infos if segments else counts.partition_info
+        row_of: Any = counts.segment_infos if by == "segment" else counts.partition_info
         for tp, found in counts.count_each(logs, pairs, row_of, progress, quick=quick):
             if isinstance(found, LastwordError):
                 # The others are listed before what cannot be counted is told.
                 failed.append(found)
-                if not segments:
+                if by != "segment":
                     rows.append(Uncounted.of(places, *tp))
             else:
-                rows += found if segments else [found]
+                rows += found if by == "segment" else [found]
         for path, why in logs.offline.items():
             out.warning(f"{path} is offline: {why.message}")
         set_aside = [] if target.topic is not None else logs.set_aside
-    if segments:
-        _segments(out, rows)
-    else:
-        _partitions(out, rows)
+        compacted = {name for name in chosen if places.config(name).compacts}
+        homes = {tp: places.directory(*tp) for tp in pairs} if len(logs.paths) > 1 else {}
     counted = [row for row in rows if not isinstance(row, Uncounted)]
+    totals = {
+        "size_bytes": sum(row.size_bytes for row in rows),
+        "live_bytes": sum(row.live_bytes for row in counted),
+        "garbage_bytes": sum(row.garbage_bytes for row in counted),
+    }
+    shown = (
+        [Topic.of(list(group)) for _, group in groupby(rows, attrgetter("topic"))] if by == "topic" else rows
+    )
+    if sort != "name":
+        shown = sorted(shown, key=lambda row: -_figure(row, sort, compacted))
+    show: Any = {"topic": _topics, "partition": _partitions, "segment": _segments}[by]
+    show(out, shown, compacted, homes)
     for path, aside in set_aside:
         out.row("set-aside", {"dir": path, **asdict(aside)})
         out.say(f"not served: {os.path.join(path, aside.name)}")
+    numbers = {"segments" if by == "segment" else "partitions": len(rows)}
     out.summary(
-        None if rows or failed else "no topics",
+        _totals(rows, counted, compacted, homes)
+        if len(rows) > 1
+        else None
+        if rows or failed
+        else "no topics",
         ok=not failed,
         topics=len(chosen),
-        **{"segments" if segments else "partitions": len(rows)},
-        size_bytes=sum(row.size_bytes for row in rows),
-        live_bytes=sum(row.live_bytes for row in counted),
-        garbage_bytes=sum(row.garbage_bytes for row in counted),
+        **numbers,
+        **totals,
     )
     out.raise_all(failed)
 
 
-def _segments(out: Session, rows: list[SegmentInfo]) -> None:
+def _totals(
+    rows: list[Any], counted: list[Any], compacted: set[str], homes: dict[tuple[str, int], str]
+) -> str:
+    """`2 topics, 9 partitions, 1.9 GiB, 214 MiB of it garbage`; below it each of several directories."""
+    partitions = {(row.topic, row.partition) for row in rows}
+    parts = [
+        plural(len({row.topic for row in rows}), "topic"),
+        plural(len(partitions), "partition"),
+        format_bytes(sum(row.size_bytes for row in rows)),
+    ]
+    known = [row for row in counted if row.topic in compacted]
+    if known:
+        garbage = sum(row.garbage_bytes for row in known)
+        about = _about(format_bytes(garbage), all(row.exact for row in known))
+        parts.append(f"{about} of it garbage" + ("" if len(counted) == len(rows) else ", as far as counted"))
+    text = ", ".join(parts)
+    for path in dict.fromkeys(homes.values()):
+        inside = [row for row in rows if homes[row.topic, row.partition] == path]
+        number = len({(row.topic, row.partition) for row in inside})
+        text += (
+            f"\n{path}: {plural(number, 'partition')}, {format_bytes(sum(row.size_bytes for row in inside))}"
+        )
+    return text
+
+
+def _figure(row: Any, sort: str, compacted: set[str]) -> int:
+    if sort == "size":
+        return int(row.size_bytes)
+    return int(row.garbage_bytes or 0) if row.topic in compacted and not isinstance(row, Uncounted) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """The sums of a topic's partitions. `uncounted`: partitions whose records could not be counted, which
+    are in `size_bytes` and `segments` alone."""
+
+    topic: str
+    partitions: int
+    policy: str | None
+    segments: int
+    size_bytes: int
+    live_bytes: int
+    garbage_bytes: int
+    records: int
+    live_records: int
+    tombstones: int
+    exact: bool
+    uncounted: int
+    quarantined: int
+
+    @classmethod
+    def of(cls, rows: list[PartitionInfo | Uncounted]) -> Topic:
+        counted = [row for row in rows if not isinstance(row, Uncounted)]
+        return cls(
+            topic=rows[0].topic,
+            partitions=len(rows),
+            policy=rows[0].policy,
+            segments=sum(row.segments for row in rows),
+            size_bytes=sum(row.size_bytes for row in rows),
+            live_bytes=sum(row.live_bytes for row in counted),
+            garbage_bytes=sum(row.garbage_bytes for row in counted),
+            records=sum(row.records for row in counted),
+            live_records=sum(row.live_records for row in counted),
+            tombstones=sum(row.tombstones for row in counted),
+            exact=all(row.exact for row in counted),
+            uncounted=len(rows) - len(counted),
+            quarantined=sum(row.quarantine is not None for row in rows),
+        )
+
+    @property
+    def health(self) -> str:
+        marks = [(self.quarantined, "quarantined"), (self.uncounted - self.quarantined, "damaged")]
+        named = [f"{number} {mark}" for number, mark in marks if number > 0]
+        return f" ({', '.join(named)})" if named else ""
+
+
+def _topics(out: Session, rows: list[Topic], compacted: set[str], homes: dict[tuple[str, int], str]) -> None:
+    for row in rows:
+        out.row("topic", asdict(row))
+    out.table(
+        ("TOPIC", "PARTITIONS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", "SEGMENTS", "POLICY"),
+        [
+            (
+                row.topic,
+                str(row.partitions),
+                format_bytes(row.size_bytes),
+                *(_counts(row, compacted) if row.uncounted < row.partitions else ("?",) * 4),
+                str(row.segments),
+                (row.policy or "none") + row.health,
+            )
+            for row in rows
+        ],
+        "lrrrrrrrl",
+        spare=("SEGMENTS", "LIVE", "NEWEST"),
+    )
+
+
+def _segments(
+    out: Session, rows: list[SegmentInfo], compacted: set[str], homes: dict[tuple[str, int], str]
+) -> None:
     for row in rows:
         out.row("segment", row.to_dict())
     out.table(
-        ("SEGMENT", "OFFSETS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "LARGEST TIMESTAMP", ""),
+        ("SEGMENT", "OFFSETS", "SIZE", "LIVE", "GARBAGE", "RECORDS", "LARGEST TIMESTAMP", *_dir(homes), ""),
         [
             (
                 f"{row.topic}-{row.partition}/{row.base_offset}",
                 f"{row.base_offset}-{row.next_offset - 1}" if row.next_offset > row.base_offset else "-",
                 format_bytes(row.size_bytes),
-                _about(format_bytes(row.live_bytes), row.exact),
-                _about(format_bytes(row.garbage_bytes), row.exact),
+                *_bytes(row, compacted),
                 _about(str(row.records), row.exact),
                 format_time(row.largest_timestamp),
+                *_dir(homes, row),
                 "active" if row.active else "",
             )
             for row in rows
         ],
-        "lrrrrrll",
+        "lrrrrrlll",
+        spare=("LARGEST TIMESTAMP", "LIVE"),
     )
+
+
+def _dir(homes: dict[tuple[str, int], str], row: Any = None) -> tuple[str, ...]:
+    """The cell that says which of several directories a row is in; its title without a row."""
+    if not homes:
+        return ()
+    return ("DIR",) if row is None else (homes[row.topic, row.partition],)
 
 
 def _about(figure: str, exact: bool) -> str:
@@ -151,36 +296,58 @@ class Uncounted:
         return {**asdict(self), **unknown, "exact": False}
 
 
-def _partitions(out: Session, rows: list[PartitionInfo | Uncounted]) -> None:
+def _partitions(
+    out: Session,
+    rows: list[PartitionInfo | Uncounted],
+    compacted: set[str],
+    homes: dict[tuple[str, int], str],
+) -> None:
     for row in rows:
         out.row("partition", row.to_dict())
+    titles = (
+        "PARTITION",
+        "SIZE",
+        "LIVE",
+        "GARBAGE",
+        "RECORDS",
+        "NEWEST",
+        "START",
+        "END",
+        "SEGMENTS",
+        "POLICY",
+    )
     out.table(
-        ("PARTITION", "SIZE", "LIVE", "GARBAGE", "RECORDS", "NEWEST", "START", "END", "SEGMENTS", "POLICY"),
+        (*titles, *_dir(homes)),
         [
             (
                 f"{row.topic}-{row.partition}",
                 format_bytes(row.size_bytes),
-                *_counts(row),
+                *_counts(row, compacted),
                 str(row.log_start),
                 str(row.log_end),
                 str(row.segments),
                 (row.policy or "none") + _health(row),
+                *_dir(homes, row),
             )
             for row in rows
         ],
-        "lrrrrrrrrl",
+        "lrrrrrrrrll",
+        spare=("START", "SEGMENTS", "LIVE", "NEWEST", "END"),
     )
 
 
-def _counts(row: PartitionInfo | Uncounted) -> tuple[str, ...]:
+def _bytes(row: Any, compacted: set[str]) -> tuple[str, str]:
+    """LIVE and GARBAGE: of a topic that is not compacted neither is defined."""
+    if row.topic not in compacted:
+        return "-", "-"
+    return _about(format_bytes(row.live_bytes), row.exact), _about(format_bytes(row.garbage_bytes), row.exact)
+
+
+def _counts(row: Any, compacted: set[str]) -> tuple[str, ...]:
     if isinstance(row, Uncounted):
         return ("?",) * 4
-    return (
-        _about(format_bytes(row.live_bytes), row.exact),
-        _about(format_bytes(row.garbage_bytes), row.exact),
-        _about(str(row.records), row.exact),
-        _about(str(row.live_records), row.exact),
-    )
+    records = _about(str(row.records), row.exact), _about(str(row.live_records), row.exact)
+    return (*_bytes(row, compacted), *records)
 
 
 def _health(row: PartitionInfo | Uncounted) -> str:

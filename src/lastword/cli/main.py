@@ -43,6 +43,7 @@ from lastword.cli import (
 from lastword.cli.help import Commands
 from lastword.cli.options import ClosedPipe, version_option
 from lastword.cli.output import INTERRUPTED, Output
+from lastword.cli.remedies import PLACE
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest
 
 LOOKS = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
@@ -111,6 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code. Never raises for what a user can meet."""
     talk = Output(as_json="--json" in arguments, color=_color(arguments))
+    PLACE.paths, PLACE.topic = [], None
     try:
         code = app(args=arguments, prog_name="lastword", standalone_mode=False)
         if code == INTERRUPTED:  # the parser's library has taken the exception

@@ -19,6 +19,7 @@ import typer
 
 from lastword.cli.help import Help
 from lastword.cli.output import Output
+from lastword.cli.remedies import PLACE, command_line
 from lastword.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Session(Output):
     def open(self, target: Target, mode: Literal["r", "a"] = "r", **settings: Any) -> LogDir:
         import lastword
 
+        if not PLACE.paths:  # the first that is opened is what the command line names
+            PLACE.paths, PLACE.topic = target.paths, target.topic
         paths: Any = target.paths if len(target.paths) > 1 else target.paths[0]
         extra: dict[str, Any] = {} if CONTEXT.clock is None else {"clock": CONTEXT.clock}
         if mode == "a":
@@ -207,13 +210,17 @@ class Target:
             )
         return target, [*given, *[None] * (len(names) - len(given))]
 
+    def command(self, verb: str, *words: str) -> str:
+        """A command over the same directories, as it can be pasted."""
+        return command_line(verb, self.paths, *words)
+
     def topic_for(self, command: str, *rest: str) -> str:
         """The topic; UsageError for a command that needs one and was given none."""
         if self.topic is None:
             self._check_there()
-            line = " ".join(["lastword", command, self.paths[0], "TOPIC", *rest])
             raise UsageError(
-                f"{command} needs a topic", remedy=f"{line}; `lastword ls {self.paths[0]}` shows them"
+                f"{command} needs a topic",
+                remedy=f"`{self.command(command, 'TOPIC', *rest)}`; `{self.command('ls')}` shows them",
             )
         return self.topic
 

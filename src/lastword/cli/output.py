@@ -67,16 +67,25 @@ class Output:
 
     def data_line(self, text: str) -> None:
         """A line that ends with what users wrote, which may be long: on a terminal it is cut to the width."""
-        self.line(cut(text, terminal_width()) if self.on_terminal else text)
+        self.line(cut(text, terminal_width(self.stdout)) if self.on_terminal else text)
 
     def row(self, kind: str, fields: dict[str, Any]) -> None:
         """One object of JSON; nothing in text mode."""
         if self.as_json:
             self.stdout.write(_json_line(kind, fields))
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
+    def table(
+        self,
+        header: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        right: str = "",
+        spare: Sequence[str] = (),
+    ) -> None:
+        """Rows of cells below their titles; fitted to the width of a terminal, whole in pipes and files.
+        `right` and `spare` as of `text.table`."""
         if rows and not self.as_json:
-            for text in table(header, rows, right):
+            width = terminal_width(self.stdout) if self.on_terminal else None
+            for text in table(header, rows, right, width=width, spare=spare):
                 self.line(text)
 
     def summary(self, text: str | None = None, *, ok: bool = True, **totals: Any) -> None:

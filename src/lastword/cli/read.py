@@ -10,7 +10,7 @@ from lastword.api.json_form import bytes_json, field_json
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.cli.output import field_text, key_candidates
 from lastword.cli.text import escape, internal_text, key_text, value_text
-from lastword.errors import UsageError
+from lastword.errors import UsageError, nearest
 from lastword.units import format_time, parse_when
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ lastword read data users --view latest --key bob
 lastword read data/users-0 --start 90m
 lastword read data users --last 5 --follow
 """
+
+
+VIEWS = ("log", "latest", "changes")
 
 
 def register(app: typer.Typer) -> None:
@@ -67,6 +70,17 @@ def read(
     if timeout is not None and (not follow or timeout < 0):
         what = "is no time" if follow else "is for --follow: a bounded read ends by itself"
         raise UsageError(f"--timeout {timeout:g} {what}", remedy="--follow --timeout SECONDS")
+    if view not in VIEWS:
+        near = nearest(view, VIEWS)
+        raise UsageError(
+            f"unknown --view {view!r}" + (f"; nearest: {near}" if near else ""),
+            remedy=f"one of {', '.join(VIEWS)}",
+        )
+    if follow and view != "log":
+        raise UsageError(
+            f"--view {view} needs all of a range, and --follow has no end",
+            remedy=target.command("read", known_as, "--view", view),
+        )
     if follow and end != "latest":
         raise UsageError("--follow goes on past every end", remedy="leave out --follow or --end")
     with out.open(target) as logs:

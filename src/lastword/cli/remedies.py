@@ -1,25 +1,103 @@
-"""What helps, as somebody at a shell would do it: errors speak to who calls from Python."""
+"""The remedy of an error as a user at a shell carries it out: errors.py speaks to callers from Python."""
 
 from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
 
 from lastword.errors import (
     LogDirLockedError,
     NotALogDirError,
+    ReadOnlyError,
     TopicExistsError,
     UnknownTopicError,
 )
 
 
+@dataclass(slots=True)
+class Place:
+    """The directories and the topic that the command line names, for commands that a remedy shows."""
+
+    paths: list[str] = field(default_factory=list)
+    topic: str | None = None
+
+
+PLACE = Place()
+
+
+def command_line(verb: str, paths: list[str], *words: str) -> str:
+    """A command as it can be pasted: the first directory in its place, the others with --dir."""
+    others = [part for path in paths[1:] for part in ("--dir", path)]
+    return shlex.join(["lastword", verb, paths[0], *words, *others])
+
+
+def policy_remedy(paths: list[str], topic: str) -> str:
+    """Both values of cleanup.policy: the wrong one removes what the topic's owner wants to keep."""
+    compact, delete = (
+        command_line("config", paths, topic, "--set", f"cleanup.policy={value}")
+        for value in ("compact", "delete")
+    )
+    return (
+        f"`{compact}` keeps the newest record of each key, `{delete}` keeps records until they are too old "
+        "or too many"
+    )
+
+
+# Options of a call in Python, and what the command line has instead.
+_AS_TYPED = (
+    (re.compile(r"^exist_ok=True takes it as it is$"), "append to it as it is, or choose another name"),
+    (
+        re.compile(r"^lastword\.spark\.restore\(\.\., to=\)$"),
+        "`lastword restore DIR TOPIC OUT` writes such files",
+    ),
+    (re.compile(r"^create_topic makes one$"), "`lastword create DIR TOPIC` makes one"),
+    (re.compile(r"^see lastword ls$"), "`lastword ls DIR TOPIC` shows them"),
+    (
+        re.compile(r"read it as it is: (key|value)_serializer=\"bytes\""),
+        r"dump the file: its bytes are shown as they are",
+    ),
+)
+
+
 def remedy_of(error: BaseException) -> str | None:
-    """The error's remedy; of an error that is mended by another command, that command."""
+    """The error's remedy; of an error that another command mends, that command."""
     remedy: str | None = getattr(error, "remedy", None)
-    where = getattr(error, "file", None) or "DIR"
+    paths = PLACE.paths or [getattr(error, "file", None) or "DIR"]
     if isinstance(error, LogDirLockedError):
         return "stop it; what only looks (ls, read, explain, verify, every --dry-run) needs no lock"
     if isinstance(error, NotALogDirError) and remedy and remedy.startswith("lastword.open("):
-        return f"check the path, or make one: lastword create {where} TOPIC"
+        return f"check the path, or make one: `{command_line('create', [error.file or paths[0]], 'TOPIC')}`"
+    if isinstance(error, ReadOnlyError) and remedy and remedy.startswith("lastword.open("):
+        return "check owner and permissions of the directory"
     if isinstance(error, UnknownTopicError):
-        return f"`lastword ls {where}` shows what there is; lastword create {where} TOPIC makes a new one"
+        create = command_line("create", paths, "TOPIC")
+        return f"`{command_line('ls', paths)}` shows what there is; `{create}` makes a new one"
     if isinstance(error, TopicExistsError):
-        return "append to it as it is; lastword config DIR TOPIC shows its settings"
-    return None if remedy is None else remedy.partition(", in Python ")[0]
+        topic = PLACE.topic or "TOPIC"
+        return f"append to it as it is; `{command_line('config', paths, topic)}` shows its settings"
+    if remedy is None:
+        return None
+    remedy = remedy.partition(", in Python ")[0]
+    for pattern, typed in _AS_TYPED:
+        remedy = pattern.sub(typed, remedy)
+    return _filled(remedy)
+
+
+def _filled(remedy: str) -> str:
+    """DIR and TOPIC in the commands of a remedy as the command line gave them."""
+    if not PLACE.paths:
+        return remedy
+    remedy = re.sub(r"(lastword [a-z]+ )DIR\b", lambda found: found[1] + shlex.quote(PLACE.paths[0]), remedy)
+    if PLACE.topic is not None:
+        remedy = re.sub(
+            r"(lastword (?!create)[a-z]+ \S+ )TOPIC\b", lambda found: found[1] + str(PLACE.topic), remedy
+        )
+    if len(PLACE.paths) > 1:
+        more = shlex.join([part for path in PLACE.paths[1:] for part in ("--dir", path)])
+        remedy = re.sub(
+            r"`(lastword [a-z]+ [^`]*)`",
+            lambda found: found[0] if "--dir" in found[1] else f"`{found[1]} {more}`",
+            remedy,
+        )
+    return remedy

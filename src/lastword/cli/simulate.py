@@ -69,7 +69,7 @@ def simulate(
         found = logs.simulate(target.topic, target.partition, strategy=strategy, progress=progress, **config)
     for one in found:
         out.row("simulation", one.to_dict())
-    out.table(_COLUMNS, [_row(one) for one in found], "lllrrrrrr")
+    out.table(_COLUMNS, [_row(one) for one in found], "lllrrrrrr", spare=("PEAK", "READ"))
     for one in found:
         if one.topic and one.records and one.idle:
             out.line(f"no round: {_name(one)}: {one.idle}")

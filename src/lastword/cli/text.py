@@ -12,9 +12,9 @@ import base64
 import json
 import os
 import re
-import shutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from lastword.records.internal import InternalRecord
@@ -121,17 +121,59 @@ def _or_null(data: bytes | str | None, null: str) -> str:
     return "\\" + text if text in _NULLS else text
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> list[str]:
-    """Lines of one table. `right` has an `r` for every column that is set to the right, else `l`."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: str = "",
+    *,
+    width: int | None = None,
+    spare: Sequence[str] = (),
+) -> list[str]:
+    """Lines of one table.
+
+    Args:
+        header: The titles of the columns.
+        rows: Cells of text, as many as there are titles.
+        right: An `r` for every column that is set to the right, else `l`.
+        width: Fit the lines to this width; None: as wide as they are.
+        spare: Titles of columns that are left out, in this order, where the width does not suffice. Then
+            columns of text are cut, the widest first.
+    """
+    columns = list(range(len(header)))
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in columns]
+    if width is not None:
+        for title in spare:
+            if _width(widths, columns) > width:
+                columns.remove(header.index(title))
+        _shrink(widths, [c for c in columns if right[c : c + 1] != "r"], columns, header, width)
     lines = []
     for row in (header, *rows):
-        cells = [
-            cell.rjust(width) if column < len(right) and right[column] == "r" else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
+        cells = []
+        for column in columns:
+            cell = cut(row[column], widths[column])
+            on_the_right = right[column : column + 1] == "r"
+            cells.append(cell.rjust(widths[column]) if on_the_right else cell.ljust(widths[column]))
+        line = "  ".join(cells).rstrip()
+        lines.append(line if width is None else cut(line, width))
     return lines
+
+
+def _width(widths: Sequence[int], columns: Sequence[int]) -> int:
+    return sum(widths[column] for column in columns) + 2 * (len(columns) - 1)
+
+
+def _shrink(
+    widths: list[int], texts: Sequence[int], columns: Sequence[int], header: Sequence[str], width: int
+) -> None:
+    """Make columns of text narrower, the widest first, not below their titles or 12 characters."""
+    while (over := _width(widths, columns) - width) > 0:
+        can = [column for column in texts if widths[column] > max(12, len(header[column]))]
+        if not can:
+            return
+        widest = max(can, key=lambda column: widths[column])
+        others = [widths[column] for column in can if widths[column] < widths[widest]]
+        floor = max(12, len(header[widest]), max(others, default=0))
+        widths[widest] = max(floor, widths[widest] - over)
 
 
 def cut(line: str, width: int) -> str:
@@ -151,5 +193,11 @@ def cut(line: str, width: int) -> str:
     return "".join(kept) + "…" + end
 
 
-def terminal_width() -> int:
-    return shutil.get_terminal_size((100, 24)).columns
+def terminal_width(stream: TextIO) -> int:
+    """Columns of the terminal that `stream` writes to; `COLUMNS` wins, as in every program."""
+    with suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", "0"))) > 0:
+            return columns
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    return 80

@@ -45,7 +45,7 @@ def trim(
     from lastword.api import retaining
 
     target = Target.of(directory, topic, partition, more)
-    known_as = target.topic_for("trim", "--before", "OFFSET|TIME")
+    known_as = target.topic_for("trim", "--before", "OFFSET")
     if before is None:
         raise UsageError("trim needs --before", remedy="--before OFFSET, a time or an age (90d)")
     when = _when(before)
