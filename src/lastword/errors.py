@@ -39,6 +39,7 @@
     ├── StorageError      exit 6, also OSError: the drive or its permissions
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
     │   ├── OfflineError             what lies in a directory that failed; the others serve
+    │   ├── LockLostError            `.lock` was removed or replaced: the directory is offline
     │   ├── WrongUserError           files made by this user could not be used by the directory's owner
     │   ├── FileVanishedError        also FileNotFoundError: gone since it was listed
     │   ├── NotSharedError           a worker does not see the directory that the driver works on
@@ -469,6 +470,20 @@ class SyncFailedError(StorageError):
             remedy="check the drive, open again",
             file=file,
             errno=errno,
+        )
+
+
+class LockLostError(StorageError):
+    """Another process may have taken the directory. It stays offline here until it is opened again."""
+
+    @classmethod
+    def of(cls, file: str, how: str) -> LockLostError:
+        directory = file.rpartition("/")[0] or "."
+        return cls(
+            f"{file} was {how} while this process held the lock: another process may write there, "
+            f"so {directory} is offline here",
+            remedy="find out what touched the file; then close this and open the directory again",
+            file=file,
         )
 
 

@@ -1,9 +1,12 @@
-"""The lock: between processes, inside one, across fork, and when the file behind the path changes."""
+"""The lock: between processes, inside one, across fork, beside code that opens and closes the file, and when
+the file behind the path changes."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from lastword.errors import LogDirLockedError
+import lastword
+from lastword.errors import LastwordError, LockLostError, LogDirLockedError, OfflineError
 from lastword.files import OsFiles
 
 HOLD = """
@@ -32,6 +36,32 @@ try:
 except OSError:
     print("locked")
 """
+
+
+TAKE = """
+import sys
+from lastword.errors import LogDirLockedError
+from lastword.files import OsFiles
+try:
+    OsFiles().lock(sys.argv[1]).release()
+    print("free")
+except LogDirLockedError as error:
+    print(type(error).__name__, error.pid)
+"""
+
+OPEN = """
+import sys, lastword
+try:
+    lastword.open(sys.argv[1], "a").close()
+    print("opened")
+except lastword.errors.LogDirLockedError as error:
+    print(type(error).__name__, error.pid)
+"""
+
+
+def taken_elsewhere(path: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", TAKE, str(path)], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 @contextmanager
@@ -115,6 +145,63 @@ def test_a_left_over_file_locks_nothing(path: Path) -> None:
     OsFiles().lock(path).release()
 
 
+def test_code_that_closes_the_file_frees_nothing(path: Path) -> None:
+    """A POSIX record lock of the process would be gone: Kafka, and a second writer, would come in."""
+    lock = OsFiles().lock(path)
+    path.read_bytes()
+    with path.open("r+"):
+        pass
+    assert seen_from_outside(path) == "locked", "by Kafka's kind of lock"
+    assert taken_elsewhere(path) == f"LogDirLockedError {os.getpid()}", "and the holder is still named"
+    lock.release()
+    assert seen_from_outside(path) == "free"
+
+
+def test_a_copy_of_the_directory_frees_nothing(tmp_path: Path) -> None:
+    """A backup in the same process copies `.lock` too."""
+    root = tmp_path / "data"
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.state("users")["ada"] = 1
+        shutil.copytree(root, tmp_path / "backup")
+        assert seen_from_outside(root / ".lock") == "locked"
+        done = subprocess.run([sys.executable, "-c", OPEN, str(root)], capture_output=True, text=True)
+        assert done.stdout.strip() == f"LogDirLockedError {os.getpid()}", done.stderr
+        logs.state("users")["bob"] = 2
+    with lastword.open(root) as logs:
+        assert dict(logs.state("users")) == {"ada": 1, "bob": 2}
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_lost_lock_takes_the_directory_offline(tmp_path: Path, how: str) -> None:
+    root = tmp_path / "data"
+    logs = lastword.open(root, "a", log_cleaner_enable=False)
+    users = logs.create_topic("users", cleanup_policy="compact", segment_bytes=2_000)
+    for _number in range(30):
+        users.append(b"key", b"x" * 150)
+    (root / ".lock").unlink()
+    if how == "replaced":
+        (root / ".lock").touch()
+    before = sorted(path.relative_to(root) for path in root.rglob("*"))
+    for change in (
+        lambda: users.append(b"key", b"x" * 1_900),  # needs a new segment
+        lambda: users.append(b"key", b"y", ack="disk"),
+        lambda: logs.create_topic("orders"),
+        lambda: users.set_config(segment_bytes=3_000),
+        logs.sync,
+    ):
+        with pytest.raises((LockLostError, OfflineError), match=rf"\.lock was {how} while this process held"):
+            change()
+    with pytest.raises(LastwordError):
+        logs.clean("users")
+    assert users.read().position == {0: 0}, "reading goes on"
+    assert len(list(users.read())) >= 30
+    with pytest.raises(LastwordError):
+        logs.close()
+    assert sorted(path.relative_to(root) for path in root.rglob("*")) == before, "nothing was made or removed"
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.topic("users").append(b"key", b"again")
+
+
 def test_release_twice_frees_nothing_of_the_next_holder(path: Path) -> None:
     first = OsFiles().lock(path)
     first.release()
@@ -129,7 +216,7 @@ def test_a_file_that_was_removed_between_opening_and_locking_is_not_the_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka removes the file when it stops. A lock on the removed one would exclude nobody."""
-    real = fcntl.lockf
+    real = fcntl.flock
     stops = []
 
     def kafka_stops_meanwhile(fd: int, how: int) -> None:
@@ -138,7 +225,7 @@ def test_a_file_that_was_removed_between_opening_and_locking_is_not_the_lock(
             path.touch()  # and another process makes its own
         real(fd, how)
 
-    monkeypatch.setattr(fcntl, "lockf", kafka_stops_meanwhile)
+    monkeypatch.setattr(fcntl, "flock", kafka_stops_meanwhile)
     lock = OsFiles().lock(path)
     monkeypatch.undo()
     assert stops
@@ -167,3 +254,30 @@ def test_a_forked_child_holds_nothing_and_frees_nothing(path: Path) -> None:
     assert lock.held
     assert seen_from_outside(path) == "locked"
     lock.release()
+
+
+def test_a_child_does_not_keep_the_lock_of_a_parent_that_has_ended(path: Path) -> None:
+    parent = """
+import os, sys, time
+from lastword.files import OsFiles
+lock = OsFiles().lock(sys.argv[1])
+if os.fork() == 0:
+    print("forked", flush=True)
+    time.sleep(60)
+    os._exit(0)
+time.sleep(60)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent, str(path)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"forked\n"
+        assert taken_elsewhere(path).startswith("LogDirLockedError")
+        process.kill()
+        process.wait()
+        assert taken_elsewhere(path) == "free", "the child lives, and holds nothing"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()

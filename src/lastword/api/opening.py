@@ -62,6 +62,10 @@ def open(
         paths = _together(paths[0], found.instance.log_dirs)
         cluster = BrokerSettings(files, paths)
     clock = clock or SystemClock()
+    if mode == "a":
+        for one in paths:  # before the first is changed
+            if files.is_dir(one):
+                files.check_owner(one)
     opened: list[LogDirectory] = []
     offline: dict[str, LastwordError] = {}
     try:

@@ -13,10 +13,12 @@ from lastword.errors import (
     FileTakenError,
     FileVanishedError,
     LastwordError,
+    LockLostError,
     ReadOnlyError,
     StorageError,
     SyncFailedError,
 )
+from lastword.files.lock import FileLock
 from lastword.metrics import DIR_OFFLINE, FSYNC_SECONDS
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -26,11 +28,25 @@ FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 class Root:
     """What goes offline together: one log directory, or else one directory."""
 
-    __slots__ = ("failure", "path")
+    __slots__ = ("failure", "lock", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.failure: SyncFailedError | None = None
+        self.failure: StorageError | None = None
+        self.lock: FileLock | None = None  # that this process holds there
+
+    def check_lock(self) -> None:
+        """`check`, and LockLostError from now on if the lock file was removed or replaced. One system call:
+        for what changes names, and for syncs."""
+        self.check()
+        if self.lock is None:
+            return
+        try:
+            self.lock.check()
+        except LockLostError as error:
+            self.failure = error
+            DIR_OFFLINE.set(1, self.path)
+            raise copy(error) from None
 
     def check(self) -> None:
         if self.failure is not None:
@@ -72,7 +88,7 @@ def translate(error: OSError, path: str, doing: str, *, changing: bool) -> Lastw
 
 def synced(fd: int, path: str, root: Root) -> None:
     """fsync; SyncFailedError takes the root offline."""
-    root.check()
+    root.check_lock()
     started = time.perf_counter()
     try:
         os.fsync(fd)

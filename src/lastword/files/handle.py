@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 
-from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError, SyncFailedError
+from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
 from lastword.files.ahead import start_writing
 from lastword.files.descriptors import Descriptors
 from lastword.files.failures import NO_ROOM, Root, synced, translate
@@ -56,7 +56,7 @@ class OsHandle(Handle):
             try:
                 os.fsync(self.fd)
             except OSError as error:
-                with contextlib.suppress(SyncFailedError):  # told to the next who changes something there
+                with contextlib.suppress(StorageError):  # told to the next who changes something there
                     self._root.fail(self.path, error)
         self.unsynced = False
 

@@ -142,8 +142,9 @@ class Files(ABC):
 
     @abstractmethod
     def lock(self, path: Path) -> FileLock:
-        """Take the exclusive POSIX lock of a lock file, made if absent. `LogDirLockedError` names the
-        holder."""
+        """Take the exclusive lock of a lock file, made if absent. `LogDirLockedError` names the holder. If
+        the file is removed or replaced later, the guarded root of its directory goes offline
+        (`LockLostError`)."""
 
     @abstractmethod
     def free_bytes(self, path: Path) -> int:

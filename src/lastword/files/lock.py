@@ -1,17 +1,20 @@
 """The lock that makes one process the writer of a directory, and excludes a running Kafka.
 
-Kafka takes a POSIX record lock (`fcntl`, the whole file) on `.lock`, so we do too. Such locks have three
-traps:
+Kafka takes a POSIX record lock (`fcntl`, the whole file) on `.lock`. Such a lock belongs to the process: code
+that opens and closes the file, as a copy of the directory does, frees it. So this one is a record lock of the
+open file description (`F_OFD_SETLK`): it conflicts with Kafka's, and only its own descriptor frees it. A
+`flock` on the same descriptor names the holder, which the system hides of the other kind.
 
-* they belong to the process, so a second open in the same process would be let in: a registry in the process
-  refuses it;
-* closing *any* descriptor of the file frees the lock: the registry is asked, by inode, before the file is
-  opened again;
-* the path may name another file by the time the lock is held (Kafka removes `.lock` when it stops): after
+* A second open in the same process is refused by a registry, with the words "this process".
+* The path may name another file by the time the lock is held (Kafka removes `.lock` when it stops): after
   locking, the inode behind the path is compared with the one that is locked, and the whole is tried again if
   they differ.
+* The file may be removed or replaced while it is held, and another process may lock the new one. `check`
+  compares the inodes again; `OsFiles` calls it before it makes, renames or removes a file, and before each
+  sync, and takes the directory offline (`LockLostError`).
 
-A child made by `fork` does not inherit the lock; its copy of the registry is not believed.
+A child made by `fork` shares the open file description, so it would keep the lock of a parent that has ended.
+It closes the descriptor as its first act, and holds nothing.
 
 Releasing leaves the file in place. Removing it cannot be made safe against Kafka, which does not compare
 inodes: one that has opened the old file just before would lock it after, while a third process makes and
@@ -21,13 +24,14 @@ locks a new one. A left-over file locks nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
 import threading
 from types import TracebackType
 
-from lastword.errors import LogDirLockedError
+from lastword.errors import LockLostError, LogDirLockedError
 from lastword.files.owner import open_file
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
@@ -37,12 +41,20 @@ _registry: dict[tuple[int, int], FileLock] = {}  # (device, inode) of each lock 
 _mutex = threading.Lock()
 
 
-def _renew_mutex() -> None:
+def _after_fork() -> None:
+    """Hold nothing in the child: an inherited descriptor would keep the parent's lock."""
     global _mutex
     _mutex = threading.Lock()  # another thread may have held it when the process forked
+    held = list(_registry.values())
+    _registry.clear()
+    for lock in held:
+        fds, lock._fds = lock._fds, []
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
-os.register_at_fork(after_in_child=_renew_mutex)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class FileLock:
@@ -74,12 +86,14 @@ class FileLock:
         opened = os.fstat(fd)
         held = _registry.get((opened.st_dev, opened.st_ino))
         if held is not None and held._pid == os.getpid():
-            held._fds.append(fd)  # closing it here would free the lock that this process holds
+            # By another path. Where the system knows process locks only, closing it here would free the lock.
+            held._fds.append(fd)
             _refuse_own(path, opened)
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            pid = _holder(fd)
+            pid = _holder(fd, opened)
             os.close(fd)
             raise LogDirLockedError.held(os.path.dirname(path) or ".", pid, _process_name(pid)) from None
         except OSError:
@@ -101,6 +115,19 @@ class FileLock:
     @property
     def held(self) -> bool:
         return bool(self._fds) and self._pid == os.getpid()
+
+    def check(self) -> None:
+        """LockLostError if the path does not name the locked file any more: it excludes no other process."""
+        if not self.held:
+            return
+        try:
+            named = os.stat(self.path)
+        except FileNotFoundError:
+            raise LockLostError.of(self.path, "removed") from None
+        except OSError:
+            return  # a drive that does not answer: the change itself meets that
+        if (named.st_dev, named.st_ino) != self._key:
+            raise LockLostError.of(self.path, "replaced")
 
     def release(self) -> None:
         """Free the lock; a second release, or one in a forked child, frees nothing."""
@@ -131,14 +158,36 @@ def _refuse_own(path: str, facts: os.stat_result) -> None:
         raise LogDirLockedError.held(os.path.dirname(path) or ".", os.getpid(), "this process")
 
 
-def _holder(fd: int) -> int | None:
-    """The process that holds the lock, as the kernel tells; None if it is hidden or has let go meanwhile."""
+def _lock(fd: int) -> None:
+    wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a file system with locks of processes only
+
+
+def _holder(fd: int, facts: os.stat_result) -> int | None:
+    """Find the process that holds the lock; None if the system hides it, or it has let go meanwhile."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     except (OSError, struct.error):
         return None
-    return pid if kind != fcntl.F_UNLCK and pid > 0 else None
+    if kind != fcntl.F_UNLCK and pid > 0:
+        return pid
+    # Held by an open file description, which the kernel gives no process for; its flock has one.
+    inode = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as locks:
+            for line in locks:
+                words = line.split()
+                if words[1] == "FLOCK" and inode in words:
+                    return int(words[4]) if int(words[4]) > 0 else None
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
 
 
 def _process_name(pid: int | None) -> str | None:

@@ -7,7 +7,7 @@ import os
 import stat as modes
 import threading
 
-from lastword.errors import LastwordError, StorageError, SyncFailedError
+from lastword.errors import LastwordError, StorageError
 from lastword.files import owner
 from lastword.files.descriptors import Descriptors
 from lastword.files.failures import Root, synced, translate
@@ -40,7 +40,7 @@ class OsFiles(Files):
             self._of_directory.clear()
         DIR_OFFLINE.set(0, path)
 
-    def offline(self, path: Path) -> SyncFailedError | None:
+    def offline(self, path: Path) -> StorageError | None:
         path = os.fspath(path)
         return self._root(os.path.join(path, ".") if os.path.isdir(path) else path).failure
 
@@ -93,10 +93,13 @@ class OsFiles(Files):
 
     def open_append(self, path: Path, *, create: bool = False, exclusive: bool = False) -> OsHandle:
         path = os.fspath(path)
-        self._root(path).check()
+        root = self._root(path)
         flags = os.O_RDWR | os.O_NOFOLLOW  # a link could lead a write out of the directory
         if create or exclusive:
             flags |= os.O_CREAT
+            root.check_lock()
+        else:
+            root.check()
         if exclusive:
             flags |= os.O_EXCL
         return self._open(path, flags, changing=True)
@@ -133,7 +136,7 @@ class OsFiles(Files):
 
     def _changing(self, path: Path) -> str:
         path = os.fspath(path)
-        self._root(path).check()
+        self._root(path).check_lock()
         return path
 
     def mkdir(self, path: Path) -> None:
@@ -187,7 +190,7 @@ class OsFiles(Files):
     def fsync_dir(self, path: Path) -> None:
         path = os.fspath(path)
         root = self._root(os.path.join(path, "."))
-        root.check()
+        root.check_lock()
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             fd = self.descriptors.open(lambda: os.open(path, flags))
@@ -209,12 +212,17 @@ class OsFiles(Files):
             raise translate(error, os.fspath(directory), "look at", changing=False) from error
 
     def lock(self, path: Path) -> FileLock:
+        path = os.fspath(path)
         try:
-            return self.descriptors.open(lambda: FileLock.take(os.fspath(path)))
+            lock = self.descriptors.open(lambda: FileLock.take(path))
         except OSError as error:
             if isinstance(error, LastwordError):
                 raise
-            raise translate(error, os.fspath(path), "lock", changing=True) from error
+            raise translate(error, path, "lock", changing=True) from error
+        root = self._root(path)
+        if root.path in self._roots:
+            root.lock = lock
+        return lock
 
     def free_bytes(self, path: Path) -> int:
         try:
