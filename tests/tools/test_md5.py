@@ -105,7 +105,12 @@ def test_verify_tells_and_damage_does_not_stop_it(tmp_path: Path) -> None:
                 topic.append(key, b"v")
         assert logs.verify().collisions == ()
         found = logs.verify(md5=True, progress=heard.append)
-        assert found.ok and found.keys == 4 and [one.topic for one in found.collisions] == ["t", "u"]
+        assert (
+            not found.ok
+            and not found.problems
+            and found.keys == 4
+            and [one.topic for one in found.collisions] == ["t", "u"]
+        )
         assert found.to_dict()["collisions"][0]["md5"] == DIGEST
         assert logs.topic("u").verify(md5=True).keys == 2
     assert {one.verb for one in heard} >= {"verify", "compare keys"}

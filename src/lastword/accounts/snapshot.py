@@ -122,6 +122,23 @@ def load_header(files: Files, path: str) -> dict[str, Any] | None:
         return None
 
 
+def check(files: Files, path: str) -> dict[str, Any]:
+    """Return the header of the accounts at `path`, checked whole. CorruptFileError if they are damaged."""
+    with files.open_read(path) as handle:
+        size = handle.size()
+        header, _ = _header(handle, path, size)
+        crc, position = 0, 0
+        while position < size - _CRC.size:
+            piece = handle.pread(min(_PIECE, size - _CRC.size - position), position)
+            if not piece:
+                break
+            crc = google_crc32c.extend(crc, piece)
+            position += len(piece)
+        if handle.pread(_CRC.size, position) != _CRC.pack(crc):
+            raise _damaged(path, "checksum mismatch")
+    return header
+
+
 class _Writer:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -171,4 +188,6 @@ def _empty(path: str, kind: Any, shape: Any, left: int, room_bytes: int, place: 
 
 
 def _damaged(path: str, text: str) -> CorruptFileError:
-    return CorruptFileError(text, remedy="delete the file: it is made again from the log", file=path)
+    return CorruptFileError(
+        text, code="bad-accounts", remedy="delete the file: it is made again from the log", file=path
+    )

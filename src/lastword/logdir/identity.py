@@ -17,12 +17,13 @@ import os
 import random
 import re
 
-from lastword.errors import CorruptFileError, FileVanishedError, InconsistentTopicIdError
+from lastword.errors import CorruptFileError, FileVanishedError, InconsistentTopicIdError, nearest
 from lastword.files import Files
 from lastword.segment import names
 
 CLEAN_SHUTDOWN_TEXT = b'{"version":0,"brokerEpoch":-1}'
 _ID = re.compile(r"[A-Za-z0-9_-]{22}")
+_META = ("version", "cluster.id", "node.id", "broker.id", "directory.id")
 
 
 def new_id(rng: random.Random) -> str:
@@ -59,6 +60,45 @@ def _read_property(files: Files, root: str, name: str) -> str | None:
     return match[1] if match is not None else None
 
 
+def read_meta_properties(files: Files, path: str) -> dict[str, str]:
+    """Return the properties of a meta.properties file.
+
+    Raises:
+        CorruptFileError: A broker would not take it, or a name looks like a damaged one. Ids have no
+            checksum: a wrong id that is well formed is not noticed.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(files.read_bytes(path).decode("latin-1").splitlines(), 1):
+        text = line.strip()
+        if not text or text[0] in "#!":
+            continue
+        match = re.fullmatch(r"([\x21-\x7e]+?)\s*[=:]\s*([\x20-\x7e]*)", text)
+        if match is None:
+            raise _bad_meta(path, f"line {number} is no property")
+        found[match[1]] = match[2].strip()
+    version = found.get("version")
+    number_of = {"0": "broker.id", "1": "node.id"}.get(version or "")
+    if number_of is None:
+        raise _bad_meta(path, f"version {version!r}, expected 0 or 1")
+    lost = [name for name in _META if name not in found]
+    for name in found:
+        meant = nearest(name, lost, 0.8) if name not in _META else None
+        if meant is not None:
+            raise _bad_meta(path, f"property {name!r} is not known; nearest: {meant}")
+    if not re.fullmatch(r"\d{1,10}", found.get(number_of, "")):
+        raise _bad_meta(path, f"{number_of} is {found.get(number_of)!r}")
+    if version == "1" and not found.get("cluster.id"):
+        raise _bad_meta(path, "there is no cluster.id")
+    directory_id = found.get("directory.id")
+    if directory_id is not None and _ID.fullmatch(directory_id) is None:
+        raise _bad_meta(path, f"directory.id is {directory_id!r}")
+    return found
+
+
+def _bad_meta(path: str, why: str) -> CorruptFileError:
+    return CorruptFileError(why, code="bad-properties", remedy="restore it from a copy", file=path)
+
+
 def format_partition_metadata(topic_id: str) -> bytes:
     return f"version: 0\ntopic_id: {topic_id}".encode()
 
@@ -79,8 +119,10 @@ def read_topic_id(files: Files, partition_directory: str) -> str | None:
         re.split(r":\s+", line, maxsplit=1) for line in text.splitlines() if re.search(r":\s", line)
     )
     version, topic_id = fields.get("version", ""), fields.get("topic_id", "").strip()
-    if not version.strip().isdigit() or _ID.fullmatch(topic_id) is None or topic_id == "A" * 22:
-        raise CorruptFileError("this is no partition metadata", remedy="restore it from a copy", file=path)
+    if version.strip() != "0" or _ID.fullmatch(topic_id) is None or topic_id == "A" * 22:
+        raise CorruptFileError(
+            "this is no partition metadata", code="bad-properties", remedy="restore it from a copy", file=path
+        )
     return topic_id
 
 

@@ -1,10 +1,8 @@
-"""How far the log was made durable: `<partition>/lastword/synced`, 16 bytes, big-endian.
+"""How far the log was made durable: `<partition>/lastword/synced`, 12 bytes.
 
 ```
-4 bytes "lws1"   i64 offset   u32 CRC-32C of the twelve bytes before
+i64 offset   u32 CRC-32C of the eight bytes before
 ```
-
-Version 0 has no "lws1" and is 12 bytes long; it is still read.
 
 Everything below the offset was synced, so a power cut cannot have taken it: damage below it is the drive's,
 and nothing behind such damage may be cut off as a torn tail. The file is written in place after each sync and
@@ -23,9 +21,7 @@ from lastword.errors import LastwordError
 from lastword.files import Files, Handle
 from lastword.segment import names
 
-_MARK = struct.Struct(">4sqI")
-_MAGIC = b"lws1"
-_OLD_MARK = struct.Struct(">qI")
+_MARK = struct.Struct(">qI")
 
 
 class SyncedMark:
@@ -50,9 +46,8 @@ class SyncedMark:
             if not self._files.exists(private):
                 self._files.mkdir(private)
             self._handle = self._files.open_append(os.path.join(private, names.SYNCED), create=True)
-            if self._handle.size() > _MARK.size:  # damaged: what follows the mark would stay
-                self._handle.truncate(0)
-        self._handle.pwrite(encode_mark(offset), 0)
+        data = struct.pack(">q", offset)
+        self._handle.pwrite(data + struct.pack(">I", google_crc32c.value(data)), 0)
         return self._handle
 
     def close(self) -> None:
@@ -68,21 +63,7 @@ def read_synced(files: Files, directory: str) -> int:
         data = files.read_bytes(path) if files.exists(path) else b""
     except LastwordError:
         return 0
-    return decode_mark(data) or 0
-
-
-def encode_mark(offset: int) -> bytes:
-    """Return the bytes of a mark."""
-    data = struct.pack(">4sq", _MAGIC, offset)
-    return data + struct.pack(">I", google_crc32c.value(data))
-
-
-def decode_mark(data: bytes) -> int | None:
-    """Return the offset of a mark; None if it is damaged, or of a version that is not known."""
-    if len(data) == _OLD_MARK.size:
-        offset, crc = _OLD_MARK.unpack(data)
-    elif len(data) == _MARK.size and data[:4] == _MAGIC:
-        _, offset, crc = _MARK.unpack(data)
-    else:
-        return None
-    return offset if offset >= 0 and google_crc32c.value(data[:-4]) == crc else None
+    if len(data) != _MARK.size:
+        return 0
+    offset, crc = _MARK.unpack(data)
+    return max(offset, 0) if google_crc32c.value(data[:8]) == crc else 0

@@ -1,4 +1,4 @@
-"""Any file of a log directory, decoded: segments, indexes, snapshots, checkpoints, properties.
+"""Any file of a log directory, decoded: segments, indexes, snapshots, checkpoints, properties, private files.
 
 `dump(file)` is lazy, takes no lock and reads the file as it is. Damage is an entry too (`Problem`), and
 what is sound behind it still comes.
@@ -16,11 +16,12 @@ from typing import Any
 
 from lastword.errors import CorruptFileError, DataError, UsageError
 from lastword.files import DEFAULT, Files
+from lastword.logdir.identity import read_meta_properties, read_topic_id
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.snapshots import ENTRY as SNAPSHOT_ENTRY
 from lastword.partition.snapshots import HEADER as SNAPSHOT_HEADER
 from lastword.partition.snapshots import decode as decode_snapshot
-from lastword.partition.synced import read_synced
+from lastword.partition.staged import BATCHES
 from lastword.records.batch import BatchHeader
 from lastword.records.compression import CODEC_NAMES
 from lastword.records.control import parse_control
@@ -128,7 +129,7 @@ class ProducerEntry(Value):
 
 @dataclass(frozen=True, slots=True)
 class Property(Value):
-    """One name and value of partition.metadata, meta.properties or the clean-shutdown file."""
+    """One name and value of a file of properties, the clean-shutdown file or a private file."""
 
     file: str
     name: str
@@ -140,32 +141,52 @@ Dumper = Callable[[Files, str, bool], Iterator[Entry]]
 
 
 def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = DEFAULT) -> Iterator[Entry]:
-    """Entries of one file, in file order. UsageError if it is no file of a log directory."""
+    """Return the entries of one file, in file order; of a private directory, those of all its files.
+
+    UsageError if it is no file of a log directory.
+    """
     path = os.fspath(file)
+    if files.is_dir(path) and _is_private(path):
+        return _directory(files, path, records)
     if files.is_dir(path):
         raise UsageError(
             f"{path} is a directory", remedy=f"give its files: lastword dump {path}/*", file=path
         )
     if not files.exists(path):
         raise UsageError(f"there is no {path}", remedy="check the path", file=path)
-    dumper = dumper_of(os.path.basename(path))
+    dumper = dumper_of(path)
     if dumper is None:
         raise UsageError(
             f"{path} is no file of a log directory",
-            remedy="segments, indexes, snapshots, checkpoints and properties can be dumped",
+            remedy="segments, indexes, snapshots, checkpoints, properties and private files can be dumped",
             file=path,
         )
     return dumper(files, path, records)
 
 
-def dumper_of(name: str) -> Dumper | None:
-    """Who decodes a file of this name; files of an unfinished swap are decoded as what they will be."""
+def dumper_of(path: str) -> Dumper | None:
+    """Return the function that decodes the file at `path`; None if it is no file of a log directory. Files of
+    an unfinished swap are decoded as what they will be."""
+    name = os.path.basename(path)
     parsed = names.parse_segment_file(name)
     if parsed is not None:
         return _BY_EXTENSION[parsed.extension]
-    if names.is_metadata_snapshot(name):
+    if names.is_metadata_snapshot(name) or name.endswith(BATCHES):
         return _segment
-    return _BY_NAME.get(name)
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    from lastword.tools.private_files import reader_of
+
+    return _private if reader_of(path) is not None else None
+
+
+def _is_private(path: str) -> bool:
+    return names.PRIVATE in Path(os.path.realpath(path)).parts[-2:]
+
+
+def _directory(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    for name in files.listdir(path):
+        yield from dump(os.path.join(path, name), records=records, files=files)
 
 
 # ---------------------------------------------------------------- segments
@@ -253,7 +274,7 @@ def codec_name(codec: int) -> str:
 
 
 def _base(path: str) -> int:
-    """Return the base offset in a file's name; 0 for a snapshot of the metadata."""
+    """Return the base offset in a file's name; 0 for a snapshot of the metadata and staged batches."""
     parsed = names.parse_segment_file(os.path.basename(path))
     return 0 if parsed is None else parsed.base_offset
 
@@ -335,6 +356,18 @@ def _properties(files: Files, path: str, records: bool) -> Iterator[Entry]:
             yield Property(path, text[:cut].strip(), text[cut + 1 :].strip())
 
 
+def _checked_properties(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    """As `_properties`, and what a broker would refuse."""
+    yield from _properties(files, path, records)
+    try:
+        if os.path.basename(path) == names.META_PROPERTIES:
+            read_meta_properties(files, path)
+        else:
+            read_topic_id(files, os.path.dirname(path))
+    except CorruptFileError as error:
+        yield Problem(path, error.position, None, error.code, error.message, False)
+
+
 def _json(files: Files, path: str, records: bool) -> Iterator[Entry]:
     data = files.read_bytes(path)
     if not data:  # as old brokers wrote it: only its existence counts
@@ -347,12 +380,19 @@ def _json(files: Files, path: str, records: bool) -> Iterator[Entry]:
         yield Problem(path, 0, None, "bad-checkpoint", "this is not a JSON object", True)
 
 
-def _synced(files: Files, path: str, records: bool) -> Iterator[Entry]:
-    offset = read_synced(files, os.path.dirname(os.path.dirname(path)))
-    if offset == 0 and files.read_bytes(path)[:8].strip(b"\0"):
-        yield Problem(path, 0, None, "bad-checkpoint", "the checksum is wrong", True)
-    else:
-        yield Property(path, "synced below offset", str(offset))
+# ---------------------------------------------------------------- private files
+
+
+def _private(files: Files, path: str, records: bool) -> Iterator[Entry]:
+    from lastword.tools.private_files import problem_of, reader_of
+
+    reader = reader_of(path)
+    assert reader is not None
+    try:
+        for name, value in reader(files, path):
+            yield Property(path, name, value)
+    except (CorruptFileError, UsageError) as error:
+        yield problem_of(path, error)
 
 
 _BY_EXTENSION: dict[str, Dumper] = {
@@ -368,10 +408,8 @@ _BY_NAME: dict[str, Dumper] = {
     names.HIGH_WATERMARKS: _checkpoint,
     names.FIRST_DIRTY: _checkpoint,
     names.LEADER_EPOCHS: _epochs,
-    names.PARTITION_METADATA: _properties,
-    names.META_PROPERTIES: _properties,
+    names.PARTITION_METADATA: _checked_properties,
+    names.META_PROPERTIES: _checked_properties,
     names.CLEAN_SHUTDOWN: _json,
     names.QUORUM_STATE: _json,
-    names.QUARANTINE: _json,
-    names.SYNCED: _synced,
 }

@@ -4,11 +4,20 @@ against."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lastword.records.batch import BatchHeader
 from lastword.tools.problem import Problem
 
 MAX_PROBLEMS = 10_000  # a file of noise has millions; the first ones tell the story
+
+
+class EpochRun(NamedTuple):
+    """Neighbouring batches with one leader epoch: base offsets of the first and the last of them."""
+
+    first: int
+    last: int
+    epoch: int
 
 
 @dataclass(slots=True)
@@ -17,7 +26,8 @@ class Account:
 
     Attributes:
         sound: (inode, size, mtime) of the log files that were checked with their indexes and have no problem.
-            A later check skips them.
+            A later check skips them. None of them ends inside a transaction.
+        epochs: of each log file, which batches have which leader epoch.
     """
 
     batches: int = 0
@@ -25,6 +35,7 @@ class Account:
     read_bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
     sound: set[tuple[int, int, int]] = field(default_factory=set)
+    epochs: dict[tuple[int, int, int], list[EpochRun]] = field(default_factory=dict)
 
     def report(self, problem: Problem) -> None:
         if len(self.problems) < MAX_PROBLEMS:

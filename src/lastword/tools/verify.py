@@ -8,6 +8,10 @@
                        reached it, or (as brokers before 3.0 wrote) an offset inside it
     transaction index  it has an entry for every aborted transaction whose marker lies in its segment
     checkpoints        well formed, and no offset above the log end
+    leader epochs      of each batch as its header says
+    end                where the clean stop, the synced mark and the recovery point say
+    identity           meta.properties and partition.metadata; one topic id for all partitions of a topic
+    private files      framed with version and checksum; what is staged for a commit that waits
 
 `quick` reads headers and checks checksums not at all: what it costs is the indexes and a header per batch.
 Its count of records leaves out those in compressed entries of magic 0 and 1, which only reading them tells.
@@ -21,6 +25,8 @@ check, or the same problem was in `_CONFIRMED` checks in a row. Only files with 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,10 +34,12 @@ from typing import TYPE_CHECKING
 from lastword.clock import Clock, SystemClock
 from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError
 from lastword.files import FileFacts, Files
+from lastword.logdir.identity import read_topic_id
 from lastword.partition.checkpoint_file import number, read_lines
-from lastword.partition.view import PartitionView
+from lastword.partition.synced import read_synced
+from lastword.partition.view import PartitionView, read_log_start
 from lastword.segment import names
-from lastword.tools.findings import Account
+from lastword.tools.findings import Account, EpochRun
 from lastword.tools.problem import Problem
 from lastword.tools.verify_log import verify_log
 from lastword.values import Progress, ProgressLike, Value, plural
@@ -47,10 +55,10 @@ _CHECKS = 20  # of one partition at most
 
 @dataclass(frozen=True, slots=True)
 class Verification(Value):
-    """What was checked, and all that is wrong. `ok` is True only if nothing is.
+    """What was checked, and what is wrong. `ok` is True only if there are no problems and no collisions.
 
     `collisions`, if they were asked for: keys that are sound here and that Kafka's cleaner would take for
-    one; `keys` were compared. They are no problem of the log, and `ok` does not speak of them.
+    one; `keys` were compared.
     """
 
     ok: bool
@@ -63,7 +71,10 @@ class Verification(Value):
 
     def __str__(self) -> str:
         text = f"{plural(self.batches, 'batch')}, {plural(self.records, 'record')}"
-        return f"sound: {text}" if self.ok else f"{len(self.problems)} problems in {text}"
+        if self.ok:
+            return f"sound: {text}"
+        shared = f", {plural(len(self.collisions), 'MD5')} shared by keys" if self.collisions else ""
+        return f"{plural(len(self.problems), 'problem')}{shared} in {text}"
 
 
 def verify(
@@ -84,6 +95,7 @@ def verify(
     clock = clock or SystemClock()
     began = clock.monotonic()
     account = Account()
+    roots = list(roots)
     # Checkpoints are read before the logs: a log end only grows, so a checkpoint above it is wrong whoever
     # appends meanwhile. (A truncation lowers it, and `_is_out_of_range` reads both again.)
     checkpoints = [
@@ -106,6 +118,9 @@ def verify(
         if view is not None:
             views.append(view)
             ends[view.topic, view.partition] = view.log_end
+    _verify_topic_ids(files, partitions, account)
+    for root in roots:
+        _verify_root_files(files, root, account)
     for path, row in checkpoints:
         topic, partition, offset = row
         end = ends.get((topic, partition))
@@ -129,7 +144,7 @@ def verify(
             keys += check.keys
             account.read_bytes += check.read_bytes
     return Verification(
-        not account.problems,
+        not account.problems and not collisions,
         account.batches,
         account.records,
         account.read_bytes,
@@ -167,6 +182,7 @@ def _verify_partition(
         The view that was checked last; None if the partition cannot be listed, or was deleted meanwhile.
     """
     sound: set[tuple[int, int, int]] = set()
+    epochs: dict[tuple[int, int, int], list[EpochRun]] = {}
     seen_in_a_row: dict[tuple[str, str, int | None, int | None], int] = {}
     problems: list[Problem] = []
     before: Listing | None = None
@@ -175,7 +191,7 @@ def _verify_partition(
             before = _listing(files, directory)
             clock.sleep(_PAUSE_SECONDS)
             view = _load(files, directory)
-        check = Account(sound=sound)
+        check = Account(sound=sound, epochs=epochs)
         view, complete = _check_partition(files, directory, view, quick, check, advance)
         if attempt == 0:
             account.batches += check.batches
@@ -209,6 +225,9 @@ def _check_partition(
             view = PartitionView.load(files, directory)
         complete = verify_log(files, view, quick, check, advance)
         _verify_tail(files, view, check)
+        _verify_end(view, check)
+        _verify_names(files, view, check)
+        _verify_epochs(files, view, check)
         _verify_partition_files(files, directory, check)
         return view, complete
     except FileVanishedError as error:
@@ -320,18 +339,162 @@ def _verify_tail(files: Files, view: PartitionView, account: Account) -> None:
         )
 
 
-def _verify_partition_files(files: Files, directory: str, account: Account) -> None:
-    """Snapshots and the leader epochs: small files that `dump` knows how to check."""
-    from lastword.tools.dump import dump
+def _verify_end(view: PartitionView, account: Account) -> None:
+    """The log ends where a clean stop, the synced mark and the recovery point say. No checksum covers the
+    base offset of a batch: that of the last one shows here alone."""
+    error: DataError | None = getattr(view, "damage", None)
+    if error is not None:
+        account.add(
+            error.file or view.directory, error.position, error.offset, error.code, error.message, False
+        )
 
+
+def _verify_names(files: Files, view: PartitionView, account: Account) -> None:
+    """Indexes of a segment whose log is gone. Opening to write removes them, so this is the last trace."""
+    parsed = [p for p in map(names.parse_segment_file, files.listdir(view.directory)) if p is not None]
+    logs = {p.base_offset for p in parsed if p.extension == names.LOG}
+    orphans: dict[int, str] = {}
+    for p in parsed:
+        if p.extension in names.SEGMENT_EXTENSIONS and not p.suffix and p.base_offset not in logs:
+            orphans.setdefault(p.base_offset, p.name)
+    if not orphans:
+        return
+    root = os.path.dirname(os.path.normpath(view.directory))
+    log_start = read_log_start(files, view.directory)
+    rows = _rows(files, os.path.join(root, names.RECOVERY_POINTS), Account())
+    kept = [offset for *tp, offset in rows if tp == [view.topic, view.partition]]
+    durable = max([read_synced(files, view.directory), *kept])
+    first = min(logs, default=0)
+    for base, name in sorted(orphans.items()):
+        following = min((one for one in logs if one > base), default=None)
+        if following is not None and following <= log_start:
+            continue  # retention was interrupted when it removed the segment
+        lost = (following is not None and base >= log_start) or base < max(durable, first)
+        path = os.path.join(view.directory, names.segment_file(base, names.LOG))
+        text = f"it is gone, and its index is there ({name})"
+        account.add(path, None, base, "missing-log", text, not lost)
+
+
+def _verify_epochs(files: Files, view: PartitionView, account: Account) -> None:
+    """The leader epoch that the checkpoint gives a batch is the one in its header."""
+    path = os.path.join(view.directory, names.LEADER_EPOCHS)
+    try:
+        entries = [(number(start, path), number(epoch, path)) for epoch, start in read_lines(files, path, 2)]
+    except CorruptFileError:
+        return  # `_verify_partition_files` reports it
+    if not entries:
+        return
+    if entries != sorted(entries) or len({epoch for _, epoch in entries}) < len(entries):
+        account.add(path, None, None, "bad-epochs", "the entries do not ascend", False)
+        return
+    starts = [start for start, _ in entries]
+    for segment in view.segments:
+        for run in account.epochs.get((segment.inode, segment.size, segment.mtime_ms), ()):
+            for offset in (max(run.first, view.log_start), max(run.last, view.log_start)):
+                place = bisect_right(starts, offset) - 1
+                epoch = entries[place][1] if place >= 0 else None
+                if epoch != run.epoch:
+                    text = f"offset {offset} has epoch {epoch} here, and {run.epoch} in the log"
+                    account.add(path, None, offset, "bad-epochs", text, False)
+                    return
+
+
+def _verify_topic_ids(files: Files, partitions: Sequence[tuple[str, int, str]], account: Account) -> None:
+    """All partitions of a topic have one id. Where they have not, those that differ from most are named; all,
+    where there is no majority."""
+    ids: dict[str, dict[str, str]] = {}
+    for topic, _, directory in partitions:
+        try:
+            topic_id = read_topic_id(files, directory)
+        except LastwordError:
+            continue  # reported with the partition
+        if topic_id is not None:
+            ids.setdefault(topic, {})[os.path.join(directory, names.PARTITION_METADATA)] = topic_id
+    for topic, of_topic in ids.items():
+        (most, count), *others = Counter(of_topic.values()).most_common()
+        tie = bool(others) and others[0][1] == count
+        for path, topic_id in of_topic.items():
+            if others and (tie or topic_id != most):
+                text = f"topic id {topic_id}; other partitions of {topic} have another one"
+                account.add(path, None, None, "topic-id", text, False)
+
+
+def _verify_root_files(files: Files, root: str, account: Account) -> None:
+    """Identity and private files of a root, and what is staged for commits that wait."""
+    try:
+        listing = files.listdir(root)
+    except LastwordError:
+        return  # the directory is offline
+    for name in listing:
+        path = os.path.join(root, name)
+        if name == names.META_PROPERTIES or (name.startswith(names.PRIVATE) and not name.endswith(".tmp")):
+            before = len(account.problems)
+            _verify_small_file(files, path, account)
+            if len(account.problems) == before and name.startswith((names.INBOX, names.APPLYING)):
+                _verify_staged(files, root, path, account)
+
+
+def _verify_staged(files: Files, root: str, path: str, account: Account) -> None:
+    """The staged files that a commit names, unless it was taken in meanwhile."""
+    from lastword.logdir.inbox import Manifest
+    from lastword.partition import staged
+
+    try:
+        manifest = Manifest.decoded(files.read_bytes(path), path)
+        for topic, partition in sorted({(one.topic, one.partition) for one in manifest.files}):
+            directory = os.path.join(root, names.partition_dir(topic, partition))
+            own = [one for one in manifest.files if (one.topic, one.partition) == (topic, partition)]
+            try:
+                staged.check(files, directory, manifest.job, own)
+                staged.check_batches(files, directory, manifest.job, own)
+            except DataError as error:
+                if files.exists(path):
+                    remedy = (
+                        "run the job again; the commit is refused when the directory is next opened to write"
+                    )
+                    file = error.file or path
+                    account.report(
+                        Problem(file, error.position, None, "bad-commit", error.message, False, remedy)
+                    )
+    except LastwordError:
+        return  # taken in, or taken back
+
+
+def _verify_partition_files(files: Files, directory: str, account: Account) -> None:
+    """Snapshots, leader epochs, identity and private files: small files that `dump` checks."""
     for name in files.listdir(directory):
         parsed = names.parse_segment_file(name)
-        if name == names.LEADER_EPOCHS or (
-            parsed and parsed.extension == names.SNAPSHOT and not parsed.suffix
-        ):
-            try:
-                for entry in dump(os.path.join(directory, name), files=files):
-                    if isinstance(entry, Problem):
-                        account.report(entry)
-            except FileVanishedError:
-                continue
+        is_snapshot = parsed is not None and parsed.extension == names.SNAPSHOT and not parsed.suffix
+        if name in (names.LEADER_EPOCHS, names.PARTITION_METADATA) or is_snapshot:
+            _verify_small_file(files, os.path.join(directory, name), account)
+    private = os.path.join(directory, names.PRIVATE)
+    if not files.exists(private):
+        return
+    for name in files.listdir(private):
+        path = os.path.join(private, name)
+        if name.endswith(".tmp") or name.startswith(names.REWRITE_PREFIX):
+            continue  # on its way: nothing reads it
+        if not files.is_dir(path):
+            _verify_small_file(files, path, account)
+            continue
+        try:
+            for below in files.listdir(path):
+                if below.endswith((".json", ".npz")) and not files.is_dir(os.path.join(path, below)):
+                    _verify_small_file(files, os.path.join(path, below), account)
+        except FileVanishedError:
+            continue  # taken in, or removed
+
+
+def _verify_small_file(files: Files, path: str, account: Account) -> None:
+    from lastword.tools.dump import dump
+
+    try:
+        if not files.exists(path):
+            return
+        for entry in dump(path, files=files):
+            if isinstance(entry, Problem):
+                account.report(entry)
+    except FileVanishedError:
+        pass
+    except LastwordError as error:
+        account.add(path, None, None, "unreadable", error.message, False)

@@ -12,7 +12,7 @@ from lastword.records.batch import BatchHeader
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction
-from lastword.tools.findings import Account, Batches
+from lastword.tools.findings import Account, Batches, EpochRun
 from lastword.tools.verify_indexes import verify_offset_index, verify_time_index, verify_txn_index
 from lastword.tools.walk import Walk
 
@@ -47,12 +47,13 @@ def verify_log(
         following = segments[place + 1].base_offset if place + 1 < len(segments) else None
         identity = (segment.inode, segment.size, segment.mtime_ms)
         if identity in account.sound:
+            transactions = OpenTransactions()
             next_offset = following or next_offset
             continue
         before = len(account.problems)
         try:
             next_offset = _verify_segment(files, segment, following, quick, account, transactions)
-            if len(account.problems) == before:
+            if len(account.problems) == before and not transactions:  # or the next one lacks their beginnings
                 account.sound.add(identity)
         except FileVanishedError:
             complete = False
@@ -72,6 +73,8 @@ def _verify_segment(
     """Check one segment and its indexes; returns the offset after its last one. `transactions`: those that
     are open where it begins, and then where it ends."""
     batches = Batches()
+    epochs: list[EpochRun] = []
+    account.epochs[segment.inode, segment.size, segment.mtime_ms] = epochs
     aborted: list[AbortedTransaction] = []
     next_offset = segment.base_offset
     before = len(account.problems)
@@ -103,6 +106,11 @@ def _verify_segment(
         account.batches += 1
         account.records += max(header.count, 0)
         batches.add(header)
+        if header.magic == 2 and header.leader_epoch >= 0:
+            first = header.base_offset
+            if epochs and epochs[-1].epoch == header.leader_epoch:
+                first = epochs.pop().first
+            epochs.append(EpochRun(first, header.base_offset, header.leader_epoch))
     # Positions behind damage are not known to the index check, and in the middle of a swap the indexes
     # have other names.
     if len(account.problems) == before and not segment.suffix:

@@ -1,0 +1,254 @@
+"""Private files, checked and decoded: everything that lastword writes and Kafka does not know.
+
+`reader_of(path)` gives the function that reads a private file: it yields names and values, and raises
+CorruptFileError for damage. `dump` prints what it yields, `verify` reports what it raises. docs/formats.md
+has a section for each of these files.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lastword.accounts import snapshot, survivorship
+from lastword.accounts.saved import VERSION as ACCOUNTS_VERSION
+from lastword.cleaner import job, job_files, quarantine
+from lastword.errors import CorruptFileError, LastwordError, UsageError
+from lastword.files import Files
+from lastword.files.framed import Framed
+from lastword.logdir import inbox, moved_from
+from lastword.logdir.spread import read_partition_list
+from lastword.partition import front, leases, losses, staged
+from lastword.partition.named import read_journal
+from lastword.partition.synced import read_synced
+from lastword.segment import names
+from lastword.tools.problem import Problem
+
+Fields = Iterator[tuple[str, str]]
+Reader = Callable[[Files, str], Fields]
+
+_DERIVED = (
+    "bad-accounts",
+    "bad-survivorship",
+    "bad-synced",
+    "bad-note",
+    "bad-job-file",
+    "bad-partition-list",
+)
+"""Problems of files that are written again, or not needed."""
+
+
+def reader_of(path: str) -> Reader | None:
+    """Return the function that reads the private file at `path`; None if it is no private file."""
+    *_, above, parent, name = ["", "", *Path(os.path.realpath(path)).parts]
+    if name.endswith(".tmp") and (names.PRIVATE in (above, parent) or name.startswith(names.PRIVATE)):
+        return _unfinished
+    found = _ROOT_NAMES.get(name) or next(
+        (reader for prefix, reader in _ROOT_PREFIXES.items() if name.startswith(prefix)), None
+    )
+    if found is not None:
+        return found
+    if parent == names.PRIVATE:
+        return _NAMES.get(name) or next(
+            (reader for prefix, reader in _PREFIXES.items() if name.startswith(prefix)), _other
+        )
+    if above == names.PRIVATE:
+        return _NAMES_BELOW.get(name) or _EXTENSIONS_BELOW.get(Path(name).suffix, _other)
+    return _NAMES.get(name) if name in (names.QUARANTINE, names.SYNCED) else None
+
+
+def problem_of(path: str, error: LastwordError) -> Problem:
+    """Return what is wrong with a private file as a `Problem`, with a remedy for this very file."""
+    code = error.code if isinstance(error, CorruptFileError) else "bad-settings"
+    if code == "corrupt-file":
+        code = "bad-journal" if os.path.basename(path) == names.PRODUCERS else "bad-checkpoint"
+    remedy = error.remedy or ""
+    directory = os.path.dirname(os.path.dirname(path))
+    parsed = names.parse_partition_dir(os.path.basename(os.path.realpath(directory)))
+    if parsed is not None and code == "bad-lease":
+        root, name = os.path.dirname(directory) or ".", os.path.basename(path).removeprefix(names.LEASE)
+        command = shlex.join(["lastword", "lease", root, parsed.topic, name, "--release"])
+        remedy = f"`{command}`, or let its reader take it again; until then no tombstone goes"
+    elif parsed is not None and code == "bad-quarantine":
+        retrying = quarantine.retrying(directory, os.path.basename(os.path.realpath(directory)))
+        remedy = f"{retrying}: verifies the partition, and removes this file if it is sound"
+    elif code in _DERIVED and Problem(path, None, None, code, "", True).remove is not None:
+        remedy = ""  # to remove it, which `Problem` says itself
+    repairable = code in _DERIVED
+    return Problem(path, error.position, error.offset, code, error.message, repairable, remedy)
+
+
+# ---------------------------------------------------------------- one function for each kind
+
+
+def _framed(form: Framed) -> Reader:
+    def read(files: Files, path: str) -> Fields:
+        for name, value in (form.load(files, path) or {}).items():
+            yield name, str(value)
+
+    return read
+
+
+def _typed(form: Framed, check: Callable[[Files, str], object]) -> Reader:
+    """As `_framed`, for a file whose fields are checked by what its own module makes of them."""
+
+    def read(files: Files, path: str) -> Fields:
+        fields = form.load(files, path) or {}
+        with form.reading(path):
+            check(files, path)
+        for name, value in fields.items():
+            yield name, str(value)
+
+    return read
+
+
+def _lease(files: Files, path: str) -> object:
+    directory, name = _partition(path), os.path.basename(path).removeprefix(names.LEASE)
+    lease = leases.read(files, directory, name)
+    if lease is not None and lease.damaged:
+        raise ValueError("a field is missing, or no number")
+    return lease
+
+
+def _losses(files: Files, path: str) -> object:
+    if losses.load(files, _partition(path)).unknown:
+        raise ValueError("a field is missing, or no number")
+    return None
+
+
+def _partition(path: str) -> str:
+    return os.path.dirname(os.path.dirname(os.path.realpath(path)))
+
+
+def _accounts(files: Files, path: str) -> Fields:
+    header = snapshot.check(files, path)
+    if header.get("version") != ACCOUNTS_VERSION:
+        raise CorruptFileError(
+            f"accounts of version {header.get('version')}, this program reads version {ACCOUNTS_VERSION}",
+            code="bad-accounts",
+            file=path,
+        )
+    for name, value in header.items():
+        if name not in ("segments", "map", "arrays"):
+            yield name, str(value)
+    yield "segments", str(len(header["segments"]))
+    yield "map", "none" if header["map"] is None else "saved"
+
+
+def _journal(files: Files, path: str) -> Fields:
+    producers, sound_bytes = read_journal(files, _partition(path))
+    facts = files.stat(path)
+    for producer in producers.values():
+        yield producer.name, f"id {producer.producer_id}, last sequence {producer.last_sequence}"
+    if facts is not None and facts.size > sound_bytes:
+        raise CorruptFileError(
+            f"{facts.size - sound_bytes} bytes behind the last sound line",
+            code="bad-journal",
+            remedy="restore the file from a copy; a torn last line alone is cut when a named producer writes",
+            file=path,
+            position=sound_bytes,
+        )
+
+
+def _synced(files: Files, path: str) -> Fields:
+    offset = read_synced(files, _partition(path))
+    if offset == 0 and files.read_bytes(path)[:8].strip(b"\0"):  # zeros: a power cut before its first sync
+        raise CorruptFileError("the mark's checksum is wrong", code="bad-synced", file=path, position=0)
+    yield "synced below offset", str(offset)
+
+
+def _begun(files: Files, path: str) -> Fields:
+    yield "log_end", str(staged.read_begun(files, path))
+
+
+def _manifest(files: Files, path: str) -> Fields:
+    manifest = inbox.Manifest.decoded(files.read_bytes(path), path)
+    for name in ("job", "sync", "writer", "sequence"):
+        yield name, str(getattr(manifest, name))
+    for file in manifest.files:
+        where = f"{file.topic}-{file.partition}"
+        yield file.name, f"{file.records} records, {file.size_bytes} bytes for {where}"
+
+
+def _partition_list(files: Files, path: str) -> Fields:
+    for tp in read_partition_list(files, path):
+        yield str(tp), "listed"
+
+
+def _settings(files: Files, path: str) -> Fields:
+    from lastword.config import Settings
+    from lastword.config.toml import read_entries
+
+    try:
+        text = files.read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 at byte {error.start}", remedy="save it as UTF-8") from None
+    for entry in read_entries(text, path):
+        yield f"{entry.where} {entry.name}".strip(), str(entry.value)
+    Settings.from_text(text, path)
+
+
+def _arrays(files: Files, path: str) -> Fields:
+    for name, array in job_files.read_arrays(files, path).items():
+        yield name, f"{array.dtype} {array.shape}"
+
+
+def _marker(files: Files, path: str) -> Fields:
+    yield "marker", "only that it is there counts"
+
+
+def _unfinished(files: Files, path: str) -> Fields:
+    yield "unfinished", f"{_size(files, path)} bytes that nothing reads"
+
+
+def _scratch(files: Files, path: str) -> Fields:
+    yield "scratch of a cleaning", f"{_size(files, path)} bytes, checked by the step that reads them"
+
+
+def _other(files: Files, path: str) -> Fields:
+    yield "not known to this version", f"{_size(files, path)} bytes"
+
+
+def _size(files: Files, path: str) -> int:
+    facts = files.stat(path)
+    return 0 if facts is None else facts.size
+
+
+_job = _framed(job_files.FORM)
+_NAMES: dict[str, Reader] = {
+    names.ACCOUNTS: _accounts,
+    names.SURVIVORSHIP: _framed(survivorship.FORM),
+    names.DROPPED_TOMBSTONES: _typed(losses.FORM, _losses),
+    names.QUARANTINE: _framed(quarantine.FORM),
+    names.SYNCED: _synced,
+    names.PRODUCERS: _journal,
+    names.LOG_START_NOTE: _framed(front.NOTE),
+    names.MOVED_FROM: _framed(moved_from.NOTE),
+}
+_PREFIXES: dict[str, Reader] = {
+    names.LEASE: _typed(leases.FORM, _lease),
+    staged.COMMITTED: _marker,
+    staged.OPEN: _marker,
+}
+_NAMES_BELOW: dict[str, Reader] = {staged.BEGUN: _begun}
+_EXTENSIONS_BELOW: dict[str, Reader] = {
+    ".json": _job,
+    ".npz": _arrays,
+    ".data": _scratch,
+    ".dead": _scratch,
+}
+_ROOT_NAMES: dict[str, Reader] = {
+    names.LOCK: _marker,
+    names.SETTINGS: _settings,
+    names.PARTITION_LIST: _partition_list,
+    names.WRITERS: _framed(inbox.WRITERS_FORM),
+}
+_ROOT_PREFIXES: dict[str, Reader] = {
+    names.INBOX: _manifest,
+    names.APPLYING: _manifest,
+    names.REFUSED: _framed(inbox.REFUSED_FORM),
+}
+JOBS = (job.PREFIX, job.PLANNED)
+"""Beginnings of the names of the private directories of a cleaning that is shared out."""
