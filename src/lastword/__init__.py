@@ -99,15 +99,17 @@ _HOMES = {
 _MODULES = ("errors", "metrics", "spark", "testing")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"lastword.{name}")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'lastword' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"lastword.{home}"), name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # a type checker would take every typo for a name of this module
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"lastword.{name}")
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'lastword' has no attribute {name!r}")
+        found = getattr(importlib.import_module(f"lastword.{home}"), name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

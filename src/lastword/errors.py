@@ -4,7 +4,7 @@
     ├── UsageError        exit 2, also ValueError: fix the call
     │   ├── ReadOnlyError            opened to read, asked to write
     │   ├── NotALogDirError          the path holds no log directory
-    │   ├── UnknownTopicError        no such topic; names the nearest
+    │   ├── UnknownTopicError        no such topic; names the nearest; also KeyError
     │   ├── TopicExistsError         create_topic without exist_ok
     │   ├── InvalidTopicError        a name that cannot be a directory of Kafka's
     │   ├── InvalidSettingError      a value out of its range or of the wrong kind
@@ -128,7 +128,7 @@ class NotALogDirError(UsageError):
     kafka_code = 57  # LOG_DIR_NOT_FOUND
 
 
-class UnknownTopicError(UsageError):
+class UnknownTopicError(UsageError, KeyError):
     kafka_code = 3  # UNKNOWN_TOPIC_OR_PARTITION
 
     @classmethod

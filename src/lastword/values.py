@@ -11,7 +11,9 @@ import dataclasses
 import html
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
+
+from lastword.errors import UsageError
 
 
 class Value:
@@ -26,6 +28,18 @@ class Value:
     def _repr_html_(self) -> str:
         rows = [(name, _cell(value)) for name, value in self.to_dict().items()]
         return table_html(type(self).__name__, ("field", "value"), rows)
+
+
+class Handle:
+    """Mixin for what belongs to one process: open files, threads, a lock. Refuses to be pickled or copied."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            f"a {type(self).__name__} belongs to one process, and can neither be pickled nor copied",
+            remedy="pass the path, and open the directory there: lastword.open(path)",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Opening: modes, settings, several directories, topics."""
 
+import copy
 import os
+import pickle
 
 import pytest
 
@@ -143,10 +145,43 @@ def test_a_directory_that_cannot_be_locked_frees_the_others(tmp_path):
 
 
 def test_what_notebooks_show_is_escaped(tmp_path, logs):
-    logs.create_topic("t").append(b"k", b"v")
+    logs.create_topic("t", cleanup_policy="compact").append(b"k", b"v")
     for shown in (logs, logs.topic("t"), *logs.topic("t").describe(), logs.verify(), logs.state("t")):
         html = shown._repr_html_()
         assert html.startswith("<table>") and "t" in html
     from lastword.values import table_html
 
     assert "<script>" not in table_html("<script>", ("<script>",), [("<script>",)])
+
+
+def test_it_is_a_mapping_of_its_topics(tmp_path):
+    with lastword.open(tmp_path / "data", "a") as logs:
+        assert len(logs) == 0 and list(logs) == [] and logs and "users" not in logs
+        logs.create_topic("users", 2, cleanup_policy="compact")
+        logs.create_topic("orders")
+        assert list(logs) == ["orders", "users"] and len(logs) == 2
+        assert "users" in logs and "user" not in logs and 5 not in logs
+        assert logs["users"].name == "users" and logs["users"].partitions == 2
+        with pytest.raises(KeyError) as caught:
+            logs["user"]
+        assert isinstance(caught.value, errors.UnknownTopicError) and "nearest: 'users'" in str(caught.value)
+    with pytest.raises(errors.UsageError, match="is closed"):
+        assert "users" in logs
+
+
+def test_what_belongs_to_one_process_is_not_pickled(tmp_path):
+    with lastword.open(tmp_path / "data", "a") as logs:
+        state = logs.state("users")
+        state["ada"] = 1
+        lease = state.topic.lease("reader")
+        for handle in (logs, state, state.topic, state.topic.read(), logs.cleaner, lease):
+            for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+                if handle is state and attempt is not pickle.dumps:
+                    continue  # a copy of a state is a dict
+                with pytest.raises(
+                    errors.UsageError, match=f"a {type(handle).__name__} belongs to"
+                ) as caught:
+                    attempt(handle)
+                assert "open" in caught.value.remedy
+        for value in (*state.topic.read(), *state.restored, *logs.plan(), *state.topic.describe()):
+            assert pickle.loads(pickle.dumps(value)) == value

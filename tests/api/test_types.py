@@ -1,6 +1,15 @@
-"""A user's program that mypy has checked also runs."""
+"""What a type checker knows of the package: a user's program passes and runs, and every mistake is found."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 import lastword
+from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS
+from lastword.config.keywords import Keywords, TopicKeywords
 from tests.api import typed_use
 
 
@@ -8,3 +17,101 @@ def test_it_runs(tmp_path):
     typed_use.run(str(tmp_path / "data"))
     with lastword.open(tmp_path / "data") as logs:
         assert dict(logs.state("totals")) == {"a": 1}
+
+
+def test_the_keywords_are_the_settings():
+    topic = {setting.keyword for setting in TOPIC_SETTINGS.values()}
+    assert set(TopicKeywords.__annotations__) == topic
+    assert set(Keywords.__annotations__) == topic | {one.keyword for one in INSTANCE_SETTINGS.values()}
+
+
+PROGRAM = """\
+import lastword
+from lastword import LogDir
+
+logs: LogDir = lastword.open("data", "a")
+topic = logs.topic("users", key_serializer="str", value_serializer="int64")
+totals = logs.state("totals", key_serializer="str", value_serializer="int64")
+{lines}
+"""
+MISTAKES = {
+    'lastword.opne("data")': "attr-defined",
+    "lastword.LogDri": "attr-defined",
+    "lastword.errors.UsgeError": "attr-defined",
+    "from lastword import Stat": "attr-defined",
+    'lastword.open("data", "w")': "arg-type",
+    'lastword.open("data", segment_byts=1)': "call-arg",
+    'logs.topics("users")': "call-arg",
+    'logs.create_topic("users", cleanup_polcy="compact")': "call-overload",
+    'logs.state("users", partitons=2)': "call-overload",
+    'logs.state("users", default=0)': "call-overload",
+    'logs.set_config("users", segment_byts="1MiB")': "call-arg",
+    'logs.duplication(by="topics")': "arg-type",
+    'topic.read(view="newest")': "arg-type",
+    'topic.read(isolation="committed")': "arg-type",
+    'topic.append("ada", 1, ack="all")': "arg-type",
+    'topic.extend([("ada", 1)], ack="all")': "arg-type",
+    'topic.append(b"ada", 1)': "arg-type",
+    'topic.append("ada", "1")': "arg-type",
+    "topic.appnd": "attr-defined",
+    "totals[1] = 1": "index",
+    'totals["ada"] = "1"': "assignment",
+    'totals.change("ada", lambda value: value.upper())': "attr-defined",
+    "totals.incr(1)": "arg-type",
+    "for record in topic.read(): record.vlaue": "attr-defined",
+}
+NAMES = {"str": "str", "bytes": "bytes", "int32": "int", "int64": "int", "float64": "float", "json": "Any"}
+KEYS = ("str", "bytes", "int32", "int64")
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """Line of the program -> what mypy says of it. One run for all: it takes seconds."""
+    types = [
+        f'reveal_type(logs.{call}("x", key_serializer="{key}", value_serializer="{value}"))'
+        for call in ("state", "topic", "create_topic")
+        for key in KEYS
+        for value in NAMES
+    ]
+    where = tmp_path_factory.mktemp("typed")
+    program = PROGRAM.format(lines="\n".join([*MISTAKES, *types]))
+    (where / "program.py").write_text(program)
+    command = [sys.executable, "-m", "mypy", "--strict", "--hide-error-context", "--no-error-summary"]
+    package = str(where / "cache")
+    done = subprocess.run(
+        [*command, "--follow-imports=silent", "--cache-dir", package, "program.py"],
+        cwd=where,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin", "MYPYPATH": str(Path(lastword.__file__).parents[1])},
+    )
+    said = {}
+    for line in done.stdout.splitlines():
+        found = re.match(r"program.py:(\d+): (.*)", line)
+        assert found, done.stdout + done.stderr
+        said.setdefault(program.splitlines()[int(found[1]) - 1], []).append(found[2])
+    assert said, done.stdout + done.stderr
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "code"), MISTAKES.items(), ids=list(MISTAKES))
+def test_a_mistake_is_found(checked, line, code):
+    assert any(said.endswith(f"[{code}]") for said in checked.get(line, [])), checked.get(line)
+
+
+@pytest.mark.slow
+def test_nothing_else_is_found_wrong(checked):
+    assert {line for line, said in checked.items() if any("error:" in one for one in said)} == set(MISTAKES)
+
+
+@pytest.mark.slow
+def test_types_follow_the_names_of_serializers(checked):
+    revealed = {line: said for line, said in checked.items() if line.startswith("reveal_type")}
+    assert len(revealed) == 3 * len(KEYS) * len(NAMES)
+    for line, (said,) in revealed.items():
+        call, key, value = re.match(r'reveal_type\(logs\.(\w+)\(.*="(\w+)",.*="(\w+)"', line).groups()
+        kind = "state.state.State" if call == "state" else "api.topic.Topic"
+        expected = f'note: Revealed type is "lastword.{kind}[{NAMES[key]}, {NAMES[value]}]"'
+        assert said.replace("builtins.", "") == expected, line

@@ -100,7 +100,7 @@ def test_what_was_replaced_does_not_count_against_the_limit(logs, monkeypatch):
 
 
 def test_a_key_in_two_partitions_is_held_once(logs):
-    logs.create_topic("users", 2, key_serializer="bytes", value_serializer="bytes")
+    logs.create_topic("users", 2, cleanup_policy="compact")
     topic = logs.topic("users")
     topic.append(b"k", b"older, longer", partition=0)
     topic.append(b"k", b"newer", partition=1)

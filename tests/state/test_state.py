@@ -1,6 +1,10 @@
 """A mapping whose changes are a log: what it keeps, what it restores, what it refuses."""
 
+import copy
+import pickle
 import threading
+import time
+from decimal import Decimal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -228,9 +232,7 @@ def test_from_many_threads(logs):
 
     def work(name):
         for _ in range(50):
-            with totals.edit(name) as value:
-                pass
-            totals[name] = value + 1
+            totals[name] += 1
 
     threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(4)]
     for thread in threads:
@@ -239,6 +241,243 @@ def test_from_many_threads(logs):
         thread.join()
     assert dict(totals) == {f"t{n}": 50 for n in range(4)}
     assert dict(logs.state("totals")) == dict(totals)
+
+
+def from_four_threads(work):
+    """Four threads begin together, and run `work` 500 times each."""
+    begin = threading.Barrier(4)
+
+    def run():
+        begin.wait()
+        for _ in range(500):
+            work()
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda totals: totals.incr("n"),
+        lambda totals: totals.change("n", lambda value: value + 1),
+        lambda totals: totals.change("n", lambda value: value + 1, default=0),
+    ],
+    ids=["incr", "change", "change with a default"],
+)
+def test_no_increment_is_lost_between_threads(logs, step, monkeypatch):
+    """A thread that reads between another one's read and write would lose an increment: every read yields."""
+    totals = logs.state("totals", default=int)
+    original = type(totals).__getitem__
+
+    def yielding(self, key):
+        value = original(self, key)
+        time.sleep(0)  # another thread runs now, if the lock lets it
+        return value
+
+    monkeypatch.setattr(type(totals), "__getitem__", yielding)
+    from_four_threads(lambda: step(totals))
+    assert totals["n"] == 2000 and len(records(logs, "totals")) == 2000
+    assert dict(logs.state("totals")) == {"n": 2000}
+
+
+def test_change_writes_one_record_or_none(logs):
+    users = logs.state("users")
+    users["ada"] = "turin"
+    assert users.change("ada", str.upper) == "TURIN"
+    assert users.change("ada", str.upper) == "TURIN"  # the same value: nothing is written
+    assert records(logs) == [("ada", "turin"), ("ada", "TURIN")]
+    with pytest.raises(ZeroDivisionError):
+        users.change("ada", lambda value: 1 / 0)
+    with pytest.raises(KeyError):
+        users.change("bob", str.upper)
+    with pytest.raises(errors.SerializerError):
+        users.change("ada", lambda value: {1, 2})
+    assert users.change("bob", lambda value: value + 1, default=4) == 5
+    assert users.change("ada", lambda value: None) is None  # a value that JSON can write
+    assert users.change("ada", lambda value: users.DELETE) is users.DELETE
+    assert users.change("eve", lambda value: users.DELETE, default=0) is users.DELETE  # was not there
+    assert records(logs)[2:] == [("bob", 5), ("ada", None), ("ada", None)] and dict(users) == {"bob": 5}
+
+
+def test_incr(logs):
+    totals = logs.state("totals", value_serializer="float64")
+    assert totals.incr("a") == 1 and totals.incr("a", -0.5) == 0.5 and totals["a"] == 0.5
+    mixed = logs.state("mixed", default=lambda: 10)
+    assert mixed.incr("a", 5) == 15
+    mixed.update(text="x", flag=True, nothing=None)
+    written = len(records(logs, "mixed"))
+    for key in ("text", "flag", "nothing"):
+        with pytest.raises(errors.UsageError, match="is no number"):
+            mixed.incr(key)
+    with pytest.raises(errors.UsageError, match="is no number"):
+        mixed.incr("a", "1")
+    assert len(records(logs, "mixed")) == written
+
+
+@pytest.mark.parametrize("value", [0, 1.5, True, None, "x", Decimal(1), (1, 2), b"x", frozenset()], ids=repr)
+def test_edit_of_what_cannot_be_changed_in_place_is_refused(logs, value):
+    """`with s.edit("n") as n: n += 1` rebinds a name: it would lose the change in silence."""
+    state = logs.state("any", value_serializer=(pickle.dumps, pickle.loads), default=lambda: value)
+    state["there"] = value
+    for key in ("there", "absent"):
+        entered = False
+        with pytest.raises(errors.UsageError, match="cannot be changed in place") as caught, state.edit(key):
+            entered = True
+        assert not entered and "state.change(key" in caught.value.remedy
+    assert len(state) == 1 and logs["any"].bounds() == {0: (0, 1)}
+
+
+def test_it_joins_and_copies_as_a_dict_does(logs):
+    users = logs.state("users")
+    users["ada"] = [1]
+    assert users | {"bob": 2} == {"ada": [1], "bob": 2}
+    assert {"ada": 0, "bob": 2} | users == {"ada": [1], "bob": 2}
+    same = users
+    users |= {"bob": 2}
+    users |= [("eve", 3)]
+    assert same is users and dict(users) == {"ada": [1], "bob": 2, "eve": 3}
+    for made in (users.copy(), copy.copy(users), copy.deepcopy(users)):
+        assert type(made) is dict and made == dict(users)
+        made["ada"].append(2)
+    assert users["ada"] == [1]
+    for other in (5, [1]):
+        with pytest.raises(TypeError):
+            users | other
+
+
+def test_a_key_that_the_serializer_refuses_is_not_in_it(logs):
+    users = logs.state("users")
+    users["1"] = "x"
+    assert 1 not in users and users.get(1) is None and users.get(1, 5) == 5 and users.pop(1, 6) == 6
+    with pytest.raises(KeyError):
+        users.pop(1)
+    for call in (lambda: users.__setitem__(1, "x"), lambda: users.setdefault(1, "x"), lambda: users[1]):
+        with pytest.raises(errors.SerializerError):
+            call()
+    assert dict(users) == {"1": "x"}
+
+
+def test_a_block_closes_the_state_and_not_its_log(logs):
+    with logs.state("users") as users:
+        users["ada"] = 1
+    with pytest.raises(errors.UsageError, match="closed"):
+        users["ada"]
+    assert dict(logs.state("users")) == {"ada": 1}
+
+
+CONTRADICTIONS = {
+    "another value serializer": ({"value_serializer": "msgpack"}, "its values are json"),
+    "another key serializer": ({"key_serializer": "int64"}, "its keys are str"),
+    "bytes to write": ({"value_serializer": "bytes"}, "its values are json"),
+    "more partitions": ({"partitions": 4}, "partitions is 2, not 4"),
+    "another setting": ({"segment_bytes": "2MiB"}, "segment.bytes is 1MiB, not 2MiB"),
+    "a setting that was not given": ({"retention_ms": "1h"}, "retention.ms is 7d, not 1h"),
+}
+
+
+@pytest.mark.parametrize(("given", "told"), CONTRADICTIONS.values(), ids=list(CONTRADICTIONS))
+def test_what_contradicts_the_topic_is_refused(logs, given, told):
+    """Silently taken, the mistake would be made by a writer and found by its readers."""
+    made = {"partitions": 2, "segment_bytes": "1MiB"}
+    logs.state("users", **made)["ada"] = 1
+    with pytest.raises(errors.InvalidSettingError, match=told) as caught:
+        logs.state("users", **made | given)
+    assert caught.value.remedy
+    if "key_serializer" not in given and "value_serializer" not in given:
+        with pytest.raises(errors.InvalidSettingError, match=told):
+            logs.create_topic("users", exist_ok=True, **given)
+    elif "bytes" not in given.values():
+        for ask in (logs.topic, lambda name, **more: logs.create_topic(name, exist_ok=True, **more)):
+            with pytest.raises(errors.InvalidSettingError, match=told):
+                ask("users", **given)
+    assert dict(logs.state("users", **made)) == {"ada": 1}
+    assert dict(logs.state("users", key_serializer="str", value_serializer="json")) == {"ada": 1}
+
+
+def test_the_remedy_of_a_contradicting_setting_works(logs):
+    logs.state("users", segment_bytes="1MiB")
+    with pytest.raises(errors.InvalidSettingError) as caught:
+        logs.state("users", segment_bytes="2MiB", min_compaction_lag_ms="1h")
+    exec(caught.value.remedy.removeprefix("to change it: "), {"logs": logs})
+    assert logs.state("users", segment_bytes="2MiB", min_compaction_lag_ms=3_600_000).topic.partitions == 1
+
+
+def test_settings_are_compared_with_the_saved_ones_and_not_with_those_of_this_process(tmp_path):
+    for _ in range(2):
+        with lastword.open(tmp_path / "data", "a", segment_bytes="3MiB") as logs:
+            logs.state("users", segment_bytes="1MiB")
+
+
+def test_in_mode_r_bytes_can_be_read_as_they_are(logs):
+    logs.state("users")["ada"] = 1
+    with lastword.open(logs.paths[0]) as beside:
+        assert dict(beside.state("users", value_serializer="bytes")) == {"ada": b"1"}
+        assert dict(beside.state("users", value_serializer=(str.encode, bytes.decode))) == {"ada": "1"}
+        for given in ({"value_serializer": "msgpack"}, {"partitions": 3}, {"segment_bytes": 14}):
+            with pytest.raises(errors.InvalidSettingError):
+                beside.state("users", **given)
+
+
+def test_settings_of_a_new_topic(logs):
+    users = logs.state("users", segment_bytes="16MiB", delete_retention_ms="1h")
+    assert users.topic.config.segment_bytes == 16 << 20
+    assert users.topic.config.cleanup_policy == frozenset({"compact"})
+    with pytest.raises(errors.UnknownSettingError, match="segment_bytes"):
+        logs.state("others", segment_byts="16MiB")
+    assert "others" not in logs
+
+
+POLICIES = {
+    "delete": ({"cleanup_policy": "delete"}, "retention .retention.ms = 7d. deletes keys"),
+    "both": ({"cleanup_policy": "compact,delete"}, "retention .retention.ms = 7d. deletes keys"),
+    "by size": (
+        {"cleanup_policy": "compact,delete", "retention_ms": -1, "retention_bytes": 10},
+        "retention .retention.bytes = 10.",
+    ),
+    "delete without a limit": ({"cleanup_policy": "delete", "retention_ms": -1}, "never removed"),
+    "none": ({}, "no cleanup.policy"),
+}
+
+
+@pytest.mark.parametrize(("config", "told"), POLICIES.values(), ids=list(POLICIES))
+def test_a_topic_that_would_lose_its_keys_is_refused(logs, config, told):
+    """Retention takes keys away without a tombstone: the next restore would not have them."""
+    logs.create_topic("users", key_serializer="str", value_serializer="json", **config).append("ada", 1)
+    with pytest.raises(errors.UsageError, match=told) as caught:
+        logs.state("users")
+    if config:
+        with pytest.raises(errors.UsageError, match=told):
+            logs.state("new", **config)
+        assert "new" not in logs
+    with lastword.open(logs.paths[0]) as beside:  # looking is free
+        assert dict(beside.state("users")) == {"ada": 1}
+    assert dict(logs.state("users", end=1)) == {"ada": 1}  # read only
+    exec(caught.value.remedy.partition(";")[0], {"logs": logs})
+    assert dict(logs.state("users")) == {"ada": 1}
+
+
+def test_both_policies_without_a_limit_keep_every_key(logs):
+    logs.state("users", cleanup_policy="compact,delete", retention_ms=-1)["ada"] = 1
+    assert dict(logs.state("users")) == {"ada": 1}
+
+
+def test_a_topic_that_was_made_with_its_default_serializers(logs):
+    """`create_topic` saves "bytes"; the error says so, and what it says to do works."""
+    logs.create_topic("users", cleanup_policy="compact")
+    users = logs.state("users")
+    with pytest.raises(errors.SerializerError, match="saved with the topic as bytes") as caught:
+        users["ada"] = 1
+    assert 'key_serializer="str"' in caught.value.remedy
+    users = logs.state("users", key_serializer="str")
+    with pytest.raises(errors.SerializerError, match=r"value .* saved with the topic as bytes") as caught:
+        users["ada"] = {"city": "Turin"}
+    assert 'value_serializer="json"' in caught.value.remedy
+    logs.state("users", key_serializer="str", value_serializer="json")["ada"] = {"city": "Turin"}
+    assert dict(logs.state("users")) == {b"ada": b'{"city":"Turin"}'}  # no reader fails
 
 
 class StateIsADict(RuleBasedStateMachine):
@@ -270,6 +509,28 @@ class StateIsADict(RuleBasedStateMachine):
     @rule(key=keys)
     def remove(self, key):
         assert self.state.pop(key, "absent") == self.model.pop(key, "absent")
+
+    @rule(key=keys, value=values)
+    def change(self, key, value):
+        def function(old):
+            return self.state.DELETE if old == value else value
+
+        self.state.change(key, function, default=0)
+        if self.model.get(key, 0) == value:
+            self.model.pop(key, None)
+        else:
+            self.model[key] = value
+
+    @rule(key=keys, by=st.integers(-3, 3))
+    def incr(self, key, by):
+        if isinstance(self.model.get(key, 0), int):
+            assert self.state.incr(key, by) == self.model.get(key, 0) + by
+            self.model[key] = self.model.get(key, 0) + by
+
+    @rule(changes=st.dictionaries(keys, values))
+    def join(self, changes):
+        self.state |= changes
+        self.model |= changes
 
     @rule(changes=st.dictionaries(keys, values))
     def update(self, changes):

@@ -19,7 +19,7 @@ from lastword.cleaner.tasks import Done
 from lastword.errors import QuarantinedError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.units import format_bytes, parse_bytes
-from lastword.values import Value
+from lastword.values import Handle, Value
 
 if TYPE_CHECKING:
     from lastword.api.background import Background
@@ -85,7 +85,7 @@ class CleanerStatus(Value):
         return "; ".join([threads, *map(str, self.drives), *map(str, self.partitions)])
 
 
-class Cleaner:
+class Cleaner(Handle):
     """The background cleaner. Safe from any thread. All but `status` and `history` need mode "a".
 
     A process that ends without closing ends a round at its next safe point, too. A forked child has none of

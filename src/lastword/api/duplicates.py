@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from lastword.api.progress import Meter
 from lastword.errors import DataError, UsageError, nearest
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
-    from lastword.api.found import Found
+    from lastword.api.found import By, Found
     from lastword.tools.duplication import Duplication
 
 
@@ -51,8 +51,8 @@ def duplication(
     return found
 
 
-def check_by(by: str) -> None:
-    """UsageError for what no row can stand for."""
+def check_by(by: str) -> By:
+    """The unit of a row, checked. UsageError for what no row can stand for."""
     from lastword.tools.duplication import BY
 
     if by not in BY:
@@ -60,3 +60,4 @@ def check_by(by: str) -> None:
         raise UsageError(
             f"unknown by={by!r}" + (f"; nearest: {near}" if near else ""), remedy=f"one of {', '.join(BY)}"
         )
+    return cast("By", by)

@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lastword.clock import Clock
 from lastword.config import Settings, TopicConfig
@@ -25,6 +25,7 @@ from lastword.files import Files
 from lastword.logdir import DirRecovery, LogDirectory, Spread
 from lastword.partition import leases
 from lastword.segment import names
+from lastword.values import Handle
 
 if TYPE_CHECKING:
     from lastword.cleaner.budget import Drives
@@ -32,15 +33,17 @@ if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
 
 PathLike = str | os.PathLike[str]
+Mode = Literal["r", "a"]
+By = Literal["topic", "partition", "segment"]
 
 
-class Found:
+class Found(Handle):
     """Directories, open in one mode, with their settings, files and clock."""
 
     def __init__(
         self,
         spread: Spread,
-        mode: str,
+        mode: Mode,
         files: Files,
         clock: Clock,
         config: PathLike | None = None,

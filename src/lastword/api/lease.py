@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lastword.errors import LastwordError, LeaseRefusedError, UsageError
 from lastword.partition import leases, lessee
 from lastword.units import format_duration, format_time, parse_duration_ms
-from lastword.values import Value
+from lastword.values import Handle, Value
 
 if TYPE_CHECKING:
     from lastword.api.found import Found
@@ -51,7 +51,7 @@ class LeaseInfo(Value):
         )
 
 
-class Lease:
+class Lease(Handle):
     """A named lease on all partitions of a topic. Get it from `Topic.lease`; safe from any thread.
 
     topic, name   whose it is

@@ -7,10 +7,11 @@ repairs what a crash left, and is the only writer until it is closed.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from lastword.api.background import Background
 from lastword.api.cleaner import Cleaner
@@ -18,15 +19,11 @@ from lastword.api.found import PathLike
 from lastword.api.topic import Topic
 from lastword.api.topics import Topics
 from lastword.config import remove_topic_settings, write_topic_settings
-from lastword.errors import (
-    UsageError,
-)
+from lastword.config.keywords import Keywords
+from lastword.errors import UsageError
 from lastword.logdir import SetAside, move
 from lastword.logdir.inbox import Watch
 from lastword.values import table_html
-
-if TYPE_CHECKING:
-    pass
 
 
 class LogDir(Topics):
@@ -52,6 +49,24 @@ class LogDir(Topics):
     def __repr__(self) -> str:
         shown = self.paths[0] if len(self.paths) == 1 else self.paths
         return f"LogDir({shown!r}, {self.mode!r}{', closed' if self._closed else ''})"
+
+    def __getitem__(self, topic: str) -> Topic[Any, Any]:
+        """`logs["users"]`: one topic, as `topic(name)` gives it."""
+        return self.topic(topic)
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._homes()
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the topics."""
+        return iter(list(self._homes()))
+
+    def __len__(self) -> int:
+        """How many topics there are."""
+        return len(self._homes())
+
+    def __bool__(self) -> bool:
+        return True  # also without a topic
 
     def _repr_html_(self) -> str:
         rows = [
@@ -121,7 +136,7 @@ class LogDir(Topics):
         move(self._home(topic, partition), target, topic, partition)
         self._spread.write_list()
 
-    def set_config(self, topic: str | None = None, **config: Any) -> None:
+    def set_config(self, topic: str | None = None, **config: Unpack[Keywords]) -> None:
         """Change settings in lastword.toml, of a topic or (None) of all; a value of None resets. Holds
         from now on."""
         self._check_writable()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Unpack
 
 from lastword import files as storage
-from lastword.api.found import PathLike
+from lastword.api.found import Mode, PathLike
 from lastword.api.logs import LogDir
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings
+from lastword.config.keywords import Keywords
 from lastword.errors import LastwordError, ReadOnlyError, StorageError, UsageError
 from lastword.files import Files
 from lastword.logdir import LogDirectory, Spread
@@ -20,12 +21,12 @@ from lastword.logdir.broker import BrokerSettings
 
 def open(
     path: PathLike | Sequence[PathLike],
-    mode: Literal["r", "a"] = "r",
+    mode: Mode = "r",
     *,
     config: PathLike | None = None,
     clock: Clock | None = None,
     files: Files | None = None,
-    **settings: Any,
+    **settings: Unpack[Keywords],
 ) -> LogDir:
     """Open a log directory, or several that are seen as one (Kafka's log.dirs).
 

@@ -7,13 +7,14 @@ compaction leaves them; a start below the log start is not, for then records are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from lastword.api.ranges import Range
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
 from lastword.errors import UsageError, nearest
 from lastword.partition import scan
 from lastword.records.record import RawRecord
+from lastword.values import Handle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,17 +22,19 @@ if TYPE_CHECKING:
     from lastword.api.follow import Follow
     from lastword.api.serializers import Serializer
 
+View = Literal["log", "latest", "changes"]
+Isolation = Literal["read_committed", "read_uncommitted"]
 VIEWS = ("log", "latest", "changes")
-READ_COMMITTED = "read_committed"
+READ_COMMITTED: Isolation = "read_committed"
 ISOLATIONS = (READ_COMMITTED, "read_uncommitted")
 
 
-def check_view(view: str) -> str:
-    return _one_of(view, VIEWS, "view")
+def check_view(view: str) -> View:
+    return cast("View", _one_of(view, VIEWS, "view"))
 
 
-def check_isolation(isolation: str) -> str:
-    return _one_of(isolation, ISOLATIONS, "isolation")
+def check_isolation(isolation: str) -> Isolation:
+    return cast("Isolation", _one_of(isolation, ISOLATIONS, "isolation"))
 
 
 def _one_of(given: str, known: tuple[str, ...], what: str) -> str:
@@ -44,7 +47,7 @@ def _one_of(given: str, known: tuple[str, ...], what: str) -> str:
     return given
 
 
-class Reader(Iterator[Record[K, V]], Generic[K, V]):
+class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
     """The records of one `Topic.read`, partition after partition, in the order of offsets.
 
     position    per partition the next offset to read; it moves over gaps and past a cleaned tail. Save it,

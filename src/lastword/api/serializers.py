@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from lastword.api import messagepack
@@ -56,11 +56,15 @@ SerializerLike = str | tuple[Callable[[Any], bytes], Callable[[bytes], Any]] | S
 
 @dataclass(frozen=True, slots=True)
 class Serializer:
-    """Both directions under one name; `name` is None for callables, which cannot be saved."""
+    """Both directions under one name; `name` is None for callables, which cannot be saved.
+
+    `saved`: it was saved with the topic, not given by the caller; for messages.
+    """
 
     name: str | None
     dumps: Callable[[Any], bytes]
     loads: Callable[[bytes], Any]
+    saved: bool = False
 
     def encode(self, value: Any, what: str) -> bytes:
         """Bytes of `value`; `what` ("key", "value") goes into the SerializerError, the value itself does
@@ -70,9 +74,15 @@ class Serializer:
         except SerializerError:
             raise
         except Exception as error:
+            saved, remedy = "", f"give what {self} takes, or another {what}_serializer="
+            if self.saved:
+                saved = f", saved with the topic as {self}"
+                remedy = f"give what {self} takes"
+                if self.name == "bytes":  # every other form is bytes, too
+                    remedy = f'give bytes, or name their form: {what}_serializer="{_fitting(value)}"'
             raise SerializerError(
-                f"the {what} (a {type(value).__name__}) cannot be written as {self}: {_reason(error)}",
-                remedy=f"give what {self} takes, or another {what}_serializer=",
+                f"the {what} (a {type(value).__name__}) cannot be written as {self}{saved}: {_reason(error)}",
+                remedy=remedy,
             ) from error
         if not isinstance(data, bytes):
             if isinstance(data, (bytearray, memoryview)):
@@ -95,6 +105,12 @@ class Serializer:
 
     def __str__(self) -> str:
         return self.name or "the given callables' form"
+
+
+def _fitting(value: Any) -> str:
+    """The name of a serializer that takes values like this one."""
+    kinds = {str: "str", bytes: "bytes", int: "int64", float: "float64"}
+    return kinds.get(type(value), "json")
 
 
 def _reason(error: Exception) -> str:
@@ -157,6 +173,17 @@ SERIALIZERS: dict[str, Serializer] = {
     ),
     "msgpack": Serializer("msgpack", messagepack.dumps, messagepack.loads),
 }
+
+
+def saved_serializer(name: str | None) -> Serializer:
+    """The serializer that was saved with a topic; "bytes" if none was."""
+    serializer = serializer_of(name or "bytes")
+    return serializer if name is None else replace(serializer, saved=True)
+
+
+def contradicts(saved: str | None, given: object) -> bool:
+    """Is `given` the name of another form than the one saved with the topic? Every form is bytes."""
+    return isinstance(given, str) and saved not in (None, "bytes", given)
 
 
 def serializer_of(given: SerializerLike | Serializer) -> Serializer:

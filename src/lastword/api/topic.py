@@ -10,19 +10,28 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
 from lastword import metrics
 from lastword.api import partitioners
 from lastword.api.batches import Packer
 from lastword.api.follow import check_follow, following
 from lastword.api.ranges import Bounds, ranges
-from lastword.api.reader import READ_COMMITTED, Reader, check_isolation, check_view, encoded_keys
+from lastword.api.reader import (
+    READ_COMMITTED,
+    Isolation,
+    Reader,
+    View,
+    check_isolation,
+    check_view,
+    encoded_keys,
+)
 from lastword.api.record import Appended, HeadersLike, K, Record, V, header_pairs
-from lastword.api.serializers import Serializer, SerializerLike, serializer_of
+from lastword.api.serializers import Serializer, SerializerLike, contradicts, saved_serializer, serializer_of
 from lastword.api.topic_verbs import TopicVerbs
 from lastword.config import TopicConfig
-from lastword.errors import LastwordError, UsageError
+from lastword.config.keywords import TopicKeywords
+from lastword.errors import InvalidSettingError, LastwordError, UsageError
 from lastword.values import ProgressLike, table_html
 
 if TYPE_CHECKING:
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
     from lastword.api.values import PartitionInfo, SegmentInfo
     from lastword.partition import PartitionLog
 
+Ack = Literal["os", "disk"]
 ACKS = ("os", "disk")
 
 
@@ -57,8 +67,8 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         self.name = name
         self._numbers = logs._partitions(name)
         self.partitions = max(self._numbers, default=-1) + 1
-        self.key_serializer = _serializer(key_serializer, config.lastword_key_serializer)
-        self.value_serializer = _serializer(value_serializer, config.lastword_value_serializer)
+        self.key_serializer = _serializer("key", key_serializer, config.lastword_key_serializer, name)
+        self.value_serializer = _serializer("value", value_serializer, config.lastword_value_serializer, name)
         self.serializer_names = (config.lastword_key_serializer, config.lastword_value_serializer)
         _, self._partitioner = partitioners.partitioner_of(
             partitioner or config.lastword_partitioner or "murmur2"
@@ -67,6 +77,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
 
     @property
     def config(self) -> TopicConfig:
+        """Its settings in their units: `topic.config.segment_bytes`."""
         return self._packer.config
 
     def __repr__(self) -> str:
@@ -98,7 +109,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         headers: HeadersLike = (),
         timestamp: int | datetime | None = None,
         partition: int | None = None,
-        ack: str | None = None,
+        ack: Ack | None = None,
         producer: str | None = None,
         sequence: int | None = None,
     ) -> Appended:
@@ -170,7 +181,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         headers: HeadersLike = (),
         timestamp: int | datetime | None = None,
         partition: int | None = None,
-        ack: str | None = None,
+        ack: Ack | None = None,
         producer: str | None = None,
         sequence: int | None = None,
     ) -> Appended:
@@ -191,7 +202,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         records: Iterable[tuple[K | None, V | None] | Record[K, V]] | Mapping[K, V | None] | Any,
         *,
         partition: int | None = None,
-        ack: str | None = None,
+        ack: Ack | None = None,
         producer: str | None = None,
         sequence: int | None = None,
     ) -> int:
@@ -297,10 +308,10 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         *,
         partition: int | None = None,
         keys: Iterable[K] | None = None,
-        view: str = "log",
+        view: View = "log",
         follow: bool = False,
         timeout: float | None = None,
-        isolation: str = "read_committed",
+        isolation: Isolation = "read_committed",
     ) -> Reader[K, V]:
         """A bounded read: it ends at the log end of this moment, or before. With `follow` it goes on.
 
@@ -402,12 +413,22 @@ class Topic(TopicVerbs[K], Generic[K, V]):
 
         return listed(self._logs, self.name, partition)
 
-    def set_config(self, **config: Any) -> None:
+    def set_config(self, **config: Unpack[TopicKeywords]) -> None:
         """Change settings of this topic in lastword.toml; None resets one to its default. Holds from now
         on."""
         self._logs.set_config(self.name, **config)
         self._packer = self._new_packer(self._logs._config(self.name))
 
 
-def _serializer(given: SerializerLike | None, saved: str | None) -> Serializer:
-    return serializer_of(given if given is not None else saved or "bytes")
+def _serializer(part: str, given: SerializerLike | None, saved: str | None, topic: str) -> Serializer:
+    """The serializer to use. InvalidSettingError for a name that contradicts the saved one: no other reader
+    could read what it writes."""
+    if given is None:
+        return saved_serializer(saved)
+    serializer = serializer_of(given)
+    if contradicts(saved, given) and given != "bytes":
+        raise InvalidSettingError(
+            f"topic {topic!r}: its {part}s are {saved}, as saved with the topic, not {given}",
+            remedy=f'leave {part}_serializer out, or take the bytes as they are: {part}_serializer="bytes"',
+        )
+    return serializer

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from lastword.api import partitioners
+from lastword.api.found import By
 from lastword.api.record import K
 from lastword.api.serializers import Serializer
-from lastword.values import ProgressLike
+from lastword.config.keywords import Keywords
+from lastword.values import Handle, ProgressLike
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from lastword.tools.verify import Verification
 
 
-class TopicVerbs(Generic[K]):
+class TopicVerbs(Handle, Generic[K]):
     """The verbs of `Topic`, which says what these are."""
 
     name: str
@@ -119,7 +121,7 @@ class TopicVerbs(Generic[K]):
         *,
         strategy: str | None = None,
         progress: ProgressLike | bool | None = None,
-        **config: Any,
+        **config: Unpack[Keywords],
     ) -> list[Simulation]:
         """What cleaning would have moved under other settings; see `LogDir.simulate`."""
         return self._logs.simulate(self.name, partition, strategy=strategy, progress=progress, **config)
@@ -129,7 +131,7 @@ class TopicVerbs(Generic[K]):
         partition: int | None = None,
         *,
         exact: bool = False,
-        by: str = "partition",
+        by: By = "partition",
         progress: ProgressLike | bool | None = None,
     ) -> list[Duplication]:
         """How much is superseded; see `LogDir.duplication`."""

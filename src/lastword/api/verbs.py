@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from lastword.api.found import Found, PathLike
+from lastword.api.found import By, Found, PathLike
 from lastword.api.progress import listener
+from lastword.config.keywords import Keywords
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Verbs(Found):
         *,
         strategy: str | None = None,
         progress: ProgressLike | bool | None = None,
-        **config: Any,
+        **config: Unpack[Keywords],
     ) -> list[Simulation]:
         """What cleaning as soon as it is due would have moved, by today's settings and by others: which
         record replaced which since the last cleaning is read off the log, and replayed. Changes nothing.
@@ -186,7 +187,7 @@ class Verbs(Found):
         partition: int | None = None,
         *,
         exact: bool = False,
-        by: str = "partition",
+        by: By = "partition",
         progress: ProgressLike | bool | None = None,
     ) -> list[Duplication]:
         """How much is superseded: a `Duplication` for each topic, partition or segment.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -16,7 +16,7 @@ from lastword.errors import UsageError
 from lastword.values import plural
 
 if TYPE_CHECKING:
-    from lastword.api.topic import Topic
+    from lastword.api.topic import Ack, Topic
 
 EXAMPLES = """
 lastword append data users ada '{"city": "London"}'
@@ -68,7 +68,7 @@ def append(
             shape = '{"key": ..., "value": ...}' if delimiter is None else f"KEY{delimiter}VALUE"
             out.say(f"reading records from the terminal, one a line: {shape}; Ctrl-D ends them")
         records = _lines(names, delimiter) if delimiter is not None else _objects(names)
-        appended = into.extend(records, partition=target.partition, ack=ack)
+        appended = into.extend(records, partition=target.partition, ack=cast("Ack | None", ack))
     out.summary(f"appended {plural(appended, 'record')}", topic=known, records=appended)
 
 
@@ -87,7 +87,7 @@ def _one(
     else:
         chosen = argument_bytes(key or "", names[0], "key")
     data = None if value is None else argument_bytes(value, names[1], "value")
-    appended = into.append(chosen, data, partition=partition, ack=ack)
+    appended = into.append(chosen, data, partition=partition, ack=cast("Ack | None", ack))
     if out.as_json:
         out.summary(topic=into.name, records=1, **appended.to_dict())
     elif not out.quiet:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -12,6 +12,7 @@ from lastword.units import format_bytes
 from lastword.values import plural
 
 if TYPE_CHECKING:
+    from lastword.api.found import By
     from lastword.tools.duplication import Duplication
 
 BY = ("topic", "partition", "segment")
@@ -51,7 +52,9 @@ def duplication(
     failed: DataError | None = None
     with out.open(target) as logs, out.progress("duplication") as progress:
         try:
-            rows = logs.duplication(target.topic, target.partition, exact=exact, by=by, progress=progress)
+            rows = logs.duplication(
+                target.topic, target.partition, exact=exact, by=cast("By", by), progress=progress
+            )
         except DataError as error:
             # What was counted is told before what could not be.
             rows, failed = getattr(error, "rows", []), error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -14,6 +14,7 @@ from lastword.errors import UsageError, nearest
 from lastword.units import format_time, parse_when
 
 if TYPE_CHECKING:
+    from lastword.api.reader import View
     from lastword.api.record import Record
     from lastword.api.topic import Topic
     from lastword.records.internal import InternalRecord
@@ -93,7 +94,7 @@ def read(
             _when(end),
             partition=target.partition,
             keys=keys,
-            view=view,
+            view=cast("View", view),  # checked there
             follow=follow,
             timeout=timeout,
         )

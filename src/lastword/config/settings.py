@@ -134,6 +134,14 @@ class Settings:
         config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
         return config
 
+    def saved_topic(self, name: str) -> TopicConfig:
+        """The settings of a topic as its file has them: without arguments and environment, which hold for
+        this process only."""
+        shared: Layer = {name: value for name, value in self._top.items() if name in TOPIC_SETTINGS}
+        layers = [self._topics.get(name, {}), self._defaults, shared]
+        config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
+        return config
+
     def rows(self, topic: str | None = None) -> list[tuple[str, str, str]]:
         """(name, value as text, source) of every setting: of the process, or of a topic."""
         config: LogConfig | TopicConfig = self.instance if topic is None else self.topic(topic)

@@ -27,6 +27,7 @@ from lastword.spark.partition_keys import BULK
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from lastword.api.found import By
     from lastword.tools.duplication import Duplication
     from lastword.tools.verify import Verification
 
@@ -41,7 +42,7 @@ def duplication(
     partition: int | None = None,
     *,
     exact: bool = False,
-    by: Literal["topic", "partition", "segment"] = "partition",
+    by: By = "partition",
 ) -> DataFrame:
     """How much is superseded: the rows of `LogDir.duplication`, counted or sketched by tasks.
 
@@ -92,7 +93,7 @@ class _Counted:
     topic: str
     partition: int | None
     exact: bool
-    by: str
+    by: By
 
 
 def _count(work: _Counted) -> list[Duplication]:

@@ -7,24 +7,46 @@ before the mapping shows it, and opening the state again restores it from there.
 
 from __future__ import annotations
 
+import datetime
+import enum
+import numbers
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from lastword.errors import ReadOnlyError, StateTooLargeError, UsageError
+from lastword.errors import ReadOnlyError, SerializerError, StateTooLargeError, UsageError
 from lastword.metrics import STATE_RESTORE_SECONDS
 from lastword.partition.view import PartitionView
 from lastword.state.filling import Filling
 from lastword.state.newest import Pairs, newest_pairs
 from lastword.units import format_bytes
-from lastword.values import Progress, ProgressLike, Value, plural, table_html
+from lastword.values import Handle, Progress, ProgressLike, Value, plural, table_html
 
 K = TypeVar("K")
 V = TypeVar("V")
 _MISSING: Any = object()
+_IMMUTABLE = (
+    numbers.Number,  # bool, int, float, complex, Decimal, Fraction, NumPy's scalars
+    str,
+    bytes,
+    tuple,
+    frozenset,
+    range,
+    type(None),
+    enum.Enum,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+)
+"""Types whose values no block of `edit` can change in place."""
+
+
+class _Delete(enum.Enum):
+    DELETE = "DELETE"
 
 
 class Coder(Protocol):
@@ -86,7 +108,7 @@ class Snapshot(Protocol):
     def pairs(self) -> Iterator[tuple[int, Pairs]]: ...
 
 
-class State(MutableMapping[K, V], Generic[K, V]):
+class State(Handle, MutableMapping[K, V], Generic[K, V]):
     """The newest value of every key of a topic, as a dict whose changes are a log. Get it from
     `LogDir.state`.
 
@@ -97,10 +119,16 @@ class State(MutableMapping[K, V], Generic[K, V]):
     `del` writes a tombstone; None is a value if the value serializer can write it (json can). Every get makes
     the value anew from its bytes, so a change in place is lost unless it is put back: take `edit`.
 
-    Safe from any thread, call by call. `totals["a"] += 1` is two calls, between which another thread may
-    change it; `edit`, `pop` and `setdefault` let nobody in between. Two states of one topic do not see each
-    other's changes before `refresh`.
+    Safe from any thread, call by call. `totals["a"] += 1` is two calls, and another thread may change the
+    value between them. `change`, `incr`, `edit`, `pop` and `setdefault` are atomic: they hold the state's
+    lock while they read and write. Two states of one topic do not share a lock, and do not see each other's
+    changes before `refresh`: share one `State` between threads.
+
+    Also a context manager: leaving the block closes the state, the log stays open.
     """
+
+    DELETE: Final = _Delete.DELETE
+    """What the function of `change` returns to delete the key."""
 
     def __init__(
         self,
@@ -324,7 +352,11 @@ class State(MutableMapping[K, V], Generic[K, V]):
 
     def __contains__(self, key: object) -> bool:
         self._check_open()
-        return self._key.encode(key, "key") in self._data
+        try:
+            data = self._key.encode(key, "key")
+        except SerializerError:
+            return False  # as of a dict: no such key can be in it
+        return data in self._data
 
     # What MutableMapping builds on __getitem__ must not take a default for something that is there.
 
@@ -365,17 +397,105 @@ class State(MutableMapping[K, V], Generic[K, V]):
 
     @contextmanager
     def edit(self, key: K) -> Iterator[V]:
-        """`with state.edit("ada") as ada: ada["city"] = "Oslo"`: one record when the block ends.
+        """Change a value in place: `with state.edit("ada") as ada: ada["city"] = "Oslo"`.
 
-        Nothing is written if the block raises, or leaves the value as it was. Other threads wait until it
-        ends. KeyError for a key that is not there, unless the state has a default.
+        Writes one record when the block ends; nothing if the block raises or leaves the value as it was.
+        Other threads wait until it ends. For a list, a dict or another mutable object: a number, a text or a
+        tuple cannot be changed in place, use `change`.
+
+        Raises:
+            KeyError: the key is absent, and the state has no default.
+            UsageError: the value is immutable. Nothing was changed.
         """
         with self._lock:
             value = self[key]
+            if isinstance(value, _IMMUTABLE):
+                raise UsageError(
+                    f"edit: a value of type {type(value).__name__} cannot be changed in place",
+                    remedy="state.change(key, lambda value: ...), or state.incr(key) for a number",
+                )
             yield value
-            data, new = self._key.encode(key, "key"), self._value.encode(value, "value")
-            if self._data.get(data) != new:
-                self._write(data, new)
+            self._write_if_new(key, value)
+
+    def change(self, key: K, function: Callable[[V], Any], *, default: Any = _MISSING) -> V:
+        """Replace a value by what a function makes of it: `state.change("ada", str.upper)`. Atomic.
+
+        Writes one record; nothing if the function raises or the value stays as it was. Other threads wait
+        until it ends.
+
+        Args:
+            key: The key to change.
+            function: Takes the value and returns the new one, or `State.DELETE` to delete the key.
+            default: The value that the function gets if the key is absent; without it the state's own
+                default is used.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            KeyError: the key is absent, and there is no default.
+        """
+        with self._lock:
+            new: Any = function(default if default is not _MISSING and key not in self else self[key])
+            if new is not State.DELETE:
+                self._write_if_new(key, new)
+            elif key in self:
+                del self[key]
+            return new
+
+    def incr(self, key: K, by: Any = 1) -> V:
+        """Add to a number and return the sum: `state.incr("visits")`. Atomic, one record.
+
+        Args:
+            key: The key to change. An absent one counts from 0, or from the state's default.
+            by: A number to add; a negative one subtracts.
+
+        Raises:
+            UsageError: the value, or `by`, is no number. Nothing was changed.
+        """
+
+        def add(value: Any) -> Any:
+            for number in (value, by):
+                if isinstance(number, bool) or not isinstance(number, numbers.Number):
+                    raise UsageError(
+                        f"incr: a {type(number).__name__} is no number",
+                        remedy="state.change(key, lambda value: ...) takes any function",
+                    )
+            return value + by
+
+        return self.change(key, add, default=0 if self._default is None else _MISSING)
+
+    def copy(self) -> dict[K, V]:
+        """Return a dict of all keys and values, which later changes do not touch."""
+        with self._lock:
+            return dict(self.items())
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[K, V]:
+        return self.copy()  # every value is decoded afresh
+
+    def __or__(self, other: Mapping[K, V]) -> dict[K, V]:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return {**self.copy(), **other}
+
+    def __ror__(self, other: Mapping[K, V]) -> dict[K, V]:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return {**other, **self.copy()}
+
+    def __ior__(self, other: Any) -> State[K, V]:  # type: ignore[misc]  # `|` gives a dict, `|=` the state
+        self.update(other)
+        return self
+
+    def __enter__(self) -> State[K, V]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         what = "closed" if self._closed else plural(len(self._data), "key")
@@ -399,6 +519,11 @@ class State(MutableMapping[K, V], Generic[K, V]):
             # taken in.
             if self.position.get(placed.partition) == placed.offset:
                 self.position[placed.partition] = placed.offset + 1
+
+    def _write_if_new(self, key: K, value: V) -> None:
+        data, new = self._key.encode(key, "key"), self._value.encode(value, "value")
+        if self._data.get(data) != new:
+            self._write(data, new)
 
     def _write_all(self, pairs: Iterable[tuple[bytes, bytes | None]]) -> None:
         self._check_writable()

@@ -31,16 +31,20 @@ class LogBuilder:
     def topic(
         self,
         name: str = "users",
-        partitions: int = 1,
+        partitions: int | None = None,
         *,
-        key_serializer: str = "str",
-        value_serializer: str = "json",
-        cleanup_policy: str | None = "compact",
+        key_serializer: str | None = None,
+        value_serializer: str | None = None,
         **config: Any,
     ) -> LogBuilder:
-        """Make a topic, or turn to one that is there."""
-        if cleanup_policy is not None:
-            config["cleanup_policy"] = cleanup_policy
+        """Make a topic, or go on with one that is there.
+
+        A new one has one partition, serializers "str" and "json", and `cleanup_policy="compact"`, unless
+        they are given. What is given for a topic that is there must be what it has.
+        """
+        if name not in self._logs:
+            key_serializer, value_serializer = key_serializer or "str", value_serializer or "json"
+            config = {"cleanup_policy": "compact", **config}
         self._topic = self._logs.create_topic(
             name,
             partitions,

@@ -1,0 +1,63 @@
+"""Settings as Python keywords, for type checkers and completion: a name that is no setting is an error there.
+
+A test compares these with the tables of `TopicConfig` and `LogConfig`. Values are checked when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypedDict
+
+Size = int | str
+Duration = int | str
+
+
+class TopicKeywords(TypedDict, total=False):
+    """Settings of a topic. None resets one to its default."""
+
+    cleanup_policy: str | Iterable[str] | None
+    segment_bytes: Size | None
+    segment_ms: Duration | None
+    segment_jitter_ms: Duration | None
+    segment_index_bytes: Size | None
+    index_interval_bytes: Size | None
+    max_message_bytes: Size | None
+    retention_ms: Duration | None
+    retention_bytes: Size | None
+    delete_retention_ms: Duration | None
+    min_compaction_lag_ms: Duration | None
+    max_compaction_lag_ms: Duration | None
+    min_cleanable_dirty_ratio: float | str | None
+    file_delete_delay_ms: Duration | None
+    flush_messages: int | str | None
+    flush_ms: Duration | None
+    preallocate: bool | str | None
+    compression_type: str | None
+    compression_gzip_level: int | str | None
+    compression_lz4_level: int | str | None
+    compression_zstd_level: int | str | None
+    message_timestamp_type: str | None
+    message_timestamp_before_max_ms: Duration | None
+    message_timestamp_after_max_ms: Duration | None
+    lastword_ack: str | None
+    lastword_strategy: str | None
+    lastword_key_serializer: str | None
+    lastword_value_serializer: str | None
+    lastword_partitioner: str | None
+
+
+class Keywords(TopicKeywords, total=False):
+    """Settings of the whole directory, and those of its topics."""
+
+    log_dirs: str | Iterable[str] | None
+    log_retention_check_interval_ms: Duration | None
+    producer_id_expiration_ms: Duration | None
+    log_cleaner_enable: bool | str | None
+    log_cleaner_threads: int | str | None
+    log_cleaner_dedupe_buffer_size: Size | None
+    lastword_map_scratch: str | None
+    log_cleaner_io_max_bytes_per_second: Size | None
+    log_cleaner_backoff_ms: Duration | None
+    drives: Mapping[str, Size] | str | None
+    lastword_space_target: float | str | None
+    lastword_survivorship_alpha: float | str | None
