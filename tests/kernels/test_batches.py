@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword import kernels
 from lastword.kernels import table as fields
-from lastword.kernels.batches import walk_batches
+from lastword.kernels.batches import rows_within, walk_batches
+from lastword.records.compression import compress
 from lastword.records.legacy_build import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from tests.kernels.support import padded, walked
-from tests.naive.batches import Header, walk
-from tests.naive.pack import Record, encode_batch
+from tests.naive.batches import Header, most_plain_bytes, walk
+from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import T, batches
 
 NAMES = {
@@ -115,3 +119,49 @@ def test_a_batch_may_not_begin_where_the_last_one_ended() -> None:
     assert walked(batch + batch)[2:] == (len(batch), kernels.BAD_OFFSET)
     assert walked(batch, 6)[3] == kernels.BAD_OFFSET
     assert walked(batch, 5)[3] == kernels.OK
+
+
+@given(
+    batches(),
+    st.lists(st.sampled_from([0, 1, 2, 3, 4, "zstd with size", "two frames"]), min_size=1),
+    st.data(),
+)
+def test_rows_within_a_bound(log: list[bytes], codecs: list[int | str], data: st.DataObject) -> None:
+    packed = []
+    for batch, codec in zip(log, cycle(codecs), strict=False):
+        head, records = bytearray(batch[:61]), batch[61:]
+        number = codec if isinstance(codec, int) else 4
+        head[22] = head[22] & ~7 | number
+        if codec == "zstd with size":
+            body = zstandard.ZstdCompressor(write_checksum=True).compress(records)
+        elif codec == "two frames":
+            body = compress(4, records) + compress(4, b"")
+        else:
+            body = compress(number, records)
+        packed.append((seal(bytes(head) + body), len(records)))
+    raw, table, _, _ = walked(b"".join(batch for batch, _ in packed))
+    bounds = [most_plain_bytes(batch) for batch, _ in packed]
+    for bound, (_, size) in zip(bounds, packed, strict=True):
+        assert bound is not None
+        assert bound >= size
+    unwanted = np.array(data.draw(st.lists(st.integers(0, 1), max_size=len(bounds))), np.uint8)
+    dropped = set(unwanted.nonzero()[0].tolist())
+    most = data.draw(st.integers(1, sum(bound or 0 for bound in bounds) + 1))
+    expected = total = 0
+    for row, bound in enumerate(bounds):
+        total += 0 if row in dropped else bound or 0
+        if total > most and row and row not in dropped:
+            break
+        expected += 1
+    assert rows_within(raw, table, len(table), unwanted, most) == expected
+
+
+@given(st.binary(max_size=60))
+def test_rows_within_a_bound_of_damaged_zstd(junk: bytes) -> None:
+    head = bytearray(encode_batch([Record(0, T, b"k", None)])[:61])
+    head[22] = 4
+    damaged = seal(bytes(head) + b"\x28\xb5\x2f\xfd" + junk)
+    raw, table, _, _ = walked(damaged + encode_batch([Record(1, T, b"k", None)]))
+    bound = most_plain_bytes(damaged)
+    expected = 1 if bound is None or bound > (1 << 20) - 69 else 2
+    assert rows_within(raw, table, 2, np.empty(0, np.uint8), 1 << 20) == (expected)

@@ -100,3 +100,27 @@ def _old_entry(entry: bytes, position: int, next_offset: int) -> tuple[Header | 
     count = -1 if attributes & 7 else 1
     fields = (offset, offset, attributes, count, timestamp, timestamp, -1, -1, -1, -1, crc)
     return Header(position, len(entry), *fields), ""
+
+
+def most_plain_bytes(batch: bytes) -> int | None:
+    """The most that a batch's records can take when decompressed; None for zstd frames that end early."""
+    codec = batch[22 if batch[16] == 2 else 17] & 7
+    if codec != 4:
+        return len(batch) * {0: 1, 1: 1032, 2: 64, 3: 255}[codec]
+    position, most, end = 61, 0, len(batch)
+    while end - position >= 9:
+        if batch[position : position + 4] != b"\x28\xb5\x2f\xfd":
+            return None
+        flags = batch[position + 4]
+        single = bool(flags & 0x20)
+        position += 5 + (not single) + (0, 1, 2, 4)[flags & 3] + (1 if single else 0, 2, 4, 8)[flags >> 6]
+        last = False
+        while not last:
+            if end - position < 3:
+                return None
+            head = int.from_bytes(batch[position : position + 3], "little")
+            last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
+            position += 3 + (1 if kind == 1 else size)
+            most += 128 << 10 if kind == 2 else size
+        position += flags & 4
+    return most if position == end else None

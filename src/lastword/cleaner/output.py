@@ -270,8 +270,10 @@ class Writer:
         if not count or self._first_due is None:
             return TombstonesWaiting(count)
         horizon_ms, batch = self._first_due
-        header = read_header(batch, 0, len(batch), "<output>")
-        first = next((r.offset for r in read_records(batch, header) if r.value is None), -1)
+        file = "<output>" if self._output is None else self._output.file
+        header = read_header(batch, 0, len(batch), file)
+        records = read_records(batch, header, file, position=0)
+        first = next((record.offset for record in records if record.value is None), -1)
         return TombstonesWaiting(count, first, horizon_ms) if first >= 0 else TombstonesWaiting(count)
 
     def _append(self, full: _Buffer) -> None:

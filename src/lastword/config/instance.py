@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lastword.config.setting import (
+    MAX_INT,
     choice,
     count,
     directory,
@@ -74,6 +75,14 @@ class LogConfig:
     )
     lastword_survivorship_alpha: float = ratio(
         0.3, "cost", "Weight of the newest observation where garbage can only be estimated.", low=0.01
+    )
+    lastword_decompression_max_bytes: int = size(
+        "256MiB",
+        "behaviour",
+        "What the records of one batch may take when decompressed; a larger batch is DecompressionLimitError "
+        "for every reader. Reading a batch of that size takes up to three times as much memory.",
+        low=1 << 16,
+        high=MAX_INT,
     )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 

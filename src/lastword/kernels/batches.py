@@ -17,11 +17,12 @@ from lastword.kernels import (
     NO_SLACK,
     OK,
     SLACK,
+    inline,
     kernel,
 )
 from lastword.kernels.crc32c import crc_of, crc_of_four
 from lastword.kernels.legacy import read_entry
-from lastword.kernels.memory import load8, load16_be, load32_be, load64_be
+from lastword.kernels.memory import load8, load16_be, load32, load32_be, load64_be
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -144,4 +145,74 @@ def sound_rows(data, table, rows):
         if crc_of(data, table[row, POSITION] + 21, table[row, SIZE] - 21) != table[row, CRC]:
             return row
         row += 1
+    return rows
+
+
+GZIP_GROWTH = 1032
+SNAPPY_GROWTH = 64
+LZ4_GROWTH = 255
+ZSTD_BLOCK_BYTES = 128 << 10
+_GZIP, _SNAPPY, _LZ4 = 1, 2, 3
+_ZSTD_FRAME = 0xFD2FB528
+
+
+@inline
+def _zstd_bound(raw, position, end):
+    """The most that the zstd frames raw[position:end] hold, by the heads of their blocks; -1: unknown."""
+    bound = 0
+    while end - position >= 9:
+        if load32(raw, position) != _ZSTD_FRAME:
+            return -1
+        flags = load8(raw, position + 4)
+        single = flags >> 5 & 1
+        position += 6 - single
+        if flags & 3:
+            position += 1 << (flags & 3) - 1
+        if flags >> 6:
+            position += 1 << (flags >> 6)
+        elif single:
+            position += 1
+        last = 0
+        while not last:
+            if end - position < 3:
+                return -1
+            head = load32(raw, position) & 0xFFFFFF
+            last, kind, size = head & 1, head >> 1 & 3, head >> 3
+            position += 3 + (1 if kind == 1 else size)  # of a run only the repeated byte is stored
+            bound += ZSTD_BLOCK_BYTES if kind == 2 else size
+        if flags & 4:
+            position += 4
+    return bound if position == end else -1
+
+
+@kernel
+def rows_within(raw, table, rows, unwanted, most):
+    """Count the leading rows whose records surely take at most `most` bytes together when decompressed; at
+    least 1, whatever that one takes.
+
+    A row is bounded by what its codec can do at best (zstd: by its blocks), never by a size that it declares.
+    `unwanted` (uint8, by row; empty: none): a batch that is not decompressed.
+    """
+    if rows and table[rows - 1, POSITION] + table[rows - 1, SIZE] > raw.size - SLACK:
+        return 0
+    total = 0
+    for row in range(rows):
+        if row < unwanted.size and unwanted[row]:
+            continue
+        codec = table[row, ATTRIBUTES] & CODEC
+        size = table[row, SIZE]
+        if codec == _GZIP:
+            size *= GZIP_GROWTH
+        elif codec == _SNAPPY:
+            size *= SNAPPY_GROWTH
+        elif codec == _LZ4:
+            size *= LZ4_GROWTH
+        elif codec:
+            position = table[row, POSITION]
+            size = _zstd_bound(raw, position + HEADER_BYTES, position + size)
+            if size < 0:
+                size = most + 1
+        total += size
+        if total > most and row:
+            return row
     return rows

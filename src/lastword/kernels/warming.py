@@ -67,6 +67,7 @@ def _run_all() -> None:
     retain = np.zeros(1, np.uint8)
     joining, side = np.full(join.JOINING_FIELDS, -1, np.int64), np.empty(SLACK, np.uint8)
     rest = (target, 0, np.empty_like(table), 0, classes, joining, side)
+    batches.rows_within(out, table, 1, retain, 1)
     repack.repack_rows(out, out, table, 1, 0, retain, *bits, -1, 0, *rest)
     repack.room_needed(table, 0, side)
     lz4.inflate_lz4_rows(out, table, 0, 1, retain, target, 0)

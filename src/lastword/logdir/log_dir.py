@@ -55,6 +55,7 @@ from lastword.logdir.topics import make_partitions, mark_deleted
 from lastword.partition import front
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
+from lastword.records import limits
 from lastword.segment import names
 
 
@@ -75,6 +76,7 @@ class LogDirectory:
         self.files = files
         self.clock = clock
         self.settings = load_settings()
+        self._register_limits()
         self.lock = threading.RLock()
         self.checkpoints = Checkpoints(files, path)
         self._load_settings = load_settings
@@ -367,8 +369,12 @@ class LogDirectory:
         """Read the settings again and give them to the open partitions."""
         with self.lock:
             self.settings = self._load_settings()
+            self._register_limits()
             for tp, log in self._opened.logs.items():
                 log.config = self.settings.topic(tp.topic)
+
+    def _register_limits(self) -> None:
+        limits.register(self.path, self.settings.instance.lastword_decompression_max_bytes)
 
     # -------------------------------------------------------------- partitions
 

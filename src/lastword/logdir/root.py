@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 
-from lastword.errors import NotALogDirError, UsageError
+from lastword.config import Settings
+from lastword.errors import LastwordError, NotALogDirError, UsageError
 from lastword.files import Files
 from lastword.logdir.discover import Listing, discover
+from lastword.records import limits
 from lastword.segment import names
 
 
@@ -34,6 +37,13 @@ def check_writable(files: Files, root: str) -> bool:
         return True
     check_log_dir(listing, root)
     return False
+
+
+def register_limits(root: str) -> None:
+    """Have the bounds of a directory's settings hold for files in it that are read without opening it: by
+    `dump`, and by a Spark task. Settings that cannot be read leave the default."""
+    with suppress(LastwordError):
+        limits.register(root, Settings.load([root]).instance.lastword_decompression_max_bytes)
 
 
 def make_dirs(files: Files, path: str) -> None:

@@ -23,7 +23,7 @@ from lastword.errors import (
     UnknownMagicError,
 )
 from lastword.kernels import table as fields
-from lastword.kernels.batches import sound_rows, walk_batches
+from lastword.kernels.batches import rows_within, sound_rows, walk_batches
 from lastword.kernels.crc32c import crc32c
 from lastword.records.batch import BatchHeader
 from lastword.records.plain import PlainBuffer, Unwanted
@@ -202,6 +202,7 @@ class ChunkReader:
         self._have = 0  # bytes in `_raw`, the first of them from `position`
         self._used = 0  # of those, bytes given out
         self._plain = PlainBuffer(file, unwanted)
+        self._splits = True  # may give fewer batches than were read
         self._table: Table = np.empty((_FIRST_ROWS, fields.FIELDS), np.int64)
         self._scratch: dict[str, Any] = {}
         self._shown_to: Callable[[Chunk], None] | None = None
@@ -216,6 +217,7 @@ class ChunkReader:
             self._fill()
             rows, used, next_offset, status = self._walk()
             if rows:
+                rows, used, next_offset = self._within_limit(rows, used, next_offset)
                 self._used = used
                 first_offset, self.next_offset = self.next_offset, next_offset
                 chunk = self._chunk(rows, first_offset)
@@ -286,6 +288,21 @@ class ChunkReader:
             return rows, used, next_offset, status
         # Old batches, and whatever is wrong: one after another, a batch's checksum before its offsets.
         return self._walk_from(sound, used, next_offset, verify=True)
+
+    def _within_limit(self, rows: int, used: int, next_offset: int) -> tuple[int, int, int]:
+        """(batches, bytes, next offset) of a chunk whose records surely keep to the bound on decompression:
+        what is read at a time takes no more memory than one batch may."""
+        if rows == 1 or not self._inflates or not self._splits:
+            return rows, used, next_offset
+        table = self._table[:rows]
+        if not (table[:, fields.ATTRIBUTES] & fields.CODEC).any():
+            return rows, used, next_offset
+        within = int(
+            rows_within(self._raw, table, rows, self._plain.unwanted(table), self._plain.limit_bytes)
+        )
+        if within == rows:
+            return rows, used, next_offset
+        return within, int(table[within, fields.POSITION]), int(table[within - 1, fields.LAST_OFFSET]) + 1
 
     @property
     def _leaves_checksums(self) -> bool:
@@ -383,6 +400,7 @@ def _bad_crc(raw: Bytes, at: int, file: str, position: int) -> CorruptBatchError
 def chunk_of(data: bytes | bytearray | memoryview, file: str = "<memory>", *, verify: bool = True) -> Chunk:
     """All batches in `data` as one chunk; raises as ChunkReader does. `data` must hold at least one batch."""
     reader = ChunkReader(BytesSource(data), file, 0, len(data), chunk_bytes=max(len(data), 1), verify=verify)
+    reader._splits = False
     reader._table = np.empty((max(len(data) // SMALLEST_ENTRY_BYTES, 1), fields.FIELDS), np.int64)
     chunk = next(reader)
     if reader._used != len(data):

@@ -9,9 +9,9 @@
             Kafka refuses linked blocks
     zstd    a frame without content size or checksum
 
-A size that the data declares is a claim: room is made for what has arrived, and a payload that passes its
-bound is `DecompressionLimitError`. What contradicts itself is `CorruptBatchError`. Neither knows a file
-here; `located` adds it.
+A size that the data declares is never trusted: room is made for what has arrived, and a payload that passes
+its bound (`limits`) is `DecompressionLimitError`. One that contradicts itself is `CorruptBatchError`. Neither
+names a file here; `located` adds it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from lastword.errors import CorruptBatchError, DecompressionLimitError
+from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError
+from lastword.records import limits
+from lastword.units import format_bytes
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -46,6 +48,8 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct(">i")
 _FIRST_ROOM = 64 << 10
+_GZIP_STEP = 1 << 20
+"""Bytes that the inflater takes in and gives out at a time: what it holds beside the output."""
 _local = threading.local()
 
 
@@ -84,9 +88,15 @@ def located(file: str, position: int, offset: int | None) -> Iterator[None]:
     except (CorruptBatchError, DecompressionLimitError) as error:
         if error.file is not None:
             raise
-        raise type(error)(
-            error.message, code=error.code, remedy=error.remedy, file=file, position=position, offset=offset
-        ) from None
+        raise located_error(error, file, position, offset) from None
+
+
+def located_error(error: DataError, file: str, position: int, offset: int | None) -> DataError:
+    """Return the error with the place of its batch, and with a remedy that names the log directory."""
+    message, remedy = error.message, error.remedy
+    if isinstance(error, DecompressionLimitError):
+        message, remedy = f"offset {offset}: {message}", limits.remedy(file)
+    return type(error)(message, code=error.code, remedy=remedy, file=file, position=position, offset=offset)
 
 
 def _codec(codec: int) -> Codec:
@@ -99,10 +109,15 @@ def _corrupt(codec: str, text: object) -> CorruptBatchError:
     return CorruptBatchError(f"{codec} payload: {text}", code="bad-payload")
 
 
-def _too_large(codec: str, limit: int) -> DecompressionLimitError:
+def too_large(codec: int, size: int, limit: int) -> DecompressionLimitError:
+    """The error of a payload of `size` bytes that grows past `limit`."""
+    return _too_large(CODEC_NAMES[codec], size, limit)
+
+
+def _too_large(codec: str, size: int, limit: int) -> DecompressionLimitError:
     return DecompressionLimitError(
-        f"{codec} payload grows past {limit} bytes",
-        remedy="if the batch is genuine, raise the limit on inflated batches",
+        f"{codec} payload of {format_bytes(size)} grows past {format_bytes(limit)} ({limit} bytes)",
+        remedy=limits.remedy(None),
     )
 
 
@@ -115,14 +130,14 @@ def _copy(data: Any, level: int | None) -> bytes:
 
 def _copy_bounded(data: Any, limit: int) -> bytes:
     if len(data) > limit:
-        raise _too_large("uncompressed", limit)
+        raise _too_large("uncompressed", len(data), limit)
     return bytes(data)
 
 
 def _copy_into(data: Any, out: memoryview) -> int:
     size = len(data)
     if size > len(out):
-        raise _too_large("uncompressed", len(out))
+        raise _too_large("uncompressed", size, len(out))
     out[:size] = memoryview(data).cast("B")
     return size
 
@@ -136,24 +151,32 @@ def _gzip(data: Any, level: int | None) -> bytes:
 
 
 def _gunzip_parts(data: Any, limit: int) -> Iterator[bytes]:
+    view = memoryview(data).cast("B")
     left = limit
-    rest = bytes(data)
-    while rest:
-        member = zlib.decompressobj(wbits=31)
-        while not member.eof:
-            try:
-                part = member.decompress(rest, left + 1)
-            except zlib.error as error:
-                raise _corrupt("gzip", error) from None
-            left -= len(part)
-            if left < 0:
-                raise _too_large("gzip", limit)
-            rest = member.unconsumed_tail
-            if part:
-                yield part
-            elif not member.eof:
+    rest = bytes(view[:_GZIP_STEP])
+    taken = len(rest)  # bytes of the payload
+    member = zlib.decompressobj(wbits=31)
+    while True:
+        try:
+            part = member.decompress(rest, min(left + 1, _GZIP_STEP))
+        except zlib.error as error:
+            raise _corrupt("gzip", error) from None
+        left -= len(part)
+        if left < 0:
+            raise _too_large("gzip", len(view), limit)
+        if part:
+            yield part
+        rest = member.unused_data if member.eof else member.unconsumed_tail
+        if not rest:
+            if taken < len(view):
+                rest = bytes(view[taken : taken + _GZIP_STEP])
+                taken += len(rest)
+            elif member.eof:
+                return
+            elif not part:
                 raise _corrupt("gzip", "cut short")
-        rest = member.unused_data
+        if member.eof:
+            member = zlib.decompressobj(wbits=31)
 
 
 def _gunzip(data: Any, limit: int) -> bytes:
@@ -215,7 +238,7 @@ def _snappy_blocks(data: Any, limit: int) -> Iterator[tuple[memoryview, int]]:
             raise _corrupt("snappy", f"block of {size} bytes claims {content}")
         left -= content
         if left < 0:
-            raise _too_large("snappy", limit)
+            raise _too_large("snappy", end, limit)
         yield block, content
         position += size
 
@@ -323,11 +346,11 @@ def _unlz4_parts(data: Any, limit: int) -> Iterator[Any]:
                 part = unpack(block, uncompressed_size=room)
             except LZ4BlockError as error:
                 if room == left + 1 and room < min(most, len(block) * _LZ4_MOST):
-                    raise _too_large("lz4", limit) from None
+                    raise _too_large("lz4", len(data), limit) from None
                 raise _corrupt("lz4", error) from None
         left -= len(part)
         if left < 0:
-            raise _too_large("lz4", limit)
+            raise _too_large("lz4", len(data), limit)
         yield part
 
 
@@ -420,7 +443,7 @@ def _unzstd_into(data: Any, out: memoryview) -> int:
         return int(cramjam.zstd.decompress_into(data, out))
     except cramjam.DecompressionError as error:
         if "write whole buffer" in str(error):
-            raise _too_large("zstd", len(out)) from None
+            raise _too_large("zstd", len(data), len(out)) from None
         raise _corrupt("zstd", error) from None
 
 

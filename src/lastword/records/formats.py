@@ -62,7 +62,7 @@ def read_records(
     file: str = "",
     *,
     position: int | None = None,
-    limit_bytes: int = reader.DEFAULT_LIMIT_BYTES,
+    limit_bytes: int | None = None,
 ) -> Iterator[RawRecord]:
     """The records of a batch, in order; arguments and errors as of `reader.read_records`."""
     read = FORMATS[header.magic].read_records

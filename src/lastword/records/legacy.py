@@ -44,8 +44,8 @@ from typing import Any, NamedTuple
 from lastword.errors import CorruptBatchError, UnknownMagicError
 from lastword.records.batch import MAX_LONG, BatchHeader
 from lastword.records.compression import decompress, located
+from lastword.records.limits import limit_of
 from lastword.records.lz4_header import with_checksum
-from lastword.records.reader import DEFAULT_LIMIT_BYTES
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP_TYPE, RawRecord
 
 Buffer = Any
@@ -160,10 +160,10 @@ def inner_bytes(
     file: str = "",
     *,
     position: int | None = None,
-    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    limit_bytes: int | None = None,
 ) -> bytes:
-    """The inner entries of a wrapper, inflated; at most `limit_bytes` of them, else
-    DecompressionLimitError."""
+    """Decompress the inner entries of a wrapper. More than `limit_bytes` (by default what holds for `file`)
+    is DecompressionLimitError."""
     at = header.position if position is None else position
     outer = _outer(buffer, header, file, at)
     if outer.value_length < 0:
@@ -174,7 +174,7 @@ def inner_bytes(
     if header.magic == 0 and header.codec == LZ4:
         value = with_checksum(value, broken=False)
     with located(file, header.position, header.last_offset):
-        return decompress(header.codec, value, limit_bytes)
+        return decompress(header.codec, value, limit_of(file) if limit_bytes is None else limit_bytes)
 
 
 def messages(
@@ -183,7 +183,7 @@ def messages(
     file: str = "",
     *,
     position: int | None = None,
-    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    limit_bytes: int | None = None,
 ) -> tuple[Buffer, list[Message]]:
     """All messages of an entry, and the buffer that their positions refer to.
 
@@ -219,7 +219,7 @@ def read_records(
     file: str = "",
     *,
     position: int | None = None,
-    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    limit_bytes: int | None = None,
 ) -> Iterator[RawRecord]:
     """The records of one entry, in order; arguments and errors as of `reader.read_records`."""
     data, found = messages(buffer, header, file, position=position, limit_bytes=limit_bytes)

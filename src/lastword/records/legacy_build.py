@@ -16,7 +16,6 @@ from lastword.records.batch import BatchHeader
 from lastword.records.compression import compress
 from lastword.records.legacy import CODECS, LOG_APPEND, LZ4, NO_TIMESTAMP, Buffer, key_and_value, messages
 from lastword.records.lz4_header import with_checksum
-from lastword.records.reader import DEFAULT_LIMIT_BYTES
 from lastword.records.record import RawRecord
 
 
@@ -87,7 +86,7 @@ def filter_entry(
     file: str = "",
     *,
     position: int | None = None,
-    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    limit_bytes: int | None = None,
 ) -> Filtered | None:
     """What is left of an entry when its messages are kept or not (`keep`, one for each); None if nothing is.
 

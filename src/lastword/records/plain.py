@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +13,12 @@ from lastword.errors import DataError, DecompressionLimitError
 from lastword.kernels import table as fields
 from lastword.kernels.lz4 import BLOCK_BYTES, inflate_lz4_rows
 from lastword.records.legacy_rows import inflate_rows
+from lastword.records.limits import limit_of
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
 Unwanted = Callable[[Table], NDArray[np.uint8]]
 
-LEGACY_LIMIT_BYTES = 256 << 20
 LZ4 = 3  # attribute bits
 _NONE = np.empty(0, np.uint8)
 
@@ -29,7 +30,12 @@ class PlainBuffer:
         """`unwanted`: given a table, the batches (uint8, one a row) of which no record is needed."""
         self._file = file  # for errors
         self._unwanted = unwanted
+        self.limit_bytes = limit_of(file)  # of one batch's records
         self._plain = np.empty(kernels.SLACK, np.uint8)
+
+    def unwanted(self, table: Table) -> NDArray[np.uint8]:
+        """The batches of which no record is needed (1); empty: there are none."""
+        return _NONE if self._unwanted is None else self._unwanted(table)
 
     def inflate(self, raw: Bytes, table: Table, first_offset: int) -> Bytes:
         """The records of every batch, one batch after another; `table` learns where each begins and ends.
@@ -37,15 +43,14 @@ class PlainBuffer:
         `first_offset`: no record of magic 0 or 1 may lie below it. The array holds until the next call.
         """
         rows = table.shape[0]
-        unwanted = _NONE if self._unwanted is None else self._unwanted(table)
+        unwanted = self.unwanted(table)
         done = row = 0
         while row < rows:
             row, done, status = inflate_lz4_rows(raw, table, row, rows, unwanted, self._plain, done)
             if status == kernels.OK:
                 break
             if status == kernels.FULL:
-                twice = 2 * (self._plain.size - kernels.SLACK - done)  # of what was not enough
-                self._need_plain(done, max(twice, 8 * int(table[row, fields.SIZE]), 2 * BLOCK_BYTES))
+                self._need_plain(done, self._room_after(table, row, self._plain.size - kernels.SLACK - done))
             elif table[row, fields.MAGIC] < 2:
                 row, self._plain, done = inflate_rows(
                     raw,
@@ -55,12 +60,38 @@ class PlainBuffer:
                     done,
                     self._room,
                     file=self._file,
-                    limit=LEGACY_LIMIT_BYTES,
+                    limit=self.limit_bytes,
                     first_offset=first_offset,
                 )
             else:
                 row, done = self._inflate_alike(raw, table, row, unwanted, done)
+        self._check_sizes(table)
         return self._plain
+
+    def _room_after(self, table: Table, row: int, room: int) -> int:
+        """The room to try next for a batch that did not fit into `room` bytes. DecompressionLimitError when
+        its bound was already tried."""
+        size = int(table[row, fields.SIZE])
+        if int(table[row, fields.ATTRIBUTES]) & fields.CODEC == 0:
+            return size
+        most = self.limit_bytes + BLOCK_BYTES  # the kernel wants room for a whole block before each
+        if room >= most:
+            self._raise_too_large(table, row)
+        return min(max(2 * room, 8 * size, 2 * BLOCK_BYTES), most)
+
+    def _check_sizes(self, table: Table) -> None:
+        """DecompressionLimitError for a batch that the buffer had room for, and which passes the bound."""
+        sizes = table[:, fields.PLAIN_END] - table[:, fields.PLAIN_POSITION]
+        if sizes.size and int(sizes.max()) > self.limit_bytes:
+            for row in (sizes > self.limit_bytes).nonzero()[0].tolist():
+                if table[row, fields.MAGIC] == 2 and table[row, fields.ATTRIBUTES] & fields.CODEC:
+                    self._raise_too_large(table, row)
+
+    def _raise_too_large(self, table: Table, row: int) -> NoReturn:
+        from lastword.records.compression import too_large
+
+        codec = int(table[row, fields.ATTRIBUTES]) & fields.CODEC
+        raise self._located(too_large(codec, int(table[row, fields.SIZE]), self.limit_bytes), table, row)
 
     def _inflate_alike(
         self, raw: Bytes, table: Table, row: int, unwanted: NDArray[np.uint8], done: int
@@ -93,33 +124,29 @@ class PlainBuffer:
     def _inflate_one(self, codec: int, data: memoryview, done: int, table: Table, row: int) -> int:
         from lastword.records.compression import decompress_into
 
-        believable = min(max(64 << 20, 1024 * len(data)), (1 << 31) - 1)
         room = max(8 * len(data), 1 << 16)
         while True:
-            room = min(room, believable)
+            room = min(room, self.limit_bytes)
             self._need_plain(done, room)
-            usable = min(self._plain.size - kernels.SLACK, done + believable)
+            usable = min(self._plain.size - kernels.SLACK, done + self.limit_bytes)
             try:
                 return decompress_into(codec, data, self._plain[:usable], done)
             except DecompressionLimitError as error:
-                if usable - done >= believable:
+                if usable - done >= self.limit_bytes:
                     raise self._located(error, table, row) from None
                 room = 4 * (usable - done)
             except DataError as error:
                 raise self._located(error, table, row) from None
 
     def _located(self, error: DataError, table: Table, row: int) -> DataError:
-        return type(error)(
-            error.message,
-            code=error.code,
-            remedy=error.remedy,
-            file=self._file,
-            position=int(table[row, fields.FILE_POSITION]),
-            offset=int(table[row, fields.BASE_OFFSET]),
-        )
+        from lastword.records.compression import located_error
+
+        position, offset = int(table[row, fields.FILE_POSITION]), int(table[row, fields.BASE_OFFSET])
+        return located_error(error, self._file, position, offset)
 
     def _need_plain(self, used: int, room: int) -> None:
         if used + room + kernels.SLACK > self._plain.size:
-            larger = np.empty(2 * (used + room) + kernels.SLACK, np.uint8)
+            size = min(2 * (used + room), max(used + room, self.limit_bytes))
+            larger = np.empty(size + kernels.SLACK, np.uint8)
             larger[:used] = self._plain[:used]
             self._plain = larger

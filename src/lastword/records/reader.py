@@ -16,11 +16,9 @@ from typing import Any
 
 from lastword.errors import CorruptBatchError
 from lastword.records.batch import HEADER_BYTES, BatchHeader
+from lastword.records.limits import limit_of
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, Header, RawRecord
 from lastword.records.varint import read_varint, read_varlong
-
-DEFAULT_LIMIT_BYTES = 256 << 20
-"""What one batch may grow to when it is inflated."""
 
 
 def read_records(
@@ -29,14 +27,21 @@ def read_records(
     file: str = "",
     *,
     position: int | None = None,
-    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    limit_bytes: int | None = None,
 ) -> Iterator[RawRecord]:
-    """The records of the batch whose header was read, control records too.
+    """Read the records of the batch whose header was read, control records too.
 
-    `position`: of the batch in `buffer`, by default that in its file. The checksum is the caller's to check,
-    and before this: unchecked bytes give a typed error at best. Raises `CorruptBatchError` or
-    `DecompressionLimitError`, which name `file` and the batch's position; records before the damage were
-    yielded already.
+    The caller checks the checksum before: unchecked bytes give a typed error at best.
+
+    Args:
+        buffer, header: the batch's bytes and header.
+        file: its name, for errors and for the bound on decompression.
+        position: of the batch in `buffer`; by default that in its file.
+        limit_bytes: what its records may take when decompressed; by default what holds for `file`.
+
+    Raises:
+        CorruptBatchError, DecompressionLimitError: they name `file` and the batch's position; records before
+            the damage were yielded already.
     """
     at = header.position if position is None else position
     view = memoryview(buffer).cast("B")
@@ -62,12 +67,12 @@ def read_records(
         raise _corrupt(f"{end - next_position} bytes behind the last of {header.count} records", header, file)
 
 
-def inflate(payload: Any, header: BatchHeader, file: str, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> bytes:
-    """The plain records of a compressed batch. Errors name `file` and the batch's position."""
+def inflate(payload: Any, header: BatchHeader, file: str, limit_bytes: int | None = None) -> bytes:
+    """Decompress the records of a batch. Errors name `file` and the batch's position."""
     from lastword.records.compression import decompress, located
 
     with located(file, header.position, header.base_offset):
-        return decompress(header.codec, payload, limit_bytes)
+        return decompress(header.codec, payload, limit_of(file) if limit_bytes is None else limit_bytes)
 
 
 def _record(

@@ -207,6 +207,8 @@ def view_of(task: LogPartition, options: ReadOptions, files: Files) -> Partition
         need_directory(task.directory)
     elif not files.is_dir(task.directory):
         return None
+    else:
+        need_directory(task.directory)
     view = PartitionView.load(files, task.directory)
     if task.topic_id is None or read_topic_id(files, task.directory) in (None, task.topic_id):
         return view

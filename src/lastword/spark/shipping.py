@@ -19,6 +19,7 @@ from typing import Any
 from lastword import __version__, errors
 from lastword.errors import LastwordError, MissingError, NotSharedError, UnknownTopicError, UsageError
 from lastword.files import DEFAULT
+from lastword.logdir.root import register_limits
 from lastword.segment.names import parse_partition_dir
 from lastword.spark import unpacking
 
@@ -61,12 +62,18 @@ def shared_log(path: str | os.PathLike[str]) -> str:
 
 
 def need_directory(path: str) -> None:
-    """In a task, before anything else: NotSharedError unless it sees the directory; UnknownTopicError if
-    only a partition's is missing."""
-    if DEFAULT.is_dir(path):
-        return
+    """Check in a task, before anything else, that it sees the directory, and have its settings hold here.
+
+    Raises:
+        NotSharedError: the task does not see the log directory.
+        UnknownTopicError: only the partition's directory is missing.
+    """
     root, name = os.path.split(path)
-    if parse_partition_dir(name) is None or not DEFAULT.is_dir(root):
+    is_partition = parse_partition_dir(name) is not None
+    if DEFAULT.is_dir(path):
+        register_limits(root if is_partition else path)
+        return
+    if not is_partition or not DEFAULT.is_dir(root):
         raise NotSharedError.of(path, socket.gethostname())
     raise UnknownTopicError(
         f"{name} is not in {root} on {socket.gethostname()}: it was deleted after the driver had seen it, or "

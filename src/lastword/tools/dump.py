@@ -17,6 +17,7 @@ from typing import Any
 from lastword.errors import CorruptFileError, DataError, UsageError
 from lastword.files import DEFAULT, Files
 from lastword.logdir.identity import read_meta_properties, read_topic_id
+from lastword.logdir.root import register_limits
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.snapshots import ENTRY as SNAPSHOT_ENTRY
 from lastword.partition.snapshots import HEADER as SNAPSHOT_HEADER
@@ -30,7 +31,7 @@ from lastword.records.internal import METADATA, InternalRecord, UndecodableError
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.txn_index import decode_entries
-from lastword.tools.problem import Problem
+from lastword.tools.problem import Problem, bad_records
 from lastword.tools.walk import Walk
 from lastword.values import Value
 
@@ -161,6 +162,7 @@ def dump(file: str | os.PathLike[str], *, records: bool = True, files: Files = D
             remedy="segments, indexes, snapshots, checkpoints, properties and private files can be dumped",
             file=path,
         )
+    register_limits(os.path.dirname(os.path.dirname(os.path.realpath(path))))
     return dumper(files, path, records)
 
 
@@ -209,9 +211,7 @@ def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
                     if count == UNKNOWN_COUNT:
                         base_offset, count = rows[0].offset, len(rows)
                 except DataError as error:
-                    problems.append(
-                        Problem(path, header.position, header.base_offset, "bad-record", error.message, False)
-                    )
+                    problems.append(bad_records(path, header, error))
             yield Batch(
                 file=path,
                 position=header.position,

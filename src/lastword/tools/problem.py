@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from lastword.errors import DataError, DecompressionLimitError
+from lastword.records.batch import BatchHeader
 from lastword.segment import names
 from lastword.values import Value
 
@@ -23,11 +25,11 @@ class Problem(Value):
         position: Byte in the file; None for the file as a whole.
         offset: Offset of the record it concerns; None if unknown.
         code: A short stable name. Of Kafka's files: bad-crc incomplete-batch bad-header bad-record
-            unknown-magic offsets-fall missing-log missing-index bad-index bad-time-index bad-txn-index
-            bad-checkpoint checkpoint-out-of-range bad-epochs bad-snapshot bad-properties topic-id wrong-end
-            not-a-partition unreadable. Of private files (docs/formats.md): bad-lease bad-removal-log
-            bad-quarantine bad-survivorship bad-accounts bad-synced bad-note bad-journal bad-writers
-            bad-commit bad-begun bad-job-file bad-partition-list bad-settings newer-version.
+            decompression-limit unknown-magic offsets-fall missing-log missing-index bad-index bad-time-index
+            bad-txn-index bad-checkpoint checkpoint-out-of-range bad-epochs bad-snapshot bad-properties
+            topic-id wrong-end not-a-partition unreadable. Of private files (docs/formats.md): bad-lease
+            bad-removal-log bad-quarantine bad-survivorship bad-accounts bad-synced bad-note bad-journal
+            bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-settings newer-version.
         text: What is wrong.
         repairable: True: derived data or a torn tail, which opening the directory to append repairs, once the
             file `remove` is gone. False: see `remedy`.
@@ -65,3 +67,12 @@ class Problem(Value):
     def __str__(self) -> str:
         where = self.file if self.position is None else f"{self.file} position {self.position}"
         return f"{where}: {self.code}: {self.text.removeprefix(where + ': ')}"
+
+
+def bad_records(file: str, header: BatchHeader, error: DataError) -> Problem:
+    """Return the problem of a batch whose records cannot be read. One that passes the bound on decompression
+    may be sound: its remedy raises the bound."""
+    code, remedy = "bad-record", ""
+    if isinstance(error, DecompressionLimitError):
+        code, remedy = error.code, error.remedy or ""
+    return Problem(file, header.position, header.base_offset, code, error.message, False, remedy)

@@ -13,6 +13,7 @@ from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction
 from lastword.tools.findings import Account, Batches, EpochRun
+from lastword.tools.problem import bad_records
 from lastword.tools.verify_indexes import verify_offset_index, verify_time_index, verify_txn_index
 from lastword.tools.walk import Walk
 
@@ -144,7 +145,7 @@ def _sound_headers(
     large = segment.size > KERNEL_BYTES
     for step in walk:
         if step.sound:
-            count = _decoded(step.data) if large else None
+            count = _decoded(step.data, segment.file) if large else None
             if count is None:
                 count = _verify_records(step.data, step.header, segment.file, account)
             if step.header.count == UNKNOWN_COUNT:
@@ -171,14 +172,14 @@ def _decided(
     return transactions.index_entry(completed) if completed is not None else None
 
 
-def _decoded(data: bytes) -> int | None:
-    """How many records the kernels read in this batch; None if not all: then plain Python tells what is
-    wrong."""
+def _decoded(data: bytes, file: str) -> int | None:
+    """Count the records that the kernels read in this batch; None if not all: then plain Python finds what
+    is wrong."""
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns
 
     try:
-        return len(decode_columns(chunk_of(data, verify=False), include_control=True))
+        return len(decode_columns(chunk_of(data, file, verify=False), include_control=True))
     except DataError:
         return None
 
@@ -204,5 +205,5 @@ def _verify_records(data: bytes, header: BatchHeader, file: str, account: Accoun
             last = record.offset
             count += 1
     except DataError as error:
-        account.add(file, header.position, header.base_offset, "bad-record", error.message, False)
+        account.report(bad_records(file, header, error))
     return count
