@@ -131,7 +131,9 @@ def format_time(timestamp_ms: int) -> str:
 
 
 def parse_when(text: str, *, now_ms: int) -> Literal["earliest", "latest"] | int | datetime:
-    """A place in a log as typed: `earliest`, `latest`, an offset, ISO 8601 with a zone, or an age (`90m`).
+    """A place in a log as typed: `earliest`, `latest`, an offset, a time, or an age (`90m`).
+
+    A time is ISO 8601 with a zone, a date alone too (`2026-11-20Z`), or `@` and milliseconds since 1970.
 
     Returns what `Topic.read` takes: the word, an int (offset), or an aware datetime.
     """
@@ -140,7 +142,17 @@ def parse_when(text: str, *, now_ms: int) -> Literal["earliest", "latest"] | int
         return word  # type: ignore[return-value]
     if re.fullmatch(r"\d+", word, re.ASCII):
         return int(word)
-    remedy = "earliest, latest, an offset, a time with a zone (2026-11-20T10:02:11Z), or an age (90m)"
+    remedy = (
+        "earliest, latest, an offset, a time with a zone (2026-11-20T10:02:11Z, 2026-11-20Z), milliseconds "
+        "(@1795168931000), or an age (90m)"
+    )
+    if re.fullmatch(r"@\d+", word, re.ASCII):
+        when = to_time(int(word[1:]))
+        if when is None:
+            raise UsageError(f"{text!r} is after any date", remedy=remedy)
+        return when
+    if date := re.fullmatch(r"(\d{4}-\d\d-\d\d)(Z|[+-]\d\d:?\d\d)", word, re.ASCII):
+        word = f"{date[1]}T00:00{date[2]}"
     if re.fullmatch(r"\d+(\.\d+)?\s*(ms|s|m|h|d)", word, re.ASCII):
         when = to_time(now_ms - parse_duration_ms(word))
         if when is None:

@@ -117,6 +117,10 @@ def test_places_in_a_log() -> None:
     assert parse_when("latest", now_ms=now_ms) == "latest"
     assert parse_when("42", now_ms=now_ms) == 42
     assert parse_when("90m", now_ms=now_ms) == datetime(2026, 11, 20, 8, 32, 12, tzinfo=UTC)
+    assert parse_when("@1795168931250", now_ms=now_ms) == datetime(
+        2026, 11, 20, 10, 2, 11, 250_000, tzinfo=UTC
+    )
+    assert parse_when("2026-11-20Z", now_ms=now_ms) == datetime(2026, 11, 20, tzinfo=UTC)
     assert parse_when("2026-11-20T10:02:11Z", now_ms=now_ms) == datetime(2026, 11, 20, 10, 2, 11, tzinfo=UTC)
     for text in ("2026-11-20T10:02:11", "yesterday", "-5", "", "1.5", "99999999999999999d"):
         with pytest.raises(UsageError):

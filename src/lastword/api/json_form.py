@@ -55,7 +55,7 @@ def field_bytes(value: Any, serializer: str | None, what: str) -> bytes | None:
         if not isinstance(value, str):
             raise UsageError(
                 f"the {what} is a JSON {type(value).__name__}, and the topic stores {serializer or 'bytes'}",
-                remedy="give a string, or create the topic with a json serializer",
+                remedy=f"give a string; `lastword create DIR TOPIC --{what}-serializer json` stores JSON",
             )
         return value.encode("utf-8", "surrogatepass")
     return SERIALIZERS[serializer].encode(value, what)

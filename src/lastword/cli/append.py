@@ -12,7 +12,8 @@ import typer
 from lastword.api.json_form import field_bytes
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
 from lastword.cli.output import argument_bytes, key_candidates
-from lastword.errors import UsageError
+from lastword.cli.text import unescape
+from lastword.errors import UsageError, nearest
 from lastword.values import plural
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ printf 'ada=London\\nbob=Oslo\\n' | lastword append data cities --delimiter =
 """
 
 
+# Of a line of JSON; of those that `read --json` prints, offset and the like are not taken over.
+FIELDS = ("key", "value", "headers", "timestamp", "type", "topic", "partition", "offset", "timestamp_type")
+
+
 def register(app: typer.Typer) -> None:
     command(app, "append", usage="DIR TOPIC [KEY VALUE]", examples=EXAMPLES)(append)
 
@@ -37,9 +42,12 @@ def append(
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="the record's key")] = None,
     value: Annotated[str | None, typer.Argument(metavar="VALUE", help="the record's value")] = None,
     partition: Partition = None,
-    delete: Annotated[str | None, typer.Option(metavar="KEY", help="append a tombstone for this key")] = None,
+    delete: Annotated[
+        str | None, typer.Option(metavar="KEY", help="append a tombstone for this key, typed as it is shown")
+    ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(metavar="D", help="stdin has lines of KEY D VALUE instead of JSON")
+        str | None,
+        typer.Option(metavar="D", help=r"stdin has lines of KEY D VALUE instead of JSON; a tab is '\t'"),
     ] = None,
     ack: Annotated[
         str | None, typer.Option(metavar="os|disk", help="what it must survive: a kill, or a power cut")
@@ -95,11 +103,15 @@ def _one(
 
 
 def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any]:
-    """Lines of KEY D VALUE. A line without D is an error: half a batch of guesses helps nobody."""
+    """Lines of KEY D VALUE; empty ones are passed over, one without D is an error."""
     if not delimiter:
         raise UsageError("the delimiter is empty", remedy="--delimiter =")
+    delimiter = delimiter.replace("\\t", "\t")
+    delimiter = unescape(delimiter).decode("utf-8", "surrogateescape")
     for number, line in enumerate(sys.stdin.buffer, 1):
         text = line.removesuffix(b"\n").decode("utf-8", "surrogateescape")
+        if not text.strip("\r"):
+            continue
         key, found, value = text.partition(delimiter)
         if not found:
             raise UsageError(
@@ -129,6 +141,14 @@ def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
             ) from None
         if fields.get("type", "record") != "record":
             continue
+        unknown = next((name for name in fields if name not in (*FIELDS, "decoded")), None)
+        if unknown is not None:
+            near = nearest(unknown, FIELDS)
+            raise UsageError(
+                f"stdin line {number} has the unknown field {unknown!r}"
+                + (f"; nearest: {near}" if near else ""),
+                remedy=f"fields are {', '.join(FIELDS)}",
+            )
         if "key" not in fields or "value" not in fields:
             raise UsageError(
                 f"stdin line {number} has no key or no value", remedy='{"key": ..., "value": ...}'
@@ -151,6 +171,5 @@ def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
             )
         except (TypeError, ValueError) as error:
             message = getattr(error, "message", None) or "its fields are not those of a record"
-            raise UsageError(
-                f"stdin line {number}: {message}", remedy="lines as `lastword read --json` prints them"
-            ) from None
+            remedy = getattr(error, "remedy", None) or "lines as `lastword read --json` prints them"
+            raise UsageError(f"stdin line {number}: {message}", remedy=remedy) from None

@@ -14,8 +14,10 @@ from lastword.cli.options import (
     Session,
     Target,
     TopicName,
+    WhatIf,
     command,
     interruptible,
+    what_if,
 )
 from lastword.cli.remedies import policy_remedy
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 lastword clean data --dry-run
+lastword clean data --dry-run --set cleanup.policy=compact
 lastword clean data users
 lastword clean data --due --max-rate 80MiB
 lastword clean data --every 15s --metrics 9464
@@ -45,6 +48,7 @@ def clean(
     topic: TopicName = None,
     partition: Partition = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show the plan; change nothing")] = False,
+    sets: WhatIf = None,
     due: Annotated[bool, typer.Option("--due", help="only what is due by its settings")] = False,
     strategy: Annotated[str | None, typer.Option(metavar="NAME", help="which segments a round takes")] = None,
     max_rate: Annotated[
@@ -86,6 +90,14 @@ def clean(
         again += ["-p", str(target.partition)]
     if retry and (dry_run or every is not None):
         raise UsageError("--retry needs a plain clean", remedy=target.command("clean", *again, "--retry"))
+    assumed = what_if(sets)
+    if assumed and not dry_run:
+        settings = [part for name in sets or () for part in ("--set", name)]
+        raise UsageError(
+            "--set is for --dry-run",
+            remedy=f"`{target.command('clean', *again, '--dry-run', *settings)}` to look, "
+            f"`{target.command('config', target.topic or 'TOPIC', *settings)}` to change it",
+        )
     if every is not None:
         _refuse_with_every(target, dry_run, strategy)
         keep_cleaning(out, target, _interval_ms(every), metrics, rate)
@@ -97,7 +109,7 @@ def clean(
         )
     if dry_run:
         wrong: list[LastwordError] = []
-        with out.open(target) as logs, out.progress("plan") as progress:
+        with out.open(target, **assumed) as logs, out.progress("plan") as progress:
             try:
                 plans = logs.plan(
                     target.topic, target.partition, due=due, strategy=strategy, progress=progress

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from lastword.cli.confirm import Yes, confirm
 from lastword.cli.options import Directory, MoreDirs, Session, Sets, Target, TopicName, command, settings_of
+from lastword.values import plural
 
 EXAMPLES = """
 lastword config data
@@ -26,19 +28,24 @@ def config(
     topic: TopicName = None,
     settings: Sets = None,
     unset: Annotated[list[str] | None, typer.Option(metavar="name", help="back to the default")] = None,
+    yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
     """Show settings and where each comes from, or change them.
 
-    Changes go to lastword.toml in the directory; comments in it stay.
+    Without TOPIC: those of the directory, and those that hold for every topic without its own. Changes go
+    to lastword.toml in the directory; comments in it stay.
     """
     target = Target.of(directory, topic, None, more)
     changes = settings_of(settings)
     if changes or unset:
+        if target.topic is None:
+            _confirm_for_all(out, target, [*changes, *(unset or ())], yes)
         with out.change(target) as logs:
+            absent = [name for name in unset or () if not logs.settings.is_set(name, target.topic)]
             logs.set_config(target.topic, **changes, **dict.fromkeys(unset or ()))
         done = [f"{name}={value}" for name, value in changes.items()]
-        done += [f"{name} unset" for name in unset or ()]
+        done += [f"{name} was not set" if name in absent else f"{name} unset" for name in unset or ()]
         out.summary(
             f"{target.topic or 'all topics'}: {', '.join(done)}",
             topic=target.topic,
@@ -50,7 +57,32 @@ def config(
         if target.topic is not None:
             logs.topic(target.topic)  # UnknownTopicError names the nearest
         rows = logs.settings.rows(target.topic)
+        if target.topic is None:
+            own = {name for name, *_ in rows}
+            rows += [row for row in logs.settings.rows("") if row[0] not in own]
     for name, value, source in rows:
         out.row("setting", {"topic": target.topic, "name": name, "value": value, "source": source})
     out.table(("SETTING", "VALUE", "SOURCE"), rows)
     out.summary(settings=len(rows))
+
+
+# What may remove records of topics that have no setting of their own.
+REMOVES = ("cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms")
+
+
+def _confirm_for_all(out: Session, target: Target, names: list[str], yes: bool) -> None:
+    """Ask before a change that holds for every topic of the directory lets records go."""
+    removing = [name for name in names if name.replace("_", ".") in REMOVES]
+    if not removing:
+        return
+    with out.open(target) as logs:
+        touched = [
+            topic.name
+            for topic in logs.topics()
+            if not all(logs.settings.is_set(name, topic.name, own=True) for name in removing)
+        ]
+    if touched:
+        shown = ", ".join(touched[:5]) + (f" and {len(touched) - 5} more" if len(touched) > 5 else "")
+        confirm(
+            out, f"change {', '.join(removing)} of {plural(len(touched), 'topic')} ({shown})", yes, dry=False
+        )

@@ -13,11 +13,14 @@ from lastword.errors import UsageError
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 
 
-def confirm(out: Output, what: str, yes: bool) -> None:
-    """Returns if it may be done; else UsageError, as when the answer is no."""
+def confirm(out: Output, what: str, yes: bool, *, dry: bool = True) -> None:
+    """Returns if it may be done; else UsageError, as when the answer is no. `dry`: there is a --dry-run."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"{what}: not without a confirmation", remedy="--yes, or --dry-run to look first")
+        raise UsageError(
+            f"{what}: not without a confirmation",
+            remedy="--yes" + (", or --dry-run to look first" if dry else ""),
+        )
     if not typer.confirm(f"{what}?", err=True):
         raise UsageError("not confirmed: nothing was changed", remedy="answer y, or give --yes")

@@ -6,9 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.options import (
+    Directory,
+    MoreDirs,
+    Partition,
+    Session,
+    Target,
+    TopicName,
+    WhatIf,
+    command,
+    what_if,
+)
 from lastword.cli.remedies import policy_remedy
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, UsageError
 from lastword.units import format_bytes
 from lastword.values import plural
 
@@ -31,6 +41,7 @@ def expire(
     topic: TopicName = None,
     partition: Partition = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would go; change nothing")] = False,
+    sets: WhatIf = None,
     more: MoreDirs = None,
 ) -> None:
     """Remove old segments, by size and age.
@@ -40,8 +51,17 @@ def expire(
     from lastword.api.retaining import expire_outlook
 
     target = Target.of(directory, topic, partition, more)
+    assumed = what_if(sets)
+    if assumed and not dry_run:
+        settings = [part for name in sets or () for part in ("--set", name)]
+        words = [word for word in (target.topic,) if word is not None]
+        raise UsageError(
+            "--set is for --dry-run",
+            remedy=f"`{target.command('expire', *words, '--dry-run', *settings)}` to look, "
+            f"`{target.command('config', target.topic or 'TOPIC', *settings)}` to change it",
+        )
     if dry_run:
-        with out.open(target) as logs:
+        with out.open(target, **assumed) as logs:
             found = expire_outlook(logs, target.topic, target.partition)
         _show(out, found, target)
         return

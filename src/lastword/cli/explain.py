@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
+from lastword.cli.options import (
+    Directory,
+    MoreDirs,
+    Partition,
+    Session,
+    Target,
+    TopicName,
+    WhatIf,
+    command,
+    now_ms,
+    what_if,
+)
 from lastword.cli.output import field_text, key_candidates
 from lastword.cli.remedies import policy_remedy
 from lastword.cli.text import key_text
@@ -37,8 +48,10 @@ def explain(
     topic: TopicName = None,
     partition: Partition = None,
     key: Annotated[
-        str | None, typer.Option(metavar="K", help="every record of this key, and its rule")
+        str | None,
+        typer.Option(metavar="K", help="every record of this key, typed as it is shown, and its rule"),
     ] = None,
+    sets: WhatIf = None,
     more: MoreDirs = None,
 ) -> None:
     """Tell why a log is cleaned or not, or a record still there.
@@ -52,7 +65,7 @@ def explain(
     target = Target.of(directory, topic, partition, more)
     found: list[Explanation] = []
     failed: list[LastwordError] = []
-    with out.open(target) as logs:
+    with out.open(target, **what_if(sets)) as logs:
         places = Places(logs)
         if key is None:
             chosen = places.chosen(target.topic, target.partition)
@@ -67,7 +80,7 @@ def explain(
                     break
             key = field_text(found[0].key, serializer, key_text)
     for one in found:
-        _show(out, one, target, key)
+        _show(out, one, target, key, assumed=bool(sets))
     out.summary(
         None if found or failed else "no topics",
         ok=not failed,
@@ -79,7 +92,7 @@ def explain(
     out.raise_all(failed)
 
 
-def _show(out: Session, one: Explanation, target: Target, key: str | None) -> None:
+def _show(out: Session, one: Explanation, target: Target, key: str | None, *, assumed: bool) -> None:
     name = f"{one.topic}-{one.partition}"
     out.row("plan", one.plan.to_dict())
     for lease in (*one.leases.live, *one.leases.lapsed):
@@ -96,10 +109,10 @@ def _show(out: Session, one: Explanation, target: Target, key: str | None) -> No
         out.line(f"{cells}  {out.paint(version.text, 'dim') if version.kept else version.text}")
     if key is not None and not one.versions:
         out.line(f"{name} holds no record of {key}: never written there, or deleted and long cleaned")
-    _verdict(out, one, target)
+    _verdict(out, one, target, assumed)
 
 
-def _verdict(out: Session, one: Explanation, target: Target) -> None:
+def _verdict(out: Session, one: Explanation, target: Target, assumed: bool) -> None:
     clean = target.command("clean", one.topic)
     plan = one.plan
     verdict = one.verdict
@@ -113,6 +126,8 @@ def _verdict(out: Session, one: Explanation, target: Target) -> None:
         else:
             fix = target.command("config", one.topic, "--set", "cleanup.policy=compact,delete")
             out.line(f"{verdict}. To have it cleaned: {fix}")
+    elif assumed:
+        out.line(f"{verdict}. That is with --set, which changes nothing")
     else:
         out.line(f"{verdict}. To clean it now: {clean}")
     if one.key is None:

@@ -121,6 +121,21 @@ class Session(Output):
                         self.say(f"recovered: {repaired}")
 
 
+WhatIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="name=value", help="look as if this setting held for every topic; may be repeated"
+    ),
+]
+
+
+def what_if(pairs: list[str] | None) -> dict[str, Any]:
+    """`--set` of a command that only looks: keywords for `Session.open`, which win over lastword.toml."""
+    from lastword.config.settings import keyword_names
+
+    return keyword_names(settings_of(pairs))
+
+
 def now_ms() -> int:
     """The time that ages on the command line count from."""
     from lastword.clock import SystemClock
@@ -175,7 +190,7 @@ class Target:
             shown = trimmed if os.path.basename(trimmed) == os.path.basename(real) else real
             above = os.path.dirname(shown) or "."
             if topic is None and partition in (None, parsed.partition):
-                return cls([above, *(more or ())], parsed.topic, parsed.partition)
+                return cls([above, *(more or ())], parsed.topic, parsed.partition)._named()
             raise UsageError(
                 f"{directory} is the directory of partition {parsed.topic}-{parsed.partition} already",
                 remedy=f"leave TOPIC and -p out, or give the log directory: {above}",
@@ -184,7 +199,13 @@ class Target:
             raise UsageError(
                 "--partition needs a topic", remedy=f"give the topic: {directory} TOPIC -p {partition}"
             )
-        return cls([directory, *(more or ())], topic, partition)
+        return cls([directory, *(more or ())], topic, partition)._named()
+
+    def _named(self) -> Target:
+        """Note what the command line names, for the commands in remedies; the first directory counts."""
+        if PLACE.paths in ([], self.paths):
+            PLACE.paths, PLACE.topic = self.paths, self.topic
+        return self
 
     @classmethod
     def with_words(

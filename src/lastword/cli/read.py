@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -24,6 +25,7 @@ lastword read data users
 lastword read data users --last 10
 lastword read data users --start 2026-11-20T10:00Z --end latest --json
 lastword read data users --view latest --key bob
+lastword read data users --key '\\xff\\x00' --key '{"base64":"/wA="}'
 lastword read data/users-0 --start 90m
 lastword read data users --last 5 --follow
 """
@@ -42,16 +44,22 @@ def read(
     topic: TopicName = None,
     partition: Partition = None,
     start: Annotated[
-        str | None, typer.Option(metavar="S", help="earliest, an offset, a time with zone, or an age (90m)")
+        str | None,
+        typer.Option(
+            metavar="S", help="earliest, an offset, a time with zone, @milliseconds, or an age (90m)"
+        ),
     ] = None,
     end: Annotated[str, typer.Option(metavar="E", help="exclusive: latest, or as --start")] = "latest",
     last: Annotated[
-        int | None, typer.Option(metavar="N", help="the last N offsets of each partition", min=0)
+        int | None, typer.Option(metavar="N", help="the last N records of each partition", min=0)
     ] = None,
     limit: Annotated[
         int | None, typer.Option("-n", "--limit", metavar="N", help="stop after N records", min=0)
     ] = None,
-    key: Annotated[list[str] | None, typer.Option(metavar="K", help="only this key; may be repeated")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K", help="only this key, typed as it is shown; may be repeated"),
+    ] = None,
     view: Annotated[
         str, typer.Option(metavar="log|latest|changes", help="all, or the newest per key")
     ] = "log",
@@ -87,11 +95,14 @@ def read(
     with out.open(target) as logs:
         source = logs.topic(known_as, key_serializer="bytes", value_serializer="bytes")
         names = source.serializer_names
-        begin: Any = _last(source, target.partition, last) if last is not None else _when(start or "earliest")
         keys = None if key is None else [data for text in key for data in key_candidates(text, names[0])]
+        until = _when(end)
+        begin: Any = _when(start or "earliest")
+        if last is not None:
+            begin = _last(source, target.partition, last, until, keys, view)
         records = source.read(
             begin,
-            _when(end),
+            until,
             partition=target.partition,
             keys=keys,
             view=cast("View", view),  # checked there
@@ -122,13 +133,31 @@ def _when(text: str) -> Any:
     return parse_when(text, now_ms=now_ms())
 
 
-def _last(source: Topic[Any, Any], partition: int | None, count: int) -> dict[int, int]:
-    bounds = source.bounds()
-    return {
-        number: max(start, end - count)
-        for number, (start, end) in bounds.items()
-        if partition is None or number == partition
-    }
+def _last(
+    source: Topic[Any, Any],
+    partition: int | None,
+    count: int,
+    end: Any,
+    keys: list[bytes] | None,
+    view: str,
+) -> dict[int, int]:
+    """Where the last `count` records of each partition begin.
+
+    A cleaned log has gaps, and markers are no records: larger and larger ends of the log are read until
+    there are as many.
+    """
+    begin = {}
+    for number, (log_start, log_end) in source.bounds().items():
+        if partition is not None and number != partition:
+            continue
+        start, window = log_end, count
+        offsets: deque[int] = deque(maxlen=count)
+        while len(offsets) < count and start > log_start:
+            start, window = max(log_start, log_end - window), 4 * window
+            records = source.read(start, end, partition=number, keys=keys, view=cast("View", view))
+            offsets = deque((record.offset for record in records), maxlen=count)
+        begin[number] = offsets[0] if len(offsets) == count > 0 else start
+    return begin
 
 
 def _show(out: Session, record: Record[bytes, bytes], names: tuple[str | None, str | None]) -> None:

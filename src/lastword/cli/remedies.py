@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from lastword.errors import (
     LogDirLockedError,
     NotALogDirError,
+    OffsetOutOfRangeError,
     ReadOnlyError,
     TopicExistsError,
     UnknownTopicError,
@@ -78,6 +79,8 @@ def remedy_of(error: BaseException) -> str | None:
         return f"append to it as it is; `{command_line('config', paths, topic)}` shows its settings"
     if remedy is None:
         return None
+    if isinstance(error, OffsetOutOfRangeError) and (error.offset or 0) >= 10**11:
+        return f"milliseconds since 1970 are written @{error.offset}; an offset: {remedy}"
     remedy = remedy.partition(", in Python ")[0]
     for pattern, typed in _AS_TYPED:
         remedy = pattern.sub(typed, remedy)

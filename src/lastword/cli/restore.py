@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ lastword restore data users users.parquet
 lastword restore data users users.jsonl --end 2026-11-20T10:00Z
 lastword restore data users users.arrow -p 0
 lastword restore data/users-0 users.arrow
+lastword restore data users -
 """
 
 
@@ -27,7 +29,9 @@ def restore(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    to: Annotated[str | None, typer.Argument(metavar="OUT", help=".parquet, .arrow or .jsonl")] = None,
+    to: Annotated[
+        str | None, typer.Argument(metavar="OUT", help=".parquet, .arrow or .jsonl; - is stdout, as .jsonl")
+    ] = None,
     end: Annotated[
         str,
         typer.Option(metavar="E", help="as of then: latest, an offset, a time with zone, or an age (90m)"),
@@ -37,12 +41,16 @@ def restore(
 ) -> None:
     """Write the newest value of every key to a file.
 
-    The file is a table, and what a state can start from: logs.state(TOPIC, snapshot=OUT).
+    The file is a table, and a state can start from it: logs.state(TOPIC, snapshot=OUT). A .jsonl file ends
+    with a line of type `snapshot`, which says of what it is one; stdout gets the rows alone.
     """
     target, (path,) = Target.with_words("restore", directory, [topic, to], ["OUT"], partition, more)
     known = target.topic_for("restore", "OUT")
     if path is None:
         raise UsageError("restore to which file?", remedy=f"OUT: a name such as {known}.parquet")
+    if path == "-":
+        _to_stdout(out, target, known, end)
+        return
     with out.open(target) as logs, out.progress("restore") as progress:
         restored = logs.restore(known, target.partition, to=path, end=_when(end), progress=progress)
     for one in restored:
@@ -52,6 +60,22 @@ def restore(
             f"up to offset {one.end_offset}"
         )
     out.summary(f"wrote {path}", ok=True, file=path, keys=sum(one.keys for one in restored))
+
+
+def _to_stdout(out: Session, target: Target, topic: str, end: str) -> None:
+    """Rows as JSON lines. They are written to a file first: what was read is whole before any of it is
+    shown."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="lastword-restore-") as scratch:
+        path = os.path.join(scratch, "rows.jsonl")
+        with out.open(target) as logs, out.progress("restore") as progress:
+            logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
+        with open(path, encoding="utf-8", newline="\n") as lines:  # noqa: PTH123  # a file of our own
+            row = ""
+            for line in lines:  # the last line is no row
+                out.stdout.write(row)
+                row = line
 
 
 def _when(text: str) -> Any:

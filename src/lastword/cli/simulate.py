@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,6 +63,11 @@ def simulate(
 
     target = Target.of(directory, topic, partition, more)
     config = settings_of(sets)
+    if picture is not None and not picture.endswith(".svg"):
+        raise UsageError(
+            f"--picture draws SVG, and {picture} does not end with .svg",
+            remedy=f"--picture {shlex.quote(str(Path(picture).with_suffix('.svg')))}",
+        )
     if picture is not None and not DEFAULT.is_dir(os.path.dirname(picture) or "."):
         raise UsageError(
             f"there is no directory {os.path.dirname(picture)}", remedy="make it, or name another file"

@@ -98,7 +98,7 @@ def _tell(out: Session, topic: str, before: dict[int, int], after: dict[int, int
         )
         if offset > before[number]:
             first, last = before[number], offset - 1
-            gone = str(first) if first == last else f"{first}-{last}"
+            gone = f"offset {first}" if first == last else f"offsets {first}-{last}"
             are = "would be" if verb != "starts" else "is" if first == last else "are"
             out.line(f"{topic}-{number}: {verb} at {offset}; {gone} {are} gone")
         else:

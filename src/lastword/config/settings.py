@@ -151,6 +151,14 @@ class Settings:
             for name, setting in known.items()
         ]
 
+    def is_set(self, name: str, topic: str | None, *, own: bool = False) -> bool:
+        """Whether the file sets `name` for a topic, or with None for all; `own`: argument and environment
+        count, too."""
+        setting = next((one for one in ALL_SETTINGS.values() if name in (one.name, one.keyword)), None)
+        dotted = name if setting is None else setting.name
+        layers = [self._defaults, self._top] if topic is None else [self._topics.get(topic, {})]
+        return any(dotted in layer for layer in ([*layers, self._over] if own else layers))
+
     @property
     def topic_names(self) -> list[str]:
         """Topics that lastword.toml has a table for."""
