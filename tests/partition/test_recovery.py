@@ -172,9 +172,10 @@ def test_damage_in_a_foreign_log_above_its_recovery_point_is_cut_with_all_behind
 
 def test_only_segments_from_the_recovery_point_on_are_walked(tmp_path: Path) -> None:
     directory = filled(tmp_path, 30)
-    _, recovery = opened(directory, files=UNSYNCED, recovery_point=21)
+    log, recovery = opened(directory, files=UNSYNCED, recovery_point=21)
     assert recovery.walked == 2
-    assert opened(directory, files=UNSYNCED, clean=True)[1].walked == 0
+    assert log.close()
+    assert opened(directory, files=UNSYNCED, clean=True, recovery_point=30)[1].walked == 0
 
 
 def test_offsets_that_do_not_rise_end_the_log_there(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from lastword.errors import CorruptFileError, FileVanishedError
 from lastword.files import Files
 
-_MAX_BYTES = 64 << 20  # a million partitions; a longer file is not believed
+MAX_CHECKPOINT_BYTES = 64 << 20
+"""A million partitions; a longer file is damaged."""
 _VERSION = 0
 
 
@@ -27,7 +28,7 @@ def read_lines(files: Files, path: str, fields: int) -> list[list[str]]:
     facts = files.stat(path)
     if facts is None:
         return []
-    if facts.size > _MAX_BYTES:
+    if facts.size > MAX_CHECKPOINT_BYTES:
         raise _corrupt(path, f"{facts.size} bytes are too many for a checkpoint")
     try:
         text = files.read_bytes(path).decode("utf-8")

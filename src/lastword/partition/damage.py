@@ -10,7 +10,7 @@ from lastword.errors import CorruptBatchError
 from lastword.files import Files
 from lastword.partition.leftovers import log_bases
 from lastword.partition.recovery import Repairs
-from lastword.partition.synced import read_synced
+from lastword.partition.synced import RESTORE, LogEnd, wrong_end
 from lastword.partition.truncate import forget_accounts
 from lastword.segment import names
 from lastword.segment.recover import Inspection, inspect, is_bulk, repair
@@ -23,10 +23,9 @@ SIDE_BY_SIDE_BYTES = 16 << 20
 class Damage:
     """Of one partition: `find` it, then `mend` it.
 
-    recovery_point  everything below was on the drive with its indexes, as the checkpoint says
-    clean           the last holder stopped cleanly
-    parts           base offsets of segments that were split just now: they have no indexes yet
-    walked          how many segments had every checksum verified
+    known    what the directory says about the log end
+    parts    base offsets of segments that were split just now: they have no indexes yet
+    walked   how many segments had every checksum verified
     """
 
     def __init__(
@@ -35,8 +34,7 @@ class Damage:
         directory: str,
         repairs: Repairs,
         *,
-        recovery_point: int,
-        clean: bool,
+        known: LogEnd,
         parts: set[int],
         index_interval_bytes: int,
     ) -> None:
@@ -44,8 +42,7 @@ class Damage:
         self._files = files
         self._directory = directory
         self._index_interval_bytes = index_interval_bytes
-        self._recovery_point = recovery_point
-        self._clean = clean
+        self._known = known
         self._parts = parts
         self._repairs = repairs
 
@@ -56,22 +53,23 @@ class Damage:
         due: list[tuple[int, bool]] = []
         for at, base in enumerate(bases):
             last = at == len(bases) - 1
-            above = last or bases[at + 1] > self._recovery_point
+            above = last or bases[at + 1] > self._known.recovery_point
             no_index = any(
                 names.segment_file(base, extension) not in listing
                 for extension in (names.INDEX, names.TIME_INDEX)
             )
-            if (
-                no_index
-                or base in self._parts
-                or (above and not self._clean)
-                or (last and not self._ends_soundly(base))
-            ):
+            if no_index or base in self._parts or (above and not self._known.clean):
                 due.append((base, last))
+        sound_end = None
+        if bases and (not due or due[-1][0] != bases[-1]):
+            sound_end = self._sound_end(bases[-1])
+            if sound_end is None:
+                due.append((bases[-1], True))
         self.walked += len(due)
         size = sum(self._log_bytes(base) for base, _ in due) if len(due) > 1 else 0
         found = self._walk_all(due, size)
-        self._judge(found, bases)
+        if not self._is_cut(found, bases):
+            self._check_end(found, bases, sound_end)
         return found
 
     def _walk_all(self, due: list[tuple[int, bool]], size: int) -> dict[int, Inspection]:
@@ -95,46 +93,88 @@ class Damage:
             index_interval_bytes=self._index_interval_bytes,
             active=active,
             of_bytes=of_bytes,
+            contiguous_from=self._known.contiguous_from if active else None,
         )
 
-    def _ends_soundly(self, base: int) -> bool:
-        """After a clean stop: does the active segment end with a whole sound batch that its indexes agree
-        with?
+    def _sound_end(self, base: int) -> int | None:
+        """After a clean stop: where the active segment ends, if it does with a whole sound batch that its
+        indexes agree with; None: it must be walked.
         """
         from lastword.partition.view import end_of_sound_part
 
         segment = Segment.load(self._files, self._directory, base)
         indexes = segment.offset_index, segment.time_index
         if any(index.damaged or index.zero_tail_bytes for index in indexes):  # zeros: a stop cuts them
-            return False
+            return None
         last = segment.offset_index.last
         if last.position and segment.trusted_end() != last.position:
-            return False
-        return end_of_sound_part(segment)[0] == segment.size
+            return None
+        position, next_offset = end_of_sound_part(segment)
+        return next_offset if position == segment.size else None
 
-    def _judge(self, found: dict[int, Inspection], bases: list[int]) -> None:
-        """The first damage ends the log, or the opening. It must not end the log below what was synced while
-        sound batches follow.
-        """
-        synced = max(self._recovery_point, read_synced(self._files, self._directory))
-        for base in bases:
-            one = found.get(base)
-            if one is None or one.damage is None:
+    def _is_cut(self, found: dict[int, Inspection], bases: list[int]) -> bool:
+        """Does the first damage end the log? CorruptBatchError if it must not: then nothing is cut."""
+        for at, base in enumerate(bases):
+            inspection = found.get(base)
+            if inspection is None:
                 continue
-            later = [b for b in bases if b > base and self._log_bytes(b)]
-            followed = one.followed is not None or bool(later)
-            if followed and (self._clean or one.damage.offset < synced):
-                where = one.followed if one.followed is not None else f"segment {later[0]}"
+            if at + 1 < len(bases) and inspection.next_offset > bases[at + 1]:
                 raise CorruptBatchError(
-                    f"{one.damage.text}; offset {one.damage.offset} is missing, "
-                    f"and sound batches follow at {where}",
-                    code=one.damage.code,
-                    remedy="restore the file from a copy; `lastword verify` lists all damage",
-                    file=one.file,
-                    position=one.damage.position,
-                    offset=one.damage.offset,
+                    f"the segment goes up to offset {inspection.next_offset - 1}, the next one begins with "
+                    f"{bases[at + 1]}",
+                    code="offsets-fall",
+                    remedy=RESTORE,
+                    file=inspection.file,
+                    position=inspection.size,
+                    offset=bases[at + 1],
                 )
+            damage = inspection.damage
+            if damage is None:
+                continue
+            later = [b for b in bases if b > base and (self._known.clean or self._log_bytes(b))]
+            followed = inspection.followed is not None or bool(later)
+            if self._known.is_torn_tail(damage.offset, followed=followed):
+                return True
+            if followed:
+                where = inspection.followed if inspection.followed is not None else f"segment {later[0]}"
+                why = f"offset {damage.offset} is missing, and sound batches follow at {where}"
+            else:
+                why = f"offset {damage.offset} was synced, so this is no torn tail"
+            raise CorruptBatchError(
+                f"{damage.text}; {why}",
+                code=damage.code,
+                remedy=RESTORE,
+                file=inspection.file,
+                position=damage.position,
+                offset=damage.offset,
+            )
+        return False
+
+    def _check_end(self, found: dict[int, Inspection], bases: list[int], sound_end: int | None) -> None:
+        """CorruptBatchError if a sound log ends where it cannot, or has a gap where it cannot."""
+        if not bases:
+            end, file, position = 0, self._directory, 0
+        else:
+            inspection = found.get(bases[-1])
+            end = inspection.next_offset if inspection is not None else sound_end or bases[-1]
+            segment = Segment.load(self._files, self._directory, bases[-1])
+            file, position = segment.file, segment.size
+            if inspection is not None and inspection.gap is not None:
+                raise CorruptBatchError(
+                    f"offset {inspection.gap.offset} follows {inspection.gap.next_offset - 1}: no append "
+                    "leaves a gap, so this batch has a wrong base offset",
+                    code="offsets-fall",
+                    remedy=RESTORE,
+                    file=file,
+                    position=inspection.gap.position,
+                    offset=inspection.gap.next_offset,
+                )
+        expected = self._known.contradicts(end)
+        if expected is None:
             return
+        if end > expected:
+            position = segment.position_of(expected)
+        raise wrong_end(file, position, end, expected, clean=self._known.clean)
 
     def _log_bytes(self, base: int) -> int:
         facts = self._files.stat(os.path.join(self._directory, names.segment_file(base, names.LOG)))

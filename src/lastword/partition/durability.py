@@ -8,7 +8,7 @@ point moves only after the indexes are synced too, for what lies below it is not
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from lastword.clock import Clock
 from lastword.errors import LastwordError
@@ -40,9 +40,10 @@ class Durability:
         unsynced: Iterable[Segment],
         synced_to: int,
         recovery_point: int,
+        epoch: Callable[[], int | None],
     ) -> None:
         self.turns = Turns()
-        self.mark = SyncedMark(files, directory)
+        self.mark = SyncedMark(files, directory, epoch)
         self.synced_to = synced_to
         self.recovery_point = recovery_point
         self.directory_unsynced = True  # recovery may have made names: the first sync makes them durable

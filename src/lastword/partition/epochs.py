@@ -50,6 +50,10 @@ class LeaderEpochs:
         """The newest epoch, or None while there is none."""
         return self._entries[-1].epoch if self._entries else None
 
+    def at(self, offset: int) -> int:
+        """The epoch that holds in front of `offset`; 0 if there is none."""
+        return max((e.epoch for e in self._entries if e.start_offset < offset), default=0)
+
     def assign(self, epoch: int, start_offset: int) -> None:
         """`epoch` holds from `start_offset` on. Entries that contradict it go; the same again changes
         nothing.

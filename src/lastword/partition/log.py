@@ -107,6 +107,7 @@ class PartitionLog(Reads):
             unsynced=state.segments.starting_at(state.synced_to),
             synced_to=state.synced_to,
             recovery_point=state.recovery_point,
+            epoch=lambda: self._epochs.latest,
         )
         self._tail = Tail(files, state.appender, state.producers, self._health, self._durability)
         self._tail.find_stable_offset(self._log_start)
@@ -468,7 +469,7 @@ class PartitionLog(Reads):
     def _truncate_to(self, offset: int) -> None:
         leases.log_cut(self.files, self.directory, offset)
         truncate.forget_accounts(self.files, self.directory)
-        self._durability.mark.lower(offset)
+        self._durability.mark.lower(self._segments[self._segments.floor(offset)].end_before(offset))
         self._tail.close()
         self._begin(truncate.to_offset(self._parts(), offset), offset)
 
@@ -490,7 +491,6 @@ class PartitionLog(Reads):
 
     def _begin(self, left: truncate.Left, offset: int) -> None:
         """Go on with other files, all synced, at `offset`."""
-        left.appender.segment.next_offset = offset
         self._segments = left.segments
         self._durability.begun(left.appender.segment)
         self._durability.lower(offset)

@@ -4,11 +4,14 @@
    that is too wide for its indexes is split (`split`).
 2. Index files without a log go. A log without an index gets one, also after a clean stop.
 3. After a stop that was not clean, every segment from the recovery point on is walked with its checksums and
-   its indexes are built again. After a clean one only the end of the active segment is looked at.
-4. Damage. A tail that makes no sense is cut, if nothing sound follows it, or if it lies above everything that
-   was ever synced: then a power cut explains it, and nothing that was acknowledged at `disk` is behind it.
-   Otherwise it is the drive's or somebody's damage: CorruptBatchError, nothing is changed, this partition
-   stays closed. A segment is never emptied as a whole, and messages of magic 0 or 1 are never cut.
+   its indexes are built again. After a clean one only the end of the active segment is read.
+4. Damage. A tail that makes no sense is cut if it lies above everything that is known to be synced
+   (recovery point and synced mark): then a crash explains it, and nothing that was acknowledged at `disk` is
+   in it or behind it. After a clean stop it is cut only where the stop left the log end, with no sound batch
+   behind it.
+   Otherwise it is damage by the drive or by somebody: CorruptBatchError, no log is changed, this partition
+   stays closed. So is a log that ends elsewhere than the clean stop says, or below a current synced mark, or
+   one with a gap above that mark: no checksum covers base offsets. `synced.LogEnd` has the rules.
 5. The log end and the leader epochs are made to agree with what is left.
 6. The producer state is that of the newest sound snapshot, and of the batches behind it. After a stop that
    was not clean, replay begins below the first segment that was walked, and the transaction indexes of these
@@ -21,12 +24,13 @@ nothing later is removed before the cut is made.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import DataError
+from lastword.errors import CorruptBatchError, DataError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases
 from lastword.partition.damage import Damage
@@ -37,9 +41,9 @@ from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerSt
 from lastword.partition.recovery import Recovery, Repairs
 from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
-from lastword.partition.snapshots import Snapshots
+from lastword.partition.snapshots import Snapshots, snapshot_offsets
 from lastword.partition.staged import begun_at
-from lastword.partition.synced import SyncedMark
+from lastword.partition.synced import LogEnd, SyncedMark, read_mark
 from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
@@ -101,16 +105,16 @@ class _Opening:
         finish_swaps(files, directory, self.repairs)
         remove_leftovers(files, directory, self.repairs)
         parts = split_overflowed(files, directory, interval, self.repairs)
-        damage = Damage(
-            files,
-            directory,
-            self.repairs,
-            recovery_point=self.recovery_point,
-            clean=self.clean,
-            parts=parts,
-            index_interval_bytes=interval,
+        known = LogEnd(
+            self.clean,
+            self.recovery_point,
+            read_mark(files, directory),
+            snapshot_offsets(files.listdir(directory)),
         )
-        found = damage.find()
+        damage = Damage(
+            files, directory, self.repairs, known=known, parts=parts, index_interval_bytes=interval
+        )
+        found = self._find(damage, known)
         created = not log_bases(files, directory)
         damage.mend(found)
         segments = self._segments(found)
@@ -119,8 +123,9 @@ class _Opening:
             segments, log_end = self._beyond_log_end(segments, log_end)
         log_start = max(self.log_start, segments[0].base_offset)
         leases.log_found(files, directory, log_end, self.first_dirty)
-        self._mend_synced(log_end)
+        self._check_recovery_point(log_end)
         epochs = self._epochs(found, log_start, log_end)
+        self._mend_synced(log_end, epochs)
         snapshots = Snapshots(files, directory)
         producers = self._producers(
             snapshots, found, segments, log_end, created, (clock.now_ms(), producer_expiration_ms)
@@ -191,9 +196,33 @@ class _Opening:
 
     # ---------------------------------------------------------- what goes with it
 
-    def _mend_synced(self, log_end: int) -> None:
+    def _find(self, damage: Damage, known: LogEnd) -> dict[int, Inspection]:
+        """`Damage.find`. If it refuses the log after a clean stop, the mark keeps where that stop left the
+        log end: the marker of the stop is gone when the partition is opened the next time.
+        """
+        try:
+            return damage.find()
+        except CorruptBatchError:
+            if self.clean and self.recovery_point > known.mark.offset:
+                epochs = LeaderEpochs.load(self.files, self.directory)
+                mark = SyncedMark(self.files, self.directory, lambda: epochs.latest)
+                with contextlib.suppress(LastwordError):
+                    mark.write(self.recovery_point)
+                mark.close()
+            raise
+
+    def _check_recovery_point(self, log_end: int) -> None:
+        """Report a recovery point that the log disproves."""
+        if self.recovery_point > log_end or (self.clean and 0 < self.recovery_point < log_end):
+            self.repairs.tell(
+                "checkpoint",
+                names.RECOVERY_POINTS,
+                f"recovery point {self.recovery_point} is ignored, the log ends at {log_end}",
+            )
+
+    def _mend_synced(self, log_end: int, epochs: LeaderEpochs) -> None:
         """Offsets above a cut are given again: they are not synced yet."""
-        mark = SyncedMark(self.files, self.directory)
+        mark = SyncedMark(self.files, self.directory, lambda: epochs.latest)
         mark.lower(log_end)
         mark.close()
 

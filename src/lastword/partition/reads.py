@@ -41,11 +41,16 @@ class Readable(Protocol):
     def log_end(self) -> int: ...
     @property
     def grows(self) -> bool: ...
+    @property
+    def damage(self) -> CorruptBatchError | None: ...
     def refresh(self) -> None: ...
 
 
 class Reads:
     """What can be read from either end of a log; for classes that are `Readable`."""
+
+    damage: CorruptBatchError | None = None
+    """What a read gets that reaches the end of a log which must end elsewhere."""
 
     def chunks(
         self: Readable,
@@ -98,6 +103,7 @@ def read_chunks(
                         outcomes.hidden(chunk)
                     offset, tries = max(offset, chunk.next_offset), 0
                     yield chunk
+            _check_reached(log, end)
             return
         except FileVanishedError:
             tries += 1
@@ -113,6 +119,13 @@ def _check_log_start(log: Readable, offset: int, before: int) -> None:
         name = os.path.basename(os.path.normpath(log.directory))
         why = read_note(log.files, log.directory, log.log_start)
         raise OffsetOutOfRangeError.below(name, offset, log.log_start, why)
+
+
+def _check_reached(log: Readable, end: int) -> None:
+    """Every segment was read, for records below `end`: is the end of the log missing?"""
+    damage = log.damage
+    if damage is not None and damage.offset is not None and end > damage.offset:
+        raise damage
 
 
 def _bounded(log: Readable, offset: int) -> Iterator[tuple[Segment, int | None]]:
@@ -188,6 +201,7 @@ def read_batches(
                         outcomes.fate(header)
                     offset, tries = max(offset, header.next_offset), 0
                     yield segment, header, data
+            _check_reached(log, end)
             return
         except FileVanishedError:
             tries += 1

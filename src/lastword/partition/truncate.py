@@ -5,15 +5,19 @@
    lastword/accounts removed, synced    what grows in place of what is cut may look like it
 1  lastword/synced lowered, synced      what lies above may be given again and is not "known to be durable"
 2  higher segments, the newest first    each name is gone for good before the next: never a hole
-3  the segment that holds the offset    cut before the first batch that reaches it, synced
+3  the segment that holds the offset    cut before the first batch that reaches it; an empty batch takes
+                                        what is then missing below the offset; synced
 4  its indexes                          of what is left
 5  snapshots above the offset           gone for good before the log grows there again
 6  leader epochs that begin there
 ```
 
 A crash anywhere leaves the log longer than asked, never shorter and never with a hole; opening makes the
-rest agree with it. A batch that holds the offset in its middle goes as a whole; the log still goes on at
-exactly that offset, as Kafka's does.
+rest agree with it.
+
+A batch that holds the offset in its middle is removed as a whole, as Kafka does, and the log goes on at
+exactly that offset. In Kafka only the broker's memory has that log end. Here an empty batch, as a cleaner
+leaves them, takes the offsets in between: readers, and the next opening, find the same end.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from lastword.partition.producer_state import ProducerState
 from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
+from lastword.records.batch import write_batch
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
 from lastword.segment.recover import recover_segment
@@ -52,16 +57,25 @@ def remove_segments(files: Files, directory: str, gone: list[Segment]) -> None:
 
 
 def cut_segments(
-    files: Files, directory: str, segments: SegmentSet, offset: int, *, index_interval_bytes: int
+    files: Files,
+    directory: str,
+    segments: SegmentSet,
+    offset: int,
+    epoch: int,
+    *,
+    index_interval_bytes: int,
 ) -> SegmentSet:
-    """Steps 2 to 4. What is left of the log, its last segment active, with nothing open."""
+    """Steps 2 to 4. Returns what is left of the log, its last segment active, with nothing open."""
     at = segments.floor(offset)
     remove_segments(files, directory, list(segments[at + 1 :]))
     last: Segment = segments[at]
     position = last.position_of(offset)
+    end = last.end_before(offset)
     with files.open_append(last.file) as handle:
         if position < handle.size():
             handle.truncate(position)
+        if end < offset:
+            handle.append(_empty_batch(end, offset, epoch))
         handle.fsync()
     recover_segment(
         files, directory, last.base_offset, index_interval_bytes=index_interval_bytes, active=True
@@ -73,6 +87,23 @@ def cut_segments(
     files.fsync_dir(directory)
     left = Segment.load(files, directory, last.base_offset, active=True)
     return SegmentSet([*segments[:at], left])
+
+
+def _empty_batch(start: int, end: int, epoch: int) -> bytes:
+    """A batch without records that takes the offsets [start, end)."""
+    return write_batch(
+        base_offset=start,
+        leader_epoch=epoch,
+        attributes=0,
+        last_offset_delta=end - 1 - start,
+        base_timestamp=-1,
+        max_timestamp=-1,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        count=0,
+        payload=b"",
+    )
 
 
 class Parts(NamedTuple):
@@ -97,7 +128,8 @@ class Left(NamedTuple):
 def to_offset(log: Parts, offset: int) -> Left:
     """Steps 2 to 6, for an offset that the log holds."""
     files, directory, interval = log.files, log.directory, log.index_interval_bytes
-    segments = cut_segments(files, directory, log.segments, offset, index_interval_bytes=interval)
+    epoch = log.epochs.at(offset)
+    segments = cut_segments(files, directory, log.segments, offset, epoch, index_interval_bytes=interval)
     if log.snapshots.remove_outside(segments[0].base_offset - 1, offset):
         files.fsync_dir(directory)
     log.epochs.truncate_from_end(offset)

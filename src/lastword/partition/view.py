@@ -24,6 +24,7 @@ from lastword.partition.reads import Reads
 from lastword.partition.replay import Stability
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.staged import begun_at
+from lastword.partition.synced import read_log_end, wrong_end
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok
 from lastword.segment import names
@@ -96,7 +97,8 @@ class PartitionView(Reads):
         FileVanishedError: no such directory.
         """
         for _ in range(_TRIES):
-            listing = _log_files(files.listdir(directory))
+            every_name = files.listdir(directory)
+            listing = _log_files(every_name)
             try:
                 decision = swap.decide(files, directory, listing)
                 segments = [
@@ -110,8 +112,32 @@ class PartitionView(Reads):
             if _log_files(files.listdir(directory)) == listing:
                 view = cls(files, directory, SegmentSet(segments), *_range(files, directory, segments))
                 view._listed_bytes = listed_bytes
-                return view
+                if view._check_end(every_name):
+                    return view
         raise BusyError(f"{directory} kept changing while it was listed", remedy="try again", file=directory)
+
+    def _check_end(self, listing: list[str]) -> bool:
+        """Does the log end where it must (`synced.LogEnd`)? If not, the view ends there, and a read that
+        reaches the end raises `damage`. False: somebody is writing it, so it must be listed again.
+        """
+        last = self.active
+        known = read_log_end(self.files, self.directory, self.log_end, listing)
+        if last is None or known is None:
+            return True
+        expected = known.contradicts(self.log_end)
+        if expected is None:
+            expected = _missed(last, known.contiguous_from)
+        if expected is None:
+            return True
+        facts = self.files.stat(last.file)
+        if facts is None or (facts.inode, facts.size) != (last.inode, self._listed_bytes):
+            return False
+        if _log_files(self.files.listdir(self.directory)) != _log_files(listing):
+            return False
+        position = last.size if self.log_end < expected else last.position_of(expected)
+        self.damage = wrong_end(last.file, position, self.log_end, expected, clean=known.clean)
+        self.log_end = expected
+        return True
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -126,7 +152,7 @@ class PartitionView(Reads):
         """Look again: segments, start and end become those of now."""
         new = PartitionView.load(self.files, self.directory)
         self.segment_set, self.log_start, self.log_end = new.segment_set, new.log_start, new.log_end
-        self._stable_offset, self._listed_bytes = None, new._listed_bytes
+        self._stable_offset, self._listed_bytes, self.damage = None, new._listed_bytes, new.damage
 
     open_again = refresh
 
@@ -191,6 +217,17 @@ def read_log_start(files: Files, directory: str) -> int:
     if len(found) < len(lines):
         return 0  # one partition twice: damaged, and not believed, as by the writer
     return next((offset for tp, offset in found.items() if f"{tp[0]}-{tp[1]}" == name), 0)
+
+
+def _missed(segment: Segment, end: int | None) -> int | None:
+    """`end` if the last segment holds offsets above it and no batch ends there: one of them has a wrong base
+    offset, which no checksum covers."""
+    if end is None or not segment.base_offset < end < segment.next_offset:
+        return None
+    try:
+        return end if segment.end_before(end) != end else None
+    except DataError:
+        return None  # a read names it
 
 
 def _bound(segment: Segment) -> None:

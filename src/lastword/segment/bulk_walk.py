@@ -19,6 +19,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.batches import sound_rows, walk_batches
 from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.names import MAX_RELATIVE_OFFSET
+from lastword.segment.scan import Gap
 
 _BLOCK_BYTES = 1 << 20
 _ROWS = 8192
@@ -34,10 +35,20 @@ class BulkWalk:
     batches: int = 0
     producers: bool = False
     epochs: list[tuple[int, int]] = field(default_factory=list)
+    gap: Gap | None = None
 
 
-def walk(handle: Handle, end: int, base_offset: int, builder: IndexBuilder) -> BulkWalk:
-    """Walks the file from its first byte and feeds `builder`, which must be new."""
+def walk(
+    handle: Handle,
+    end: int,
+    base_offset: int,
+    builder: IndexBuilder,
+    *,
+    contiguous_from: int | None = None,
+) -> BulkWalk:
+    """Walk the file from its first byte and feed `builder`, which must be new. `contiguous_from`: as of
+    `SoundWalk`.
+    """
     found = BulkWalk(0, base_offset)
     table = np.empty((_ROWS, fields.FIELDS), np.int64)
     indexer = BulkIndexer(builder)
@@ -53,6 +64,8 @@ def walk(handle: Handle, end: int, base_offset: int, builder: IndexBuilder) -> B
         good = sound_rows(buffer, table, _plain_rows(table, rows, limit))
         if good:
             indexer.take(table[:good])
+            if contiguous_from is not None and found.gap is None:
+                found.gap = _first_gap(table[:good], found.next_offset, contiguous_from)
             _note(found, table[:good])
         if good < rows or have < want:
             break
@@ -69,6 +82,22 @@ def _plain_rows(table: np.ndarray, rows: int, limit: int) -> int:
     """How many rows from the first on are of magic 2 and in the segment's range."""
     odd = np.flatnonzero((table[:rows, fields.MAGIC] != 2) | (table[:rows, fields.LAST_OFFSET] > limit))
     return int(odd[0]) if odd.size else rows
+
+
+def _first_gap(table: np.ndarray, next_offset: int, contiguous_from: int) -> Gap | None:
+    """As `SoundWalk` notes it; `next_offset`: of the batch before the first row."""
+    if int(table[-1, fields.LAST_OFFSET]) < contiguous_from:
+        return None
+    due = np.empty(table.shape[0], np.int64)
+    due[0] = next_offset
+    due[1:] = table[:-1, fields.LAST_OFFSET] + 1
+    wrong = (table[:, fields.BASE_OFFSET] != due) | (due < contiguous_from)
+    wrong &= table[:, fields.LAST_OFFSET] >= contiguous_from
+    rows = np.flatnonzero(wrong)
+    if not rows.size:
+        return None
+    row = int(rows[0])
+    return Gap(int(table[row, fields.FILE_POSITION]), int(table[row, fields.BASE_OFFSET]), int(due[row]))
 
 
 class BulkIndexer:

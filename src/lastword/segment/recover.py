@@ -18,7 +18,7 @@ from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
 from lastword.segment import names
 from lastword.segment.index_builder import IndexBuilder
-from lastword.segment.scan import Damage, SoundWalk, sound_batch_after
+from lastword.segment.scan import Damage, Gap, SoundWalk, sound_batch_after
 
 BULK_BYTES = 256 << 10
 """From here on kernels walk a file faster, once they are loaded."""
@@ -40,8 +40,8 @@ class Inspection:
     """What `inspect` found. `size` and `next_offset` end the sound part; `damage` is None if that is the
     whole file.
 
-    `followed` is the position of a sound entry behind the damage. `epochs` are (leader epoch, first offset)
-    as they rise; `producers` tells whether any batch has a producer id.
+    `followed` is the position of a sound entry behind the damage. `gap`: see `inspect`. `epochs` are (leader
+    epoch, first offset) as they rise; `producers` tells whether any batch has a producer id.
     """
 
     file: str
@@ -53,6 +53,7 @@ class Inspection:
     largest_timestamp: int
     damage: Damage | None
     followed: int | None
+    gap: Gap | None
     producers: bool
     epochs: tuple[tuple[int, int], ...]
     offset_entries: bytes = field(repr=False)
@@ -77,10 +78,12 @@ def inspect(
     active: bool = False,
     suffix: str = "",
     of_bytes: int = 0,
+    contiguous_from: int | None = None,
 ) -> Inspection:
-    """Walks one segment with all checksums. An `active` one gets no last time entry: it goes on.
+    """Walk one segment with all checksums. An `active` one gets no last time entry: it goes on.
 
-    `of_bytes`: of how many bytes in all this file is a part, if more are to be walked.
+    `of_bytes`: of how many bytes in all this file is a part, if more are to be walked. `contiguous_from`: the
+    batches that reach above this offset are known to leave no gap; the first one that does is reported.
     """
     file = os.path.join(directory, names.segment_file(base_offset, names.LOG, suffix))
     builder = IndexBuilder(base_offset, index_interval_bytes)
@@ -97,13 +100,16 @@ def inspect(
                 position=MAX_FILE_BYTES,
             )
         start, next_offset = 0, base_offset
+        gap: Gap | None = None
         if file_size >= BULK_BYTES and is_bulk(max(file_size, of_bytes)):
             from lastword.segment.bulk_walk import walk as bulk_walk
 
-            done = bulk_walk(handle, file_size, base_offset, builder)
-            start, next_offset = done.position, done.next_offset
+            done = bulk_walk(handle, file_size, base_offset, builder, contiguous_from=contiguous_from)
+            start, next_offset, gap = done.position, done.next_offset, done.gap
             epochs, batches, producers = done.epochs, done.batches, done.producers
-        walk = SoundWalk(handle, file, start, file_size, base_offset, next_offset)
+        walk = SoundWalk(
+            handle, file, start, file_size, base_offset, next_offset, contiguous_from=contiguous_from
+        )
         for header in walk:
             batches += 1
             builder.batch(header.position, header.last_offset, header.max_timestamp)
@@ -125,6 +131,7 @@ def inspect(
         largest_timestamp=builder.largest_timestamp,
         damage=walk.damage,
         followed=followed,
+        gap=gap or walk.gap,
         producers=producers,
         epochs=tuple(epochs),
         offset_entries=bytes(builder.offset_entries),

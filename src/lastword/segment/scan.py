@@ -20,6 +20,7 @@ from lastword.records.batch import (
     BatchHeader,
 )
 from lastword.records.formats import crc_ok, read_header
+from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 
 _BLOCK_BYTES = 1 << 16
@@ -39,6 +40,19 @@ class Damage:
     offset: int
     code: str
     text: str
+
+
+NO_OFFSET = 1 << 63
+"""Above every offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A batch at `position` that begins with `offset`, behind one that ends before `next_offset`."""
+
+    position: int
+    offset: int
+    next_offset: int
 
 
 def headers(
@@ -82,10 +96,20 @@ class SoundWalk:
     Sound: a whole batch with a right checksum, whose offsets follow those before it and lie in the segment's
     range. The first batch that is not ends the walk; `damage` tells why, `position` and `next_offset` how far
     the file is sound. What a compressed entry of magic 0 or 1 holds is not inflated: its checksum covers it.
+
+    `contiguous_from`: the batches that reach above this offset leave no gap; `gap` is the first that does.
     """
 
     def __init__(
-        self, handle: Handle, file: str, start: int, end: int, base_offset: int, next_offset: int
+        self,
+        handle: Handle,
+        file: str,
+        start: int,
+        end: int,
+        base_offset: int,
+        next_offset: int,
+        *,
+        contiguous_from: int | None = None,
     ) -> None:
         self._handle = handle
         self._file = file
@@ -94,6 +118,8 @@ class SoundWalk:
         self.position = start
         self.next_offset = next_offset
         self.damage: Damage | None = None
+        self.gap: Gap | None = None
+        self._contiguous_from = NO_OFFSET if contiguous_from is None else contiguous_from
 
     def __iter__(self) -> Iterator[BatchHeader]:
         block, block_start = b"", self.position
@@ -112,10 +138,20 @@ class SoundWalk:
             header = self._check(block, at, size)
             if header is None:
                 return None
+            if header.last_offset >= self._contiguous_from:
+                self._follow(header)
             self.position += header.size
             self.next_offset = header.next_offset
             yield header
         return None
+
+    def _follow(self, header: BatchHeader) -> None:
+        """Note a gap in front of a batch. (A compressed entry of magic 0 or 1 does not name its first
+        offset.)"""
+        expected = max(self.next_offset, self._contiguous_from)
+        begins = self.next_offset if header.count == UNKNOWN_COUNT else header.base_offset
+        if self.gap is None and not begins == self.next_offset == expected:
+            self.gap = Gap(self.position, header.base_offset, self.next_offset)
 
     def _whole_size(self, block: bytes, at: int) -> int:
         """Size of the entry at `at`; minus the bytes needed if the block has too few; 0 if no entry can be

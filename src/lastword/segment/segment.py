@@ -264,6 +264,15 @@ class Segment:
             due = header.next_offset
         return self.size
 
+    def end_before(self, offset: int) -> int:
+        """Next offset of the last batch that lies below `offset` as a whole; the base offset without one."""
+        end = self.base_offset
+        for header in self.headers(self._trusted(self.offset_index.lookup(offset - 1)).position):
+            if header.last_offset >= offset:
+                break
+            end = header.next_offset
+        return end
+
     def first_offset_of(self, header: BatchHeader) -> int:
         """Offset of a batch's beginning. A compressed entry of magic 0 or 1 names only its last one: it is
         inflated. Raises CorruptBatchError if it cannot be.

@@ -1,0 +1,161 @@
+"""A wrong bit or missing bytes in the last batch of a log: named, or harmless; synced records are not cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lastword.errors import CorruptBatchError
+from lastword.partition import damage as damage_module
+from lastword.partition.synced import LogEnd, Mark
+from lastword.segment import names
+from tests.crash.flips import (
+    BASE_OFFSET,
+    LEADER_EPOCH,
+    LIVES,
+    Life,
+    as_reader,
+    as_writer,
+    judge,
+    judge_flips,
+    live,
+)
+from tests.crash.memory import MemoryFiles
+
+
+@pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
+def test_some_bits_of_the_last_batch(life: Life) -> None:
+    lived = live(life)
+    bits = [*BASE_OFFSET, *range(64, lived.bits.stop, 37)]
+    assert list(judge_flips(lived, bits)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
+def test_every_bit_of_the_last_batch(life: Life) -> None:
+    lived = live(life)
+    assert list(judge_flips(lived, lived.bits)) == []
+
+
+@pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
+def test_every_value_of_the_lower_base_offset_bytes(life: Life) -> None:
+    lived = live(life)
+    data = lived.tree[lived.file]
+    assert data is not None
+    for byte in (6, 7):
+        at = lived.start + byte
+        for value in set(range(0, 256, 5)) - {data[at]}:
+            changed = bytearray(data)
+            changed[at] = value
+            assert list(judge(lived, {**lived.tree, lived.file: bytes(changed)})) == []
+
+
+@pytest.mark.parametrize("life", [life for life in LIVES if life.synced], ids=lambda life: life.name)
+def test_a_file_that_lost_its_end(life: Life) -> None:
+    """At every length, the end of a batch included: nothing torn explains it."""
+    lived = live(life)
+    data = lived.tree[lived.file]
+    assert data is not None
+    for size in {lived.start, *range(lived.start + 1, len(data), 11), len(data) - 1}:
+        assert list(judge(lived, {**lived.tree, lived.file: data[:size]})) == []
+
+
+def test_the_leader_epoch_is_the_only_part_that_may_differ_unseen() -> None:
+    lived = live(LIVES[0])
+    for bit in lived.bits[::3]:
+        _, error = as_writer(MemoryFiles(lived.flipped(bit)))
+        assert (error is None) == (bit in LEADER_EPOCH)
+
+
+def test_the_end_is_kept_for_the_next_opening() -> None:
+    """The marker of a broker's clean stop goes with the first opening, which refuses the log. Restored, it
+    opens.
+    """
+    lived = live(LIVES[1])
+    files = MemoryFiles(lived.flipped(4 + 8 * 6))
+    for _ in range(3):
+        shown, error = as_writer(files)
+        assert isinstance(error, CorruptBatchError) and shown == []
+    with files.open_append(f"/in-memory/{lived.file}") as handle:
+        handle.pwrite(lived.tree[lived.file] or b"", 0)
+    assert as_writer(files) == (lived.shown, None)
+
+
+# ---------------------------------------------------------------- witnesses that are damaged themselves
+
+
+@pytest.mark.parametrize("life", LIVES[:6], ids=lambda life: life.name)
+@pytest.mark.parametrize("what", ["recovery point", "no recovery point", "no snapshots", "no mark", "mark"])
+def test_a_sound_log_is_not_refused_for_one_damaged_witness(life: Life, what: str) -> None:
+    lived = live(life)
+    tree = dict(lived.tree)
+    mark = f"users-0/{names.PRIVATE}/{names.SYNCED}"
+    if what == "recovery point":
+        tree[names.RECOVERY_POINTS] = b"0\n1\nusers 0 97\n"
+    elif what == "no recovery point":
+        del tree[names.RECOVERY_POINTS]
+    elif what == "no snapshots":
+        tree = {path: data for path, data in tree.items() if not path.endswith(names.SNAPSHOT)}
+    elif mark in tree:
+        data = bytearray(tree[mark] or b"")
+        data[5] ^= 1
+        tree[mark] = bytes(data)
+        if what == "no mark":
+            del tree[mark]
+    assert as_reader(MemoryFiles(tree)) == (lived.shown, None)
+    assert as_writer(MemoryFiles(tree)) == (lived.shown, None)
+
+
+def test_what_each_witness_says() -> None:
+    current, old = Mark(9, is_current=True), Mark(9)
+    for end in (8, 9, 10):
+        allowed = end == 9
+        for known in (
+            LogEnd(True, 9, current, (5, 9)),
+            LogEnd(True, 9, Mark(), (5, 9)),
+            LogEnd(True, 9, Mark(), ()),
+            LogEnd(True, 0, current, ()),
+            LogEnd(True, 9, Mark(4, is_current=True), (9,)),
+        ):
+            assert (known.contradicts(end) is None) == allowed
+    assert LogEnd(True, 97, Mark(), (9,)).contradicts(9) is None
+    assert LogEnd(True, 5, old, (5,)).contradicts(5) is None  # a broker truncated the log below an old mark
+    assert LogEnd(True, 0, Mark(), (5,)).contradicts(9) is None
+    assert LogEnd(False, 97, Mark(), ()).contradicts(9) is None
+    assert [LogEnd(False, 0, current, ()).contradicts(end) for end in (8, 9, 10)] == [9, None, None]
+    assert LogEnd(False, 0, old, ()).contradicts(8) is None
+    assert not LogEnd(False, 0, old, ()).is_torn_tail(8, followed=True)
+    assert LogEnd(False, 0, old, ()).is_torn_tail(8, followed=False)
+    assert not LogEnd(False, 0, current, ()).is_torn_tail(8, followed=False)
+    assert not LogEnd(False, 9, Mark(), ()).is_torn_tail(8, followed=False)
+    assert LogEnd(False, 9, current, ()).is_torn_tail(9, followed=True)
+
+
+# ---------------------------------------------------------------- planted bugs
+
+
+def _found(bits: Any = None) -> list[str]:
+    problems: list[str] = []
+    for life in LIVES:
+        lived = live(life)
+        problems += judge_flips(lived, lived.bits[::29] if bits is None else bits)
+    return problems
+
+
+def test_planted_a_tail_that_is_always_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogEnd, "is_torn_tail", lambda self, offset, followed: not followed)
+    monkeypatch.setattr(LogEnd, "contradicts", lambda self, end: None)
+    assert any("opening shows" in problem for problem in _found())
+
+
+def test_planted_a_base_offset_that_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage_module.Damage, "_check_end", lambda *given: None)
+    assert any("opening shows" in problem for problem in _found(range(48, 64)))
+
+
+def test_planted_a_reader_that_believes_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lastword.partition import PartitionView
+
+    monkeypatch.setattr(PartitionView, "_check_end", lambda self, listing: True)
+    assert any("a reader shows" in problem for problem in _found(range(48, 64)))
