@@ -168,6 +168,52 @@ def test_abuse_01_a_wrong_base_offset_in_the_newest_segment(tmp_path: Path) -> N
     assert isinstance(found, DataError) or found == sound
 
 
+def _used(topic: Any, action: str) -> Any:
+    return topic.append(b"k", b"v", partition=0) if action == "append" else list(topic.read(partition=0))
+
+
+@pytest.mark.parametrize("what", ["crc", "base offset", "lost"])
+def test_abuse_01_the_last_batch_after_a_clean_stop(tmp_path: Path, what: str) -> None:
+    """It was acknowledged at `disk`: no verb cuts it, every reader and `verify` name it, others serve."""
+    with opened(tmp_path / "d") as logs:
+        topic = logs.create_topic("t", 2)
+        for number in range(9):
+            topic.append(b"k%d" % number, b"v", partition=0, ack="disk")
+        topic.append(b"k", b"v", partition=1)
+    log = logs_of(tmp_path / "d")[0]
+    data = bytearray(log.read_bytes())
+    last = len(data) * 8 // 9
+    if what == "crc":
+        data[-1] ^= 1
+    elif what == "base offset":
+        data[last + 6] ^= 16  # 8 becomes 4104
+    else:
+        del data[last:]
+    log.write_bytes(data)
+    for _ in range(2):
+        with lastword.open(tmp_path / "d") as logs:
+            seen = []
+            with pytest.raises(DataError) as caught:
+                for record in logs.topic("t").read(partition=0):
+                    seen.append(record.offset)
+            assert seen == list(range(8)) and caught.value.file == str(log)
+            assert any(p.file == str(log) and not p.repairable for p in logs.verify().problems)
+        with opened(tmp_path / "d") as logs:
+            topic = logs.topic("t")
+            for action in ("append", "read"):
+                error = ended(lambda topic=topic, action=action: _used(topic, action))
+                assert isinstance(error, DataError) and error.file == str(log) and error.position
+            assert topic.append(b"k", b"v", partition=1).offset >= 1
+        assert log.read_bytes() == data
+    # The documented way to go on without what is lost.
+    for name in (names.CLEAN_SHUTDOWN, names.RECOVERY_POINTS):
+        (tmp_path / "d" / name).unlink(missing_ok=True)
+    (log.parent / names.PRIVATE / names.SYNCED).unlink()
+    with opened(tmp_path / "d") as logs:
+        found = [r.offset for r in logs.topic("t").read(partition=0)]
+    assert found[:8] == list(range(8)) and (len(found) == 8 or what == "base offset")
+
+
 @pytest.mark.parametrize("magic", [3, 5, 127, 255])
 def test_abuse_02_unknown_magic(tmp_path: Path, magic: int) -> None:
     batch = one_batch()

@@ -64,7 +64,17 @@ def test_a_bad_checksum_in_every_segment(data):
     assert problems(data, quick=True) == []
 
 
+def test_a_cut_file_after_a_clean_stop_is_no_torn_tail(data):
+    path = files(data, ".log")[-1]
+    path.write_bytes(path.read_bytes()[:-10])
+    assert (path.name, "wrong-log-end", False) in problems(data)
+
+
 def test_a_torn_tail_is_repaired_by_opening(data):
+    """As a kill leaves it: no marker of a clean stop, and nothing says that the last batch was synced."""
+    for name in (names.CLEAN_SHUTDOWN, names.RECOVERY_POINTS):
+        (data / name).unlink()
+    (data / "t-0" / names.PRIVATE / names.SYNCED).unlink()
     path = files(data, ".log")[-1]
     path.write_bytes(path.read_bytes()[:-10])
     found = problems(data)

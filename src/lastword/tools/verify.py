@@ -321,6 +321,8 @@ def _verify_tail(files: Files, view: PartitionView, account: Account) -> None:
     facts = files.stat(last.file) if last is not None else None
     if last is None or facts is None or facts.size <= last.size or facts.inode != last.inode:
         return
+    if view.damage is not None:
+        return  # `_verify_end` reports it: no torn tail
     with files.open_read(last.file) as handle:
         if not handle.pread(facts.size - last.size, last.size).strip(b"\0"):
             return  # room that Kafka reserved
@@ -342,7 +344,7 @@ def _verify_tail(files: Files, view: PartitionView, account: Account) -> None:
 def _verify_end(view: PartitionView, account: Account) -> None:
     """The log ends where a clean stop, the synced mark and the recovery point say. No checksum covers the
     base offset of a batch: that of the last one shows here alone."""
-    error: DataError | None = getattr(view, "damage", None)
+    error = view.damage
     if error is not None:
         account.add(
             error.file or view.directory, error.position, error.offset, error.code, error.message, False
