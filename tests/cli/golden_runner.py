@@ -107,7 +107,8 @@ def execute(block: Block, clock: ManualClock) -> list[str]:
     finally:
         sys.stdin = stdin
         options.CONTEXT.clock = None
-    lines = out.getvalue().splitlines() + [f"! {line}" for line in err.getvalue().splitlines()]
+    told = [line for line in err.getvalue().splitlines() if not line.startswith("compiling kernels")]
+    lines = out.getvalue().splitlines() + [f"! {line}" for line in told]  # a cold cache is no matter
     if code:
         lines.append(f"[exit {code}]")
     return [_masked(line) for line in lines]

@@ -39,6 +39,7 @@ from lastword.cli import (
     simulate,
     trim,
     verify,
+    warm,
 )
 from lastword.cli.help import Commands
 from lastword.cli.options import ClosedPipe, version_option
@@ -48,7 +49,7 @@ from lastword.errors import DiskFullError, LastwordError, StorageError, UsageErr
 
 LOOKS = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
 CHANGES = (create, config, append, clean, expire, trim, drop, lease)
-TRIES = (demo, bench)
+TRIES = (demo, bench, warm)
 
 
 def _names(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
@@ -59,7 +60,7 @@ class Grouped(Commands):
     groups = (
         ("Look: no lock, no change, also beside a running broker", _names(LOOKS)),
         ("Change: takes the lock (lease does not); with --dry-run nothing is changed", _names(CHANGES)),
-        ("Try", _names(TRIES)),
+        ("Try, set up", _names(TRIES)),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -286,8 +287,10 @@ def command(
         def run(**arguments: Any) -> Any:
             common = {option: arguments.pop(option) for option in _EVERYWHERE}
             common.pop("version")  # told already, if it was asked for
+            out = session(**common)
             try:
-                return fn(session(**common), **arguments)
+                with _compiling_announced(out):
+                    return fn(out, **arguments)
             except BrokenPipeError:
                 # Typer would end the process with 1; it ends with 0, for whoever reads has seen enough.
                 raise ClosedPipe from None
@@ -308,6 +311,26 @@ def command(
         return run
 
     return register
+
+
+@contextmanager
+def _compiling_announced(out: Session) -> Iterator[None]:
+    """Say on stderr that kernels are compiled, where that is the case: it takes seconds, once."""
+
+    class Announcer(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            out.say(record.getMessage())
+            out.stderr.flush()
+
+    logger, announcer = logging.getLogger("lastword.kernels"), Announcer()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(announcer)
+    try:
+        yield
+    finally:
+        logger.removeHandler(announcer)
+        logger.setLevel(level)
 
 
 def session(

@@ -17,10 +17,12 @@ Compiled code is kept in a folder named by a digest of these sources, so an edit
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import numba
+from numba.core import event as _event
 
 from lastword.kernels.cache import cache_folder
 
@@ -52,6 +54,27 @@ SLACK = 64
 """Bytes that must exist after the end of any buffer a kernel reads or writes: wide loads may touch them,
 results never do.
 """
+
+
+COMPILING = "compiling kernels (once; some 10 s)"
+log = logging.getLogger(__name__)
+"""Gets `COMPILING` at level INFO before the first kernel that a process compiles: a cold start is slow."""
+
+
+class _FirstCompilation(_event.Listener):
+    """Log the first kernel of ours that is compiled. Loading one from the cache folder is no event."""
+
+    def on_start(self, event: Any) -> None:
+        function = getattr((event.data or {}).get("dispatcher"), "py_func", None)
+        if getattr(function, "__module__", "").startswith(__name__):
+            _event.unregister("numba:compile", self)
+            log.info(COMPILING)
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+_event.register("numba:compile", _FirstCompilation())
 
 
 _OPTIONS = {

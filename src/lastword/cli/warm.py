@@ -1,0 +1,44 @@
+"""`lastword warm`: compile all kernels, for a container image or before the first use."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from lastword.cli.options import Session, command
+from lastword.units import format_bytes
+from lastword.values import plural
+
+EXAMPLES = """
+lastword warm
+LASTWORD_CACHE_DIR=/opt/lastword-cache lastword warm
+"""
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "warm", usage="", examples=EXAMPLES)(warm)
+
+
+def warm(out: Session) -> None:
+    """Compile all kernels into the cache folder, once.
+
+    For the RUN step of a container image, or before the first use: the commands that count, clean and
+    restore need them, and compile those that are missing. The folder is LASTWORD_CACHE_DIR, else lastword in
+    the user's cache directory; it holds for one version of lastword, Numba and Python, and for one kind of
+    processor.
+    """
+    began = time.monotonic()
+    from lastword import kernels
+    from lastword.kernels.cache import cache_folder
+
+    kernels.warm()
+    folder = cache_folder()
+    sizes = [path.stat().st_size for path in folder.rglob("*.nb?")]
+    out.summary(
+        f"{plural(len(sizes), 'file')} of compiled kernels, {format_bytes(sum(sizes))}, in {folder}",
+        folder=str(folder),
+        files=len(sizes),
+        size_bytes=sum(sizes),
+        seconds=round(time.monotonic() - began, 3),
+    )

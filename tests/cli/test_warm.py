@@ -1,0 +1,83 @@
+"""Compiling is announced once, where it takes place, and `lastword warm` leaves nothing to compile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import lastword
+from lastword import kernels
+from lastword.cli import main
+
+COMMAND = [sys.executable, "-m", "lastword"]
+NEED_KERNELS = [
+    ["ls", "data"],
+    ["ls", "data", "--quick"],
+    ["read", "data", "users", "--view", "latest", "-n", "1"],
+    ["read", "data", "users", "-n", "4000"],
+    ["explain", "data", "users", "--key", "key 1"],
+    ["duplication", "data"],
+    ["duplication", "data", "--exact"],
+    ["simulate", "data", "--strategy", "broker"],
+    ["verify", "data", "--md5"],
+    ["restore", "data", "users", "users.parquet"],
+    ["audit", "data", "users", "users.parquet"],
+    ["clean", "data", "--dry-run"],
+    ["clean", "data"],
+]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with lastword.open("data", "a", log_cleaner_enable=False) as logs:
+        for name, codec in (("users", "producer"), ("packed", "lz4")):
+            topic = logs.create_topic(
+                name, cleanup_policy="compact", compression_type=codec, segment_bytes=50_000
+            )
+            topic.extend((b"key %d" % (n % 700), b"value %d" % n) for n in range(5000))
+    return tmp_path
+
+
+def test_compiling_is_announced_once_on_stderr(here, monkeypatch, capsys):
+    def compiling(*arguments, **more):
+        kernels.log.info(kernels.COMPILING)
+        return []
+
+    monkeypatch.setattr(lastword.LogDir, "_chosen", compiling)
+    for more, announced in (([], True), (["-q"], False), (["--json"], False)):
+        main.run(["ls", str(here / "data"), *more])
+        captured = capsys.readouterr()
+        assert captured.err.count("compiling kernels (once") == announced and "compiling" not in captured.out
+    kernels.log.info(kernels.COMPILING)  # nobody listens between commands
+    assert capsys.readouterr().err == ""
+
+
+def test_a_cached_kernel_is_not_announced(here, capsys):
+    kernels.warm()
+    for words in NEED_KERNELS:
+        assert main.run(words) == 0, words
+        assert "compiling" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_cold_start_says_so_and_warm_ends_it(here):
+    """In a cache folder of its own: compiling takes some 10 s."""
+    environment = {**os.environ, "LASTWORD_CACHE_DIR": str(here / "cache")}
+
+    def run(*words):
+        done = subprocess.run([*COMMAND, *words], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    cold = run("ls", "data")
+    assert cold.stderr.count("compiling kernels (once") == 1
+    assert "compiling" in run("warm").stderr  # the rest of them
+    again = run("warm", "--json")
+    assert again.stderr == "" and json.loads(again.stdout)["files"] > 20
+    for words in NEED_KERNELS:
+        assert "compiling" not in run(*words).stderr, words
