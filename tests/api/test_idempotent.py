@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import shutil
 import threading
 from collections import Counter
@@ -15,10 +16,11 @@ import pytest
 import lastword
 from lastword import metrics
 from lastword.api import producers
-from lastword.errors import DiskFullError, LastwordError, RecordTooLargeError, UsageError
+from lastword.errors import DataError, DiskFullError, LastwordError, RecordTooLargeError, UsageError
 from lastword.files import DEFAULT
 from lastword.partition.producer_state import FIRST_NAMED_ID
 from lastword.partition.snapshots import Snapshots
+from tests.crash.memory import ROOT, MemoryFiles
 from tests.doubles import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 
@@ -440,3 +442,105 @@ def test_callers_at_the_same_time_share_one_fsync(tmp_path: Path) -> None:
     assert acked == 96
     assert 12 <= synced <= acked / 3
     logs.close()
+
+
+# ---------------------------------------------------------------- a damaged journal
+
+CALLS = (("loader", 0), ("other J@", 5), ("loader", 1), ("other J@", 6), ("late", 3))
+
+
+def _made_calls(logs: lastword.LogDir) -> None:
+    topic = topic_of(logs)
+    for number, (name, sequence) in enumerate(CALLS):
+        topic.extend(call(number, 3), producer=name, sequence=sequence)
+
+
+def _repeated(tree: dict[str, bytes | None]) -> list[bytes] | LastwordError:
+    """All values after each call was made once more, and after a call of nobody; or why it was refused."""
+    refused: LastwordError | None = None
+    with lastword.open(ROOT, "a", files=MemoryFiles(tree), log_cleaner_enable=False) as logs:
+        topic = topic_of(logs)
+        for number, (name, sequence) in enumerate(CALLS):
+            try:
+                topic.extend(call(number, 3), producer=name, sequence=sequence)
+            except LastwordError as error:
+                refused = error
+        topic.append(b"unnamed", b"calls go on")
+        found = sorted(value for part in values(topic).values() for value in part)
+    return found if refused is None else refused
+
+
+def _journaled() -> tuple[dict[str, bytes | None], str, bytes]:
+    files = MemoryFiles()
+    with lastword.open(ROOT, "a", files=files, log_cleaner_enable=False) as logs:
+        logs.create_topic("users", partitions=PARTITIONS)
+        _made_calls(logs)
+    tree = files.tree()
+    path = "users-0/lastword/producers"
+    data = tree[path]
+    assert data is not None
+    return tree, path, data
+
+
+def _no_call_comes_in_twice(bits: Any, *, old_format: bool = False) -> int:
+    tree, path, data = _journaled()
+    if old_format:
+        data = data[data.index(b"\n") + 1 :]
+    whole = _repeated({**tree, path: data})
+    assert isinstance(whole, list) and len(whole) == len(set(whole)) == 3 * len(CALLS) + 1
+    refused = 0
+    for bit in bits if bits is not None else range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8 % len(data)] ^= 1 << bit % 8
+        found = _repeated({**tree, path: bytes(changed)})
+        if isinstance(found, LastwordError):
+            refused += 1
+            assert isinstance(found, DataError) and found.file is not None and found.file.endswith(path), bit
+            assert found.position is not None and found.remedy
+        else:
+            assert found == whole, bit
+    return refused
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+def test_some_bits_of_the_journal(old_format: bool) -> None:
+    rng = random.Random(12)
+    bits = [rng.randrange(8 * 700) for _ in range(150)]
+    assert _no_call_comes_in_twice(bits, old_format=old_format) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old_format", [False, True])
+def test_every_bit_of_the_journal(old_format: bool) -> None:
+    _no_call_comes_in_twice(None, old_format=old_format)
+
+
+def test_a_journal_cut_at_every_length_is_torn_or_damaged() -> None:
+    """What a crash can leave opens, and the log says how far the calls came."""
+    tree, path, data = _journaled()
+    whole = _repeated(tree)
+    last = data[:-1].rindex(b"\n") + 1
+    for size in range(last, len(data)):
+        assert _repeated({**tree, path: data[:size]}) == whole
+        assert _repeated({**tree, path: data[:size] + bytes(len(data) - size)}) == whole
+
+
+def test_damage_in_the_journal_is_named_by_readers_and_verify(tmp_path: Path) -> None:
+    with make(tmp_path / "d") as logs:
+        _made_calls(logs)
+    path = tmp_path / "d" / "users-0" / "lastword" / "producers"
+    data = path.read_bytes()
+    second = data.index(b"\n") + 1
+    path.write_bytes(data[: second + 20] + b"?" + data[second + 21 :])
+    with lastword.open(tmp_path / "d") as logs:
+        with pytest.raises(DataError, match="line 2 is damaged") as caught:
+            logs.topic("users").last_sequence("loader")
+        assert (caught.value.file, caught.value.position) == (str(path), second)
+        assert [p.code for p in logs.verify().problems] == ["bad-journal"]
+    with make(tmp_path / "d") as logs:
+        with pytest.raises(DataError):
+            topic_of(logs).append(b"k", b"v", producer="loader", sequence=9)
+        topic_of(logs).append(b"k", b"v")
+    path.write_bytes(data)
+    with make(tmp_path / "d") as logs:
+        assert topic_of(logs).last_sequence("loader") == 1

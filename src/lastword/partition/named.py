@@ -2,9 +2,13 @@
 
 ```
 <CRC-32C of the rest, 8 hex digits> <JSON>\n
+{"version": 2, "name": "", "id": -1}                                   the first line
 {"name": "loader", "id": 4611686018427387999}                          before the producer's first record
 {"id": 4611686018427387999, "sequence": 42, "parts": {"0": [120, 4711]}}      after a call's last record
 ```
+
+Version 1 has no first line of its own and is the same otherwise; it is read, and becomes version 2 when it is
+written anew. To an older lastword the first line is a producer without a name.
 
 `parts`: of each partition that the call wrote to, how many records the producer has put there in all, and
 the offset of the last of them. The first number is also the Kafka sequence of its next record there (modulo
@@ -16,8 +20,12 @@ the offset of the last of them. The first number is also the Kafka sequence of i
                              repeating the call writes only the rest
 
 So the journal is written after the log. It is synced for a call that is acknowledged at `disk`, and for a
-name before it is used: a name that was lost would let a producer write everything again. Its end may be
-torn; it is then what came before, which is always a state that the log is ahead of.
+name before it is used: a name that was lost would let a producer write everything again.
+
+Its end may be torn by a crash: a line without its end, or with zeros that a power cut left in place of bytes.
+It is then what came before, which is always a state that the log is ahead of. Any other line that makes no
+sense is damage, and so is a torn one with a name behind it, because a name is synced with all before it.
+Damage is CorruptFileError: a call that the journal has lost would come in twice.
 """
 
 from __future__ import annotations
@@ -30,7 +38,7 @@ from typing import Any
 
 import google_crc32c
 
-from lastword.errors import LastwordError
+from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files, Handle
 from lastword.partition.producer_state import FIRST_NAMED_ID
 from lastword.partition.turns import Turns
@@ -39,6 +47,8 @@ from lastword.segment import names
 COMPACT_BYTES = 1 << 20
 """From this size on the journal is written anew, with the newest call of each producer only."""
 MAX_CALL_SEQUENCE = 2**63 - 1
+VERSION = 2
+_FIRST_LINE = {"version": VERSION, "name": "", "id": -1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +92,62 @@ class NamedProducer:
 
 
 def read_journal(files: Files, directory: str) -> tuple[dict[str, NamedProducer], int]:
-    """Producers by name as the journal of a partition directory has them, and the bytes that are sound."""
+    """Read the journal of a partition directory.
+
+    Returns:
+        Producers by name, and how many bytes are sound; behind them is only what a crash tore.
+
+    Raises:
+        CorruptFileError: damage, or a later version.
+    """
     path = journal_path(directory)
     data = files.read_bytes(path) if files.exists(path) else b""
     by_id: dict[int, NamedProducer] = {}
-    sound = 0
-    while (end := data.find(b"\n", sound)) >= 0:
+    sound = number = 0
+    while sound < len(data):
+        number += 1
+        end = data.find(b"\n", sound)
         try:
+            if end < 0:
+                raise ValueError("no end of line")
             line = _decode(data[sound:end])
-            if "name" in line:
+            if "version" in line:
+                if line["version"] != VERSION:
+                    raise _damaged(path, sound, f"version {line['version']}, known are 1 and {VERSION}")
+            elif "name" in line:
                 by_id[line["id"]] = NamedProducer(line["name"], line["id"])
             else:
                 parts = {int(number): Part(*part) for number, part in line["parts"].items()}
                 by_id[line["id"]].add(WholeCall(line["sequence"], parts))
         except (ValueError, KeyError, TypeError):
+            if not _is_torn(data, sound, end):
+                raise _damaged(path, sound, f"line {number} is damaged") from None
             break
         sound = end + 1
     return {producer.name: producer for producer in by_id.values()}, sound
+
+
+def _is_torn(data: bytes, start: int, end: int) -> bool:
+    """Can a crash have left what begins at `start`, where no sound line is? `end`: of that line, -1 without
+    one. One wrong bit leaves no two zero bytes, no zero at the beginning or the end of the file, and does not
+    take the end from a line that is whole.
+    """
+    if end < 0:
+        return data[-1] == 0 or not _is_sound(data[start:-1])
+    if data[start] and b"\0\0" not in data[start:]:
+        return False
+    return not any(b'"name"' in line and _is_sound(line) for line in data[end + 1 :].split(b"\n"))
+
+
+def _damaged(path: str, position: int, text: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"{text}: calls of named producers could come in twice",
+        code="bad-journal",
+        remedy="restore the file from a copy. Without one, remove it, use new producer names, and repeat no "
+        "call that was made before",
+        file=path,
+        position=position,
+    )
 
 
 def journal_path(directory: str) -> str:
@@ -125,6 +174,8 @@ class Journal:
                 known = self.producers.get(name)
                 if known is None:
                     known = NamedProducer(name, FIRST_NAMED_ID + self._rng.getrandbits(61))
+                    if not self.size_bytes:
+                        self._append(_FIRST_LINE)
                     self._append({"name": name, "id": known.producer_id})
                     self._open().fsync()
                     self._files.fsync_dir(os.path.join(self._directory, names.PRIVATE))
@@ -150,7 +201,7 @@ class Journal:
         """Only the newest of what holds; everything that it speaks of must be durable. As a whole or not at
         all."""
         with self._turns.turn():
-            lines = b""
+            lines = _encode(_FIRST_LINE)
             for producer in self.producers.values():
                 lines += _encode({"name": producer.name, "id": producer.producer_id})
                 if producer.calls:
@@ -196,6 +247,10 @@ def _encode(line: dict[str, Any]) -> bytes:
 
 
 def _decode(data: bytes) -> dict[str, Any]:
-    if len(data) < 9 or int(data[:8], 16) != google_crc32c.value(bytes(data[9:])):
-        raise ValueError("a torn line")
+    if not _is_sound(data):
+        raise ValueError("a wrong checksum")
     return dict(json.loads(data[9:]))
+
+
+def _is_sound(data: bytes) -> bool:
+    return len(data) > 9 and data[:9] == b"%08x " % google_crc32c.value(bytes(data[9:]))
