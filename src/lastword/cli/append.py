@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lastword.api.json_form import field_bytes
+from lastword.cli import signals
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
 from lastword.cli.output import argument_bytes, key_candidates
 from lastword.cli.text import unescape
@@ -102,13 +103,19 @@ def _one(
         out.line(f"{into.name}-{appended.partition} offset {appended.offset}")
 
 
+def _input() -> Iterator[bytes]:
+    """Lines of stdin. The command may be interrupted while it waits for one."""
+    while line := signals.interruptible(sys.stdin.buffer.readline):
+        yield line
+
+
 def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any]:
     """Lines of KEY D VALUE; empty ones are passed over, one without D is an error."""
     if not delimiter:
         raise UsageError("the delimiter is empty", remedy="--delimiter =")
     delimiter = delimiter.replace("\\t", "\t")
     delimiter = unescape(delimiter).decode("utf-8", "surrogateescape")
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    for number, line in enumerate(_input(), 1):
         text = line.removesuffix(b"\n").decode("utf-8", "surrogateescape")
         if not text.strip("\r"):
             continue
@@ -127,7 +134,7 @@ def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
     """Objects of type `record`, one a line; other types, such as `summary`, are passed over."""
     from lastword.api.record import Record
 
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    for number, line in enumerate(_input(), 1):
         if not line.strip():
             continue
         try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lastword.cli import signals
 from lastword.cli.keep_cleaning import keep_cleaning
 from lastword.cli.options import (
     Directory,
@@ -16,7 +17,6 @@ from lastword.cli.options import (
     TopicName,
     WhatIf,
     command,
-    interruptible,
     what_if,
 )
 from lastword.cli.remedies import policy_remedy
@@ -122,7 +122,7 @@ def clean(
         out.raise_all(wrong)
         return
     failed: list[LastwordError] = []
-    with out.change(target) as logs, out.progress("clean") as progress, interruptible() as stop:
+    with out.change(target) as logs, out.progress("clean") as progress:
         if rate is not None:
             logs.cleaner.set_budget(rate)
         if retry:
@@ -130,7 +130,12 @@ def clean(
         aside = quarantined(logs, target.topic, target.partition)  # no round takes these
         try:
             rounds = logs.clean(
-                target.topic, target.partition, due=due, strategy=strategy, progress=progress, stop=stop
+                target.topic,
+                target.partition,
+                due=due,
+                strategy=strategy,
+                progress=progress,
+                stop=signals.noted,
             )
         except LastwordError as error:
             # What was finished is told before what was not.
@@ -159,15 +164,13 @@ def clean(
         )
     out.summary(
         text,
-        ok=not failed and not stop(),
+        ok=not failed and not signals.noted(),
         rounds=len(rounds),
         read_bytes=read,
         written_bytes=written,
         freed_bytes=freed,
     )
     out.raise_all(failed)
-    if stop():
-        raise KeyboardInterrupt
 
 
 def _retry(out: Session, logs: LogDir, target: Target) -> None:

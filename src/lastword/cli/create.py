@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lastword.cli import signals
 from lastword.cli.options import Directory, MoreDirs, Session, Sets, Target, command, settings_of
 from lastword.values import plural
 
@@ -36,15 +37,16 @@ def create(
     Without --set cleanup.policy=... nothing is ever removed from the topic.
     """
     config: dict[str, Any] = dict(settings_of(settings))
-    with out.open(Target([directory, *(more or ())], topic, None), "a") as logs:
-        created = logs.create_topic(
-            topic,
-            partitions,
-            key_serializer=key_serializer,
-            value_serializer=value_serializer,
-            partitioner=partitioner,
-            **config,
-        )
+    with signals.held(), out.open(Target([directory, *(more or ())], topic, None), "a") as logs:
+        with signals.released():  # what was made until then is taken back
+            created = logs.create_topic(
+                topic,
+                partitions,
+                key_serializer=key_serializer,
+                value_serializer=value_serializer,
+                partitioner=partitioner,
+                **config,
+            )
         policy = created.config.cleanup_policy
     text = ",".join(sorted(policy)) if policy else None
     out.summary(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import queue
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from lastword.cli import signals
 from lastword.cli.options import Session, Target
 from lastword.units import format_bytes, format_duration, format_time
 
@@ -20,8 +20,8 @@ LOOK_SECONDS = 0.2  # a signal is seen after so long
 def keep_cleaning(
     out: Session, target: Target, every_ms: int, metrics: str | None, bytes_per_second: int | None
 ) -> None:
-    """Clean and expire what is due, look so often, and tell of each round as it ends. SIGINT ends it with
-    KeyboardInterrupt, SIGTERM without; a round that runs then ends at its next safe point.
+    """Clean and expire what is due, look so often, and tell of each round as it ends. A signal ends it at the
+    next safe point of a round: SIGTERM with exit code 0, SIGINT and SIGHUP with 130 and 129.
     """
     from lastword.api.background import run_for
     from lastword.api.cleaning import quarantined
@@ -41,7 +41,6 @@ def keep_cleaning(
 
             url = stack.enter_context(exporter(*address))
             out.tell("metrics", {"address": url}, f"metrics on {url}")
-        told = stack.enter_context(_signals())
         if bytes_per_second is not None:
             logs.cleaner.set_budget(bytes_per_second)
         only = None if target.topic is None else (target.topic, target.partition)
@@ -49,7 +48,7 @@ def keep_cleaning(
             out.warning(f"{aside.message}; to have it cleaned again, {aside.remedy}")
         run_for(logs, only, every_ms, ended.put)
         out.say(f"cleaning what is due every {format_duration(every_ms)}; Ctrl-C ends it")
-        while not told:
+        while not signals.noted():
             try:
                 _show(out, ended.get(timeout=LOOK_SECONDS), totals)
             except queue.Empty:
@@ -59,26 +58,8 @@ def keep_cleaning(
             _show(out, ended.get(), totals)
     read, written, freed = (format_bytes(totals[f"{what}_bytes"]) for what in ("read", "written", "freed"))
     out.summary(f"read {read}, wrote {written}, freed {freed}", ok=not totals["failed"], **totals)
-    if signal.SIGINT in told:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Takes note of SIGINT and SIGTERM; the second SIGINT interrupts at once."""
-    told: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if number == signal.SIGINT and number in told:
-            raise KeyboardInterrupt
-        told.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    if signals.first() == signal.SIGTERM:
+        signals.settle()  # the way to end a service
 
 
 def _show(out: Session, done: Done, totals: dict[str, int]) -> None:

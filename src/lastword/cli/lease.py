@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lastword.cli import signals
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.errors import LeaseRefusedError, UsageError
 from lastword.units import format_time
@@ -62,7 +63,7 @@ def lease(
         )
     from lastword.api.lease import Lease
 
-    with out.open(target) as logs:
+    with signals.held(), out.open(target) as logs:
         known = logs.topic(known_as)
         there = [one for one in known.leases(target.partition) if name in (None, one.name)]
         if release and name is not None:

@@ -1,8 +1,8 @@
 """The command `lastword`: one file per command, one way out for errors.
 
 Exit codes: 0 done; 1 done, bad news; 2 fix the call; 3 data damaged, the rest was finished; 4 busy; 5 no
-room; 6 storage failed; 7 install something; 70 our bug; 130 interrupted. A closed pipe ends with 0:
-whoever reads has seen enough.
+room; 6 storage failed; 7 install something; 70 our bug; 130, 143, 129 ended by SIGINT,
+SIGTERM, SIGHUP (signals.py). A closed pipe ends with 0: its reader needs no more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -36,6 +37,7 @@ from lastword.cli import (
     ls,
     read,
     restore,
+    signals,
     simulate,
     trim,
     verify,
@@ -112,12 +114,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code. Never raises for what a user can meet."""
+    with signals.installed():
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     talk = Output(as_json="--json" in arguments, color=_color(arguments))
     PLACE.paths, PLACE.topic = [], None
     try:
         code = app(args=arguments, prog_name="lastword", standalone_mode=False)
-        if code == INTERRUPTED:  # the parser's library has taken the exception
-            raise KeyboardInterrupt
+        if code == INTERRUPTED or signals.noted():  # the parser's library takes the exception
+            return _interrupted(talk)
         return code if isinstance(code, int) else 0
     except LastwordError as error:
         if isinstance(error, WrongUserError):
@@ -129,11 +136,12 @@ def run(arguments: list[str]) -> int:
         _forget_stdout()
         return 0
     except (KeyboardInterrupt, typer.Abort):
-        talk.interrupted()
-        return INTERRUPTED
+        return _interrupted(talk)
     except typer.Exit as leave:
         return leave.exit_code
     except OSError as error:  # of files, errors have their own names: what is left is stdout
+        if signals.noted():  # a terminal that hung up takes no output
+            return _interrupted(talk)
         talk.error(_no_output(error))
         if error.filename is None:
             _forget_stdout()
@@ -147,6 +155,12 @@ def run(arguments: list[str]) -> int:
             talk.error(_usage(error, arguments))
             return 2
         return _our_bug(error, talk)
+
+
+def _interrupted(talk: Output) -> int:
+    with suppress(OSError):  # the terminal may be gone
+        talk.interrupted(signals.name(), signals.exit_code())
+    return signals.exit_code()
 
 
 # The parser's sentences, as they begin in every version of its libraries.

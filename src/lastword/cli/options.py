@@ -10,7 +10,6 @@ import functools
 import inspect
 import logging
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from lastword.cli import signals
 from lastword.cli.help import Help
 from lastword.cli.output import Output
 from lastword.cli.remedies import PLACE, command_line
@@ -107,11 +107,12 @@ class Session(Output):
     @contextmanager
     def change(self, target: Target) -> Iterator[LogDir]:
         """Open a directory that is there, with a topic that is there, to change it; else nothing is
-        touched. What recovery took away is told at the end, and with -v all that it put right."""
+        touched. What recovery took away is told at the end, and with -v all that it put right. Signals are
+        held until the directory is closed."""
         with self.open(target) as looked:
             if target.topic is not None:
                 looked.topic(target.topic)
-        with self.open(target, "a") as logs:
+        with signals.held(), self.open(target, "a") as logs:
             try:
                 yield logs
             finally:
@@ -142,28 +143,6 @@ def now_ms() -> int:
     from lastword.clock import SystemClock
 
     return (CONTEXT.clock or SystemClock()).now_ms()
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Gives a function that tells whether Ctrl-C was pressed. The first press is only noted, so that work
-    ends at a safe point; the second one interrupts."""
-    pressed: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
-
-    try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not the main thread: nobody can press there
-        yield lambda: False
-        return
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,14 +146,15 @@ class Output:
         if errors:
             raise errors[-1]
 
-    def interrupted(self) -> None:
-        """The last word of a command that Ctrl-C ended."""
-        message = "interrupted: stopped at a safe point, what was finished stays"
+    def interrupted(self, signal_name: str, code: int) -> None:
+        """Say that a signal ended the command."""
+        how = "interrupted" if code == INTERRUPTED else f"ended by {signal_name}"
+        message = f"{how}: stopped at a safe point, what was finished stays"
         if not self.as_json:
             self.say(message)
             return
         fields = {"class": "KeyboardInterrupt", "message": message, "remedy": "run it again to go on"}
-        self._talk("error", {**fields, "file": None, "position": None, "code": INTERRUPTED})
+        self._talk("error", {**fields, "file": None, "position": None, "code": code})
 
     def _paint(self, text: str, color: str) -> str:
         return painted(text, color) if self.talks_colored else text

@@ -296,16 +296,22 @@ class LogDirectory:
             if settings:
                 write_topic_settings(self.files, self._settings_path, topic, dict(settings))
                 self.reload_settings()
-            interval = self.topic_config(topic).index_interval_bytes
-            make_partitions(
-                self.files,
-                self.path,
-                topic,
-                numbers,
-                self._rng,
-                index_interval_bytes=interval,
-                topic_id=topic_id,
-            )
+            try:
+                make_partitions(
+                    self.files,
+                    self.path,
+                    topic,
+                    numbers,
+                    self._rng,
+                    index_interval_bytes=self.topic_config(topic).index_interval_bytes,
+                    topic_id=topic_id,
+                )
+            except BaseException:
+                if settings:
+                    with suppress(LastwordError):
+                        remove_topic_settings(self.files, self._settings_path, topic)
+                        self.reload_settings()
+                raise
             made = [TopicPartition(topic, number) for number in numbers]
             self._topic_ids.pop(topic, None)
             self._bounds.forget(made)  # of a topic of that name that was removed by hand

@@ -6,7 +6,6 @@ import os
 import random
 from collections.abc import Sequence
 
-from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.identity import format_partition_metadata, new_id
@@ -48,7 +47,7 @@ def make_partitions(
         for path, final in built:
             files.rename(path, final)
         files.fsync_dir(root)
-    except LastwordError:
+    except BaseException:  # a signal, too
         for path, final in built:
             for left in (path, final):
                 if files.exists(left):
