@@ -185,3 +185,11 @@ def test_what_belongs_to_one_process_is_not_pickled(tmp_path):
                 assert "open" in caught.value.remedy
         for value in (*state.topic.read(), *state.restored, *logs.plan(), *state.topic.describe()):
             assert pickle.loads(pickle.dumps(value)) == value
+
+
+def test_recovery_says_nothing_of_a_stop_in_mode_r(tmp_path):
+    lastword.open(tmp_path / "data", "a").close()
+    with lastword.open(tmp_path / "data", "a") as logs:
+        assert [one.clean for one in logs.recovery] == [True]
+    with lastword.open(tmp_path / "data") as logs:
+        assert [one.clean for one in logs.recovery] == [None]

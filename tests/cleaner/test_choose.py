@@ -220,3 +220,12 @@ def test_a_lag_that_cannot_pass_is_known_without_reading() -> None:
 
     unread: Any = Unread()
     assert overdue_ms([unread], 0, 1_000_000, (1 << 63) - 1) is None
+
+
+def test_due_is_the_answer_and_not_the_question() -> None:
+    """A plan that was not asked for what is due does not say that the log is not."""
+    dirty = segments(1000, 500)
+    assert decide(dirty, due=True).due is True and decide(dirty, due=True).action == "clean"
+    kept = decide(segments(500), due=True)  # only an active segment
+    assert kept.action == "keep" and kept.due is False
+    assert decide(dirty).due is None and decide(segments(0)).due is None

@@ -72,7 +72,7 @@ def test_a_superseded_value_and_a_tombstone_in_the_active_segment(logs):
     assert found.versions[0].superseded_by == 1
     assert found.versions[0].until == BEGIN_MS + 7 * 24 * HOUR
     assert [one.tombstone for one in found.versions] == [False, True]
-    assert found.plan.action == "keep" and found.plan.due
+    assert found.plan.action == "keep" and found.plan.due is False
     assert str(found).splitlines()[-1] == "t-0 is not due: no closed segments"
     assert logs.explain("t", key="bob") == found
 

@@ -62,10 +62,13 @@ class Found(Handle):
 
     @property
     def recovery(self) -> tuple[DirRecovery, ...]:
+        """What opening repaired, a `DirRecovery` for each directory. Partitions are recovered when they are
+        first used. In mode "r" nothing is repaired, and `clean` is None."""
         return tuple(directory.recovery for directory in self._directories)
 
     @property
     def offline(self) -> dict[str, LastwordError]:
+        """Directories that failed, with the reason. What they hold raises OfflineError; the others serve."""
         return self._spread.offline
 
     @property

@@ -101,7 +101,7 @@ def choose(
         topic=topic,
         partition=partition,
         action="clean",
-        due=due,
+        due=True if due else None,  # False once there is a reason to keep it
         strategy=strategy,
         segments=0,
         read_bytes=0,
@@ -134,7 +134,7 @@ def choose(
     ends = _Ends(log_end if stable_offset is None else stable_offset, taking_in_from)
     rolls = not due or (may_roll and _rolls_by_age(segments, config, now_ms))
     plan, closed = _bounded(plan, segments, config, ends, rolls)
-    if plan.action == "clean" and plan.due and strategy == "kafka":
+    if plan.action == "clean" and due and strategy == "kafka":
         return _by_ratio(plan, closed, config)
     return plan
 

@@ -41,6 +41,8 @@ class Plan(Value):
     """What a round would do with one partition, or why there is none. Carries all that a round needs to be
     carried out.
 
+    due               whether the settings make it due: the scheduler would do it now. None: not asked, for the
+                      plan ignores them (`plan()` without `due=True`)
     segments          how many segments are rewritten (all below `limit` while not `exact`)
     read_bytes        bytes the round reads: map passes and rewrite; write_bytes, free_bytes: as the round's
                       report
@@ -53,7 +55,7 @@ class Plan(Value):
     topic: str
     partition: int
     action: Action
-    due: bool
+    due: bool | None
     strategy: str
     segments: int
     read_bytes: int
@@ -97,6 +99,7 @@ class Plan(Value):
         return replace(
             self,
             action="keep",
+            due=None if self.due is None else False,
             segments=0,
             read_bytes=0,
             write_bytes=0,

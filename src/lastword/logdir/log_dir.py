@@ -461,7 +461,7 @@ class LogDirectory:
     def recovery(self) -> DirRecovery:
         """What opening repaired so far: a partition is recovered when it is first used."""
         with self.lock:
-            return self._opened.recovery(self.path)
+            return self._opened.recovery(self.path, self.mode)
 
     # -------------------------------------------------------------- where they start, end and are clean to
 

@@ -23,12 +23,15 @@ from lastword.partition.recovery import Recovery, Repaired
 
 @dataclass(frozen=True, slots=True)
 class DirRecovery:
-    """What opening found: `clean` if the last writer stopped cleanly; `partitions` as they are opened one
-    after another; `offline` those that could not be, with the reason.
+    """What opening to append found and repaired.
+
+    clean        the last writer stopped cleanly; None in mode "r", which looks for no repair
+    partitions   as they are opened, one after another
+    offline      partitions that could not be opened, with the reason
     """
 
     path: str
-    clean: bool
+    clean: bool | None
     partitions: tuple[Recovery, ...]
     offline: tuple[tuple[TopicPartition, LastwordError], ...]
 
@@ -132,8 +135,9 @@ class OpenPartitions:
         limit = min(log.config.segment_ms, log.config.max_compaction_lag_ms)
         return log.active.size > 0 and self._clock.now_ms() - log.active.mtime_ms > limit
 
-    def recovery(self, path: str) -> DirRecovery:
-        return DirRecovery(path, self.left_clean, tuple(self._recovered), tuple(sorted(self.offline.items())))
+    def recovery(self, path: str, mode: str) -> DirRecovery:
+        clean = self.left_clean if mode == "a" else None
+        return DirRecovery(path, clean, tuple(self._recovered), tuple(sorted(self.offline.items())))
 
     # -------------------------------------------------------------- close
 
