@@ -1,12 +1,13 @@
 """What somebody new gets wrong: each is a UsageError that says what to do, and nothing is changed."""
 
 import os
+import re
 from datetime import datetime
 
 import pytest
 
 import lastword
-from lastword.errors import UsageError
+from lastword.errors import RecordTooLargeError, UsageError
 
 
 @pytest.fixture
@@ -106,3 +107,23 @@ def test_a_setting_of_the_directory_is_not_one_of_a_topic(users):
 def test_a_default_that_is_no_function(tmp_path):
     with lastword.open(tmp_path / "data", "a") as logs, pytest.raises(UsageError, match="is no function"):
         logs.state("totals", default=0)
+
+
+def test_a_record_that_is_too_large_says_by_how_much_and_what_helps(tmp_path):
+    with lastword.open(tmp_path / "data", "a") as logs:
+        big = logs.state("big")
+        with pytest.raises(RecordTooLargeError) as caught:
+            big["page"] = "x" * 3_000_000
+        message, remedy = str(caught.value).split("\n  fix: ")
+        assert message.endswith("max.message.bytes is 1048588 bytes (1.0 MiB)")
+        assert re.search(r"takes 30000\d\d bytes \(2\.9 MiB\)", message)
+        assert "`lastword config DIR big --set max.message.bytes=4MiB`, in Python" in remedy
+        exec(remedy.partition(", in Python ")[2], {"logs": logs})
+        logs.state("big")["page"] = "x" * 3_000_000
+
+
+@pytest.mark.parametrize("setting", ["segment_bytes", "max_message_bytes", "retention_bytes"])
+def test_a_size_out_of_range_names_its_unit(tmp_path, setting):
+    with pytest.raises(UsageError, match=r"-7 is not a size from (14 B|0|-1)\n") as caught:
+        lastword.open(tmp_path / "data", "a", **{setting: -7})
+    assert caught.value.remedy

@@ -1,8 +1,13 @@
 """Opening: modes, settings, several directories, topics."""
 
 import copy
+import gc
 import os
 import pickle
+import re
+import subprocess
+import sys
+import warnings
 
 import pytest
 
@@ -193,3 +198,54 @@ def test_recovery_says_nothing_of_a_stop_in_mode_r(tmp_path):
         assert [one.clean for one in logs.recovery] == [True]
     with lastword.open(tmp_path / "data") as logs:
         assert [one.clean for one in logs.recovery] == [None]
+
+
+def test_a_second_open_in_one_process_names_the_first(tmp_path, monkeypatch):
+    """A notebook's cell that is run twice."""
+    monkeypatch.chdir(tmp_path)
+    with lastword.open("data", "a") as logs:
+        with pytest.raises(errors.LogDirLockedError) as caught:
+            lastword.open("data", "a")
+        line = str(caught.value).splitlines()[0]
+        holder = f"in this process ({os.getpid()}) already: LogDir('data', 'a'), opened at "
+        assert line.startswith(f"data is open to append {holder}")
+        assert re.search(r"test_open\.py:\d+$", line)
+        assert "close()" in caught.value.remedy
+        logs.create_topic("t")
+    lastword.open("data", "a").close()
+
+
+def test_what_was_let_go_of_without_a_close_warns_and_can_be_opened_again(tmp_path):
+    """Also with its background threads, which hold no reference to it."""
+    logs = lastword.open(tmp_path / "data", "a")
+    logs.state("users")["ada"] = 1
+    with pytest.warns(ResourceWarning, match=r"LogDir\(.*opened at .*test_open\.py:\d+, was not closed"):
+        del logs
+        logs = lastword.open(tmp_path / "data", "a")
+    assert dict(logs.state("users")) == {"ada": 1}
+    logs.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del logs
+        lastword.open(tmp_path / "data").topics()  # "r" holds nothing that a close frees
+        gc.collect()
+
+
+@pytest.mark.parametrize("end", ["", "logs.close()", "del logs; import gc; gc.collect()"])
+def test_what_is_left_open_at_the_end_of_the_process_is_named_once(tmp_path, end):
+    program = f"import lastword; logs = lastword.open({str(tmp_path / 'data')!r}, 'a'); {end}"
+    command = [sys.executable, "-W", "default", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.count("was not closed") == (0 if "close" in end else 1), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_path_below_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with lastword.open("~/data", "a") as logs:
+        assert logs.paths == [str(tmp_path / "data")]
+    for path, told in (("", "an empty path"), ("~nobody-of-that-name/x", "there is no such user")):
+        with pytest.raises(errors.UsageError, match=told):
+            lastword.open(path, "a")
+    assert [one.name for one in tmp_path.iterdir()] == ["data"]

@@ -242,7 +242,7 @@ class TestMistakes:
             f"{path}:1: unknown setting 'log.cleaner.thread'; nearest: log.cleaner.threads",
             f"{path}:2: unknown setting 'segment.bytes'; "
             "it is a topic's: put it under [defaults] or [topics.NAME]",
-            f"{path}:5: segment.bytes in [topics.users]: '1MB' is not a size from 14",
+            f"{path}:5: segment.bytes in [topics.users]: '1MB' is not a size from 14 B",
             f"{path}:8: unknown setting 'log.cleaner.threads' in [topics.users]; "
             "it holds for the whole directory: put it above all tables",
             f"{path}:9: unknown setting 'cleanup.polcy' in [topics.users]; nearest: cleanup.policy",

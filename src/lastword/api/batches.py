@@ -17,10 +17,11 @@ from lastword.api import pairs, partitioners
 from lastword.api.placing import Placing
 from lastword.api.record import Record
 from lastword.config import TopicConfig
+from lastword.config.setting import MAX_INT
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
 from lastword.records.builder import BatchBuilder
 from lastword.records.record import Header
-from lastword.units import format_bytes, to_ms
+from lastword.units import exact_bytes, format_bytes, to_ms
 
 if TYPE_CHECKING:
     from lastword.api.producers import Call
@@ -132,8 +133,10 @@ class Packer:
         if len(batch) > self._limit:
             which = "max.message.bytes" if self._limit == self.config.max_message_bytes else "segment.bytes"
             raise RecordTooLargeError(
-                f"{self.topic}: {format_bytes(len(batch))} in a record, {which} is {self._limit}",
-                remedy=f"a smaller record, or lastword config DIR {self.topic} --set {which}=...",
+                f"{self.topic}: a record takes {_both(len(batch))}, {which} is {_both(self._limit)}",
+                remedy=f"`lastword config DIR {self.topic} --set {which}={_enough(len(batch))}`, "
+                f"in Python logs.set_config({self.topic!r}, "
+                f"{which.replace('.', '_')}={_enough(len(batch))!r})",
             )
 
     # -------------------------------------------------------------- many records
@@ -382,3 +385,13 @@ def _skipped(call: Call, partition: int, keys: Any, values: Any, which: Any) -> 
         if not call.skips(partition, key, value):
             return done
     return len(first)
+
+
+def _both(size_bytes: int) -> str:
+    """To the byte, and for reading."""
+    return f"{size_bytes} bytes ({format_bytes(size_bytes)})"
+
+
+def _enough(size_bytes: int) -> str:
+    """The next power of two, as a setting is written."""
+    return exact_bytes(min(1 << (size_bytes - 1).bit_length(), MAX_INT))

@@ -6,7 +6,9 @@ is each, and which settings hold for it.
 
 from __future__ import annotations
 
+import atexit
 import os
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -57,8 +59,20 @@ class Found(Handle):
         self._config_file = config
         self._closed = False
         self._forked = False
+        self._opened_at = "an unknown place"
+        self._warned = False
         if mode == "a":
             _writers.add(self)
+
+    def _warn_unclosed(self) -> None:
+        if not self._warned and not self._closed:
+            self._warned = True
+            text = f"{self!r}, opened at {self._opened_at}, was not closed"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+    def __del__(self) -> None:
+        if getattr(self, "mode", "r") == "a" and hasattr(self, "_warned"):
+            self._warn_unclosed()
 
     @property
     def recovery(self) -> tuple[DirRecovery, ...]:
@@ -216,6 +230,20 @@ class _Views(Mapping[int, "PartitionView"]):
 
 
 _writers: weakref.WeakSet[Found] = weakref.WeakSet()
+
+
+def writers() -> list[Found]:
+    """What this process has open to append."""
+    return [one for one in _writers if not one._closed]
+
+
+def _warn_of_open() -> None:
+    """Name what was left open when the process ends: the next opening has to recover it."""
+    for one in writers():
+        one._warn_unclosed()
+
+
+atexit.register(_warn_of_open)
 
 
 def _leave_to_the_parent() -> None:

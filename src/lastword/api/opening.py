@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Unpack
 
 from lastword import files as storage
-from lastword.api.found import Mode, PathLike
+from lastword.api.found import Mode, PathLike, writers
 from lastword.api.logs import LogDir
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings
 from lastword.config.keywords import Keywords
-from lastword.errors import LastwordError, ReadOnlyError, StorageError, UsageError
+from lastword.errors import LastwordError, LogDirLockedError, ReadOnlyError, StorageError, UsageError
 from lastword.files import Files
 from lastword.logdir import LogDirectory, Spread
 from lastword.logdir.broker import BrokerSettings
@@ -30,17 +33,26 @@ def open(
 ) -> LogDir:
     """Open a log directory, or several that are seen as one (Kafka's log.dirs).
 
-    path      one directory, with those that the setting log.dirs names beside it; or a list, and only these
-    mode      "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and
-              cleans; it takes the lock and makes the directory if it is absent
-    config    another settings file than the directory's lastword.toml
-    clock, files   for tests: another source of "now", another storage. With another clock the background
-              cleaner starts only when it is told to (`logs.cleaner.start()`)
-    settings  Kafka's names with _ for dots; they win over the file: `segment_bytes="64MiB"`
+    Of several directories, one whose drive fails is offline (`LogDir.offline`), and the others serve. Close
+    what was opened to append, best by `with`: a ResourceWarning names one that was not.
 
-    NotALogDirError, LogDirLockedError, WrongUserError, UnknownSettingError and InvalidSettingError leave
-    everything as it was. Of several directories, one whose drive fails is offline (`LogDir.offline`), and the
-    others serve.
+    Args:
+        path: One directory, with those that the setting log.dirs names beside it; or a list, and only these.
+            `~` is the home directory.
+        mode: "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and cleans;
+            it takes the lock and makes the directory if it is absent.
+        config: Another settings file than the directory's lastword.toml.
+        clock: For tests: another source of "now". The background cleaner then starts only with
+            `logs.cleaner.start()`.
+        files: For tests: another storage.
+        **settings: Kafka's names with _ for dots: `segment_bytes="64MiB"`. They win over the file.
+
+    Raises:
+        NotALogDirError: there is no log directory.
+        LogDirLockedError: another writer has it open, or a broker; in this process, names the object.
+        WrongUserError: files would belong to another user than those that are there.
+        InvalidSettingError: settings that are refused; UnknownSettingError names the nearest. These four
+            leave everything as it was.
     """
     if mode not in ("r", "a"):
         raise UsageError(
@@ -72,13 +84,14 @@ def open(
     try:
         for one in paths:
             try:
-                opened.append(LogDirectory.open(one, mode, files, clock, load))
+                opened.append(_directory(one, mode, files, clock, load))
             except (StorageError, ReadOnlyError) as error:
                 # A drive that failed, or may not be written: the others serve, if there are any.
                 offline[one] = error
         if not opened:
             raise next(iter(offline.values()))
         logs = LogDir(Spread(opened, offline), mode, files, clock, config)
+        logs._opened_at = _caller()
     except BaseException:
         for directory in opened:
             directory.close()
@@ -91,6 +104,42 @@ def open(
     return logs
 
 
+def _directory(
+    path: str, mode: Mode, files: Files, clock: Clock, load: Callable[[], Settings]
+) -> LogDirectory:
+    """Open one. LogDirLockedError names the object of this process that has it open."""
+    try:
+        return LogDirectory.open(path, mode, files, clock, load)
+    except LogDirLockedError as error:
+        if error.pid != os.getpid():
+            raise
+    gc.collect()  # one that was let go of without a close frees its lock
+    try:
+        return LogDirectory.open(path, mode, files, clock, load)
+    except LogDirLockedError as error:
+        holder = next((one for one in writers() if _among(path, one.paths)), None)
+        if holder is not None and error.pid == os.getpid():
+            error.message = (
+                f"{path} is open to append in this process ({error.pid}) already: {holder!r}, "
+                f"opened at {holder._opened_at}"
+            )
+            error.remedy = f"use that object, or close() it; to look beside it: lastword.open({path!r})"
+            error.args = (error.message,)
+        raise
+
+
+def _among(path: str, paths: Sequence[str]) -> bool:
+    return os.path.realpath(path) in {os.path.realpath(one) for one in paths}
+
+
+def _caller() -> str:
+    """File and line of the first caller outside this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "lastword":
+        frame = frame.f_back
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
     try:
         several = [given] if isinstance(given, (str, os.PathLike)) else list(given)
@@ -100,8 +149,14 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
             f"{given!r} is no path", remedy='lastword.open("data"), or a list of paths'
         ) from None
     for path in paths:
+        if not path:
+            raise UsageError("an empty path names no directory", remedy='lastword.open("data")')
         if "://" in path:
             raise UsageError(f"{path} is a URL", remedy="give a directory of a file system: /srv/log")
+    paths = [os.path.expanduser(path) for path in paths]  # noqa: PTH111  paths are strings here
+    for path in paths:
+        if path.startswith("~"):
+            raise UsageError(f"{path}: there is no such user", remedy=f"a directory of that name: ./{path}")
     return paths
 
 

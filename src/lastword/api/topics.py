@@ -495,7 +495,7 @@ class Topics(Verbs):
         config: Mapping[str, Any],
     ) -> None:
         """InvalidSettingError if what is given contradicts a topic that is there. None is not given."""
-        saved = self.settings.saved_topic(name)
+        saved = self.settings.topic(name, saved=True)
         problems, remedies = [], []
         count = max(self._partitions(name), default=-1) + 1
         if partitions is not None and partitions != count:

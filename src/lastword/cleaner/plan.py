@@ -41,7 +41,7 @@ class Plan(Value):
     """What a round would do with one partition, or why there is none. Carries all that a round needs to be
     carried out.
 
-    due               whether the settings make it due: the scheduler would do it now. None: not asked, for the
+    due               whether the settings make it due: the scheduler would do it now. None: not asked, the
                       plan ignores them (`plan()` without `due=True`)
     segments          how many segments are rewritten (all below `limit` while not `exact`)
     read_bytes        bytes the round reads: map passes and rewrite; write_bytes, free_bytes: as the round's

@@ -92,6 +92,11 @@ def _range_text(kind: str, low: int, high: int, show: Callable[[int], str]) -> s
     return f"{kind} from {show(low)}" + (f" to {show(high)}" if high < MAX_INT else "")
 
 
+def _size_text(size_bytes: int) -> str:
+    text = exact_bytes(size_bytes)
+    return f"{text} B" if text.isdigit() and size_bytes else text
+
+
 def size(default: str | int | None, group: Group, text: str, low: int = 0, high: int = MAX_LONG) -> Any:
     """Bytes. A default of None means: not set, and no value says so but its absence."""
     return _field(
@@ -100,7 +105,7 @@ def size(default: str | int | None, group: Group, text: str, low: int = 0, high:
         text,
         _ranged(parse_bytes, low, high),
         lambda value: "none" if value is None else exact_bytes(value),
-        _range_text("a size", low, high, exact_bytes),
+        _range_text("a size", low, high, _size_text),
         None if default is None else parse_bytes(default),
     )
 

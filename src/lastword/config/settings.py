@@ -125,20 +125,13 @@ class Settings:
         """Return these settings over those that a cluster holds for its topics."""
         return Settings({}, self._over, self._topics, self._defaults, self._top, cluster)
 
-    def topic(self, name: str) -> TopicConfig:
-        """The settings of a topic, whether the file mentions it or not."""
+    def topic(self, name: str, *, saved: bool = False) -> TopicConfig:
+        """The settings of a topic, whether the file mentions it or not. `saved`: without arguments and
+        environment, which hold for this process only."""
         shared: Layer = {name: value for name, value in self._top.items() if name in TOPIC_SETTINGS}
-        layers = [self._over, self._topics.get(name, {}), self._defaults, shared]
+        layers = [{} if saved else self._over, self._topics.get(name, {}), self._defaults, shared]
         if self._cluster is not None:
             layers[2:3] = [self._cluster.topic(name), self._defaults, self._cluster.defaults()]
-        config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
-        return config
-
-    def saved_topic(self, name: str) -> TopicConfig:
-        """The settings of a topic as its file has them: without arguments and environment, which hold for
-        this process only."""
-        shared: Layer = {name: value for name, value in self._top.items() if name in TOPIC_SETTINGS}
-        layers = [self._topics.get(name, {}), self._defaults, shared]
         config: TopicConfig = self._build(TopicConfig, TOPIC_SETTINGS, layers)
         return config
 

@@ -85,7 +85,7 @@ class FileLock:
         fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _directory)
         opened = os.fstat(fd)
         held = _registry.get((opened.st_dev, opened.st_ino))
-        if held is not None and held._pid == os.getpid():
+        if held is not None and held.held:
             # By another path. Where the system knows process locks only, closing it here would free the lock.
             held._fds.append(fd)
             _refuse_own(path, opened)
@@ -139,6 +139,14 @@ class FileLock:
             for fd in fds:
                 os.close(fd)
 
+    def drop(self) -> None:
+        """Free the lock of a directory that was let go of without a close. For a finalizer, which may run
+        while this thread holds any mutex: takes none."""
+        if self._pid == os.getpid():
+            fds, self._fds = self._fds, []
+            for fd in fds:
+                os.close(fd)
+
     def __enter__(self) -> FileLock:
         return self
 
@@ -154,7 +162,7 @@ def _directory(path: str) -> str:
 
 def _refuse_own(path: str, facts: os.stat_result) -> None:
     held = _registry.get((facts.st_dev, facts.st_ino))
-    if held is not None and held._pid == os.getpid():
+    if held is not None and held.held:
         raise LogDirLockedError.held(os.path.dirname(path) or ".", os.getpid(), "this process")
 
 

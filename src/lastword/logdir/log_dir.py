@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
@@ -149,6 +150,8 @@ class LogDirectory:
         files.check_owner(self.path)
         files.guard(self.path)
         self._file_lock = files.lock(os.path.join(self.path, names.LOCK))
+        if isinstance(self._file_lock, FileLock):  # let go of without a close: as after a kill
+            weakref.finalize(self, self._file_lock.drop).atexit = False
         try:
             if fresh and not files.exists(os.path.join(self.path, names.META_PROPERTIES)):
                 write_meta_properties(files, self.path, self._rng)
