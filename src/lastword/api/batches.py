@@ -389,7 +389,7 @@ def _skipped(call: Call, partition: int, keys: Any, values: Any, which: Any) -> 
 
 def _both(size_bytes: int) -> str:
     """To the byte, and for reading."""
-    return f"{size_bytes} bytes ({format_bytes(size_bytes)})"
+    return f"{size_bytes} bytes" + (f" ({format_bytes(size_bytes)})" if size_bytes >= 1024 else "")
 
 
 def _enough(size_bytes: int) -> str:
