@@ -1,0 +1,137 @@
+"""The operations page and the files in deploy/: their commands run, and their names exist."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lastword import metrics
+from lastword.errors import LastwordError
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+DEPLOY = ROOT / "deploy"
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+UNIT = (DEPLOY / "lastword-clean.service").read_text(encoding="utf-8")
+ALERTS = (DEPLOY / "alerts.yml").read_text(encoding="utf-8")
+
+
+def test_metrics_that_the_page_and_the_alerts_name_exist():
+    known = {metrics.PREFIX + metric.name for metric in metrics.metrics()}
+    named = set(re.findall(r"\blastword_[a-z_]+\b", PAGE))
+    alerted = set(re.findall(r"\blastword_[a-z_]+\b", ALERTS))
+    assert named <= known and alerted <= named
+    labels = {metrics.PREFIX + metric.name: metric.labels for metric in metrics.metrics()}
+    for rule in ALERTS.split("- alert: ")[1:]:
+        (name, *_) = re.findall(r"\blastword_[a-z_]+\b", rule)
+        for label in re.findall(r"\$labels\.(\w+)", rule):
+            assert label in labels[name], rule
+
+
+def test_exit_codes_of_the_page():
+    codes = {error.exit_code for error in _all_errors(LastwordError)}
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
+    assert codes <= listed | {70} and {0, 1, 70} <= listed
+
+
+def _all_errors(kind):
+    return [kind, *(inner for sub in kind.__subclasses__() for inner in _all_errors(sub))]
+
+
+def test_the_unit_calls_a_command_that_exists():
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read_string(UNIT)
+    service = unit["Service"]
+    assert service["User"] != "root" and service["KillSignal"] == "SIGTERM"
+    command = shlex.split(service["ExecStart"])
+    assert Path(command[0]).name == "lastword"
+    assert service["ReadWritePaths"] in command
+    _parses(command[1:])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_accepts_the_unit(tmp_path):
+    unit = tmp_path / "lastword-clean.service"
+    unit.write_text(UNIT.replace("/usr/local/bin/lastword", "/bin/true").replace("User=kafka", "User=root"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert "lastword-clean" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE) if "lastword " in line]
+)
+def test_commands_of_the_page_can_be_typed(line):
+    words = shlex.split(re.sub(r"\$\(.*?\)", "1", line))
+    if words[0] == "docker":
+        if words[1] == "build":
+            assert (ROOT / words[words.index("-f") + 1]).exists() and words[-1] == "."
+            return
+        words = words[words.index("lastword") :]
+    _parses(words[words.index("lastword") + 1 :])
+
+
+def _parses(arguments: list[str]) -> None:
+    """Run the command on a directory that does not exist: it is refused for that, and not for its words."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lastword", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode in (2, 6) and "does not exist" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_the_image_builds(tmp_path):
+    """Run the steps of the Dockerfile one after the other, in an environment of their own, without an engine.
+
+    Left out are the base image and the making of the user. Packages that are installed for this test are used
+    where they fit.
+    """
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    site = next(environment.glob("lib/python*/site-packages"))
+    (site / "tests.pth").write_text(next(path for path in sys.path if path.endswith("site-packages")) + "\n")
+    home = tmp_path / "home"
+    home.mkdir()
+    variables = {"PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
+    place = {"/src/": f"{tmp_path}/src/", "/src ": f"{tmp_path}/src ", "/home/lastword": str(home)}
+    steps = re.sub(r"\\\n", "", DOCKERFILE)
+    done = []
+    for step in re.findall(r"^(COPY|ENV|RUN) (.*)$", steps, re.MULTILINE):
+        kind, text = step
+        for old, new in place.items():
+            text = text.replace(old, new)
+        if kind == "COPY":
+            *sources, target = text.split()
+            Path(target).mkdir(parents=True, exist_ok=True) if len(sources) > 1 else None
+            for source in sources:
+                copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+                copy(ROOT / source, target)
+        elif kind == "ENV":
+            name, _, value = text.partition("=")
+            variables[name] = value
+        elif "useradd" not in text:
+            text = text.replace("rm -rf /src", f"rm -rf {tmp_path}/src")
+            run = subprocess.run(
+                ["sh", "-c", text], env=variables, capture_output=True, text=True, check=False
+            )
+            assert run.returncode == 0, (text, run.stdout, run.stderr)
+            done.append(text.split()[0])
+    assert done == ["pip", "lastword"]
+    assert list((home / ".cache" / "lastword").glob("kernels-*/*"))
+    command = [str(environment / "bin" / "lastword"), "--version"]
+    shown = subprocess.run(command, env=variables, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert shown.stdout.startswith("lastword ")
