@@ -182,6 +182,92 @@ def test_a_changed_timestamp(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) 
     assert "other contents" in refused(each).message
 
 
+def field_set(data: bytes, position: int, size: int, change: Callable[[int], int]) -> bytes:
+    value = int.from_bytes(data[position : position + size], "big", signed=True)
+    return sealed(
+        data[:position] + change(value).to_bytes(size, "big", signed=True) + data[position + size :]
+    )
+
+
+HEADER_FIELDS: dict[str, tuple[int, int, Callable[[int], int]]] = {
+    "leader epoch": (12, 4, lambda value: value + 1),
+    "timestamp type": (21, 2, lambda value: value ^ 0x08),
+    "transactional": (21, 2, lambda value: value ^ 0x10),
+    "control": (21, 2, lambda value: value ^ 0x20),
+    "horizon": (21, 2, lambda value: value ^ 0x40),
+    "unused flag": (21, 2, lambda value: value ^ 0x80),
+    "last offset delta": (23, 4, lambda value: value - 1),
+    "largest timestamp": (35, 8, lambda value: value + 1),
+    "producer id": (43, 8, lambda value: value + 1),
+    "producer epoch": (51, 2, lambda value: value + 1),
+    "base sequence": (53, 4, lambda value: value + 1),
+}
+
+
+@pytest.mark.parametrize("producer_id", [-1, 7])
+@pytest.mark.parametrize("field", HEADER_FIELDS)
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_changed_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, producer_id: int, joins: bool
+) -> None:
+    """One field of one batch differs from what it must be, under a right checksum."""
+    if not joins:
+        monkeypatch.setattr(output, "BATCH_BYTES", 0)
+    log = LogBuilder(tmp_path / "data").topic("users")
+    for number in range(3):
+        log.batch([(f"k{number}", 1), ("a", 1), ("a", 2)], producer_id=producer_id, sequence=3 * number)
+    log.put("end", 1).roll().put("a", 3).roll()
+    changed = []
+
+    def change(data: bytes) -> bytes:
+        if changed:
+            return data
+        changed.append(data)
+        return field_set(data, *HEADER_FIELDS[field])
+
+    change_written(monkeypatch, change)
+    refused(log)
+    assert changed
+
+
+@pytest.mark.parametrize("position", [12, 35, 51, 53, 80])
+def test_a_changed_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int) -> None:
+    """A transaction's end has another leader epoch, time, producer epoch or sequence, or another type."""
+    from tests.cleaner.transactional import Producer
+
+    log = LogBuilder(tmp_path / "data").topic("users")
+    Producer(log).put(("a", 1), ("b", 1)).commit().put(("c", 1)).abort()
+    log.put("a", 2).roll().put("end", 1).roll()
+    real = output.Writer.flush
+
+    def flush(self: Any) -> None:
+        for row in range(self._row):
+            start, size = int(self._table[row, fields.POSITION]), int(self._table[row, fields.SIZE])
+            if self._table[row, fields.ATTRIBUTES] & fields.CONTROL:
+                data = bytearray(self._out[start : start + size].tobytes())
+                data[position if position < 61 else size - 9] ^= 1
+                self._out[start : start + size] = np.frombuffer(sealed(bytes(data)), np.uint8)
+        real(self)
+
+    monkeypatch.setattr(output.Writer, "flush", flush)
+    assert "other transaction markers" in refused(log).message
+
+
+def test_headers_that_say_too_much_are_no_fault_of_the_rewrite(tmp_path: Path) -> None:
+    """A batch may come with a largest timestamp that none of its records has: it is cleaned all the same."""
+    log = LogBuilder(tmp_path / "data").topic("users").put("x", 0)
+    for pairs in ([(b"a", b"1"), (b"b", b"1")], [(b"c", b"1")], [(b"a", b"2")]):
+        builder = BatchBuilder()
+        for key, value in pairs:
+            builder.append(log.clock.now_ms(), key, value)
+        log.log.append_batch(field_set(builder.build(), 35, 8, lambda value: value + 1000))
+    late = [header.max_timestamp for header in log.log.segments[0].headers()]
+    assert late[1:] == [log.clock.now_ms() + 1000] * 3
+    log.roll()
+    assert log.clean().complete
+    assert log.state() == {b"x": b"0", b"a": b"2", b"b": b"1", b"c": b"1"}
+
+
 def test_an_old_record_kept_in_place_of_the_new(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """`c` at offset 2 becomes the old `a` of offset 0: same number of records."""
 

@@ -159,7 +159,9 @@ def _whole_round() -> None:
         joining,
         side,
     )
-    sum_contents(chunk.plain, chunk.table, chunk.rows, *dead)
+    all_stay, ends = np.ones(chunk.rows, np.uint8), np.empty(chunk.rows, np.uint8)
+    largest = np.empty(chunk.rows, np.int64)
+    sum_contents(chunk.plain, chunk.table, chunk.rows, *dead, all_stay, -1, ends, largest)
     sum_pairs(chunk.plain, chunk.table, chunk.rows, *digest_seeds(found.digest_seed))
 
 

@@ -148,20 +148,57 @@ def test_neighbours_are_joined_like_the_twin(log: list[bytes], data: st.DataObje
     assert kernel_repack(joined, dead, retain, horizon_ms, rule, target, most) == b"".join(expected)
 
 
+def summed(
+    raw: np.ndarray, table: np.ndarray, dead: set[int], retain: list[int], horizon_ms: int
+) -> tuple[int, int, int, int, list[int], list[int]]:
+    """(contents, batches, controls, records, ends, largest timestamps)."""
+    ends, largest = np.empty(len(table), np.uint8), np.empty(len(table), np.int64)
+    kept = np.array(retain, np.uint8)
+    *sums, row, status = sum_contents(raw, table, len(table), *bits(dead), kept, horizon_ms, ends, largest)
+    assert (row, status) == (len(table), kernels.OK)
+    contents, batches, controls, records = map(int, sums)
+    return contents, batches, controls, records, ends.tolist(), largest.tolist()
+
+
+def without_timestamps(table: np.ndarray) -> np.ndarray:
+    """As the writer leaves a header that holds the end of a range only."""
+    empty = (table[:, fields.COUNT] == 0) & (table[:, fields.PRODUCER_ID] < 0)
+    table[empty & (table[:, fields.BASE_TIMESTAMP] == -1), fields.MAX_TIMESTAMP] = -1
+    return table
+
+
 @given(logs, st.data())
 def test_digests_of_what_is_left(log: list[bytes], data: st.DataObject) -> None:
     """The certificate's sums: over the source without its dead, and over the output, they are the same."""
     joined = b"".join(log)
-    records = [r for h in walk(joined)[0] if not h.attributes & 0x20 for r in decode(joined, h)]
+    headers = walk(joined)[0]
+    records = [r for h in headers if not h.attributes & 0x20 for r in decode(joined, h)]
     dead = data.draw(st.sets(st.sampled_from([r.offset for r in records]))) if records else set()
+    horizon_ms = data.draw(st.sampled_from([-1, T + 1500]))
+    retain = [
+        data.draw(st.sampled_from([0, 2, 3] if header.attributes & 0x20 else [0, 1])) for header in headers
+    ]
     raw, table, _, _ = walked(joined)
-    contents, count, _, status = sum_contents(raw, table, len(table), *bits(dead))
-    assert (status, count) == (kernels.OK, len(records) - len(dead))
-    assert int(contents) == naive_digest.sum_contents(records, dead)
+    contents, batches, controls, count, ends, largest = summed(raw, table, dead, retain, horizon_ms)
+    assert count == len(records) - len(dead)
+    assert contents == naive_digest.sum_contents(records, dead)
+    naive = naive_digest.sum_batches(joined, headers, dead, retain, horizon_ms)
+    assert (batches, controls, ends) == naive[:3]
+    wholly_dead = [
+        h.count > 0 and not h.attributes & 0x20 and all(r.offset in dead for r in decode(joined, h))
+        for h in headers
+    ]
+    assert [x for x, gone in zip(largest, wholly_dead, strict=True) if not gone] == [
+        x for x, gone in zip(naive[3], wholly_dead, strict=True) if not gone
+    ]
+    batches = summed(raw, without_timestamps(table), dead, retain, horizon_ms)[1]
     target = data.draw(st.sampled_from([0, 400]))
-    output = kernel_repack(joined, dead, [True] * len(log), T + 1500, FIRST_KEPT, target)
+    output = kernel_repack(joined, dead, retain, horizon_ms, FIRST_KEPT, target)
     raw, table, _, _ = walked(output)
-    assert sum_contents(raw, table, len(table), *NO_BITS)[:2] == (contents, count)
+    found = summed(raw, without_timestamps(table), set(), [1] * len(table), -1)
+    assert found[:4] == (contents, batches, controls, count)
+    last_offsets = {h.last_offset for h, end in zip(headers, ends, strict=True) if end}
+    assert set(table[np.array(found[4], bool), fields.LAST_OFFSET].tolist()) <= last_offsets
     seeds = digest_seeds(5)
     pairs, _, _, status = sum_pairs(raw, table, len(table), *seeds)
     kept = [record for record in records if record.offset not in dead]

@@ -118,8 +118,15 @@ part:
    equal the sum over the new file.
 2. The CRC of each survivor's bytes, with its offset and timestamp, summed over the sources, must equal the
    sum over the new file.
-3. The transaction markers that were to stay are there, by offset, producer and epoch.
-4. Offsets ascend to the end of the group's range, and the counts agree.
+3. What a batch says once for its records (attributes, leader epoch, producer, epoch and sequence, delete
+   horizon, and for a batch of a producer its offsets) is multiplied into the digests of these records: from
+   the source's header, with what may legally change, and from the new file's. Only this may change: batches
+   that agree on all of it are joined; a horizon is set where a tombstone or a marker starts to wait; a batch
+   without records keeps its header, but no codec, horizon or base timestamp (and without a producer no
+   largest timestamp); the base timestamp, which record timestamps make up for; the count. A last offset is
+   that of a source's batch, a largest timestamp that of a record in the batch.
+4. The transaction markers that were to stay are there, whole.
+5. Offsets ascend to the end of the group's range, and the counts agree.
 
 Every source batch has its CRC checked in both passes, so damage is never put under a fresh checksum. If
 anything fails the outputs are removed, the sources stay as they were, and the partition is quarantined, on

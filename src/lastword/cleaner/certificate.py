@@ -5,8 +5,15 @@ The bitmaps take no part in the first comparison: the map pass kept a sum of H(k
 records, taking a killed one off with its killer's key, so a wrong bit, two keys taken for one, a lost or
 an extra record all leave a difference. The second compares contents: CRC of each survivor's bytes with
 its offset and timestamp, summed over the sources (whose checksums were verified) and over the new file.
-Control batches, which have no keys, have a sum of their own. Reading back also makes the indexes, so they are
-those of the bytes that are there.
+Control batches, which have no keys, have a sum of their own.
+
+The third compares headers. What a batch says once for all its records (attributes, leader epoch, producer and
+sequence, delete horizon) is multiplied into the digests of these records: as it must be afterwards, computed
+from the source's header, and as it is in the new file. So it costs one product for each batch, and holds
+however batches are joined. Last offsets and largest timestamps, which joining changes, are looked up
+(`rewrite.Edges`).
+
+Reading back also makes the indexes, so they are those of the bytes that are there.
 """
 
 from __future__ import annotations
@@ -14,24 +21,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from lastword import kernels
 from lastword.cleaner.groups import Group
 from lastword.cleaner.output import Output
-from lastword.cleaner.rewrite import Rewritten, control_digest
+from lastword.cleaner.rewrite import Edges, Rewritten, Sums, sums_of
 from lastword.errors import CertificateError
-from lastword.kernels.digest import sum_contents, sum_pairs
+from lastword.kernels.digest import sum_pairs
 from lastword.kernels.keyhash import digest_seeds
+from lastword.kernels.repack import RETAIN
 from lastword.records.chunk import Chunk, ChunkReader
 from lastword.records.lanes import in_lanes, prepared
 from lastword.resolve import DeadBitmaps, Resolution, SegmentSource
 from lastword.segment.bulk_walk import BulkIndexer
 
 _MASK = (1 << 64) - 1
-_NOTHING_DEAD = DeadBitmaps.of(np.empty(0, np.int64)).arrays
+_NOTHING_DEAD = DeadBitmaps.of(np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +49,11 @@ class Certified:
     records: int
     key_offset_digest: int
     content_digest: int
+    batch_digest: int
     next_offset: int
     control_digest: int
+    strange_ends: int = 0
+    strange_timestamps: int = 0
 
 
 def certify(
@@ -57,12 +68,13 @@ def certify(
     """Read `output` back and compare; CertificateError if anything differs. Fills `output.indexes` on the
     way. `check` is asked after every chunk, and may raise to stop; `second`: a thread that helps.
     """
-    found = _read_back(output, resolution.digest_seed, check, second)
+    found = _read_back(output, rewritten.edges, resolution.digest_seed, check, second)
     facts = resolution.segments[group.first : group.last + 1]
     expected = Certified(
         records=sum(one.live_records for one in facts),
         key_offset_digest=sum(one.live_digest for one in facts) & _MASK,
         content_digest=rewritten.content_digest,
+        batch_digest=rewritten.batch_digest,
         next_offset=rewritten.next_offset,
         control_digest=rewritten.control_digest,
     )
@@ -80,13 +92,13 @@ class _Summed:
     chunk: Chunk
     records: int = 0
     pairs: int = 0
-    contents: int = 0
+    sums: Sums = field(default_factory=lambda: Sums())
 
 
 def _read_back(
-    output: Output, digest_seed: int, check: Callable[[], None], second: Executor | None
+    output: Output, edges: Edges, digest_seed: int, check: Callable[[], None], second: Executor | None
 ) -> Certified:
-    """Sums over the new file. A checksum or an offset out of order there is an error of its own."""
+    """Sum over the new file. A checksum or an offset out of order there is an error of its own."""
     seeds = digest_seeds(digest_seed)
     reader = ChunkReader(output.handle, output.file, 0, output.handle.size(), first_offset=output.base_offset)
 
@@ -98,24 +110,36 @@ def _read_back(
         chunk.verify()
         chunk.inflate()
         pairs, records, row, status = sum_pairs(chunk.plain, chunk.table, chunk.rows, *seeds)
-        if status == kernels.OK:
-            contents, _, row, status = sum_contents(chunk.plain, chunk.table, chunk.rows, *_NOTHING_DEAD)
         if status != kernels.OK:
             chunk.raise_status(row, status)
-        one.records, one.pairs, one.contents = int(records), int(pairs), int(contents)
+        one.records, one.pairs = int(records), int(pairs)
+        one.sums = sums_of(chunk, _NOTHING_DEAD, np.full(chunk.rows, RETAIN, np.uint8), -1)
 
-    pairs = contents = records = controls = 0
+    pairs = contents = records = batches = controls = strange_ends = strange_timestamps = 0
     indexer = BulkIndexer(output.indexes)
     with closing(prepared(read, sum_up, second)) as chunks:
         for one in chunks:
             records += one.records
             pairs += one.pairs
-            contents += one.contents
-            controls += control_digest(one.chunk.table)
+            contents += one.sums.contents
+            batches += one.sums.batches
+            controls += one.sums.controls
+            ends, timestamps = edges.strange(one.chunk.table, one.sums.ends, one.sums.largest)
+            strange_ends += ends
+            strange_timestamps += timestamps
             indexer.take(one.chunk.table)
             check()
     indexer.finish()
-    return Certified(records, pairs & _MASK, contents & _MASK, reader.next_offset, controls & _MASK)
+    return Certified(
+        records=records,
+        key_offset_digest=pairs & _MASK,
+        content_digest=contents & _MASK,
+        batch_digest=batches & _MASK,
+        next_offset=reader.next_offset,
+        control_digest=controls & _MASK,
+        strange_ends=strange_ends,
+        strange_timestamps=strange_timestamps,
+    )
 
 
 def _refusal(output: Output, found: Certified, expected: Certified, files: list[str]) -> CertificateError:
@@ -126,6 +150,12 @@ def _refusal(output: Output, found: Certified, expected: Certified, files: list[
         differences.append("other keys or offsets than the live ones of the sources")
     if found.content_digest != expected.content_digest:
         differences.append("other contents than those records have in the sources")
+    if found.content_digest == expected.content_digest and found.batch_digest != expected.batch_digest:
+        differences.append("other epochs, producers, flags or horizons of batches than they must have")
+    if found.strange_ends:
+        differences.append(f"{found.strange_ends} last offsets that no batch of the sources has")
+    if found.strange_timestamps:
+        differences.append(f"{found.strange_timestamps} largest timestamps that no record of the batch has")
     if found.control_digest != expected.control_digest:
         differences.append("other transaction markers than those that stay")
     if found.next_offset != expected.next_offset:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +51,13 @@ from lastword.kernels.repack import (
 )
 from lastword.records.chunk import Chunk
 from lastword.records.lanes import in_lanes, prepared
-from lastword.resolve import Resolution, SegmentFacts
+from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
+from lastword.resolve.bitmaps import joined
 from lastword.segment.segment import Segment
 
 _MASK = (1 << 64) - 1
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_MOST_ENDS = 1 << 17  # offsets that wait to become bits
+_MOST_ODD = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +66,64 @@ class Rewritten:
 
     content_digest   sum over the survivors as they lie in the sources; size_bytes: of the output
     next_offset      one past the last batch that it must hold
-    control_digest   sum over the control batches that stay; markers: records of those that went
+    batch_digest     sum over the headers of batches as they must be afterwards; control_digest: over the
+                     control batches that stay; markers: records of those that went
+    edges            what the ends and the largest timestamps of its batches may be
     """
 
     size_bytes: int
     content_digest: int
+    batch_digest: int
     tombstones: TombstonesWaiting
     next_offset: int
     control_digest: int
     markers: int
+    edges: Edges
+
+
+class Edges:
+    """What no sum shows, because batches may be joined: their last offsets, and their largest timestamps.
+
+    A batch that was joined ends where one of its sources did. Its largest timestamp is that of its records; a
+    source whose header says another one may pass that on.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[NDArray[np.int64]] = []
+        self._waiting = 0
+        self._bits = DeadBitmaps.of(np.empty(0, np.int64))
+        self._odd_timestamps: set[int] | None = set()
+
+    def add(self, table: NDArray[np.int64], ends: NDArray[np.uint8], largest: NDArray[np.int64]) -> None:
+        """Take in the batches of a chunk of a source, in the order of their offsets."""
+        self._ends.append(table[:, fields.LAST_OFFSET][ends != 0])
+        self._waiting += self._ends[-1].size
+        if self._waiting >= _MOST_ENDS:
+            self._settle()
+        odd = table[:, fields.MAX_TIMESTAMP] != largest
+        if self._odd_timestamps is not None and odd.any():
+            self._odd_timestamps.update(table[odd, fields.MAX_TIMESTAMP].tolist())
+            if len(self._odd_timestamps) > _MOST_ODD:
+                self._odd_timestamps = None  # a writer that never sets it right: not compared
+
+    def strange(
+        self, table: NDArray[np.int64], ends: NDArray[np.uint8], largest: NDArray[np.int64]
+    ) -> tuple[int, int]:
+        """Of a chunk of the output: how many batches end, and have a largest timestamp, as none may."""
+        self._settle()
+        offsets = table[:, fields.LAST_OFFSET][ends != 0]
+        strange_ends = int(offsets.size - self._bits.mask(offsets).sum())
+        odd = table[:, fields.MAX_TIMESTAMP] != largest
+        if self._odd_timestamps is None or not odd.any():
+            return strange_ends, 0
+        return strange_ends, sum(
+            timestamp not in self._odd_timestamps for timestamp in table[odd, fields.MAX_TIMESTAMP].tolist()
+        )
+
+    def _settle(self) -> None:
+        if self._waiting:
+            self._bits = joined([self._bits, DeadBitmaps.of(np.concatenate(self._ends))])
+        self._ends, self._waiting = [], 0
 
 
 @dataclass(slots=True)
@@ -79,14 +131,35 @@ class _Looked:
     """A chunk of a source, to be taken; what was found in it when it was looked at.
 
     horizon_ms  delete horizon for its tombstones without one, -1: none
-    contents    sum of the content digests of its survivors
+    sums        over its survivors
     retain      uint8 a batch: what is to be done with it, other than its bits say
     """
 
     chunk: Chunk
     horizon_ms: int
-    contents: int = 0
+    sums: Sums = field(default_factory=lambda: Sums())
     retain: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+
+
+class Sums(NamedTuple):
+    """What `kernels.digest.sum_contents` finds in a chunk."""
+
+    contents: int = 0
+    batches: int = 0
+    controls: int = 0
+    ends: NDArray[np.uint8] = np.empty(0, np.uint8)
+    largest: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def sums_of(chunk: Chunk, dead: DeadBitmaps, retain: NDArray[np.uint8], horizon_ms: int) -> Sums:
+    """Sum over what is left of a chunk by `retain` and the bits. Raises CorruptBatchError."""
+    ends, largest = np.empty(chunk.rows, np.uint8), np.empty(chunk.rows, np.int64)
+    contents, batches, controls, _, row, status = sum_contents(
+        chunk.plain, chunk.table, chunk.rows, *dead.arrays, retain, horizon_ms, ends, largest
+    )
+    if status != kernels.OK:
+        chunk.raise_status(row, status)
+    return Sums(int(contents), int(batches), int(controls), ends, largest)
 
 
 def rewrite(
@@ -107,7 +180,8 @@ def rewrite(
     """
     retained = _last_of_producers(resolution.segments)
     facts = resolution.segments[group.first : group.last + 1]
-    contents = controls = markers = 0
+    contents = batches = controls = markers = 0
+    edges = Edges()
     ends_with_old = False
 
     def wholly_dead(table: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -127,20 +201,18 @@ def rewrite(
         chunk = one.chunk
         chunk.verify()
         chunk.inflate()
-        total, _, row, status = sum_contents(chunk.plain, chunk.table, chunk.rows, *resolution.dead.arrays)
-        if status != kernels.OK:
-            chunk.raise_status(row, status)
-        one.contents = int(total)
         one.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
+        one.sums = sums_of(chunk, resolution.dead, one.retain, one.horizon_ms)
 
     with closing(prepared(read, look, second)) as chunks:
         writer = Writer(output, resolution.dead, plan.max_message_bytes, chunks.leave)
         for one in chunks:
             chunk = one.chunk
-            contents += one.contents
-            gone = one.retain == DROP
-            controls += control_digest(chunk.table[~gone])
-            markers += int(chunk.table[gone, fields.COUNT].sum())
+            contents += one.sums.contents
+            batches += one.sums.batches
+            controls += one.sums.controls
+            edges.add(chunk.table, one.sums.ends, one.sums.largest)
+            markers += int(chunk.table[one.retain == DROP, fields.COUNT].sum())
             writer.take(chunk, one.retain, one.horizon_ms)
             ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
             progress(chunk.size_bytes)
@@ -149,23 +221,13 @@ def rewrite(
     return Rewritten(
         size_bytes=writer.written_bytes,
         content_digest=contents & _MASK,
+        batch_digest=batches & _MASK,
         tombstones=writer.tombstones(sum(f.tombstones for f in facts)),
         next_offset=max(writer.next_offset, group.base_offset) if ends_with_old else group.next_offset,
         control_digest=controls & _MASK,
         markers=markers,
+        edges=edges,
     )
-
-
-def control_digest(table: NDArray[np.int64]) -> int:
-    """A sum over the control batches among these rows: each one's offset, producer, epoch and records."""
-    rows = table[(table[:, fields.ATTRIBUTES] & fields.CONTROL) != 0]
-    if not rows.size:
-        return 0
-    mixed = np.zeros(rows.shape[0], np.uint64)
-    for column in (fields.LAST_OFFSET, fields.PRODUCER_ID, fields.PRODUCER_EPOCH, fields.COUNT):
-        mixed = (mixed ^ rows[:, column].astype(np.uint64)) * _SPREAD
-        mixed ^= mixed >> np.uint64(29)
-    return int(mixed.sum())
 
 
 def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:

@@ -1,7 +1,7 @@
-"""Sums over records, modulo 2^64, that a certificate compares: of (key, offset) pairs, and of whole contents.
+"""Sums modulo 2^64 that a certificate compares: of (key, offset) pairs, of contents, of batch headers.
 
-A sum does not depend on how records lie in batches, so it is the same before and after a rewrite that keeps
-what it must.
+A sum does not depend on how records are spread over batches, so it is the same before and after a rewrite
+that keeps what it must.
 """
 
 from __future__ import annotations
@@ -9,22 +9,31 @@ from __future__ import annotations
 import numpy as np
 
 from lastword.kernels import BAD_RECORD, NO_SLACK, OK, SLACK, inline, kernel
-from lastword.kernels.columns import read_bounds, read_key
+from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.crc32c import crc_of
+from lastword.kernels.join import joinable
 from lastword.kernels.keyhash import NULL_KEY, key_hash, pair_digest
 from lastword.kernels.memory import multiply_fold
 from lastword.kernels.pages import bits_between, test_bit
+from lastword.kernels.repack import CLOCK, DROP
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
+    BASE_SEQUENCE,
     BASE_TIMESTAMP,
+    CODEC,
     CONTROL,
     COUNT,
+    HORIZON,
     LAST_OFFSET,
+    LEADER_EPOCH,
     LOG_APPEND,
+    MAGIC,
     MAX_TIMESTAMP,
     PLAIN_END,
     PLAIN_POSITION,
+    PRODUCER_EPOCH,
+    PRODUCER_ID,
 )
 from lastword.kernels.varint import varint_size
 
@@ -69,47 +78,136 @@ def sum_pairs(plain, table, rows, seed0, seed1):
     return total, records, rows, OK
 
 
+@inline
+def _mixed(digest, value):
+    return multiply_fold(digest ^ np.uint64(value), _MIX1)
+
+
+@inline
+def _of_batch(table, row, attributes, horizon_ms):
+    """Digest of what a batch says once for all its records; batches that may be joined agree on it.
+
+    `attributes` and `horizon_ms` (0: none) are those that the batch has after the rewrite. A batch that joins
+    no other keeps its range of offsets, too.
+    """
+    digest = _mixed(_MIX0, attributes)
+    digest = _mixed(digest, table[row, MAGIC])
+    digest = _mixed(digest, table[row, LEADER_EPOCH])
+    digest = _mixed(digest, table[row, PRODUCER_ID])
+    digest = _mixed(digest, table[row, PRODUCER_EPOCH])
+    digest = _mixed(digest, table[row, BASE_SEQUENCE])
+    digest = _mixed(digest, horizon_ms)
+    if table[row, MAGIC] == 2 and not joinable(table, row):
+        digest = _mixed(digest, table[row, BASE_OFFSET])
+        digest = _mixed(digest, table[row, LAST_OFFSET])
+    return digest
+
+
 @kernel
-def sum_contents(plain, table, rows, page_ids, page_slots, page_bits):
-    """(sum of the content digests of every user record whose bit is not set, records, row, status).
+def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, horizon_ms, ends, largest):
+    """Sum the digests of the records whose bit is not set, and of the batches that they leave behind.
 
     A record's content is its offset, its absolute timestamp, and the bytes from its key's length to its end.
-    A batch whose records are all dead is not looked into.
+    A batch whose records are all dead is not looked into. `retain` and `horizon_ms` mean what they mean to
+    `repack.repack_rows`; -1 and RETAIN for all rows take the batches as they are.
+
+    Each batch's digest is multiplied into the digests of its records: so it is bound to each of them, and the
+    sum stays the same when batches that agree on it are joined. Batches without records, and control batches,
+    are summed by themselves.
+
+    `ends` (uint8, by row): 1 for a batch that may be joined with others and keeps a record: its last offset
+    is that of a batch afterwards or is no batch's. `largest` (int64, by row): the largest timestamp of its
+    records; for a batch of which that does not follow from its records, what its header says.
+
+    Returns (contents, batches, controls, records, row, status).
     """
     total = np.uint64(0)
+    batches = np.uint64(0)
+    controls = np.uint64(0)
     records = 0
     pages = page_ids.size
     for row in range(rows):
         attributes = table[row, ATTRIBUTES]
-        if attributes & CONTROL:
+        control = attributes & CONTROL != 0
+        ends[row] = 0
+        largest[row] = table[row, MAX_TIMESTAMP]
+        if control and retain[row] == DROP:
+            continue
+        count = table[row, COUNT]
+        first, last = table[row, BASE_OFFSET], table[row, LAST_OFFSET]
+        dead = 0
+        if not control:
+            dead = bits_between(page_ids, pages, page_slots, page_bits, first, last)
+        if 0 < dead == count:
+            # Its header stays: it holds the end of a range, or a producer's sequence. Magic 2 only.
+            if retain[row] and table[row, MAGIC] == 2:
+                timestamp = table[row, MAX_TIMESTAMP] if table[row, PRODUCER_ID] >= 0 else -1
+                batches += _empty_digest(table, row, attributes & ~(CODEC | HORIZON), -1, timestamp)
+            continue
+        if count == 0 and not control:
+            if retain[row]:
+                timestamp = table[row, MAX_TIMESTAMP]
+                batches += _empty_digest(table, row, attributes, table[row, BASE_TIMESTAMP], timestamp)
             continue
         if _bad_row(plain, table, row):
-            return total, records, row, NO_SLACK
-        last = table[row, LAST_OFFSET]
-        dead = bits_between(page_ids, pages, page_slots, page_bits, table[row, BASE_OFFSET], last)
-        if 0 < dead == table[row, COUNT]:
-            continue
+            return total, batches, controls, records, row, NO_SLACK
+        sets_horizon = horizon_ms >= 0 and attributes & HORIZON == 0 and table[row, MAGIC] == 2
+        clocked = sets_horizon and control and retain[row] == CLOCK and count > 0
         position = table[row, PLAIN_POSITION]
         end = table[row, PLAIN_END]
-        base_offset = table[row, BASE_OFFSET]
-        for _ in range(table[row, COUNT]):
+        of_records = np.uint64(0)
+        most = np.iinfo(np.int64).min
+        for _ in range(count):
             body, body_end, sound = read_bounds(plain, position, end)
             if not sound:
-                return total, records, row, BAD_RECORD
-            delta, offset_delta, key_at, key_length, _value_at, sound = read_key(plain, body, body_end)
+                return total, batches, controls, records, row, BAD_RECORD
+            delta, offset_delta, key_at, key_length, value_at, sound = read_key(plain, body, body_end)
             if not sound:
-                return total, records, row, BAD_RECORD
-            offset = base_offset + offset_delta
+                return total, batches, controls, records, row, BAD_RECORD
+            offset = first + offset_delta
+            timestamp = table[row, BASE_TIMESTAMP] + delta
+            most = max(most, timestamp)
             if dead == 0 or not test_bit(page_ids, pages, page_slots, page_bits, offset):
-                timestamp = table[row, BASE_TIMESTAMP] + delta
                 if attributes & LOG_APPEND:
                     timestamp = table[row, MAX_TIMESTAMP]
                 start = key_at - varint_size(key_length)
                 mixed = np.uint64(crc_of(plain, start, body_end - start)) ^ _MIX0
                 mixed = multiply_fold(mixed, np.uint64(offset) ^ _MIX1)
-                total += multiply_fold(mixed ^ _MIX1, np.uint64(timestamp) ^ _MIX2)
-                records += 1
+                of_records += multiply_fold(mixed ^ _MIX1, np.uint64(timestamp) ^ _MIX2)
+                if sets_horizon and not clocked and not control:
+                    _value_at, value_length, _after, sound = read_value(plain, value_at, body_end)
+                    if not sound:
+                        return total, batches, controls, records, row, BAD_RECORD
+                    clocked = value_length < 0
+                if not control:
+                    records += 1
             position = body_end
         if position != end:
-            return total, records, row, BAD_RECORD
-    return total, records, rows, OK
+            return total, batches, controls, records, row, BAD_RECORD
+        if table[row, MAGIC] == 2 and attributes & LOG_APPEND == 0 and count > 0:
+            largest[row] = most
+        horizon = np.int64(0)
+        if clocked:
+            attributes |= HORIZON
+            horizon = horizon_ms
+        elif attributes & HORIZON:
+            horizon = table[row, BASE_TIMESTAMP]
+        digest = _of_batch(table, row, attributes, horizon)
+        if control:
+            timestamp = table[row, MAX_TIMESTAMP]
+            if clocked and attributes & LOG_APPEND == 0:
+                timestamp = most
+            controls += _mixed(_mixed(_mixed(digest, of_records), count), timestamp)
+        else:
+            total += of_records
+            batches += of_records * (digest | np.uint64(1))
+            ends[row] = table[row, MAGIC] == 2 and joinable(table, row)
+    return total, batches, controls, records, rows, OK
+
+
+@inline
+def _empty_digest(table, row, attributes, base_timestamp, largest):
+    """Digest of a batch without records, with what it has after the rewrite."""
+    digest = _of_batch(table, row, attributes, base_timestamp)
+    digest = _mixed(_mixed(digest, table[row, BASE_OFFSET]), table[row, LAST_OFFSET])
+    return _mixed(digest, largest)
