@@ -32,7 +32,8 @@
     │   ├── CertificateError         a rewrite that does not hold what it must: nothing was published
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
     ├── BusyError         exit 4: try again
-    │   └── LogDirLockedError        another process writes there
+    │   ├── LogDirLockedError        another process writes there
+    │   └── ReadOvertakenError       a cleaning replaced files that a read of newest values had to close
     ├── CapacityError     exit 5: make room
     │   ├── DiskFullError            no room on the drive; the log is unchanged
     │   └── StateTooLargeError       a restore past max_bytes
@@ -367,6 +368,19 @@ class BusyError(LastwordError):
     exit_code = 4
     retriable = True
     kafka_code = 7  # REQUEST_TIMED_OUT
+
+
+class ReadOvertakenError(BusyError):
+    """A cleaning replaced files of a read that must show one moment, and they were not open any more."""
+
+    @classmethod
+    def of(cls, partition: str, directory: str) -> ReadOvertakenError:
+        return cls(
+            f"{partition}: a cleaning replaced files while their newest values were read; what was read "
+            "so far is not complete",
+            remedy="read again; if it happens often, allow the process more open files (ulimit -n)",
+            file=directory,
+        )
 
 
 class LogDirLockedError(BusyError):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import lastword
 from lastword import errors
 from lastword.partition import scan
+from lastword.partition.moment import Range
 from lastword.state.newest import newest
 from tests.api.conftest import BEGIN_MS
 
@@ -175,9 +176,8 @@ def test_both_ways_of_reading_agree(tmp_path_factory, batches, data):
                 row for row in expected if last.get(row[1]) == row[0] and (tombstones or row[2] is not None)
             ]
             for plain in (True, False):
-                found = newest(
-                    view, start, end, tombstones=tombstones, map_bytes=1 << 20, keys=keys, plain=plain
-                )
+                range_ = Range(view, start, end)
+                found = newest(range_, tombstones=tombstones, map_bytes=1 << 20, keys=keys, plain=plain)
                 assert [(r.offset, r.key, r.value) for r in found] == wanted
 
 

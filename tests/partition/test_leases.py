@@ -256,7 +256,7 @@ def test_a_cut_takes_leases_back_and_their_readers_are_told(tmp_path):
     directory = str(tmp_path)
     take(directory, "ahead", 90)
     take(directory, "behind", 40)
-    leases.log_cut(DEFAULT, directory, 50)
+    losses.note_cut(DEFAULT, directory, 50)
     held = leases.load(DEFAULT, directory, NOW)
     assert [(one.name, one.position, one.cut_from) for one in held.live] == [
         ("ahead", 50, 90),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.json_form import field_bytes
+from lastword.api.ranges import ranges
 from lastword.errors import UsageError
 from lastword.state.newest import newest
 from lastword.state.snapshot_file import format_of, read_batches, read_lines
@@ -71,22 +72,18 @@ class _Log:
     """The newest records of another log, deletions included."""
 
     def __init__(self, logs: LogDir, topic: str, map_bytes: int) -> None:
-        self._views = dict(logs._views(topic).items())
-        self._ends = {number: view.stable_offset for number, view in self._views.items()}
+        self._ranges = ranges(logs._views(topic), "earliest", "latest")
         self._map_bytes = map_bytes
 
     @property
     def count(self) -> int:
-        return sum(self._ends[number] - view.log_start for number, view in self._views.items())
+        return sum(one.end - one.start for one in self._ranges)
 
     def rows(self) -> Iterator[DeliveredKey]:
-        for number, view in self._views.items():
-            records = newest(
-                view, view.log_start, self._ends[number], tombstones=True, map_bytes=self._map_bytes
-            )
-            for record in records:
+        for one in self._ranges:
+            for record in newest(one, tombstones=True, map_bytes=self._map_bytes):
                 if record.key is not None:
-                    yield DeliveredKey(record.key, record.offset, number, record.value is None)
+                    yield DeliveredKey(record.key, record.offset, one.partition, record.value is None)
 
 
 class _Batches:

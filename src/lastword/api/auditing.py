@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.api.audited import delivered_of
 from lastword.api.partitioners import Partitioner
 from lastword.api.progress import Meter
+from lastword.api.ranges import ranges
 from lastword.errors import UnknownTopicError
 from lastword.tools.audit import KINDS, Audit, AuditRow, Logged, audit
 from lastword.values import ProgressLike
@@ -64,8 +65,8 @@ def _one_topic(
 ) -> Audit:
     views = [logs._view(name, number) for _, number in logs._chosen(name, partition)]
     logged = [
-        Logged(view, view.log_start, view.stable_offset, logs._gone_below(name, view.partition))
-        for view in views
+        Logged(one, logs._gone_below(name, one.partition))
+        for one in ranges({view.partition: view for view in views}, "earliest", "latest")
     ]
     map_bytes = logs.settings.instance.map_bytes
     topic = logs.topic(name, partitioner=partitioner)

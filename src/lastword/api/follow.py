@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
-from lastword.api.ranges import Range
 from lastword.clock import Clock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.follow import Watch
 from lastword.partition.front import read_note
+from lastword.partition.moment import Range
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir

@@ -18,7 +18,6 @@ from lastword.clock import Clock
 from lastword.config import Settings, TopicConfig
 from lastword.errors import (
     LastwordError,
-    OffsetOutOfRangeError,
     ReadOnlyError,
     UnknownTopicError,
     UsageError,
@@ -160,13 +159,6 @@ class Found(Handle):
 
     def _first_dirty(self, topic: str, partition: int) -> int | None:
         return self._home(topic, partition).first_dirty(topic, partition)
-
-    def _check_history(self, topic: str, partition: int, view: PartitionView, end: int) -> None:
-        """OffsetOutOfRangeError if what was newest below `end` is not known any more: the log was cleaned
-        with the knowledge of what came after."""
-        cleaned = self._first_dirty(topic, partition)
-        if cleaned is not None and end < min(cleaned, view.log_end):
-            raise OffsetOutOfRangeError.cleaned(f"{topic}-{partition}", end, cleaned)
 
     @cached_property
     def _drives(self) -> Drives:

@@ -14,7 +14,6 @@ from lastword.files import Files
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lastword.api.ranges import Range
     from lastword.config import TopicConfig
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
@@ -72,7 +71,3 @@ class Places:
     def gone_below(self, topic: str, partition: int) -> int:
         """A key whose newest record lay below this offset may have left the log with its tombstone."""
         return self._found._gone_below(topic, partition)
-
-    def check_history(self, topic: str, chosen: Range) -> None:
-        """OffsetOutOfRangeError if what was newest below the range's end is not known any more."""
-        self._found._check_history(topic, chosen.partition, chosen.view, chosen.end)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.front import read_note
+from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
 from lastword.units import to_ms
 
@@ -16,24 +17,12 @@ Bound = str | int | datetime
 Bounds = Bound | Mapping[int, Bound]
 
 
-@dataclass(slots=True)
-class Range:
-    """start <= offset < end of one partition, in the segments that `view` listed."""
-
-    view: PartitionView
-    start: int
-    end: int
-
-    @property
-    def partition(self) -> int:
-        return self.view.partition
-
-
 def ranges(
     views: Mapping[int, PartitionView], start: Bounds, end: Bounds, *, committed: bool = True
 ) -> list[Range]:
-    """One Range per partition. A partition that a mapping does not name starts at "earliest" and ends at
-    "latest". A committed read ends at the last stable offset, which is also its "latest".
+    """Return one Range per partition, which computes its offsets again when it is renewed. A partition that a
+    mapping does not name starts at "earliest" and ends at "latest". A committed read ends at the last stable
+    offset, which is also its "latest".
 
     OffsetOutOfRangeError for an offset outside the log; UsageError for what is no place in a log.
     """
@@ -52,11 +41,17 @@ def ranges(
     for partition, view in sorted(views.items()):
         first = _of(start, partition, "earliest")
         last = _of(end, partition, "latest")
-        log_end = view.log_end
-        latest = min(view.stable_offset, log_end) if committed else log_end
-        begin, until = (_offset(view, log_end, latest, *of) for of in ((first, "start"), (last, "end")))
-        found.append(Range(view, begin, min(until, latest)))
+        found.append(Range.of(view, partial(_offsets, start=first, end=last, committed=committed)))
     return found
+
+
+def _offsets(view: PartitionView, *, start: Any, end: Any, committed: bool) -> tuple[int, int]:
+    """Start and end as offsets of a view."""
+    log_end = view.log_end
+    latest = min(view.stable_offset, log_end) if committed else log_end
+    first = _offset(view, log_end, latest, start, "start")
+    last = _offset(view, log_end, latest, end, "end")
+    return first, min(last, latest)
 
 
 def _of(given: Bounds, partition: int, default: str) -> Any:

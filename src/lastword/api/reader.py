@@ -1,6 +1,7 @@
 """`Reader`: records out of a topic, one after another or as Arrow batches.
 
-A read is bounded: it ends by itself, at the log end that it saw first. Gaps in offsets are normal, for
+A read is bounded: it ends by itself, at the log end that it saw first; one of newest values (`view="latest"`,
+`"changes"`) at that end or, where a cleaning was faster, at a later one. Gaps in offsets are normal, for
 compaction leaves them; a start below the log start is not, for then records are missing.
 """
 
@@ -9,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
-from lastword.api.ranges import Range
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
 from lastword.errors import UsageError, nearest
 from lastword.partition import scan
+from lastword.partition.moment import Range
 from lastword.records.record import RawRecord
 from lastword.values import Handle
 
@@ -53,9 +54,9 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
     position    per partition the next offset to read; it moves over gaps and past a cleaned tail. Save it,
                 and pass it back as `start=` to go on.
 
-    For use from one thread. Reads nothing before it is asked, and ends at the log end that `read` saw; one
-    that follows goes on from there. Whatever stops it, a Ctrl-C too, `position` is behind the last record
-    that it gave out.
+    For use from one thread. Reads nothing before it is asked, and ends at the log end that `read` saw; with
+    `view="latest"` or `"changes"` at a later one where a cleaning has been faster. One that follows goes on
+    from there. Whatever stops it, a Ctrl-C too, `position` is behind the last record that it gave out.
     """
 
     def __init__(
@@ -147,9 +148,7 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
         from lastword.state.newest import newest
 
         return newest(
-            one.view,
-            one.start,
-            one.end,
+            one,
             tombstones=self._view == "changes",
             map_bytes=self._map_bytes,
             keys=self._keys,
@@ -200,7 +199,7 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
                     yield from form.of_columns(columns, chunk, one.partition, batch_bytes)
                     self.position[one.partition] = last
             elif start < one.end:
-                rest = Range(one.view, start, one.end)
+                rest = one if start == one.start else Range(one.view, start, one.end)
                 for rows in _pieces(self._raw(rest), batch_bytes):
                     yield form.of_records(rows, one.partition)
                     self.position[one.partition] = rows[-1].offset + 1

@@ -1,9 +1,13 @@
 """`restore`: the newest value of every key as a file, and a state that starts from such a file.
 
 The file holds what a read with `view="latest"` shows, and how far it reaches (`state.snapshot_file`). A
-state that starts from it reads only what came after. That is right as long as no tombstone above its end has
-gone from the log meanwhile, or a deleted key would stay for ever; so a file is refused where one may have
-gone: `check`.
+state that starts from it reads only what came after. That is right as long as the log continues the file:
+
+- No tombstone above its end has gone from the log meanwhile, or a deleted key would stay for ever.
+- The log was not cut below its end since, by a truncation or by a power cut, or other records took its place.
+- What lies below the log start is gone; so rows of the file from there are left out.
+
+Where one of the first two cannot be excluded the file is refused: `check`.
 """
 
 from __future__ import annotations
@@ -16,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from lastword.api.json_form import bytes_json, field_bytes, field_json
 from lastword.api.progress import Meter
-from lastword.api.ranges import Bounds, Range, ranges
-from lastword.errors import CorruptFileError, SnapshotRefusedError
-from lastword.partition import leases
-from lastword.partition.view import PartitionView
+from lastword.api.ranges import Bounds, ranges
+from lastword.errors import CorruptFileError, ReadOvertakenError, SnapshotRefusedError
+from lastword.partition import losses
+from lastword.partition.moment import Range
 from lastword.state.newest import Pairs, newest_parts
 from lastword.state.snapshot_file import (
     Reach,
@@ -34,13 +38,17 @@ from lastword.units import format_duration
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
+    from lastword.api.arrow import ArrowForm
     from lastword.api.logs import LogDir
     from lastword.api.serializers import Serializer
     from lastword.api.topic import Topic
 
 BATCH_BYTES = 2 << 20
+_ATTEMPTS = 10
 
 
 def restore(
@@ -56,17 +64,42 @@ def restore(
 
     format_of(to)
     views = {n: v for n, v in logs._views(topic.name).items() if partition is None or n == partition}
-    chosen = ranges(views, "earliest", end)
-    complete = end == "latest"
+    form = ArrowForm(topic.name, *topic.serializer_names)
+    for attempt in range(1, _ATTEMPTS + 1):
+        # How often the log was cut is read before the files are listed: a later cut then refuses the file.
+        cuts = {n: losses.load(logs._files, view.directory).cut_count for n, view in views.items()}
+        for view in views.values():
+            view.refresh()
+        try:
+            return _write(
+                logs, topic, ranges(views, "earliest", end), cuts, to, form, end == "latest", progress
+            )
+        except ReadOvertakenError:
+            if attempt == _ATTEMPTS:
+                raise
+    raise AssertionError
+
+
+def _write(
+    logs: LogDir,
+    topic: Topic[Any, Any],
+    chosen: list[Range],
+    cuts: Mapping[int, int],
+    to: str,
+    form: ArrowForm,
+    complete: bool,
+    progress: ProgressLike | bool | None,
+) -> list[Restored]:
+    """Write the file, of ranges that are held from here on: the rows and the ends are of one moment."""
+    complete_ms = logs._clock.now_ms() if complete else -1
+    chosen = [one.settled() for one in chosen]
     reach = Reach(
         topic.name,
         logs._partitions(topic.name)[chosen[0].partition].topic_id(topic.name) if chosen else None,
         {one.partition: one.end for one in chosen},
-        logs._clock.now_ms() if complete else -1,
+        complete_ms,
+        {one.partition: cuts[one.partition] for one in chosen},
     )
-    for one in chosen:
-        logs._check_history(topic.name, one.partition, one.view, one.end)
-    form = ArrowForm(topic.name, *topic.serializer_names)
     meter = Meter("restore", progress, sum(segment.size for one in chosen for segment in one.view.segments))
     names = topic.serializer_names
     restored = []
@@ -89,7 +122,7 @@ def _batches(one: Range, form: Any, map_bytes: int, tell: Any) -> Iterator[tuple
     """Batches of the newest values, each with the bytes of its keys and values."""
     import numpy as np
 
-    parts = newest_parts(one.view, one.start, one.end, tombstones=False, map_bytes=map_bytes, progress=tell)
+    parts = newest_parts(one, tombstones=False, map_bytes=map_bytes, progress=tell)
     for part in parts:
         if part.columns is not None and len(part.columns):
             for batch in form.of_columns(part.columns, part.chunk, one.partition, BATCH_BYTES):
@@ -138,28 +171,25 @@ class SnapshotFile:
     def __init__(self, logs: LogDir, path: str, topic: Topic[Any, Any]) -> None:
         self._files = logs._files
         self._path = path
+        self._logs = logs
+        self._topic = topic.name
         self._names = topic.serializer_names
         self._serializers: tuple[Serializer, Serializer] = topic.key_serializer, topic.value_serializer
         self._reach = read_reach(self._files, path)
         self.ends: Mapping[int, int] = self._reach.end_offsets
 
-    def check(
-        self,
-        logs: LogDir,
-        topic: str,
-        views: Mapping[int, PartitionView],
-        ends: Mapping[int, int] | None,
-    ) -> None:
-        """SnapshotRefusedError if the state would not be what a full restore gives."""
-        reach = self._reach
+    def check(self, ranges: Mapping[int, Range]) -> None:
+        """SnapshotRefusedError if the state would not be what a full restore of these ranges gives."""
+        reach, logs, topic = self._reach, self._logs, self._topic
         if reach.topic != topic:
             self._refuse(f"it holds {reach.topic}, not {topic}")
         homes = logs._partitions(topic)
         now_ms = logs._clock.now_ms()
         for number, offset in reach.end_offsets.items():
-            if number not in views:
+            if number not in ranges:
                 self._refuse(f"{topic} has no partition {number}")
-            view = views[number]
+            one = ranges[number]
+            view = one.view
             topic_id = homes[number].topic_id(topic)
             if reach.topic_id != topic_id:
                 self._refuse(f"{topic} was deleted and made anew since")
@@ -169,20 +199,27 @@ class SnapshotFile:
                 )
             if offset < view.log_start:
                 self._refuse(f"{topic}-{number} begins at {view.log_start} now, and it reaches to {offset}")
-            if ends is not None and offset > ends[number]:
+            if offset > one.end:
                 self._refuse(
-                    f"it reaches to offset {offset} of {topic}-{number}, and the state ends at {ends[number]}"
+                    f"it reaches to offset {offset} of {topic}-{number}, and the state ends at {one.end}"
                 )
-            gone = leases.dropped_up_to(logs._files, view.directory)
-            if gone > offset:
-                self._refuse(f"a tombstone of {topic}-{number} between {offset} and {gone} is gone")
+            known = losses.load(logs._files, view.directory)
+            cut = known.cut_since(reach.cuts[number])
+            if offset > cut:
+                self._refuse(
+                    f"it reaches to offset {offset}, and {topic}-{number} was cut at {cut} since, or a power "
+                    "cut may have done so: what follows may be other records"
+                )
+            if known.up_to > offset:
+                gone = "" if known.unknown else f" between {offset} and {known.up_to}"
+                self._refuse(f"a tombstone of {topic}-{number}{gone} may be gone")
             self._check_age(logs, topic, number, offset, now_ms)
 
     def _check_age(self, logs: LogDir, topic: str, number: int, offset: int, now_ms: int) -> None:
         """A broker's cleaner leaves no note of what it drops, but nothing that was appended after the file
         was made goes before `delete.retention.ms` is over."""
-        cleaned = logs._first_dirty(topic, number)
-        if cleaned is None or cleaned <= offset:
+        cleaned = losses.first_dirty(logs._files, logs._partitions(topic)[number].directory(topic, number))
+        if cleaned <= offset:
             return
         keeps_ms = logs._config(topic).delete_retention_ms
         age_ms = now_ms - self._reach.complete_ms
@@ -200,42 +237,65 @@ class SnapshotFile:
             file=self._path,
         )
 
-    def pairs(self) -> Iterator[tuple[int, Pairs]]:
-        """(partition, keys and values), as they lie in the file; CorruptFileError for rows that are none."""
+    def pairs(self, starts: Mapping[int, int]) -> Iterator[tuple[int, Pairs]]:
+        """Yield (partition, keys and values) of the rows from `starts` on; CorruptFileError for rows that are
+        none."""
         if not self._files.is_dir(self._path) and format_of(self._path) == ".jsonl":
             for fields in read_lines(self._files, self._path):
+                number = self._partition(fields.get("partition"))
                 key = field_bytes(fields.get("key"), self._names[0], "key")
                 value = field_bytes(fields.get("value"), self._names[1], "value")
-                yield self._partition(fields.get("partition")), Pairs.of([self._key(key)], [value])
+                if self._offset(fields.get("offset")) >= starts[number]:
+                    yield number, Pairs.of([self._key(key)], [value])
             return
+        import numpy as np
+        import pyarrow as pa
+
         from lastword.api.arrow import binary_column
 
         for batch in read_batches(self._files, self._path):
-            numbers = batch.column("partition").to_pylist()
-            keys = binary_column(batch.column("key"), self._serializers[0], "key").to_pylist()
-            values = binary_column(batch.column("value"), self._serializers[1], "value").to_pylist()
-            first = 0
-            for at in range(1, len(numbers) + 1):
-                if at == len(numbers) or numbers[at] != numbers[first]:
-                    if None in keys[first:at]:
-                        self._key(None)
-                    yield self._partition(numbers[first]), Pairs.of(keys[first:at], values[first:at])
-                    first = at
+            offsets = self._integers(batch, "offset")
+            numbers = self._integers(batch, "partition")
+            for number in np.unique(numbers).tolist():
+                rows = (numbers == number) & (offsets >= starts[self._partition(number)])
+                part = batch if rows.all() else batch.filter(pa.array(rows))
+                keys = binary_column(self._column(part, "key"), self._serializers[0], "key").to_pylist()
+                values = binary_column(self._column(part, "value"), self._serializers[1], "value").to_pylist()
+                if None in keys:
+                    self._key(None)
+                if keys:
+                    yield number, Pairs.of(keys, values)
+
+    def _integers(self, batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
+        """A column of whole numbers, none of them null."""
+        import pyarrow as pa
+
+        column = self._column(batch, name)
+        if not pa.types.is_integer(column.type) or column.null_count:
+            raise self._damaged(f"has a row whose {name} is no number")
+        return column.to_numpy(zero_copy_only=False)
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        index = batch.schema.get_field_index(name)  # names that are no text are left alone
+        if index < 0:
+            raise self._damaged(f"has no column {name}")
+        return batch.column(index)
+
+    def _offset(self, offset: Any) -> int:
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise self._damaged("has a row without an offset")
+        return offset
+
+    def _damaged(self, why: str) -> CorruptFileError:
+        name = os.path.basename(self._path)
+        return CorruptFileError(f"{name} {why}", remedy="restore to a new file", file=self._path)
 
     def _partition(self, number: Any) -> int:
         if number not in self.ends:
-            raise CorruptFileError(
-                f"{os.path.basename(self._path)} has a row of partition {number}, and no end offset for it",
-                remedy="restore to a new file",
-                file=self._path,
-            )
+            raise self._damaged(f"has a row of partition {number}, and no end offset for it")
         return int(number)
 
     def _key(self, key: bytes | None) -> bytes:
         if key is None:
-            raise CorruptFileError(
-                f"{os.path.basename(self._path)} has a row without a key",
-                remedy="restore to a new file",
-                file=self._path,
-            )
+            raise self._damaged("has a row without a key")
         return key

@@ -700,19 +700,16 @@ class Topics(Verbs):
                 key_serializer=key_serializer or (None if saved.lastword_key_serializer else "str"),
                 value_serializer=value_serializer or (None if saved.lastword_value_serializer else "json"),
             )
-        views = self._views(name)
-        ends = None if end == "latest" else {r.partition: r.end for r in ranges(views, "earliest", end)}
         start = None
         if snapshot is not None:
             from lastword.api.restore import SnapshotFile
 
             start = SnapshotFile(logs, os.fspath(snapshot), topic)
-            start.check(logs, name, views, ends)
         return State(
             topic,
             self.topic(name, key_serializer="bytes", value_serializer="bytes"),
             lambda: self._views(name),
-            ends,
+            None if end == "latest" else lambda views: ranges(views, "earliest", end),
             (topic.key_serializer, topic.value_serializer),
             sync=logs.sync,
             first_dirty=lambda partition: self._first_dirty(name, partition),

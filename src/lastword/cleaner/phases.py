@@ -29,7 +29,7 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import BusyError, LastwordError
 from lastword.files import Files
-from lastword.partition import leases
+from lastword.partition import leases, losses
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
@@ -107,6 +107,9 @@ def publish(
         with built.ended() as groups:
             for one in groups:
                 started = log.clock.monotonic()
+                if not done:  # before the first swap, so that no reader meets files of which nothing is noted
+                    limit, active_base = built.plan.limit, log.active.base_offset
+                    losses.note_knowledge(log.files, log.directory, limit, active_base)
                 leased.check(log.files, log.directory, log.clock, one.dropped_tombstone)
                 (swap or swap_group)(log, one)
                 staging.discard(log.files, one.output.directory)

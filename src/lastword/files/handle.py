@@ -34,6 +34,7 @@ class OsHandle(Handle):
         self._torn = False
         facts = os.fstat(fd)
         self._identity = (facts.st_dev, facts.st_ino)
+        self._least = facts.st_size if flags == os.O_RDONLY else 0
         descriptors.opened(self)
 
     # ---- the descriptor
@@ -46,7 +47,8 @@ class OsHandle(Handle):
         except FileNotFoundError:
             raise FileVanishedError(f"{self.path} is gone", file=self.path, errno=errno.ENOENT) from None
         facts = os.fstat(fd)
-        if (facts.st_dev, facts.st_ino) != self._identity:
+        # A shorter file under the same inode is a new one, which got the number of the one that was removed.
+        if (facts.st_dev, facts.st_ino) != self._identity or facts.st_size < self._least:
             os.close(fd)
             raise FileVanishedError(f"{self.path} was replaced while it was open", file=self.path)
         return fd

@@ -195,12 +195,6 @@ def _is_lease(name: str) -> bool:
 # ---------------------------------------------------------------- the side of who holds the lock
 
 
-def log_cut(files: Files, directory: str, offset: int) -> None:
-    """Before the log loses what lies from `offset` on: leases above are taken back, durably."""
-    if any_there(files, directory):
-        losses.note_cut(files, directory, offset)
-
-
 def log_found(files: Files, directory: str, log_end: int, first_dirty: int) -> None:
     """A log was opened to append and ends at `log_end`; its cleaner checkpoint says `first_dirty`. A lease
     that says more has read what a power cut has taken, or was of another copy."""

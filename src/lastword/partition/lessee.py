@@ -124,7 +124,7 @@ def _now(
         now_ms,
         max_age_ms,
         known.drops,
-        cuts=len(known.cuts),
+        cuts=known.cut_count,
         elsewhere=known.elsewhere,
         cleaned_to=0 if known.is_ours(cleaned_to) else cleaned_to,
     )

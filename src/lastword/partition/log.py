@@ -31,7 +31,7 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition import adopting, front, leases, swap, truncate
+from lastword.partition import adopting, front, losses, swap, truncate
 from lastword.partition.appending import AppendedBatch, Appending
 from lastword.partition.durability import Durability
 from lastword.partition.epochs import LeaderEpochs
@@ -68,6 +68,7 @@ class OpenState(NamedTuple):
     snapshots: Snapshots
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS
     taking_in_from: int | None = None
+    recovered_to: int | None = None
 
 
 class PartitionLog(Reads):
@@ -129,6 +130,8 @@ class PartitionLog(Reads):
         """Called after each roll, with the lock held."""
         self._waste = front.Waste(files, clock)
         self.grows = True
+        self._recovered_to = state.recovered_to
+        """The log end after a stop that was not clean, until it is noted (`losses`); None: no note is due."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -230,6 +233,8 @@ class PartitionLog(Reads):
         """
         with self.lock:
             self._check_open()
+            if self._recovered_to is not None:
+                self._note_recovery(self._recovered_to)
             appended = self._appending.append(batches, sync_follows=sync_follows)
             if self._durability.is_due(self.log_end, self.config.flush_messages, self.config.flush_ms):
                 self.sync()
@@ -247,6 +252,8 @@ class PartitionLog(Reads):
             self._check_open()
             if not self.active.size:
                 return False
+            if self._recovered_to is not None:
+                self._note_recovery(self._recovered_to)
             batches = adopting.placed(self.files, file, self.log_end)
             if batches is None or not adopting.takes_whole(self._roll_rule, self.config, batches):
                 return False
@@ -263,6 +270,11 @@ class PartitionLog(Reads):
             self._tail.moved_on()
             self._rolled()
             return True
+
+    def _note_recovery(self, log_end: int) -> None:
+        """A power cut may have taken records above: note that before others take their offsets."""
+        losses.note_cut(self.files, self.directory, log_end)
+        self._recovered_to = None
 
     def _adopted(self, file: str, batches: Sequence[adopting.PlacedBatch]) -> SegmentAppender:
         interval = self.config.index_interval_bytes
@@ -467,14 +479,14 @@ class PartitionLog(Reads):
             self._health.fatal(change)
 
     def _truncate_to(self, offset: int) -> None:
-        leases.log_cut(self.files, self.directory, offset)
+        losses.note_cut(self.files, self.directory, offset)
         truncate.forget_accounts(self.files, self.directory)
         self._durability.mark.lower(self._segments[self._segments.floor(offset)].end_before(offset))
         self._tail.close()
         self._begin(truncate.to_offset(self._parts(), offset), offset)
 
     def _start_at(self, offset: int) -> None:
-        leases.log_cut(self.files, self.directory, self._log_start)
+        losses.note_cut(self.files, self.directory, self._log_start)
         truncate.forget_accounts(self.files, self.directory)
         self._durability.mark.lower(0)
         self._tail.close()
@@ -549,7 +561,14 @@ class PartitionLog(Reads):
                 taking_in_from=self.taking_in_from,
                 trusted=True,
                 producer_expiration_ms=self.producer_expiration_ms,
+                load_again=self._view_again,
             )
+
+    def _view_again(self) -> PartitionView:
+        """What a view of this log becomes when it is refreshed."""
+        from lastword.partition.view import PartitionView
+
+        return PartitionView.load(self.files, self.directory) if self._closed else self.view()
 
     def refresh(self) -> None:
         """For readers whose file vanished: waits until the swap that is under way is done."""

@@ -1,13 +1,29 @@
-"""What a partition has lost that a reader beside it may count on: tombstones, and its own end.
+"""The removal log of a partition: what is gone that a reader beside it may count on.
 
 ```
-<partition>/lastword/dropped-tombstones    framed JSON
+<partition>/lastword/dropped-tombstones    framed JSON, version 2
     up_to, drops          tombstones below `up_to` went by rounds that asked the leases; how often
-    cuts                  where the log was cut, one offset for each time (`partition.truncate`)
+    cuts                  where the log was cut, one offset for each time (`partition.truncate`), and where it
+                          ended after a stop that was not clean, noted before the first append after it
+    older_cuts, lowest_older_cut
+                          how many cuts came before those in `cuts`, and the lowest of them
     elsewhere, elsewhere_up_to
                           how often somebody else had cleaned the log, who knows no lease, and how far up
     cleaned_to            what our last two rounds left in the root's cleaner checkpoint
+    cleaned_knowing       records below this offset made our cleanings remove older ones; 0: none was noted
 ```
+
+Versions 0 and 1 have nothing of `older_cuts` and `cleaned_knowing`. They are read, and written as version 2
+with the next note.
+
+Where the log may have been cut. After a stop that was not clean nothing tells whether a power cut took
+records that a reader has met. What is left is a beginning of the log, so a reader that reached to its end or
+less has lost nothing. Where it ended is noted before anything is appended; a snapshot file or lease that
+reaches above, and was made before the note, may stand for other records than the log has now.
+
+What cleanings knew. A record is removed because of a newer one of its key, so the newest values as of an
+offset between the two are not in the log any more. Before its first swap each cleaning notes how far the
+records reach that it used (`note_knowledge`).
 
 Who else has cleaned. A broker's cleaner drops a tombstone `delete.retention.ms` after it first cleaned it,
 and leaves no note. But whoever cleans a partition moves its line in `cleaner-offset-checkpoint`, and nothing
@@ -16,6 +32,8 @@ between note and checkpoint) tells that somebody cleaned up to there; it becomes
 written over, and when a log that has leases is opened to append. What cannot be known: whether a tombstone
 went at all; what a cleaner did that died between its swap and its checkpoint; and, while a broker has the
 log, what it drops above a lease that was taken before. There `delete.retention.ms` alone is a reader's time.
+Likewise, of a broker that has taken over a log which we cleaned: what its first cleaning uses, from its first
+swap until it moves the checkpoint.
 
 Only the holder of the directory's lock writes; anybody reads. A note is never lowered: one that is too high
 refuses a reader that could have gone on, one that is too low brings a deleted key back. One that cannot be
@@ -36,10 +54,11 @@ from lastword.segment import names
 from lastword.values import Value
 
 EVERYTHING = (1 << 63) - 1
+_MOST_CUTS = 64
 
 FORM = Framed(
     "removals",
-    1,
+    2,
     "bad-removal-log",
     "restore the file from a copy; without one every reader has to begin with nothing: release all leases of "
     "the partition, delete the files that `restore` wrote from it, then remove this file",
@@ -56,15 +75,42 @@ class Losses(Value):
     elsewhere: int = 0
     elsewhere_up_to: int = 0
     cleaned_to: tuple[int, ...] = ()
+    older_cuts: int = 0
+    lowest_older_cut: int = EVERYTHING
+    cleaned_knowing: int = 0
 
     @property
     def unknown(self) -> bool:
         """The note cannot be understood."""
         return self.up_to == EVERYTHING
 
+    @property
+    def cut_count(self) -> int:
+        """How often the log was cut, or may have been."""
+        return self.older_cuts + len(self.cuts)
+
     def cut_since(self, seen: int) -> int:
-        """The lowest offset at which the log was cut since that many cuts; `EVERYTHING`: it was not."""
-        return min(self.cuts[seen:], default=EVERYTHING)
+        """The lowest offset at which the log was cut since that many cuts; `EVERYTHING`: it was not. Too low
+        where `seen` is older than the cuts that are kept one by one; 0 for more cuts than there were."""
+        if seen > self.cut_count and not self.unknown:
+            return 0
+        older = self.lowest_older_cut if seen < self.older_cuts else EVERYTHING
+        return min((older, *self.cuts[max(0, seen - self.older_cuts) :]))
+
+    def with_cut(self, offset: int) -> Losses:
+        """Add a cut; the oldest ones are kept as their number and the lowest of them."""
+        gone, kept = self.cuts[: -(_MOST_CUTS - 1)], self.cuts[-(_MOST_CUTS - 1) :]
+        return replace(
+            self,
+            cuts=(*kept, offset),
+            older_cuts=self.older_cuts + len(gone),
+            lowest_older_cut=min((self.lowest_older_cut, *gone)),
+        )
+
+    def knows_history(self, first_dirty: int) -> bool:
+        """Does `cleaned_knowing` hold for every cleaning so far? Not where another cleaner moved the cleaner
+        checkpoint last, or where none of ours noted it."""
+        return not self.unknown and self.cleaned_knowing > 0 and self.is_ours(first_dirty)
 
     def is_ours(self, first_dirty: int) -> bool:
         """Is this what our own last round left in the cleaner checkpoint, or what a log has that was never
@@ -87,16 +133,19 @@ def load(files: Files, directory: str) -> Losses:
     """What was lost so far; everything, where the note cannot be understood."""
     path = _path(directory)
     try:
-        if not files.exists(path):
+        fields = FORM.load(files, path)
+        if fields is None:
             return Losses()
-        fields = FORM.decode(files.read_bytes(path), path)
         return Losses(
             up_to=whole(fields["up_to"]),
             drops=whole(fields["drops"]),
-            cuts=tuple(whole(one) for one in fields.get("cuts", ())),
+            cuts=tuple(whole(cut) for cut in fields.get("cuts", ())),
             elsewhere=whole(fields.get("elsewhere", 0)),
             elsewhere_up_to=whole(fields.get("elsewhere_up_to", 0)),
-            cleaned_to=tuple(whole(one) for one in fields.get("cleaned_to", ())),
+            cleaned_to=tuple(whole(offset) for offset in fields.get("cleaned_to", ())),
+            older_cuts=whole(fields.get("older_cuts", 0)),
+            lowest_older_cut=whole(fields.get("lowest_older_cut", EVERYTHING)),
+            cleaned_knowing=whole(fields.get("cleaned_knowing", 0)),
         )
     except (CorruptFileError, ValueError, KeyError, TypeError, AttributeError):
         return Losses(EVERYTHING, EVERYTHING)
@@ -128,9 +177,22 @@ def note_dropped(files: Files, directory: str, offset: int) -> Losses:
 
 
 def note_cut(files: Files, directory: str, offset: int) -> Losses:
-    """Before the log loses what lies from `offset` on; durable when it returns."""
+    """Note a cut before the log loses the records from `offset` on, or after it may have lost them and before
+    others take their place; durable when it returns."""
     known = load(files, directory)
-    return _noted(files, directory, known, replace(known, cuts=(*known.cuts, offset)))
+    return _noted(files, directory, known, known.with_cut(offset))
+
+
+def note_knowledge(files: Files, directory: str, limit: int, active_base: int) -> Losses:
+    """Note, before the first swap of a cleaning, that it used records below `limit`; durable when it returns.
+
+    active_base   base offset of the active segment: cleanings of which nothing was noted used no more
+    """
+    known = load(files, directory)
+    if not known.knows_history(first_dirty(files, directory)):
+        limit = max(limit, active_base)
+    noted = replace(known, cleaned_knowing=max(known.cleaned_knowing, limit))
+    return _noted(files, directory, known, noted)
 
 
 def note_elsewhere(files: Files, directory: str, first_dirty: int) -> Losses:

@@ -143,6 +143,7 @@ class _Opening:
             snapshots=snapshots,
             producer_expiration_ms=producer_expiration_ms,
             taking_in_from=begun_at(files, directory),
+            recovered_to=None if self.clean or created else log_end,
         )
         log = PartitionLog(files, directory, self.topic, self.partition, self.config, clock, state, rng)
         repaired = tuple(self.repairs.done)

@@ -11,7 +11,8 @@ is looked up before the first transactional batch. Then the outcomes come from
 What is found stays right whatever is rewritten later, for a decision is bound to offsets. But the other
 direction would not do: a batch of an old file judged by an index that a rewrite has already shortened. So
 after looking, every file looked at must still be the one that was listed (FileVanishedError if not; the read
-begins again from where it was).
+begins again from where it was). This is not needed where the batches were looked at in files that are held
+open.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 class Readable(Protocol):
     files: Files
     trusted: bool
+    is_held: bool
 
     @property
     def segment_set(self) -> SegmentSet: ...
@@ -100,9 +102,10 @@ class Outcomes:
                 found = Decisions(_indexed(segments, offset, self._end), stable_offset=log.stable_offset)
             else:
                 found = scan(_special_batches(segments, offset, log.log_end), until=self._end)
-            for segment in segments:
-                if segment.base_offset < self._end:
-                    _check_in_place(segment)
+            if log.trusted or not log.is_held:
+                for segment in segments:
+                    if segment.base_offset < self._end:
+                        _check_in_place(segment)
             self._decisions = found
         return self._decisions
 

@@ -1,10 +1,12 @@
-"""Reading a range of offsets over segments that may be replaced while it is read.
+"""Read a range of offsets over segments that may be replaced meanwhile.
 
-What both ends of a log offer, the writer's `PartitionLog` and the `PartitionView` without a lock: a snapshot
-of segments, and a way to look again. A file that vanished was replaced by one that holds at least the newest
-record of every key at the same offsets, so reading goes on at the offset that was reached: never a hole,
-never back. Unless the log start was raised past that offset meanwhile: then records are gone that the reader
-was to have, and that is an OffsetOutOfRangeError, not a gap.
+Both ends of a log, the writer's `PartitionLog` and the `PartitionView` without a lock, offer a snapshot of
+segments and a way to list them again. A file that vanished was replaced by one that holds at least the newest
+record of every key at the same offsets, so reading goes on at the offset that was reached: every record that
+survives comes once, in order. Where the log start was raised above that offset meanwhile, or the log was cut
+below the end, records are gone that the reader was to have: that is an OffsetOutOfRangeError, not a gap.
+
+For newest values this is not enough: see `moment`.
 """
 
 from __future__ import annotations
@@ -103,25 +105,29 @@ def read_chunks(
                         outcomes.hidden(chunk)
                     offset, tries = max(offset, chunk.next_offset), 0
                     yield chunk
-            _check_reached(log, end)
+            check_reached(log, end)
             return
         except FileVanishedError:
             tries += 1
             if tries > _TRIES:
                 raise
             log.refresh()
-            _check_log_start(log, offset, log_start)
+            _check_ends(log, offset, end, log_start)
 
 
-def _check_log_start(log: Readable, offset: int, before: int) -> None:
-    """Was the log start, which was at `before`, raised past the offset that a reader has reached?"""
+def _check_ends(log: Readable, offset: int, end: int, before: int) -> None:
+    """Raise OffsetOutOfRangeError if the log start, which was at `before`, was raised above the offset that a
+    reader has reached, or the log was cut below the end of the range."""
+    if log.log_end < end:
+        name = os.path.basename(os.path.normpath(log.directory))
+        raise OffsetOutOfRangeError.above(name, end, log.log_end)
     if log.log_start > max(before, offset):
         name = os.path.basename(os.path.normpath(log.directory))
         why = read_note(log.files, log.directory, log.log_start)
         raise OffsetOutOfRangeError.below(name, offset, log.log_start, why)
 
 
-def _check_reached(log: Readable, end: int) -> None:
+def check_reached(log: Readable, end: int) -> None:
     """Every segment was read, for records below `end`: is the end of the log missing?"""
     damage = log.damage
     if damage is not None and damage.offset is not None and end > damage.offset:
@@ -201,14 +207,14 @@ def read_batches(
                         outcomes.fate(header)
                     offset, tries = max(offset, header.next_offset), 0
                     yield segment, header, data
-            _check_reached(log, end)
+            check_reached(log, end)
             return
         except FileVanishedError:
             tries += 1
             if tries > _TRIES:
                 raise
             log.refresh()
-            _check_log_start(log, offset, log_start)
+            _check_ends(log, offset, end, log_start)
 
 
 def offset_at(log: Readable, timestamp: int) -> int | None:
@@ -217,7 +223,7 @@ def offset_at(log: Readable, timestamp: int) -> int | None:
     """
     from lastword.records.formats import check_crc, read_records
 
-    for _ in range(_TRIES):
+    for tries in range(_TRIES + 1):
         try:
             start = log.log_start
             for segment in log.segment_set.starting_at(start):
@@ -236,7 +242,9 @@ def offset_at(log: Readable, timestamp: int) -> int | None:
                     for record in read_records(data, header, segment.file, position=0):
                         if record.timestamp >= timestamp and record.offset >= start:
                             return record.offset
-            return None
+            break
         except FileVanishedError:
+            if tries == _TRIES:
+                raise
             log.refresh()
     return None

@@ -120,6 +120,7 @@ def _plain(
     reached, listed = -1, view.segment_set
     for segment, header, data in read_batches(view, start, end, outcomes=outcomes):
         READ_BYTES.add(header.size, view.topic)
+        start = max(start, reached)  # a rewrite may put what was read and what was not in one batch
         check_crc(data, header, segment.file, position=0)
         if header.next_offset <= reached:  # a damaged offset must not pass for what was read already
             raise _falls(segment, header, header.base_offset, reached)
@@ -130,8 +131,6 @@ def _plain(
                 if start <= record.offset < end and (keys is None or record.key in keys):
                     yield record
         reached = header.next_offset
-        if view.segment_set is not listed:  # a rewrite may put what was read and what was not in one batch
-            start = max(start, reached)
 
 
 def _falls(segment: Segment, header: BatchHeader, offset: int, reached: int) -> CorruptBatchError:

@@ -6,17 +6,19 @@ half-written, is not there yet. But damage with sound batches behind it is no to
 range, and reading it is a CorruptBatchError.
 
 A view is a snapshot. Segments that are rewritten later vanish from under it; `refresh` lists again, and reads
-made with `chunks` do that by themselves.
+made with `chunks` do that by themselves. A view that is `held` has its files open and is never refreshed: it
+shows one moment (`moment`).
 """
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError
-from lastword.files import Files
+from lastword.files import FileFacts, Files
 from lastword.partition import swap
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
@@ -55,6 +57,7 @@ class PartitionView(Reads):
         taking_in_from: int | None = None,
         trusted: bool = False,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+        load_again: Callable[[], PartitionView] | None = None,
     ) -> None:
         self.files = files
         self.directory = directory
@@ -69,8 +72,12 @@ class PartitionView(Reads):
         self._stability = Stability()
         self._listed_bytes = segments.active.size if len(segments) else 0
         self.producer_expiration_ms = producer_expiration_ms
+        self._load_again = load_again
+        """The view of now, from the open log; None: the directory is listed."""
         self.trusted = trusted
         """Has this process recovered the log, and does it hold its lock? Then its indexes are complete."""
+        self.is_held = False
+        """It shows one moment: see `held`."""
         self.grows = False
         """What was seen ends where it ended then."""
 
@@ -92,11 +99,17 @@ class PartitionView(Reads):
 
     @classmethod
     def load(cls, files: Files, directory: str) -> PartitionView:
-        """Looks at the directory as it is now.
+        """List the directory as it is now.
+
+        Two listings, and the log start checkpoint before and after, must agree: then no segment was added or
+        removed in between, nothing was trimmed, and the active segment, which bounds what a cleaner may use,
+        is the listed one. A file that was replaced under its own name meanwhile is found when it is opened.
 
         FileVanishedError: no such directory.
         """
         for _ in range(_TRIES):
+            checkpoint = _log_start_file(files, directory)
+            log_start = read_log_start(files, directory)
             every_name = files.listdir(directory)
             listing = _log_files(every_name)
             try:
@@ -109,8 +122,11 @@ class PartitionView(Reads):
                     _bound(segments[-1])
             except FileVanishedError:
                 continue
-            if _log_files(files.listdir(directory)) == listing:
-                view = cls(files, directory, SegmentSet(segments), *_range(files, directory, segments))
+            if (
+                _log_files(files.listdir(directory)) == listing
+                and _log_start_file(files, directory) == checkpoint
+            ):
+                view = cls(files, directory, SegmentSet(segments), *_range(log_start, segments))
                 view._listed_bytes = listed_bytes
                 if view._check_end(every_name):
                     return view
@@ -149,10 +165,29 @@ class PartitionView(Reads):
         return self.segments[-1] if self.segments else None
 
     def refresh(self) -> None:
-        """Look again: segments, start and end become those of now."""
-        new = PartitionView.load(self.files, self.directory)
+        """List again: segments, start and end become those of now. FileVanishedError for a view that is held:
+        its files cannot be exchanged for newer ones.
+        """
+        if self.is_held:
+            raise FileVanishedError(f"a file of {self.directory} was replaced", file=self.directory)
+        load_again = self._load_again
+        new = PartitionView.load(self.files, self.directory) if load_again is None else load_again()
         self.segment_set, self.log_start, self.log_end = new.segment_set, new.log_start, new.log_end
-        self._stable_offset, self._listed_bytes, self.damage = None, new._listed_bytes, new.damage
+        self._stable_offset, self._listed_bytes = new._stable_offset, new._listed_bytes
+        self.damage = new.damage
+        self._taking_in_from, self.trusted = new._taking_in_from, new.trusted
+
+    def held(self, start: int) -> PartitionView:
+        """The same view for one read from `start` on, with its files open. They stay readable when a cleaning
+        replaces them, unless there are more of them than descriptors: then reading raises FileVanishedError.
+
+        FileVanishedError: one was replaced since the view was made.
+        """
+        for segment in self.segment_set.starting_at(start):
+            segment.handle  # noqa: B018  opens it
+        view = copy.copy(self)
+        view.is_held = True
+        return view
 
     open_again = refresh
 
@@ -192,14 +227,18 @@ def _log_files(listing: list[str]) -> list[str]:
     return [n for n in listing if names.LOG in n or n.endswith(names.SUFFIXES)]
 
 
-def _range(files: Files, directory: str, segments: list[Segment]) -> tuple[int, int]:
+def _range(checkpointed: int, segments: list[Segment]) -> tuple[int, int]:
     """Log start and log end."""
-    checkpointed = read_log_start(files, directory)
     if not segments:
         return checkpointed, checkpointed
     log_end = segments[-1].next_offset
     first = segments[0].base_offset
     return (checkpointed if first < checkpointed <= log_end else first), log_end
+
+
+def _log_start_file(files: Files, directory: str) -> FileFacts | None:
+    """The identity of the root's log start checkpoint, which is replaced as a whole."""
+    return files.stat(os.path.join(os.path.dirname(os.path.normpath(directory)), names.LOG_STARTS))
 
 
 def read_log_start(files: Files, directory: str) -> int:

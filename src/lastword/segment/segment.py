@@ -61,6 +61,7 @@ class Segment:
         self.suffix = suffix
         self.file = self.path(names.LOG)
         self.size = facts.size if size is None else size
+        self._listed_size = facts.size
         self.inode = facts.inode
         self.mtime_ms = facts.mtime_ms
         self.active = active
@@ -140,10 +141,12 @@ class Segment:
         """The log file, opened at first use and closed with the last reference to it."""
         handle = self._handle
         if handle is None:
-            size = self.size  # of an active segment it may grow between the two looks
+            # An active segment may grow between the two looks. A closed one does not: another size under its
+            # inode is another file, for a file system gives the inode of a removed file to the next one.
+            size, grows = max(self.size, self._listed_size), self.active
             handle = self.files.open_read(self.file)
             facts = handle.stat()
-            if facts.inode != self.inode or facts.size < size:
+            if facts.inode != self.inode or facts.size < size or (facts.size > size and not grows):
                 handle.close()
                 raise FileVanishedError(f"{self.file} was replaced since it was listed", file=self.file)
             self._handle = handle

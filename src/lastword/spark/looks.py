@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.api.places import Places
 from lastword.errors import UsageError
+from lastword.partition import losses
 from lastword.spark.partition_keys import BULK
 
 if TYPE_CHECKING:
@@ -344,7 +345,7 @@ def restore(
 
     topic  None: the only one
     end    as of then: an offset, an aware datetime. OffsetOutOfRangeError where the log was cleaned with what
-           came after
+           came after, also if that happens before the DataFrame is used: then restore again
     """
     import lastword
     from lastword.api.ranges import ranges
@@ -360,14 +361,16 @@ def restore(
         topic = places.one_topic(topic)
         numbers = places.chosen(topic, partition)[topic]
         views = {number: places.view(topic, number) for number in numbers}
-        chosen = ranges(views, "earliest", end)
+        # How often the log was cut is read before the files are listed: a later cut then refuses the copy.
+        cuts = {n: losses.load(places.files, view.directory).cut_count for n, view in views.items()}
+        for one in views.values():
+            one.refresh()
+        chosen = [one.settled() for one in ranges(views, "earliest", end)]
         ends = {one.partition: one.end for one in chosen}
-        for one in chosen:
-            places.check_history(topic, one)
         frame = load(spark, path, topic, numbers, view="latest", ends=ends)
         if to is None:
             return frame
-        return _written(spark, places, topic, frame, ends, to, complete=end == "latest")
+        return _written(spark, places, topic, frame, ends, cuts, to, complete=end == "latest")
 
 
 def _written(
@@ -376,6 +379,7 @@ def _written(
     topic: str,
     frame: DataFrame,
     ends: dict[int, int],
+    cuts: dict[int, int],
     to: str,
     *,
     complete: bool,
@@ -390,7 +394,7 @@ def _written(
 
     began = time.monotonic()
     # Asked before the records are read: a tombstone that goes later is younger than this.
-    reach = Reach(topic, places.topic_id(topic), ends, places.now_ms() if complete else -1)
+    reach = Reach(topic, places.topic_id(topic), ends, places.now_ms() if complete else -1, cuts)
     frame.select("topic", "partition", "offset", "timestamp", "key", "value").write.mode("error").parquet(to)
     mark_directory(places.files, to, reach)
     written = spark.read.parquet(to)

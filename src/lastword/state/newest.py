@@ -6,6 +6,9 @@ values weigh. For a mapping a second thread does that, and the caller makes obje
 mapping that is restored from a log of which little was replaced takes every record in, in order, instead:
 that is as exact, and sooner done than finding out which few it need not have taken.
 
+All of it is of one moment (`partition.moment`): the files are open before anything is decided, and where a
+cleaning was faster, both files and end are looked up again before the first record is given out.
+
 Resolving works on whole batches. A batch that the range cuts at its end would let records outside kill
 records inside, so that batch is left out of the resolving and replayed; one cut at its beginning does no
 harm, for older records kill nobody.
@@ -19,8 +22,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from lastword.errors import FileVanishedError
 from lastword.partition import scan
+from lastword.partition.moment import Range, at_one_moment
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
 
-_ATTEMPTS = 100
 _AHEAD = 4  # parts that wait for the caller, at most: each is a chunk of records
 _LARGE_BYTES = 64 << 20  # from here on two threads resolve; below, that takes a fraction of a second
 _MOSTLY_CLEAN = 4  # a log is, of whose bytes no more than one in so many lie above what was cleaned
@@ -66,9 +68,7 @@ class Part:
 
 
 def newest(
-    view: PartitionView,
-    start: int,
-    end: int,
+    range_: Range,
     *,
     tombstones: bool,
     map_bytes: int,
@@ -76,14 +76,36 @@ def newest(
     plain: bool | None = None,
     progress: BytesDone | None = None,
     committed: bool = True,
-) -> Iterator[RawRecord]:
+) -> Generator[RawRecord]:
     """Newest record per key among start <= offset < end, by offset; records without a key never show.
 
+    range_       with its start and end as they were used once the first record is there
     tombstones   False: keys whose newest record is one are left out
     map_bytes    memory of the key map of a long range
     keys         only these
     committed    without aborted transactions; the range must end at or below the last stable offset
+
+    Raises OffsetOutOfRangeError and ReadOvertakenError as `at_one_moment`.
     """
+    return at_one_moment(
+        range_,
+        lambda view, start, end: _newest(
+            view, start, end, tombstones, map_bytes, keys, plain, progress, committed
+        ),
+    )
+
+
+def _newest(
+    view: PartitionView,
+    start: int,
+    end: int,
+    tombstones: bool,
+    map_bytes: int,
+    keys: frozenset[bytes] | None,
+    plain: bool | None,
+    progress: BytesDone | None,
+    committed: bool,
+) -> Iterator[RawRecord]:
     if plain is None:
         plain = keys is not None or scan.is_short(view, start, end)
     if plain:
@@ -97,9 +119,7 @@ def newest(
 
 
 def newest_pairs(
-    view: PartitionView,
-    start: int,
-    end: int,
+    range_: Range,
     *,
     tombstones: bool,
     map_bytes: int,
@@ -114,6 +134,24 @@ def newest_pairs(
     first_dirty   a cleaner has been over what lies below: where that is most of the range, a key may come
                   more than once, and tombstones come whatever `tombstones` says
     """
+    return at_one_moment(
+        range_,
+        lambda view, start, end: _newest_pairs(
+            view, start, end, tombstones, map_bytes, first_dirty, plain, progress
+        ),
+    )
+
+
+def _newest_pairs(
+    view: PartitionView,
+    start: int,
+    end: int,
+    tombstones: bool,
+    map_bytes: int,
+    first_dirty: int | None,
+    plain: bool | None,
+    progress: BytesDone | None,
+) -> Generator[Pairs]:
     if scan.is_short(view, start, end) if plain is None else plain:
         yield _pairs_of(list(_replayed(view, start, end, tombstones, None)))
         return
@@ -148,17 +186,30 @@ def _every_pair(view: PartitionView, start: int, end: int, tell: BytesDone) -> I
 
 
 def newest_parts(
-    view: PartitionView,
-    start: int,
-    end: int,
+    range_: Range,
     *,
     tombstones: bool,
     map_bytes: int,
     committed: bool = True,
     progress: BytesDone | None = None,
-) -> Iterator[Part]:
+) -> Generator[Part]:
     """The same as parts, with no object per record where the range is long: either the columns of a chunk,
     which are valid until the next part, or a list of records."""
+    return at_one_moment(
+        range_,
+        lambda view, start, end: _newest_parts(view, start, end, tombstones, map_bytes, committed, progress),
+    )
+
+
+def _newest_parts(
+    view: PartitionView,
+    start: int,
+    end: int,
+    tombstones: bool,
+    map_bytes: int,
+    committed: bool,
+    progress: BytesDone | None,
+) -> Iterator[Part]:
     if scan.is_short(view, start, end):
         yield Part(list(_replayed(view, start, end, tombstones, None, committed)))
         return
@@ -208,10 +259,6 @@ class _Whole:
         return self.segment.chunk_reader(self.first, self.last, chunk_bytes=chunk_bytes, verify=verify)
 
 
-class _VanishedEarly(Exception):
-    """A file was gone before the first record was given out."""
-
-
 T = TypeVar("T")
 Form = Callable[["RecordColumns | None", "Chunk | None", list[RawRecord]], T]
 
@@ -227,55 +274,28 @@ def _resolved(
     committed: bool = True,
     threads: int = 1,
 ) -> Iterator[T]:
-    """Resolve, then read. A file that vanishes while resolving starts it over; afterwards its segment is
-    held open."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            yield from _from_bitmaps(
-                view, start, end, tombstones, map_bytes, progress, form, committed, threads
-            )
-            return
-        except _VanishedEarly as early:
-            if attempt + 1 == _ATTEMPTS and early.__cause__ is not None:
-                raise early.__cause__ from None
-            view.refresh()
-
-
-def _from_bitmaps(
-    view: PartitionView,
-    start: int,
-    end: int,
-    tombstones: bool,
-    map_bytes: int,
-    progress: BytesDone | None,
-    form: Form[T],
-    committed: bool,
-    threads: int,
-) -> Iterator[T]:
+    """Resolve, then read; `view` is held."""
     from lastword.records.columns import decode_columns, raw_records
     from lastword.resolve import resolve
 
-    try:
-        parts, cut = _parts(view, start, end)
-        total = 2 * sum(part.size for part in parts)
+    parts, cut = _parts(view, start, end)
+    total = 2 * sum(part.size for part in parts)
 
-        def mapped(done: int, _: int) -> None:
-            if progress is not None:
-                progress(min(done, total // 2), total)
+    def mapped(done: int, _: int) -> None:
+        if progress is not None:
+            progress(min(done, total // 2), total)
 
-        fates = Outcomes(view, end) if committed else Decisions()
-        resolution = resolve(
-            parts,
-            map_bytes=map_bytes,
-            salt=os.urandom(16),
-            now_ms=None,
-            fates=fates,
-            progress=mapped,
-            threads=threads if total >= 2 * _LARGE_BYTES else 1,
-        )
-        late = {record.key: record for record in _replayed(view, cut, end, True, None, committed)}
-    except FileVanishedError as error:
-        raise _VanishedEarly from error
+    fates = Outcomes(view, end) if committed else Decisions()
+    resolution = resolve(
+        parts,
+        map_bytes=map_bytes,
+        salt=os.urandom(16),
+        now_ms=None,
+        fates=fates,
+        progress=mapped,
+        threads=threads if total >= 2 * _LARGE_BYTES else 1,
+    )
+    late = {record.key: record for record in _replayed(view, cut, end, True, None, committed)}
     done = total // 2
     for part in parts:
         for chunk in part.chunk_reader():
@@ -303,7 +323,6 @@ def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Whole], int
     cut = end
     segments = scan.overlapping(view, start, end)
     for number, segment in enumerate(segments):
-        segment.handle  # noqa: B018  opened now: an open file stays readable after a rewrite took its name
         first = segment.position_of(start) if start > segment.base_offset else 0
         final = number == len(segments) - 1
         last = segment.end_position_of(end) if final else segment.size

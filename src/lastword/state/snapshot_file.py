@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lastword.errors import CorruptFileError, FileVanishedError, LastwordError, UsageError
+from lastword.errors import (
+    CorruptFileError,
+    FileVanishedError,
+    LastwordError,
+    SnapshotRefusedError,
+    UsageError,
+)
 from lastword.files import Files, Handle
 from lastword.values import Value
 
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 FORMATS = (".parquet", ".arrow", ".jsonl")
 _METADATA = b"lastword.snapshot"
 _MARK = "_lastword_snapshot"  # an underscore: other readers of the directory pass over it
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +44,19 @@ class Reach(Value):
     """What a snapshot stands for.
 
     end_offsets   per partition: newest values of the records below it
+    cuts          per partition: how often the log had been cut (`partition.losses`) before they were read
     complete_ms   when these offsets were the log's ends; -1: they were not, so tombstones above them may be
                   older than the file
     topic_id      of the topic, None if it had none
+
+    Format 1 has no cuts: nobody can say whether the log still continues such a file, so it is refused.
     """
 
     topic: str
     topic_id: str | None
     end_offsets: Mapping[int, int]
     complete_ms: int
+    cuts: Mapping[int, int]
 
     def to_json(self) -> str:
         fields = self.to_dict() | {"format": _FORMAT, "type": "snapshot"}
@@ -56,10 +66,24 @@ class Reach(Value):
     def of_json(cls, text: str | bytes, file: str) -> Reach:
         try:
             fields = json.loads(text)
+            if fields["format"] == 1:
+                raise SnapshotRefusedError(
+                    f"{file} cannot start a state: it is of an older form, which does not say how often the "
+                    "log had been cut",
+                    remedy="open the state without snapshot=, and restore a new file",
+                    file=file,
+                )
             if fields["format"] != _FORMAT:
                 raise ValueError(f"format {fields['format']}")
-            ends = {int(number): int(offset) for number, offset in fields["end_offsets"].items()}
-            return cls(fields["topic"], fields["topic_id"], ends, int(fields["complete_ms"]))
+            ends, cuts = (
+                {int(number): int(count) for number, count in fields[name].items()}
+                for name in ("end_offsets", "cuts")
+            )
+            if ends.keys() != cuts.keys():
+                raise ValueError("end_offsets and cuts of different partitions")
+            return cls(fields["topic"], fields["topic_id"], ends, int(fields["complete_ms"]), cuts)
+        except SnapshotRefusedError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptFileError(
                 f"{file}: what it says of its end offsets makes no sense ({error})",

@@ -18,8 +18,18 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from lastword.errors import ReadOnlyError, SerializerError, StateTooLargeError, UsageError
+from lastword.errors import (
+    FileVanishedError,
+    ReadOnlyError,
+    ReadOvertakenError,
+    SerializerError,
+    StateTooLargeError,
+    UsageError,
+)
 from lastword.metrics import STATE_RESTORE_SECONDS
+from lastword.partition import losses
+from lastword.partition.losses import Losses
+from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
 from lastword.state.filling import Filling
 from lastword.state.newest import Pairs, newest_pairs
@@ -29,6 +39,7 @@ from lastword.values import Handle, Progress, ProgressLike, Value, plural, table
 K = TypeVar("K")
 V = TypeVar("V")
 _MISSING: Any = object()
+_ATTEMPTS = 10  # of a restore: each needs a cleaning, and more segments than descriptors
 _IMMUTABLE = (
     numbers.Number,  # bool, int, float, complex, Decimal, Fraction, NumPy's scalars
     str,
@@ -100,12 +111,17 @@ class Restored(Value):
 
 
 class Snapshot(Protocol):
-    """Newest values that were restored before: `ends` says below which offset of each partition, `pairs`
-    gives (partition, keys and values)."""
+    """Newest values that were restored before.
+
+    ends    below which offset of each partition
+    check   refuses a range that does not continue the snapshot; its files are held open by then
+    pairs   (partition, keys and values) of the records from these offsets on, one for each partition
+    """
 
     @property
     def ends(self) -> Mapping[int, int]: ...
-    def pairs(self) -> Iterator[tuple[int, Pairs]]: ...
+    def check(self, ranges: Mapping[int, Range]) -> None: ...
+    def pairs(self, starts: Mapping[int, int]) -> Iterator[tuple[int, Pairs]]: ...
 
 
 class State(Handle, MutableMapping[K, V], Generic[K, V]):
@@ -135,7 +151,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         topic: Any,
         log: ByteTopic,
         views: Callable[[], Mapping[int, PartitionView]],
-        ends: Mapping[int, int] | None,
+        ranges: Callable[[Mapping[int, PartitionView]], list[Range]] | None,
         coders: tuple[Coder, Coder],
         *,
         sync: Callable[[], None],
@@ -151,7 +167,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         self.restored: tuple[Restored, ...] = ()
         self._log = log
         self._views = views
-        self._ends = ends
+        self._ranges = ranges
         self._key, self._value = coders
         self._sync = sync
         self._first_dirty = first_dirty
@@ -160,6 +176,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         self._map_bytes = map_bytes
         self._data: dict[bytes, bytes] = {}
         self._bytes = 0
+        self._known: dict[int, Losses] = {}  # of each partition when its values were read
         self._lock = threading.RLock()
         self._closed = False
         self._restore(progress, snapshot)
@@ -167,15 +184,25 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
     # -------------------------------------------------------------- restoring
 
     def _restore(self, progress: ProgressLike | None, snapshot: Snapshot | None = None) -> None:
-        views = self._views()
-        ends = {n: view.stable_offset for n, view in views.items()} if self._ends is None else self._ends
-        total = sum(segment.size for view in views.values() for segment in view.segments)
+        """Read everything; again where a cleaning replaced files that could not be held open."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._restore_once(progress, snapshot)
+                return
+            except (FileVanishedError, ReadOvertakenError):
+                if attempt == _ATTEMPTS:
+                    raise
+                self._data, self._bytes = {}, 0
+
+    def _restore_once(self, progress: ProgressLike | None, snapshot: Snapshot | None) -> None:
+        ranges = {one.partition: one for one in self._ranges_of(self._views())}
+        total = sum(segment.size for one in ranges.values() for segment in one.view.segments)
         began = time.monotonic()
         done = 0
         restored = []
-        loaded = {} if snapshot is None else self._load(snapshot)
-        for number, view in sorted(views.items()):
-            size = sum(segment.size for segment in view.segments)
+        loaded = {} if snapshot is None else self._load(snapshot, ranges)
+        for number, one in sorted(ranges.items()):
+            size = sum(segment.size for segment in one.view.segments)
 
             def tell(part: int, parts: int, before: int = done, size: int = size) -> None:
                 if progress is not None:
@@ -184,35 +211,49 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
 
             started = time.monotonic()
             keys, held = len(self._data), self._bytes
+            known = self._losses_of(one.view)
             if number in loaded:
-                assert snapshot is not None
-                first = snapshot.ends[number]
-                self._take(view, first, ends[number], progress=tell)
+                self._put_newer(one, progress=tell)
                 keys, held = keys - loaded[number].keys, held - loaded[number].bytes
             else:
-                self._fill(number, view, ends[number], tell)
+                self._fill(one, tell)
             tell(1, 1)
             done += size
             restored.append(
                 Restored(
                     self._log.name,
                     number,
-                    ends[number],
+                    one.end,
                     len(self._data) - keys,
                     self._bytes - held,
                     time.monotonic() - started + (loaded[number].seconds if number in loaded else 0.0),
                 )
             )
-            self.position[number] = ends[number]
+            self.position[number], self._known[number] = one.end, known
         self.restored = tuple(restored)
         STATE_RESTORE_SECONDS.set(time.monotonic() - began, self._log.name)
 
-    def _load(self, snapshot: Snapshot) -> dict[int, _Loaded]:
-        """Put a snapshot's values into the mapping; what each partition had of them."""
+    def _ranges_of(self, views: Mapping[int, PartitionView]) -> list[Range]:
+        if self._ranges is not None:
+            return self._ranges(views)
+        return [Range.of(view, lambda view: (view.log_start, view.stable_offset)) for view in views.values()]
+
+    def _losses_of(self, view: PartitionView) -> Losses:
+        return losses.load(view.files, view.directory)
+
+    def _load(self, snapshot: Snapshot, ranges: dict[int, Range]) -> dict[int, _Loaded]:
+        """Put a snapshot's values into the mapping; what each partition had of them. The ranges of its
+        partitions become what is left to read, of the moment that the snapshot was checked against."""
+        for number in snapshot.ends.keys() & ranges.keys():
+            ranges[number] = ranges[number].settled()
+        snapshot.check(ranges)
+        starts = {number: ranges[number].start for number in snapshot.ends}
+        for number, end in snapshot.ends.items():
+            ranges[number].start = max(end, starts[number])
         loaded = {number: _Loaded() for number in snapshot.ends}
         fillings = {number: Filling() for number in snapshot.ends}
         began = time.monotonic()
-        for number, pairs in snapshot.pairs():
+        for number, pairs in snapshot.pairs(starts):
             fillings[number].put(pairs)
             self._check_fillings(*fillings.values())
             now = time.monotonic()
@@ -238,18 +279,14 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
                 remedy="more max_bytes, or read what you need: topic.read(view='latest', keys=[...])",
             )
 
-    def _fill(
-        self, number: int, view: PartitionView, end: int, progress: Callable[[int, int], None] | None
-    ) -> None:
+    def _fill(self, range_: Range, progress: Callable[[int, int], None] | None) -> None:
         """Put the newest values of a whole partition into the mapping, which has none of it."""
         filling = Filling()
         found = newest_pairs(
-            view,
-            view.log_start,
-            end,
+            range_,
             tombstones=False,
             map_bytes=self._map_bytes,
-            first_dirty=self._first_dirty(number),
+            first_dirty=self._first_dirty(range_.partition),
             progress=progress,
         )
         with closing(found) as parts:
@@ -268,12 +305,10 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         if len(self._data) - known < len(filling.data):  # a key that its writers put into two partitions
             self._bytes = sum(map(len, self._data)) + sum(map(len, self._data.values()))
 
-    def _take(
-        self, view: PartitionView, start: int, end: int, *, progress: Callable[[int, int], None] | None = None
-    ) -> int:
+    def _put_newer(self, range_: Range, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Put what is newest in a range into the mapping that has what came before; how many records."""
         taken = 0
-        found = newest_pairs(view, start, end, tombstones=True, map_bytes=self._map_bytes, progress=progress)
+        found = newest_pairs(range_, tombstones=True, map_bytes=self._map_bytes, progress=progress)
         with closing(found) as parts:
             for pairs in parts:
                 taken += len(pairs.keys)
@@ -298,26 +333,47 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
     def refresh(self) -> int:
         """Take in records that others have appended since; returns how many keys they changed.
 
-        A reader that refreshes less often than the topic's `delete.retention.ms` may miss a deletion whose
-        tombstone is gone by then; opening the state anew never does.
+        Everything is read again where a deletion may have been missed: the log start was raised, the log was
+        cut, or tombstones above `position` are gone from the log. Another cleaner than ours leaves no note of
+        these: beside one, refresh more often than the topic's `delete.retention.ms`.
         """
         self._check_open()
-        if self._ends is not None:
+        if self._ranges is not None:
             raise UsageError("this state was opened as of an earlier end", remedy='open it with end="latest"')
         with self._lock:
-            views = self._views()
-            if any(self.position.get(n, 0) < view.log_start for n, view in views.items()):
-                # What lay below the new log start is gone without a tombstone.
-                self._data.clear()
-                self._bytes = 0
-                self._restore(None)
+            try:
+                changed = self._refresh_once()
+            except (FileVanishedError, ReadOvertakenError):
+                changed = None  # a part of what is new may be in the mapping
+            if changed is None:
+                new: State[K, V] = object.__new__(type(self))  # this one shows the old values meanwhile
+                new.__dict__.update(self.__dict__, _data={}, _bytes=0, position={}, _known={})
+                new._restore(None)
+                self._data, self._bytes, self.restored = new._data, new._bytes, new.restored
+                self.position, self._known = new.position, new._known
                 return len(self._data)
-            changed = 0
-            for number, view in sorted(views.items()):
-                end = view.stable_offset
-                changed += self._take(view, self.position.get(number, view.log_start), end)
-                self.position[number] = end
             return changed
+
+    def _refresh_once(self) -> int | None:
+        """Put what is new into the mapping; None: the log does not continue it any more."""
+        changed = 0
+        for number, view in sorted(self._views().items()):
+            first = self.position.get(number)
+
+            def bounds(view: PartitionView, first: int | None = first) -> tuple[int, int]:
+                start = view.log_start if first is None else first
+                return start, max(start, view.stable_offset)
+
+            range_ = Range.of(view, bounds).settled()
+            known = self._losses_of(view)
+            if first is not None:
+                seen = self._known.get(number, known).cut_count
+                lowest, highest = range_.view.log_start, min(range_.view.log_end, known.cut_since(seen))
+                if not max(lowest, known.up_to) <= first <= range_.end <= highest:
+                    return None
+            changed += self._put_newer(range_)
+            self.position[number], self._known[number] = range_.end, known
+        return changed
 
     # -------------------------------------------------------------- the mapping
 
@@ -552,7 +608,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
 
     def _check_writable(self) -> None:
         self._check_open()
-        if self._ends is not None:
+        if self._ranges is not None:
             raise ReadOnlyError(
                 f"the state of {self._log.name} was opened as of an earlier end",
                 remedy='open it with end="latest" to change it',

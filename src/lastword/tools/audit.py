@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
 from lastword.state.newest import newest
 from lastword.values import Value
@@ -89,12 +90,17 @@ class Delivered(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One partition of the log. `gone_below`: a key whose newest record lay below may have left the log."""
+    """One partition of the log: what `range` shows is compared.
 
-    view: PartitionView
-    start: int
-    end: int
+    gone_below   a key whose newest record lay below may have left the log
+    """
+
+    range: Range
     gone_below: int
+
+    @property
+    def view(self) -> PartitionView:
+        return self.range.view
 
 
 def audit(
@@ -127,7 +133,7 @@ def audit(
         for part in logged:
             number = part.view.partition
             # Tombstones too: a key whose newest record is one is not missing where it is absent.
-            records = newest(part.view, part.start, part.end, tombstones=True, map_bytes=memory_bytes)
+            records = newest(part.range, tombstones=True, map_bytes=memory_bytes)
             for record in records:
                 key = record.key
                 if key is None or (shares > 1 and zlib.crc32(key) % shares != share):

@@ -1,0 +1,176 @@
+"""One moment of a partition: segment files and an end offset that belong together.
+
+The newest value of a key is right only for both: a cleaning removes a record because of a newer one, and
+where that newer one lies above the end of a read, the key would be missing. So a read of newest values
+
+1. opens every file of its range before it decides anything (`PartitionView.held`): an open file stays
+   readable after a cleaning has replaced it;
+2. checks that its end is not below what the cleanings of these files used (`check_answerable`);
+3. begins again, with other files and with an end that is computed again, when a file was replaced before the
+   first record was given out;
+4. raises ReadOvertakenError when a file is lost after that, which needs more segments than descriptors.
+
+A read of all records (`view="log"`) needs none of this: it goes on in the files that are there (`reads`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
+from lastword.partition import losses
+from lastword.partition.reads import check_reached
+from lastword.records.legacy import UNKNOWN_COUNT
+
+if TYPE_CHECKING:
+    from lastword.partition.view import PartitionView
+
+T = TypeVar("T")
+Bounds = Callable[["PartitionView"], tuple[int, int]]
+
+_ATTEMPTS = 100
+_NOTHING = object()
+
+
+@dataclass(slots=True)
+class Range:
+    """start <= offset < end of one partition, in the segments that `view` listed.
+
+    bounds   computes start and end for a view of the partition; None: they stay as they are
+    """
+
+    view: PartitionView
+    start: int
+    end: int
+    bounds: Bounds | None = None
+
+    @classmethod
+    def of(cls, view: PartitionView, bounds: Bounds) -> Range:
+        """Compute start and end from the view. Looking for a time may refresh it: then they are computed
+        again, so that they never are of an older log than its files."""
+        result = cls(view, 0, 0, bounds)
+        result._compute()
+        return result
+
+    @property
+    def partition(self) -> int:
+        return self.view.partition
+
+    def renew(self) -> None:
+        """List the files again, and compute start and end again."""
+        self.view.refresh()
+        self._compute()
+
+    def held(self) -> PartitionView:
+        """Open every file of the range.
+
+        FileVanishedError: one was replaced. OffsetOutOfRangeError: see `check_answerable`.
+        """
+        view = self.view.held(self.start)
+        check_reached(view, self.end)
+        check_answerable(view, self.end)
+        return view
+
+    def settled(self) -> Range:
+        """The range of files that are held, renewed until they can be; it stays what it is from now on.
+
+        ReadOvertakenError: files were replaced again and again.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                return Range(self.held(), self.start, self.end)
+            except FileVanishedError:
+                self.renew()
+        raise _overtaken(self)
+
+    def _compute(self) -> None:
+        while self.bounds is not None:
+            listed = self.view.segment_set
+            self.start, self.end = self.bounds(self.view)
+            if self.view.segment_set is listed:
+                return
+
+
+def at_one_moment(range_: Range, read: Callable[[PartitionView, int, int], Iterator[T]]) -> Generator[T]:
+    """Yield what `read(view, start, end)` yields, of one moment. Until its first item it may be called again;
+    `range_` then has the start and end that were used.
+
+    ReadOvertakenError: files were replaced and closed after the first item, or again and again before it.
+    """
+    for _ in range(_ATTEMPTS):
+        if range_.start >= range_.end:
+            return
+        items: Iterator[T] = iter(())
+        try:
+            items = read(range_.held(), range_.start, range_.end)
+            first = next(items, _NOTHING)
+        except FileVanishedError:
+            _close(items)
+            range_.renew()
+            continue
+        try:
+            if first is not _NOTHING:
+                yield cast(T, first)
+                yield from items
+        except FileVanishedError as error:
+            raise _overtaken(range_) from error
+        finally:
+            _close(items)
+        return
+    raise _overtaken(range_)
+
+
+def _close(items: Iterator[T]) -> None:
+    if isinstance(items, Generator):
+        with closing(items):
+            pass
+
+
+def _overtaken(range_: Range) -> ReadOvertakenError:
+    return ReadOvertakenError.of(_name(range_.view), range_.view.directory)
+
+
+def check_answerable(view: PartitionView, end: int) -> None:
+    """OffsetOutOfRangeError if newest values as of `end` may be missing from the files of a view: they were
+    cleaned with records from `end` on. Names the lowest end that can be answered for certain.
+
+    To be called after the files were opened: a cleaning notes what it uses before its first swap. No cleaner,
+    Kafka's neither, uses the active segment or anything from the last stable offset on. Below that, the
+    removal log says what our cleanings used. Where another cleaner was, or nothing was noted, the log must be
+    whole below `end`: no record was removed there.
+    """
+    active = view.active
+    if active is None or end >= active.base_offset or end >= view.stable_offset:
+        return
+    known = losses.load(view.files, view.directory)
+    lowest = min(active.base_offset, view.stable_offset)
+    if known.knows_history(losses.first_dirty(view.files, view.directory)):
+        lowest = min(lowest, known.cleaned_knowing)
+    if end < lowest and not is_whole(view, end):
+        raise OffsetOutOfRangeError.cleaned(_name(view), end, lowest)
+
+
+def is_whole(view: PartitionView, end: int) -> bool:
+    """Is every offset from the log start up to `end` there? Reads headers."""
+    due = view.log_start
+    for segment in view.segment_set.starting_at(due):
+        if segment.base_offset >= end:
+            break
+        first = segment.position_of(due) if due > segment.base_offset else 0
+        for header in segment.headers(first):
+            if due >= end:
+                return True
+            if header.count == UNKNOWN_COUNT:  # a compressed set of magic 0 or 1: not counted
+                return False
+            if header.base_offset > due or header.count != header.next_offset - header.base_offset:
+                return False
+            due = header.next_offset
+    return due >= end
+
+
+def _name(view: PartitionView) -> str:
+    return os.path.basename(os.path.normpath(view.directory))

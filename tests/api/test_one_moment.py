@@ -1,0 +1,238 @@
+"""Reads that a cleaning overtakes: one moment, or an error (`partition.moment`).
+
+A reader in mode "r" runs on files that stop it before its n-th call, for every n. There a writer gives every
+key a newer value and cleans. What the reader shows must be the state before that or the state after it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import OffsetOutOfRangeError
+from lastword.files import OsFiles
+from lastword.partition import scan
+from tests.doubles.recording import RecordingFiles
+
+KEYS = [f"k{n:02d}" for n in range(8)]
+ONCE = [f"{name} of {round_}" for round_ in range(4) for name in ("one", "two", "three")]
+ALL_KEYS = [*KEYS, *ONCE, "last"]
+SETTINGS = {"segment_bytes": "2KiB", "index_interval_bytes": 256, "log_cleaner_enable": False}
+State = dict[str, Any]
+
+
+def opened(path: Path, mode: str = "a", **more: Any) -> Any:
+    return lastword.open(path, mode, clock=ManualClock(1_795_168_800_000), **SETTINGS, **more)
+
+
+def overwrite(path: Path, round_: int, strategy: str = "generational") -> State:
+    """Give every key a newer value, delete one, and clean all that is closed; return the state."""
+    with opened(path) as logs:
+        topic = logs.topic("users")
+        for key in KEYS:
+            topic.append(key, [round_, key, "x" * 60])
+        topic.delete(KEYS[round_ % len(KEYS)])
+        logs._log("users", 0).roll()
+        topic.append("last", round_)
+        logs.clean("users", strategy=strategy)
+        return {record.key: record.value for record in topic.read(view="latest")}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four rounds in closed segments, nothing cleaned."""
+    path = tmp_path_factory.mktemp("one-moment") / "data"
+    with opened(path) as logs:
+        topic = logs.create_topic(
+            "users", key_serializer="str", value_serializer="json", cleanup_policy="compact"
+        )
+        for round_ in range(4):
+            for key in ONCE[3 * round_ : 3 * round_ + 3]:  # these stay, in every segment
+                topic.append(key, round_)
+            for key in KEYS:
+                topic.append(key, [round_, key, "x" * 60])
+            topic.delete(KEYS[round_])
+            logs._log("users", 0).roll()
+        topic.append("last", -1)
+    return path
+
+
+def latest(logs: Any, path: Path) -> State:
+    return {record.key: record.value for record in logs.topic("users").read(view="latest")}
+
+
+def changes(logs: Any, path: Path) -> State:
+    found = {record.key: record.value for record in logs.topic("users").read(view="changes")}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def keys(logs: Any, path: Path) -> State:
+    return {record.key: record.value for record in logs.topic("users").read(view="latest", keys=ALL_KEYS)}
+
+
+def arrow(logs: Any, path: Path) -> State:
+    import json
+
+    rows = logs.topic("users").read(view="latest").arrow().read_all().to_pylist()
+    return {row["key"]: json.loads(row["value"]) for row in rows}
+
+
+def state(logs: Any, path: Path) -> State:
+    return dict(logs.state("users"))
+
+
+def refreshed(logs: Any, path: Path) -> State:
+    found = logs.state("users")
+    found.refresh()
+    return dict(found)
+
+
+def restored(logs: Any, path: Path) -> State:
+    import json
+
+    to = path / "out.jsonl"
+    logs.restore("users", to=to)
+    rows = [json.loads(line) for line in to.read_text().splitlines()]
+    to.unlink()
+    return {row["key"]: row["value"] for row in rows if row["type"] == "record"}
+
+
+READS: list[Callable[[Any, Path], State]] = [latest, changes, keys, arrow, state, refreshed, restored]
+
+
+def decode(monkeypatch: pytest.MonkeyPatch, bulk: bool) -> None:
+    """Read with kernels, or in plain Python."""
+    for name in ("PLAIN_BYTES", "PLAIN_BYTES_LOADED"):
+        monkeypatch.setattr(scan, name, 1 if bulk else 1 << 20)
+
+
+class Interrupted:
+    """Files that call `action` before their n-th call (from 0), once; `calls` counts."""
+
+    def __init__(self, number: int, action: Callable[[], None]) -> None:
+        self.calls = 0
+        self._number = number
+        self._action = action
+        self.files = RecordingFiles(OsFiles(), fail=self._before)
+
+    def _before(self, call: Any) -> None:
+        self.calls += 1
+        if self.calls == self._number + 1:
+            self._action()
+
+
+def interleavings(
+    template: Path, root: Path, action: Callable[[Path], None], read: Callable[[Any, Path], Any]
+) -> Iterator[tuple[int, Any]]:
+    """What `read` returns or raises, interrupted before each of its file operations in turn."""
+    number = 0
+    while True:
+        path = root / f"data-{number}"
+        shutil.copytree(template, path)
+        interrupted = Interrupted(number, lambda path=path: action(path))  # type: ignore[misc]
+        with opened(path, "r", files=interrupted.files) as logs:
+            try:
+                result = read(logs, path)
+            except lastword.errors.LastwordError as error:
+                result = error
+        shutil.rmtree(path)
+        if interrupted.calls <= number:
+            return
+        yield number, result
+        number += 1
+
+
+@pytest.mark.parametrize(
+    ("read", "strategy", "bulk"),
+    [
+        *((read, "generational", bool(number % 2)) for number, read in enumerate(READS)),
+        *(
+            pytest.param(read, strategy, not number % 2, marks=pytest.mark.slow)
+            for strategy in ("generational", "kafka")
+            for number, read in enumerate(READS)
+        ),
+    ],
+)
+def test_newest_values_are_of_one_moment(
+    read: Callable[[Any, Path], State],
+    strategy: str,
+    bulk: bool,
+    template: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decode(monkeypatch, bulk)
+    with opened(template, "r") as logs:
+        before = state(logs, template)
+    after: list[State] = []
+
+    def action(path: Path) -> None:
+        after.append(overwrite(path, 5, strategy))
+
+    met = {False, True}
+    for number, found in interleavings(template, tmp_path, action, read):
+        assert found in (before, after[-1]), f"interrupted before call {number}"
+        met.discard(found == before)
+    assert not met, "both moments must be met, or the interruptions are at the wrong places"
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("read", ["latest", "changes", "state"])
+def test_an_earlier_end_is_answered_exactly_or_refused(
+    read: str, bulk: bool, template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rule for all: the log is whole below the end, or the end is not below what a cleaning used."""
+    decode(monkeypatch, bulk)
+
+    def as_of(logs: Any, path: Path) -> State:
+        if read == "state":
+            return dict(logs.state("users", end=20))
+        found = {r.key: r.value for r in logs.topic("users").read(view=read, end=20)}
+        return {key: value for key, value in found.items() if value is not None}
+
+    with opened(template, "r") as logs:
+        right = as_of(logs, template)
+        assert right
+    refused = 0
+    for number, found in interleavings(template, tmp_path, lambda path: overwrite(path, 5) and None, as_of):
+        if isinstance(found, OffsetOutOfRangeError):
+            refused += 1
+            assert "or later" in str(found)
+        else:
+            assert found == right, f"interrupted before call {number}"
+    assert refused
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("form", ["records", "keys", "arrow"])
+def test_a_log_read_never_goes_back(
+    form: str, bulk: bool, template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding 3: a rewrite merges batches across the offset that was reached."""
+    decode(monkeypatch, bulk)
+
+    def offsets(logs: Any, path: Path) -> list[int]:
+        reader = logs.topic("users").read(keys=ALL_KEYS if form == "keys" else None)
+        if form == "arrow":
+            return [offset for batch in reader.arrow(256) for offset in batch["offset"].to_pylist()]
+        return [record.offset for record in reader]
+
+    def clean(path: Path) -> None:
+        with opened(path) as logs:
+            logs.clean("users")
+
+    with opened(template, "r") as logs:
+        whole = offsets(logs, template)
+        newest = {record.offset for record in logs.topic("users").read(view="changes")}
+    seen = set()
+    for number, found in interleavings(template, tmp_path, clean, offsets):
+        assert found == sorted(set(found)), f"interrupted before call {number}"
+        assert newest <= set(found) <= set(whole)
+        seen.add(len(found))
+    assert len(seen) > 1
