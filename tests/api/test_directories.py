@@ -65,6 +65,41 @@ def test_the_setting_log_dirs_opens_them_together(roots: list[str], tmp_path: Pa
         opened(roots[0], config=tmp_path / "other.toml")
 
 
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_a_file_in_the_directory_widens_no_call(roots: list[str], mode: str) -> None:
+    """Whoever may write into a log directory must not choose what else is opened, or cleaned."""
+    with opened(roots[1]) as logs:
+        logs.create_topic("victim")
+    with opened(roots[0]) as logs:
+        logs.create_topic("users")
+    file = Path(roots[0], "lastword.toml")
+    kept = file.read_text() if file.exists() else ""
+    file.write_text(f"log.dirs = {roots[:2]}\n{kept}")
+    with pytest.raises(UsageError, match=r"names further directories \(log\.dirs\)") as caught:
+        opened(roots[0], mode)
+    assert roots[1] in caught.value.message and f'config="{file}"' in (caught.value.remedy or "")
+    with opened(roots[0], mode, config=file) as logs:
+        assert {topic.name for topic in logs.topics()} == {"users", "victim"}
+    with opened(roots[:1], mode) as logs:
+        assert logs.paths == roots[:1]
+    file.write_text(f"log.dirs = {roots[:1]}\n{kept}")
+    with opened(roots[0], mode) as logs:  # itself alone
+        assert logs.paths == roots[:1]
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_the_caller_may_name_log_dirs(roots: list[str], how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(roots) as logs:
+        logs.create_topic("users", 3)
+    settings: dict[str, object] = {}
+    if how == "argument":
+        settings["log_dirs"] = roots
+    else:
+        monkeypatch.setenv("LASTWORD_LOG_DIRS", ",".join(roots))
+    with opened(roots[1], "r", **settings) as logs:
+        assert sorted(logs.paths) == sorted(roots)
+
+
 def test_a_topic_is_spread_and_read_as_one(roots: list[str]) -> None:
     with opened(roots) as logs:
         logs.create_topic("users", 5, cleanup_policy="compact")

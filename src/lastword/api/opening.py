@@ -16,6 +16,7 @@ from lastword.api.logs import LogDir
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings
 from lastword.config.keywords import Keywords
+from lastword.config.settings import FILE_NAME
 from lastword.errors import LastwordError, LogDirLockedError, ReadOnlyError, StorageError, UsageError
 from lastword.files import Files
 from lastword.logdir import LogDirectory, Spread
@@ -72,7 +73,8 @@ def open(
 
     found = load()  # every mistake in the settings is told before anything is opened
     if isinstance(path, (str, os.PathLike)):
-        paths = _together(paths[0], found.instance.log_dirs)
+        named = config is not None or found.instance.source("log.dirs") in ("argument", "environment")
+        paths = _together(paths[0], found.instance.log_dirs, named=named)
         cluster = BrokerSettings(files, paths)
     clock = clock or SystemClock()
     if mode == "a":
@@ -160,9 +162,10 @@ def _paths(given: PathLike | Sequence[PathLike]) -> list[str]:
     return paths
 
 
-def _together(path: str, log_dirs: Sequence[str]) -> list[str]:
-    """The directories of the setting log.dirs, if it is set. UsageError unless `path` is one of them: the
-    settings file of a copy names the directories that it was copied from."""
+def _together(path: str, log_dirs: Sequence[str], *, named: bool) -> list[str]:
+    """Return the directories of the setting log.dirs, if it is set. UsageError unless `path` is one of them:
+    the settings file of a copy names the directories that it was copied from. UsageError, too, if it names
+    others and the caller has not `named` it."""
     if not log_dirs:
         return [path]
     relative = [one for one in log_dirs if not Path(one).is_absolute()]
@@ -173,5 +176,14 @@ def _together(path: str, log_dirs: Sequence[str]) -> list[str]:
         raise UsageError(
             f"{path} is none of log.dirs: {', '.join(log_dirs)}",
             remedy="open one of these, or take log.dirs out of its lastword.toml, if that is a copy",
+        )
+    if others and not named:
+        file = os.path.join(path, FILE_NAME)
+        raise UsageError(
+            f"{file} names further directories (log.dirs): {', '.join(others)}; they are not opened unless "
+            "they are asked for",
+            remedy=f"name them with --dir, or the file with --config {file}, in Python a list of paths, or "
+            f'config="{file}"; or take log.dirs out of the file',
+            file=file,
         )
     return [path, *others]

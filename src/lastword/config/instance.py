@@ -23,7 +23,10 @@ from lastword.config.topic import ACKS, STRATEGIES
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
     log_dirs: tuple[str, ...] = words(
-        "behaviour", "Directories that are opened together, whichever of them is named; absolute paths."
+        "behaviour",
+        "Directories that are opened together, whichever of them is named; absolute paths. Not in a "
+        "directory's own lastword.toml: in a file that is named by `--config` or `config=`, in the "
+        "environment, or as an argument.",
     )
     log_retention_check_interval_ms: int = duration(
         "5m", "cost", "How often old segments are looked for.", low=1
