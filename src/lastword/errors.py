@@ -29,6 +29,7 @@
     │   ├── DecompressionLimitError  a payload that grows past its bound
     │   ├── InconsistentTopicIdError a partition that belongs to another topic of the same name
     │   ├── DuplicatePartitionError  one partition in two directories
+    │   ├── NotAPartitionError       a link, pipe or file where a directory or a log must be
     │   ├── CertificateError         a rewrite that does not hold what it must: nothing was published
     │   └── QuarantinedError         the partition was set aside after an earlier DataError
     ├── BusyError         exit 4: try again
@@ -350,6 +351,25 @@ class DuplicatePartitionError(DataError):
             remedy="find out which one is the newer, and move the other out",
             file=f"{second}/{partition}",
         )
+
+
+class NotAPartitionError(DataError):
+    """What has the name of a partition, or of one of its logs, is of another kind: a link, a pipe, a file."""
+
+    code = "not-a-partition"
+    kafka_code = 56  # KAFKA_STORAGE_ERROR
+
+    @classmethod
+    def link(cls, path: str) -> NotAPartitionError:
+        return cls(
+            f"{path} is a symbolic link, which is not followed",
+            remedy="put its target itself there",
+            file=path,
+        )
+
+    @classmethod
+    def of(cls, path: str, expected: str) -> NotAPartitionError:
+        return cls(f"{path} is no {expected}", remedy="move it away, and restore the partition", file=path)
 
 
 class CertificateError(DataError):

@@ -9,7 +9,7 @@ from lastword.api.audited import delivered_of
 from lastword.api.partitioners import Partitioner
 from lastword.api.progress import Meter
 from lastword.api.ranges import ranges
-from lastword.errors import UnknownTopicError
+from lastword.errors import DataError, LastwordError, StorageError, UnknownTopicError
 from lastword.tools.audit import KINDS, Audit, AuditRow, Logged, audit
 from lastword.values import ProgressLike
 
@@ -36,22 +36,33 @@ def audited(
         topics = here
     else:
         topics = [logs._one_topic(topic)]
-    sizes = {
-        name: sum(s.size for _, n in logs._chosen(name, partition) for s in logs._view(name, n).segments)
-        for name in topics
-    }
+    failed: list[LastwordError] = []
+    sizes: dict[str, int] = {}
+    for name in topics:  # all partitions of a topic: a key that moved between two is no difference
+        views, errors = logs._viewed(logs._chosen(name, partition))
+        failed += errors.values()
+        if not errors:
+            sizes[name] = sum(segment.size for view in views.values() for segment in view.segments)
     meter = Meter("audit", progress, sum(sizes.values()))
     counts: Counter[str] = Counter(dict.fromkeys(("right", *KINDS), 0))
     rows: list[AuditRow] = []
     left_off, ok = 0, True
-    for name in topics:
-        with meter.part(sizes[name]) as tell:
-            found = _one_topic(logs, name, partition, delivered, most_rows - len(rows), tell, partitioner)
+    for name, size in sizes.items():
+        try:
+            with meter.part(size) as tell:
+                found = _one_topic(logs, name, partition, delivered, most_rows - len(rows), tell, partitioner)
+        except (DataError, StorageError) as error:
+            failed.append(error)
+            continue
         counts.update(found.counts)
         rows += found.rows
         left_off += found.left_off
         ok &= found.ok
-    return Audit(ok, dict(counts), tuple(rows), left_off)
+    result = Audit(ok and not failed, dict(counts), tuple(rows), left_off)
+    if failed:
+        failed[0].audit = result  # type: ignore[attr-defined]  # of the other topics, for who catches it
+        raise failed[0]
+    return result
 
 
 def _one_topic(

@@ -57,16 +57,18 @@ def plan_chosen(
     from lastword.cleaner.cleaner import plan as plan_one
     from lastword.retention.expire import outlook
 
-    views = [(name, number, found._view(name, number)) for name, number in chosen]
-    meter = Meter("plan", progress, sum(segment.size for *_, view in views for segment in view.segments))
+    views, unviewed = found._viewed(chosen)
+    size = sum(segment.size for view in views.values() for segment in view.segments)
+    meter = Meter("plan", progress, size)
     accounts = {name for name, _ in chosen if due and by_accounts(found, name, strategy)}
     wanted = {tp for tp in chosen if tp[0] in accounts}
     unseen: dict[TopicPartition, LastwordError] = {}
     by_drive = plan_due(found, wanted, strategy, unseen) if wanted else ()
     planned = {(plan.topic, plan.partition): plan for plan in by_drive}
     failed = [error for tp, error in unseen.items() if tp in wanted]
+    failed += [error for tp, error in unviewed.items() if tp not in wanted]
     plans: list[Plan] = []
-    for name, number, view in views:
+    for (name, number), view in views.items():
         if (name, number) in unseen:
             continue
         config = found._config(name)
@@ -227,6 +229,8 @@ def quarantined(found: Found, topic: str | None, partition: int | None) -> list[
                 _check_quarantine(found, name, number)
             except QuarantinedError as error:
                 why.append(error)
+            except StorageError:  # raised by whatever uses the partition
+                continue
     return why
 
 

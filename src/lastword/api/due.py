@@ -14,6 +14,7 @@ from lastword.errors import LastwordError
 from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
+    from lastword.accounts.values import DriveAccount
     from lastword.api.found import Found
     from lastword.cleaner import CleanRound, Plan
     from lastword.cleaner.drive import Place
@@ -75,8 +76,10 @@ def _clean_drive(
     held = {one.partition for one in places if one.partition not in wanted}
     here = {one.partition: one for one in places}
     done: set[tuple[TopicPartition, int, int, int]] = set()
+    told: set[TopicPartition] = set()
     while stop is None or not stop():
         now_ms = found._clock.now_ms()
+        errors: list[LastwordError] = []
         try:
             account = look(
                 places,
@@ -84,12 +87,16 @@ def _clean_drive(
                 now_ms=now_ms,
                 space_target=found.settings.instance.lastword_space_target,
                 held=held,
-                failed=failed,
+                failed=errors,
                 stop=stop,
                 budget=found._drives.budget(name),
             )
         except Stopped:
             break
+        for tp, error in _unseen(places, account, errors).items():
+            if tp in wanted and tp not in told:
+                told.add(tp)
+                failed.append(error)
         choice = choose_drive(account, now_ms)
         if choice.run is None:
             break
@@ -115,6 +122,14 @@ def _clean_drive(
                 held.add(tp)  # by the next look its tombstones wait
             elif not round_.complete:
                 break
+
+
+def _unseen(
+    places: list[Place], account: DriveAccount, errors: list[LastwordError]
+) -> dict[TopicPartition, LastwordError]:
+    """The partitions that a look at a drive left out, each with its error."""
+    seen = {(one.topic, one.partition) for one in account.partitions}
+    return dict(zip((one.partition for one in places if one.partition not in seen), errors, strict=True))
 
 
 def plan_due(
@@ -149,10 +164,7 @@ def plan_due(
             ledgers=lambda home, own=own: own[home.path],  # type: ignore[misc]
             failed=errors,
         )
-        seen = {(one.topic, one.partition) for one in account.partitions}
-        failed.update(
-            zip((one.partition for one in places if one.partition not in seen), errors, strict=True)
-        )
+        failed.update(_unseen(places, account, errors))
         choices, _ = outlook(account, now_ms)
         for place in places:
             if place.partition not in (wanted if only is None else only) or place.partition in failed:

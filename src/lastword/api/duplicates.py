@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from lastword.api.progress import Meter
-from lastword.errors import DataError, UsageError, nearest
+from lastword.errors import DataError, LastwordError, StorageError, UsageError, nearest
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
     from lastword.api.found import By, Found
+    from lastword.partition.view import PartitionView
     from lastword.tools.duplication import Duplication
 
 
@@ -29,12 +30,12 @@ def duplication(
     chosen: dict[str, list[int]] = {}
     for name, number in logs._chosen(topic, partition):
         chosen.setdefault(name, []).append(number)
-    views = {name: {n: logs._view(name, n) for n in numbers} for name, numbers in chosen.items()}
+    views, errors = _views(logs, chosen, by)
     size = sum(one.size for topics in views.values() for view in topics.values() for one in view.segments)
     most_passes = 1 if not exact else 2 if by == "segment" else 3
     meter = Meter("duplication", progress, size * most_passes)
     found: list[Duplication] = []
-    failed: DataError | None = None
+    failed: LastwordError | None = next(iter(errors), None)
     for name, of_topic in views.items():
         whole = len(of_topic) == len(logs._partitions(name))
         try:
@@ -43,12 +44,27 @@ def duplication(
                 found += counted(name, of_topic, by, meter.part, whole=whole, map_bytes=map_bytes)
             else:
                 found += estimated(name, of_topic, by, meter.part, whole=whole)
-        except DataError as error:
+        except (DataError, StorageError) as error:
             failed = failed or error
     if failed is not None:
         failed.rows = found  # type: ignore[attr-defined]  # of the sound topics, for who catches it
         raise failed
     return found
+
+
+def _views(
+    logs: Found, chosen: dict[str, list[int]], by: str
+) -> tuple[dict[str, dict[int, PartitionView]], list[LastwordError]]:
+    """Views of each topic's partitions, and the errors of those that have none: the rest of such a topic is
+    counted, but no row stands for the whole of it."""
+    views: dict[str, dict[int, PartitionView]] = {}
+    errors: list[LastwordError] = []
+    for name, numbers in chosen.items():
+        found, failed = logs._viewed((name, number) for number in numbers)
+        errors += failed.values()
+        if found and not (failed and by == "topic"):
+            views[name] = {number: view for (_, number), view in found.items()}
+    return views, errors
 
 
 def check_by(by: str) -> By:

@@ -10,15 +10,17 @@ import atexit
 import os
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from lastword.clock import Clock
 from lastword.config import Settings, TopicConfig
 from lastword.errors import (
+    DataError,
     LastwordError,
     ReadOnlyError,
+    StorageError,
     UnknownTopicError,
     UsageError,
 )
@@ -149,6 +151,20 @@ class Found(Handle):
     def _view(self, topic: str, partition: int) -> PartitionView:
         self._check_open()
         return self._home(topic, partition).view(topic, partition)
+
+    def _viewed(
+        self, chosen: Iterable[tuple[str, int]]
+    ) -> tuple[dict[tuple[str, int], PartitionView], dict[tuple[str, int], LastwordError]]:
+        """Return the views of partitions, and the errors of those that cannot be viewed: a verb works on the
+        first, and raises the second at its end."""
+        views: dict[tuple[str, int], PartitionView] = {}
+        failed: dict[tuple[str, int], LastwordError] = {}
+        for tp in chosen:
+            try:
+                views[tp] = self._view(*tp)
+            except (DataError, StorageError) as error:
+                failed[tp] = error
+        return views, failed
 
     def _views(self, topic: str) -> Mapping[int, PartitionView]:
         return _Views(topic, self._partitions(topic))

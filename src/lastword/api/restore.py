@@ -63,7 +63,8 @@ def restore(
     from lastword.api.arrow import ArrowForm
 
     format_of(to)
-    views = {n: v for n, v in logs._views(topic.name).items() if partition is None or n == partition}
+    own = logs._views(topic.name)
+    views = {number: own[number] for number in own if partition is None or number == partition}
     form = ArrowForm(topic.name, *topic.serializer_names)
     for attempt in range(1, _ATTEMPTS + 1):
         # How often the log was cut is read before the files are listed: a later cut then refuses the file.

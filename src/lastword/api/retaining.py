@@ -41,14 +41,26 @@ def expire(found: Found, topic: str | None, partition: int | None) -> list[Delet
 
 
 def expire_outlook(found: Found, topic: str | None, partition: int | None) -> list[Deletion]:
-    """What `expire` would do with every partition, also with those that lose nothing."""
+    """What `expire` would do with every partition, also with those that lose nothing.
+
+    A partition that cannot be viewed does not stop the others: its error is raised at the end, with
+    `error.deletions`.
+    """
     from lastword.retention.expire import outlook
 
     now_ms = found._clock.now_ms()
-    return [
-        outlook(found._view(name, number), found._config(name), now_ms)
-        for name, number in found._chosen(topic, partition)
-    ]
+    done: list[Deletion] = []
+    views, errors = found._viewed(found._chosen(topic, partition))
+    failed = list(errors.values())
+    for (name, _), view in views.items():
+        try:
+            done.append(outlook(view, found._config(name), now_ms))
+        except (DataError, StorageError) as error:
+            failed.append(error)
+    if failed:
+        failed[0].deletions = done  # type: ignore[attr-defined]  # of the others, for who catches it
+        raise failed[0]
+    return done
 
 
 def trim(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.progress import Meter
-from lastword.errors import FileVanishedError, UsageError
+from lastword.errors import DataError, FileVanishedError, StorageError, UsageError
 from lastword.partition.outcomes import Outcomes
 from lastword.values import ProgressLike
 
@@ -38,10 +38,21 @@ def simulations(
     if config or strategy is not None:
         shown = dict(config) | ({} if strategy is None else {"lastword.strategy": strategy})
         tries.append((shown, today.changed(config), strategy))
-    chosen = found._chosen(topic, partition)
-    sizes = [sum(s.size for s in found._view(*one).segments) for one in chosen]
-    meter = Meter("simulate", progress, 2 * sum(sizes))
-    deaths = [_deaths(found, *one, meter, size) for one, size in zip(chosen, sizes, strict=True)]
+    views, errors = found._viewed(found._chosen(topic, partition))
+    failed = list(errors.values())
+    of_view = {tp: sum(segment.size for segment in view.segments) for tp, view in views.items()}
+    meter = Meter("simulate", progress, 2 * sum(of_view.values()))
+    chosen, sizes, deaths = [], [], []
+    for tp, size in of_view.items():
+        try:
+            deaths.append(_deaths(found, *tp, meter, size))
+        except FileVanishedError:
+            raise
+        except (DataError, StorageError) as error:
+            failed.append(error)
+            continue
+        chosen.append(tp)
+        sizes.append(size)
     homes: dict[str, list[int]] = {}
     for index, one in enumerate(chosen):
         homes.setdefault(found._home(*one).path, []).append(index)
@@ -58,7 +69,11 @@ def simulations(
                 answers[index].append(simulation)
             if len(members) > 1:
                 drives.append(drive.drive)
-    return [simulation for answer in answers for simulation in answer] + drives
+    simulations = [simulation for answer in answers for simulation in answer] + drives
+    if failed:
+        failed[0].simulations = simulations  # type: ignore[attr-defined]  # of the others, for who catches it
+        raise failed[0]
+    return simulations
 
 
 def _one_drive(

@@ -10,7 +10,7 @@ import typer
 from lastword.api.json_form import bytes_json
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
 from lastword.cli.text import key_text
-from lastword.errors import UsageError
+from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.values import plural
 
 EXAMPLES = """
@@ -60,15 +60,22 @@ def audit(
         raise UsageError(
             "what was delivered?", remedy="OTHER: a file with columns key and offset, or a log directory"
         )
+    failed: LastwordError | None = None
     with ExitStack() as stack:
         logs = stack.enter_context(out.open(target))
         delivered: Any = delivered_by
         if DEFAULT.is_dir(delivered_by):
             delivered = stack.enter_context(out.open(_replica(delivered_by, target)))
         progress = stack.enter_context(out.progress("audit"))
-        found = logs.audit(
-            target.topic, target.partition, delivered=delivered, most_rows=most_rows, progress=progress
-        )
+        try:
+            found = logs.audit(
+                target.topic, target.partition, delivered=delivered, most_rows=most_rows, progress=progress
+            )
+        except (DataError, StorageError) as error:
+            if getattr(error, "audit", None) is None:
+                raise
+            # The other topics are shown before what cannot be audited is told.
+            found, failed = error.audit, error  # type: ignore[union-attr]
     for row in found.rows:
         out.row("audit", row.to_dict() | {"key": bytes_json(row.key)})
         where = row.topic if row.partition is None else f"{row.topic}-{row.partition}"
@@ -81,6 +88,8 @@ def audit(
     if found.left_off:
         out.say(f"{plural(found.left_off, 'more key')} not named; --rows N names more")
     out.summary(str(found), ok=found.ok, counts=dict(found.counts), left_off=found.left_off)
+    if failed is not None:
+        raise failed
     return 0 if found.ok else 1
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.errors import DataError, UsageError
+from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes
 from lastword.values import plural
 
@@ -49,13 +49,13 @@ def duplication(
     if by not in BY:
         raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")
     target = Target.of(directory, topic, partition, more)
-    failed: DataError | None = None
+    failed: LastwordError | None = None
     with out.open(target) as logs, out.progress("duplication") as progress:
         try:
             rows = logs.duplication(
                 target.topic, target.partition, exact=exact, by=cast("By", by), progress=progress
             )
-        except DataError as error:
+        except (DataError, StorageError) as error:
             # What was counted is told before what could not be.
             rows, failed = getattr(error, "rows", []), error
     for row in rows:

@@ -18,7 +18,7 @@ from lastword.cli.options import (
     what_if,
 )
 from lastword.cli.remedies import policy_remedy
-from lastword.errors import LastwordError, UsageError
+from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes
 from lastword.values import plural
 
@@ -61,9 +61,15 @@ def expire(
             f"`{target.command('config', target.topic or 'TOPIC', *settings)}` to change it",
         )
     if dry_run:
+        wrong: LastwordError | None = None
         with out.open(target, **assumed) as logs:
-            found = expire_outlook(logs, target.topic, target.partition)
-        _show(out, found, target)
+            try:
+                found = expire_outlook(logs, target.topic, target.partition)
+            except (DataError, StorageError) as error:
+                found, wrong = getattr(error, "deletions", []), error
+        _show(out, found, target, ok=wrong is None)
+        if wrong is not None:
+            raise wrong
         return
     failed: LastwordError | None = None
     with out.change(target) as logs:
@@ -92,7 +98,7 @@ def expire(
         raise failed
 
 
-def _show(out: Session, found: list[Deletion], target: Target) -> None:
+def _show(out: Session, found: list[Deletion], target: Target, *, ok: bool) -> None:
     for deletion in found:
         out.row("deletion", deletion.to_dict())
     out.table(
@@ -118,6 +124,7 @@ def _show(out: Session, found: list[Deletion], target: Target) -> None:
     freed, segments = sum(one.freed_bytes for one in goes), sum(one.segments for one in goes)
     out.summary(
         f"would remove {plural(segments, 'segment')}, {format_bytes(freed)}; nothing was changed",
+        ok=ok,
         deletions=len(goes),
         segments=segments,
         freed_bytes=freed,

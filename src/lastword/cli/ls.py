@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.errors import LastwordError, UsageError
+from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
@@ -181,7 +181,7 @@ class Topic:
             topic=rows[0].topic,
             partitions=len(rows),
             policy=rows[0].policy,
-            segments=sum(row.segments for row in rows),
+            segments=sum(row.segments or 0 for row in rows),
             size_bytes=sum(row.size_bytes for row in rows),
             live_bytes=sum(row.live_bytes for row in counted),
             garbage_bytes=sum(row.garbage_bytes for row in counted),
@@ -265,35 +265,48 @@ class Uncounted:
     partition: int
     dir: str
     policy: str | None
-    log_start: int
-    log_end: int
-    segments: int
+    log_start: int | None
+    log_end: int | None
+    segments: int | None
     size_bytes: int
     quarantine: str | None
 
     @classmethod
     def of(cls, places: Places, topic: str, partition: int) -> Uncounted:
-        view = places.view(topic, partition)
-        policy = places.config(topic).cleanup_policy
+        """Return what can be known; of one that cannot even be listed, its place and policy."""
         from lastword.cleaner import quarantine
 
-        noted = quarantine.load(view.files, view.directory)
-        return cls(
+        policy = places.config(topic).cleanup_policy
+        row = cls(
             topic,
             partition,
-            os.path.dirname(os.path.normpath(view.directory)),
+            places.directory(topic, partition),
             ",".join(sorted(policy)) if policy else None,
-            view.log_start,
-            view.log_end,
-            len(view.segments),
-            sum(segment.size for segment in view.segments),
-            None if noted is None else noted.reason,
+            None,
+            None,
+            None,
+            0,
+            None,
+        )
+        try:
+            view = places.view(topic, partition)
+            noted = quarantine.load(view.files, view.directory)
+        except (DataError, StorageError, UsageError):
+            return row
+        return replace(
+            row,
+            log_start=view.log_start,
+            log_end=view.log_end,
+            segments=len(view.segments),
+            size_bytes=sum(segment.size for segment in view.segments),
+            quarantine=None if noted is None else noted.reason,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of a `PartitionInfo`; null is what is not known."""
+        """Return the fields of a `PartitionInfo`; null is what is not known."""
         unknown = dict.fromkeys(("live_bytes", "garbage_bytes", "records", "live_records", "tombstones"))
-        return {**asdict(self), **unknown, "exact": False}
+        size = {} if self.segments is not None else {"size_bytes": None}
+        return {**asdict(self), **unknown, **size, "exact": False}
 
 
 def _partitions(
@@ -321,11 +334,9 @@ def _partitions(
         [
             (
                 f"{row.topic}-{row.partition}",
-                format_bytes(row.size_bytes),
+                "?" if row.segments is None else format_bytes(row.size_bytes),
                 *_counts(row, compacted),
-                str(row.log_start),
-                str(row.log_end),
-                str(row.segments),
+                *("?" if fact is None else str(fact) for fact in (row.log_start, row.log_end, row.segments)),
                 (row.policy or "none") + _health(row),
                 *_dir(homes, row),
             )

@@ -20,7 +20,7 @@ from lastword.cli.options import (
     command,
     settings_of,
 )
-from lastword.errors import UsageError
+from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes
 
 if TYPE_CHECKING:
@@ -72,8 +72,15 @@ def simulate(
         raise UsageError(
             f"there is no directory {os.path.dirname(picture)}", remedy="make it, or name another file"
         )
+    failed: LastwordError | None = None
     with out.open(target) as logs, out.progress("simulate") as progress:
-        found = logs.simulate(target.topic, target.partition, strategy=strategy, progress=progress, **config)
+        try:
+            found = logs.simulate(
+                target.topic, target.partition, strategy=strategy, progress=progress, **config
+            )
+        except (DataError, StorageError) as error:
+            # The others are shown before what cannot be replayed is told.
+            found, failed = getattr(error, "simulations", []), error
     for one in found:
         out.row("simulation", one.to_dict())
     out.table(_COLUMNS, [_row(one) for one in found], "lllrrrrrr", spare=("PEAK", "READ"))
@@ -93,7 +100,11 @@ def simulate(
     )
     if not records:
         text = "nothing was appended since the last cleaning: there is nothing to replay"
-    out.summary(text, simulations=len(found), records=records, appended_bytes=appended)
+    if failed is not None and not found:
+        raise failed
+    out.summary(text, ok=failed is None, simulations=len(found), records=records, appended_bytes=appended)
+    if failed is not None:
+        raise failed
 
 
 def _row(one: Simulation) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
 from lastword.files.ahead import start_writing
@@ -227,5 +228,7 @@ class OsHandle(Handle):
         return f"<OsHandle {self.path}{' closed' if self._closed else ''}>"
 
 
-def facts_of(result: os.stat_result) -> FileFacts:
-    return FileFacts(result.st_size, result.st_mtime_ns // 1_000_000, result.st_ino)
+def facts_of(result: os.stat_result, *, link: bool = False) -> FileFacts:
+    mode = result.st_mode
+    kind = "link" if link else "file" if stat.S_ISREG(mode) else "dir" if stat.S_ISDIR(mode) else "other"
+    return FileFacts(result.st_size, result.st_mtime_ns // 1_000_000, result.st_ino, kind)

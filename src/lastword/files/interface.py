@@ -31,9 +31,16 @@ Buffer = Any
 
 
 class FileFacts(NamedTuple):
+    """Facts of a file or directory.
+
+    `kind`: "file", "dir", "link" for a symbolic link (whose other facts are its target's), "other" for a
+    pipe, a socket or a device. Storage that has only files and directories may say "file" for all.
+    """
+
     size: int  # bytes
     mtime_ms: int
     inode: int
+    kind: str = "file"
 
 
 class Handle(ABC):
@@ -117,6 +124,10 @@ class Files(ABC):
 
     @abstractmethod
     def is_dir(self, path: Path) -> bool: ...
+
+    def is_link(self, path: Path) -> bool:
+        """Is this name a symbolic link, wherever it leads? Storage without links has none."""
+        return False
 
     @abstractmethod
     def mkdir(self, path: Path) -> None: ...

@@ -125,7 +125,9 @@ class OsFiles(Files):
 
     def stat(self, path: Path) -> FileFacts | None:
         try:
-            return facts_of(os.stat(path))
+            facts = os.lstat(path)
+            link = modes.S_ISLNK(facts.st_mode)
+            return facts_of(os.stat(path) if link else facts, link=link)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -133,6 +135,9 @@ class OsFiles(Files):
 
     def is_dir(self, path: Path) -> bool:
         return os.path.isdir(path)
+
+    def is_link(self, path: Path) -> bool:
+        return os.path.islink(path)
 
     def _changing(self, path: Path) -> str:
         path = os.fspath(path)

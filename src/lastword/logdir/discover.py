@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from lastword.errors import FileVanishedError, NotALogDirError
+from lastword.errors import CorruptFileError, FileVanishedError, NotALogDirError, StorageError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
+from lastword.partition.checkpoint_file import read_lines
 from lastword.segment import names
 
 IGNORED = frozenset({"remote-log-index-cache", names.METADATA_DIR})
@@ -77,9 +78,11 @@ def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
         if parsed is None:
             continue
         if name not in known:
-            if not is_partition(files, os.path.join(root, name), parsed.marker):
+            path = os.path.join(root, name)
+            if is_partition(files, path, parsed.marker):
+                known.add(name)
+            elif parsed.marker or not _is_odd(files, root, path, name):
                 continue
-            known.add(name)
         if not parsed.marker:
             partitions.append(TopicPartition(parsed.topic, parsed.partition))
         elif parsed.marker == "delete":
@@ -93,6 +96,21 @@ def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
     return Listing(tuple(sorted(partitions)), tuple(deleted), is_log_dir, is_empty, tuple(set_aside))
 
 
+def _is_odd(files: Files, root: str, path: str, name: str) -> bool:
+    """Is this no directory, where a partition was? A link that leads nowhere or to a file, a pipe, a file:
+    plain files of other programs may have such a name, too, so a checkpoint must name the partition."""
+    if files.is_dir(path):
+        return False
+    for checkpoint in (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, names.FIRST_DIRTY):
+        try:
+            lines = read_lines(files, os.path.join(root, checkpoint), 3)
+        except (CorruptFileError, StorageError):
+            continue
+        if any(f"{topic}-{partition}" == name for topic, partition, _ in lines):
+            return True
+    return False
+
+
 def is_partition(files: Files, path: str, marker: str = "") -> bool:
     """Does a directory with a partition's name hold anything of a log?"""
     if not files.is_dir(path):
@@ -101,6 +119,8 @@ def is_partition(files: Files, path: str, marker: str = "") -> bool:
         listing = files.listdir(path)
     except FileVanishedError:
         return False
+    except StorageError:
+        return True  # it cannot be listed: whoever uses it gets the error, and the others are served
     return marker in ("delete", "future") or any(
         name in (names.PARTITION_METADATA, names.LEADER_EPOCHS) or names.parse_segment_file(name) is not None
         for name in listing

@@ -26,9 +26,9 @@ from lastword.errors import (
     CorruptFileError,
     DataError,
     LastwordError,
-    NotALogDirError,
     OfflineError,
     ReadOnlyError,
+    StorageError,
     TopicExistsError,
     UnknownTopicError,
     UsageError,
@@ -55,7 +55,7 @@ from lastword.logdir.root import check_log_dir, check_writable, make_dirs, parti
 from lastword.logdir.topics import make_partitions, mark_deleted
 from lastword.partition import front
 from lastword.partition.log import PartitionLog
-from lastword.partition.view import PartitionView
+from lastword.partition.view import PartitionView, check_directory
 from lastword.records import limits
 from lastword.segment import names
 
@@ -164,11 +164,13 @@ class LogDirectory:
                 files.unlink(os.path.join(self.path, name + ".tmp"), missing_ok=True)
             found = self._listing()
             for name in found.deleted:  # a deletion that was asked for and not finished
-                files.remove_tree(os.path.join(self.path, name))
+                with suppress(StorageError, ReadOnlyError):  # it stays, and is tried again the next time
+                    files.remove_tree(os.path.join(self.path, name))
             for one in found.set_aside:
                 path = os.path.join(self.path, one.name)
                 if one.marker == "future" and read_note(files, path) is not None:
-                    files.remove_tree(path)  # a copy of ours that did not come to its end
+                    with suppress(StorageError, ReadOnlyError):
+                        files.remove_tree(path)  # a copy of ours that did not come to its end
         except BaseException:
             self._file_lock.release()
             raise
@@ -239,7 +241,7 @@ class LogDirectory:
     def topic_id(self, topic: str) -> str | None:
         """The topic's id as the first of its partitions that has one says; None in a bare directory."""
         for partition in self.partitions(topic):
-            with suppress(CorruptFileError):  # told when that partition is used
+            with suppress(CorruptFileError, StorageError):  # told when that partition is used
                 found = read_topic_id(self.files, self.directory(topic, partition))
                 if found is not None:
                     return found
@@ -452,12 +454,7 @@ class LogDirectory:
                 file=self.path,
             )
         directory = self.directory(tp.topic, tp.partition)
-        if os.path.islink(directory):  # noqa: PTH114
-            raise NotALogDirError(
-                f"{directory} is a symbolic link, which is not followed",
-                remedy="put the directory itself there",
-                file=directory,
-            )
+        check_directory(self.files, directory)
         return directory
 
     @property

@@ -44,6 +44,7 @@ from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots, snapshot_offsets
 from lastword.partition.staged import begun_at
 from lastword.partition.synced import LogEnd, SyncedMark, read_mark
+from lastword.partition.view import check_directory
 from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
@@ -102,6 +103,9 @@ class _Opening:
         self, clock: Clock, rng: random.Random | None, producer_expiration_ms: int
     ) -> tuple[PartitionLog, Recovery]:
         files, directory, interval = self.files, self.directory, self.config.index_interval_bytes
+        check_directory(files, directory)
+        for base in log_bases(files, directory):
+            Segment.load(files, directory, base)  # NotAPartitionError before anything is changed
         finish_swaps(files, directory, self.repairs)
         remove_leftovers(files, directory, self.repairs)
         parts = split_overflowed(files, directory, interval, self.repairs)

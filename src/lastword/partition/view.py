@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError
+from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError, NotAPartitionError
 from lastword.files import FileFacts, Files
 from lastword.partition import swap
 from lastword.partition.checkpoint_file import number, read_lines
@@ -107,6 +107,7 @@ class PartitionView(Reads):
 
         FileVanishedError: no such directory.
         """
+        check_directory(files, directory)
         for _ in range(_TRIES):
             checkpoint = _log_start_file(files, directory)
             log_start = read_log_start(files, directory)
@@ -220,6 +221,15 @@ class PartitionView(Reads):
         from lastword.partition.lookups import records_at
 
         return records_at(self, offsets)
+
+
+def check_directory(files: Files, directory: str) -> None:
+    """Raise NotAPartitionError if something is there, and no directory: it may be a link, or a file."""
+    path = os.path.normpath(directory)
+    if files.is_link(path):
+        raise NotAPartitionError.link(path)
+    if not files.is_dir(path) and files.exists(path):
+        raise NotAPartitionError.of(path, "directory")
 
 
 def _log_files(listing: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from lastword.errors import DataError, FileVanishedError
+from lastword.errors import DataError, FileVanishedError, NotAPartitionError
 from lastword.files import FileFacts, Files, Handle
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok, read_records
@@ -81,6 +81,10 @@ class Segment:
         facts = files.stat(path)
         if facts is None:
             raise FileVanishedError(f"{path} is gone", file=path)
+        if facts.kind == "link":
+            raise NotAPartitionError.link(path)
+        if facts.kind != "file":
+            raise NotAPartitionError.of(path, "regular file")
         return cls(files, directory, base_offset, facts=facts, suffix=suffix, active=active)
 
     def __repr__(self) -> str:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.clock import Clock, SystemClock
-from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError
+from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError, StorageError
 from lastword.files import FileFacts, Files
 from lastword.logdir.identity import read_topic_id
 from lastword.partition.checkpoint_file import number, read_lines
@@ -246,10 +246,10 @@ Listing = list[tuple[str, FileFacts | None]]
 
 
 def _listing(files: Files, directory: str) -> Listing | None:
-    """List the files of a partition with their sizes; None if there is no such directory."""
+    """List the files of a partition with their sizes; None if that is not possible."""
     try:
         return [(name, files.stat(os.path.join(directory, name))) for name in files.listdir(directory)]
-    except FileVanishedError:
+    except StorageError:
         return None
 
 
