@@ -17,6 +17,7 @@ from lastword.errors import (
     InvalidTopicError,
     LogDirLockedError,
     NotALogDirError,
+    NotAPartitionError,
     ReadOnlyError,
     TopicExistsError,
     UnknownSettingError,
@@ -237,7 +238,7 @@ class TestRefusals:
             logs.create_topic("other")
         (tmp_path / "b" / "users-0").symlink_to(tmp_path / "a" / "users-0")
         for mode in "ra":
-            with opened(tmp_path / "b", mode) as logs, pytest.raises(NotALogDirError, match="link"):
+            with opened(tmp_path / "b", mode) as logs, pytest.raises(NotAPartitionError, match="link"):
                 logs.view("users", 0)
 
     def test_two_writers(self, tmp_path: Path) -> None:
