@@ -114,15 +114,20 @@ def _read(files: Files, directory: str) -> tuple[int, int | None]:
         data = files.read_bytes(path) if files.exists(path) else b""
     except LastwordError:
         return 0, None
+    return decode_mark(data) or (0, None)
+
+
+def decode_mark(data: bytes) -> tuple[int, int | None] | None:
+    """Return offset and epoch of a mark's bytes, no epoch of version 1; None if they are damaged."""
     if len(data) == _OLD_MARK.size:
         offset, crc = _OLD_MARK.unpack(data)
-        return (max(offset, 0), None) if google_crc32c.value(data[:8]) == crc else (0, None)
+        return (max(offset, 0), None) if google_crc32c.value(data[:8]) == crc else None
     if len(data) != _BYTES:
-        return 0, None
+        return None
     version, offset, epoch = _FIELDS.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _FIELDS.size)
     if version != VERSION or google_crc32c.value(data[: _FIELDS.size]) != crc:
-        return 0, None
+        return None
     return max(offset, 0), epoch
 
 

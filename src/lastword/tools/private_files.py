@@ -22,7 +22,7 @@ from lastword.logdir import inbox, moved_from
 from lastword.logdir.spread import read_partition_list
 from lastword.partition import front, leases, losses, staged
 from lastword.partition.named import read_journal
-from lastword.partition.synced import read_synced
+from lastword.partition.synced import decode_mark
 from lastword.segment import names
 from lastword.tools.problem import Problem
 
@@ -153,10 +153,14 @@ def _journal(files: Files, path: str) -> Fields:
 
 
 def _synced(files: Files, path: str) -> Fields:
-    offset = read_synced(files, _partition(path))
-    if offset == 0 and files.read_bytes(path)[:8].strip(b"\0"):  # zeros: a power cut before its first sync
+    data = files.read_bytes(path)
+    mark = decode_mark(data)
+    if mark is None and data.strip(b"\0"):  # zeros: a power cut before its first sync
         raise CorruptFileError("the mark's checksum is wrong", code="bad-synced", file=path, position=0)
+    offset, epoch = mark or (0, None)
     yield "synced below offset", str(offset)
+    if epoch is not None:
+        yield "leader epoch", str(epoch)
 
 
 def _begun(files: Files, path: str) -> Fields:
