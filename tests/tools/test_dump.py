@@ -43,7 +43,7 @@ def test_the_files_beside_it(partition):
     assert [e.epoch for e in dump(partition / "leader-epoch-checkpoint")] == [0]
     (entry,) = dump(partition.parent / "recovery-point-offset-checkpoint")
     assert entry == CheckpointEntry(entry.file, "t", 0, None, 10)
-    synced, epoch = dump(partition / "lastword" / "synced")
+    synced, _ = dump(partition / "lastword" / "synced")
     assert (synced.name, synced.value) == ("synced below offset", "10")
     assert {e.name for e in dump(partition.parent / "meta.properties")} >= {"version", "directory.id"}
 
