@@ -104,6 +104,9 @@ class VersionedFiles(MemoryFiles):
         versions, contents = self.contents[node]
         return contents[max(bisect_right(versions, version) - 1, 0)]
 
+    def between_calls(self) -> None:
+        """Called by the writer after each of its calls."""
+
     def _gone(self, node: Node | None) -> None:
         if self.reuse and isinstance(node, Node) and not self._open.get(node):
             self._free.append(node.inode)
@@ -233,20 +236,23 @@ class Lineage:
 
     records: dict[int, Written] = field(default_factory=dict)
     aborted: set[int] = field(default_factory=set)
-    _newest: dict[bool, list[dict[bytes, int]]] = field(default_factory=dict)
+    _newest: list[dict[bytes, int]] = field(default_factory=list)
+    _known: tuple[int, int] = (-1, -1)
 
     def newest(self, end: int) -> dict[bytes, int]:
         """Offset of the newest committed record per key, tombstones included, as of an offset."""
-        states = self._newest.get(True)
-        if states is None:
-            states = self._newest[True] = []
-            state: dict[bytes, int] = {}
-            for offset in range(max(self.records, default=-1) + 2):
-                states.append(state)
-                record = self.records.get(offset)
-                if record is not None and record.key is not None and offset not in self.aborted:
-                    state = state | {record.key: offset}
-        return states[min(end, len(states) - 1)]
+        known = len(self.records), len(self.aborted)
+        if known != self._known:
+            self._newest, self._known = list(self._states()), known
+        return self._newest[min(end, len(self._newest) - 1)]
+
+    def _states(self) -> Iterator[dict[bytes, int]]:
+        state: dict[bytes, int] = {}
+        for offset in range(max(self.records, default=-1) + 2):
+            yield state
+            record = self.records.get(offset)
+            if record is not None and record.key is not None and offset not in self.aborted:
+                state = state | {record.key: offset}
 
 
 @dataclass
@@ -332,10 +338,19 @@ class History:
 class Writer:
     """Changes one topic and notes what each call did."""
 
-    def __init__(self, seed: int, settings: dict[str, Any], partitions: int, *, reuse: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        settings: dict[str, Any],
+        partitions: int,
+        *,
+        reuse: bool,
+        files: type[VersionedFiles] = VersionedFiles,
+    ) -> None:
         self.rng = random.Random(seed)
         self.clock = ManualClock(NOW)
-        self.files = VersionedFiles(self.clock, reuse=reuse)
+        self.files = files(self.clock, reuse=reuse)
+        self.in_call = False
         self.settings = settings
         self.history = History(
             seed, self.files, {n: PartitionHistory(f"{TOPIC}-{n}") for n in range(partitions)}, settings
@@ -350,8 +365,18 @@ class Writer:
     def call(self, label: str) -> Iterator[None]:
         begin = self.files.version
         self.history.calls.append((begin, label))
+        self.in_call = True
         yield
         self.noted(begin)
+        self.in_call = False
+        self.files.between_calls()
+
+    def begin(self, rng: random.Random) -> None:
+        """Open, create the topic and append for the first time."""
+        self.open()
+        self.create()
+        for _ in range(8):
+            _append(self, rng)
 
     def noted(self, begin: int) -> None:
         assert self.logs is not None
@@ -585,9 +610,8 @@ def _offsets(segment: Any) -> list[int]:
     return found
 
 
-def make(seed: int, steps: int = 40) -> History:
-    """A random life of a topic."""
-    rng = random.Random(seed)
+def writer_of(rng: random.Random, seed: int, files: type[VersionedFiles] = VersionedFiles) -> Writer:
+    """A writer with random settings; its seed says what kind of life it has."""
     kind = seed % 8
     settings = {
         "cleanup_policy": "compact,delete" if kind == 5 else "compact",
@@ -601,8 +625,15 @@ def make(seed: int, steps: int = 40) -> History:
     if kind == 5:
         settings["retention_ms"] = 8 * HOUR
         settings["retention_bytes"] = rng.choice((1500, 4000, -1))
-    writer = Writer(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4))
+    writer = Writer(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files)
     writer.keys = rng.choice((3, 7, 20))
+    return writer
+
+
+def steps_of(writer: Writer, rng: random.Random, steps: int, without: Sequence[str] = ()) -> None:
+    """Random calls; `without` those named."""
+    seed = writer.history.seed
+    kind = seed % 8
     weights = {
         "append": 12,
         "transact": 4 if kind in (2, 3) else 0,
@@ -618,16 +649,21 @@ def make(seed: int, steps: int = 40) -> History:
         "reopen": 1,
         "waste": 1,
     }
+    for name in without:
+        weights[name] = 0
+    for _ in range(steps):
+        _step(writer, rng, rng.choices(list(weights), list(weights.values()))[0])
+
+
+def make(seed: int, steps: int = 40) -> History:
+    """A random life of a topic, the same every time."""
+    rng = random.Random(seed)
+    writer = writer_of(rng, seed)
     with writer.watched():
-        writer.open()
-        writer.create()
-        for _ in range(8):
-            _append(writer, rng)
-        for _ in range(steps):
-            _step(writer, rng, rng.choices(list(weights), list(weights.values()))[0])
-        begin = writer.files.version
+        writer.begin(rng)
+        steps_of(writer, rng, steps)
         assert writer.logs is not None
-        writer.history.calls.append((begin, "close"))
+        writer.history.calls.append((writer.files.version, "close"))
         writer.logs.close()
     return writer.history
 

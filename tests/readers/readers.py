@@ -327,7 +327,7 @@ def at_offsets(journey: Journey) -> None:
     wanted = sorted(journey.rng.sample(range(ends.log_end + 1), min(6, ends.log_end + 1)))
     with journey.open() as logs:
         found = logs._view(TOPIC, 0).records_at(wanted)
-    window = Window(journey.history.partitions[0], journey.first, journey.files.now, committed=False)
+    window = journey.windows(committed=False)[0]
     shown = {}
     for offset, record in zip(wanted, found, strict=True):
         if record is not None:

@@ -241,7 +241,8 @@ class TravellingHandle(Handle):
     def __init__(self, files: TravellingFiles, node: Node, path: str) -> None:
         self._files = files
         self._node = node
-        self._inode = files.facts(node).inode
+        facts = files.facts(node)
+        self._inode, self._least = facts.inode, facts.size
         self.path = path
         self._evicted = False
         self._held = files._held.setdefault(node.inode, [])
@@ -264,7 +265,8 @@ class TravellingHandle(Handle):
             node = self._files.node(self.path)
             if not isinstance(node, Node):
                 raise FileVanishedError(f"{self.path} is gone", file=self.path, errno=errno.ENOENT)
-            if self._files.facts(node).inode != self._inode:
+            facts = self._files.facts(node)
+            if facts.inode != self._inode or facts.size < self._least:
                 raise FileVanishedError(f"{self.path} was replaced while it was open", file=self.path)
             self._node = node
 
