@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -272,7 +272,7 @@ class PartitionHistory:
     gone: list[tuple[int, int]] = field(default_factory=list)  # versions between which it did not exist
 
     def note(self, begin: int, end: int, ends: Ends, first_dirty: int) -> None:
-        if (end, ends) != (self.ends_at[-1], self.ends[-1]):
+        if (end, ends, first_dirty) != (self.ends_at[-1], self.ends[-1], self.first_dirty[-1]):
             self.begins.append(begin)
             self.ends_at.append(end)
             self.ends.append(ends)
@@ -303,7 +303,7 @@ class PartitionHistory:
         )
 
     def cleaned_up_to(self, version: int) -> int:
-        """The highest first dirty offset that may be recorded at a version."""
+        """Up to which offset cleanings may have used records that are newer, at a version."""
         return max(self.first_dirty[: self.begun(version) + 1])
 
     def absent(self, first: int, last: int) -> bool:
@@ -345,8 +345,10 @@ class Writer:
         partitions: int,
         *,
         reuse: bool,
-        files: type[VersionedFiles] = VersionedFiles,
+        files: Callable[..., Any] = VersionedFiles,
+        root: str = ROOT,
     ) -> None:
+        self.root = root
         self.rng = random.Random(seed)
         self.clock = ManualClock(NOW)
         self.files = files(self.clock, reuse=reuse)
@@ -383,7 +385,9 @@ class Writer:
         for number, partition in self.history.partitions.items():
             log = self.log(number)
             ends = Ends(log.log_start, log.stable_offset, log.log_end, len(partition.lineages) - 1)
-            dirty = self.logs._first_dirty(TOPIC, number) or 0
+            # A cleaning may use every committed record to remove older ones.
+            known = log.log_end if self.history.calls[-1][1].startswith("clean") else 0
+            dirty = max(known, self.logs._first_dirty(TOPIC, number) or 0)
             partition.note(begin, self.files.version, ends, dirty)
 
     def log(self, number: int) -> PartitionLog:
@@ -416,7 +420,7 @@ class Writer:
         begin = self.files.version
         self.history.calls.append((begin, "open"))
         self.logs = lastword.open(
-            ROOT, "a", files=self.files, clock=self.clock, log_cleaner_enable=False, **self.settings
+            self.root, "a", files=self.files, clock=self.clock, log_cleaner_enable=False, **self.settings
         )
         if self.logs.topics():
             self.noted(begin)
@@ -432,11 +436,11 @@ class Writer:
 
     def records(self, number: int, size: int) -> list[Written]:
         """Records at the log end: few keys, unique values, some tombstones, some without a key."""
-        rng, offset = self.rng, self.log(number).log_end
+        rng, offset, partitions = self.rng, self.log(number).log_end, len(self.history.partitions)
         made = []
         for at in range(size):
             self.count += 1
-            key = None if rng.random() < 0.03 else b"k%d" % rng.randrange(self.keys)
+            key = None if rng.random() < 0.03 else b"k%d" % (rng.randrange(self.keys) * partitions + number)
             value = (
                 None
                 if key is not None and rng.random() < 0.2
@@ -553,18 +557,15 @@ class Writer:
         offset = self.rng.choice([base for base in bases if base > log.log_start][-12:] or [log.log_end])
         if offset == log.log_end:
             return
+        # What a cleaning removed because of a record that is cut away now does not come back.
         before = partition.lineages[-1]
+        gone = partition.removed_before(self.files.version, len(partition.lineages) - 1)
         partition.lineages.append(
             Lineage(
-                {o: r for o, r in before.records.items() if o < offset},
+                {o: r for o, r in before.records.items() if o < offset and o not in gone},
                 {o for o in before.aborted if o < offset},
             )
         )
-        gone = partition.removed_before(self.files.version, len(partition.lineages) - 2)
-        gone = frozenset(o for o in gone if o < offset)
-        if gone:
-            begin = self.files.version
-            partition.removals.append(Removal(begin - 1, begin, len(partition.lineages) - 1, gone))
         with self.call(f"truncate {offset}"):
             self.logs._home(TOPIC, number).truncate(TOPIC, number, offset)
 
@@ -610,7 +611,9 @@ def _offsets(segment: Any) -> list[int]:
     return found
 
 
-def writer_of(rng: random.Random, seed: int, files: type[VersionedFiles] = VersionedFiles) -> Writer:
+def writer_of(
+    rng: random.Random, seed: int, files: Callable[..., Any] = VersionedFiles, root: str = ROOT
+) -> Writer:
     """A writer with random settings; its seed says what kind of life it has."""
     kind = seed % 8
     settings = {
@@ -625,7 +628,7 @@ def writer_of(rng: random.Random, seed: int, files: type[VersionedFiles] = Versi
     if kind == 5:
         settings["retention_ms"] = 8 * HOUR
         settings["retention_bytes"] = rng.choice((1500, 4000, -1))
-    writer = Writer(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files)
+    writer = Writer(seed, settings, 2 if kind == 6 else 1, reuse=kind in (1, 4), files=files, root=root)
     writer.keys = rng.choice((3, 7, 20))
     return writer
 

@@ -90,9 +90,15 @@ class Window:
 
         Args:
             end: the range ended at this offset, so only E = `end` is allowed.
-            forgotten: keys whose tombstone left the log may be there still.
+            forgotten: the mapping was filled before. Keys whose tombstone has left the log, or that are
+                below the log start by now, may be there still.
             start: the range began here; nothing below counts.
         """
+        if not self.is_one_line:
+            # Beside a truncation a reader meets ends between the two, of a log from which a cleaning had removed
+            # records because of others that are cut away now: no moment. What is shown was written all the same.
+            self._check_written(shown, values)
+            return
         nearest: tuple[int, str] | None = None
         for number, calls in self.lines.items():
             lineage = self.partition.lineages[number]
@@ -118,6 +124,16 @@ class Window:
                         nearest = len(wrong), text
         ends = f"E in [{self.lowest_end}, {max(map(self.end_of, self.calls))}]" if end is None else f"E={end}"
         raise Violation("no moment", f"{ends}; nearest {nearest[1] if nearest else '-'}")
+
+    def _check_written(self, shown: Mapping[bytes, Any], values: bool) -> None:
+        lines = [self.partition.lineages[number].records for number in self.lines]
+        for key, given in shown.items():
+            if not any(
+                (record.value if values else offset) == given and record.key == key
+                for records in lines
+                for offset, record in records.items()
+            ):
+                raise Violation("never written", f"{key!r} is {given!r}")
 
     # ---- each record once
 
@@ -243,7 +259,7 @@ def _difference(
     records = lineage.records
     for key, offset in newest.items():
         if offset < log_start or (keys is not None and key not in keys):
-            if key in shown:
+            if key in shown and not (forgotten and shown[key] == records[offset].value):
                 wrong.append(f"{key!r} is shown, its newest {offset} is not in the range")
             continue
         record = records[offset]

@@ -1,0 +1,212 @@
+"""Faults put in on purpose: the harness has power only if the judge names each of them by the right rule."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from lastword.api.reader import Reader
+from lastword.api.restore import SnapshotFile
+from lastword.errors import FileVanishedError
+from lastword.partition import moment, swap, view
+from lastword.partition.log import PartitionLog
+from lastword.partition.outcomes import Outcomes
+from lastword.partition.segment_set import SegmentSet
+from lastword.partition.transactions import Fate
+from lastword.partition.view import PartitionView
+from lastword.segment import names
+from lastword.segment.segment import Segment
+from lastword.state.state import State
+from lastword.tools import verify
+from tests.readers import shared
+from tests.readers.history import make
+from tests.readers.readers import interleavings
+
+Patch = pytest.MonkeyPatch
+pytestmark = pytest.mark.slow
+
+EACH = 300
+"""Interleavings of each history; the first fault of the right kind ends it."""
+
+
+def caught(kinds: Iterable[str], *rules: str, seeds: Iterable[int] = range(12)) -> None:
+    """One of these readers violates one of these rules now; without the fault none does (test_readers.py)."""
+    met: set[str] = set()
+    for seed in seeds:
+        history = make(seed)
+        for outcome in interleavings(history, EACH, list(kinds)):
+            if outcome.violation is not None:
+                met.add(outcome.violation.rule)
+                if outcome.violation.rule in rules:
+                    return
+    raise AssertionError(f"one of {rules} should have named it; violated: {sorted(met)}")
+
+
+# ---------------------------------------------------------------- which files a view has
+
+
+def test_an_inode_that_is_not_compared(monkeypatch: Patch) -> None:
+    """Another file under the name of the segment that was listed."""
+
+    def handle(segment: Segment) -> Any:
+        if segment._handle is None:
+            segment._handle = segment.files.open_read(segment.file)
+        return segment._handle
+
+    monkeypatch.setattr(Segment, "handle", property(handle))
+    caught(("log", "newest", "arrow"), "missing", "no moment", "CorruptBatchError")
+
+
+def test_a_file_that_vanished_is_passed_over(monkeypatch: Patch) -> None:
+    real = Segment.headers
+
+    def headers(segment: Segment, *given: Any) -> Any:
+        try:
+            return real(segment, *given)
+        except FileVanishedError:
+            return iter(())
+
+    monkeypatch.setattr(Segment, "headers", headers)
+    caught(("log", "follow", "offsets"), "missing")
+
+
+def test_a_swap_that_is_not_looked_at(monkeypatch: Patch) -> None:
+    real = swap.decide
+
+    def decide(files: Any, directory: str, listing: list[str]) -> Any:
+        return real(files, directory, [name for name in listing if not name.endswith(names.SWAP)])
+
+    monkeypatch.setattr(swap, "decide", decide)
+    caught(("log", "state"), "missing", "no moment")
+
+
+def test_a_listing_that_is_not_compared(monkeypatch: Patch) -> None:
+    """The log files of one moment with the decision of another."""
+    monkeypatch.setattr(view, "_log_files", _first_names())
+    caught(("log", "newest"), "missing", "no moment", "FileVanishedError", "CorruptBatchError")
+
+
+def _first_names() -> Callable[[list[str]], Any]:
+    class Same(list[str]):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    return lambda listing: Same(n for n in listing if names.LOG in n or n.endswith(names.SUFFIXES))
+
+
+def test_a_log_start_that_is_not_read(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(view, "read_log_start", lambda files, directory: 0)
+    caught(("log", "newest"), "below the log start", "no moment", seeds=(3, 4, 11, 12))
+
+
+# ---------------------------------------------------------------- which moment a read shows
+
+
+def test_an_end_that_is_kept_over_a_refresh(monkeypatch: Patch) -> None:
+    """The first finding: a newest value that moved above the end is missing."""
+    real = moment.Range._compute
+
+    def once(range_: moment.Range) -> None:
+        if range_.end == 0:
+            real(range_)
+
+    monkeypatch.setattr(moment.Range, "_compute", once)
+    monkeypatch.setattr(moment, "check_answerable", lambda view, end: None)
+    caught(("newest", "state", "restore"), "no moment")
+
+
+def test_files_that_are_not_held(monkeypatch: Patch) -> None:
+    """Newest values of some files from before a cleaning, and of some from after it."""
+    monkeypatch.setattr(PartitionView, "held", lambda view, start: view)
+    caught(("newest", "state", "restore"), "no moment")
+
+
+def test_a_past_that_is_not_known_any_more(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(moment, "check_answerable", lambda view, end: None)
+    caught(("as of", "restore as of"), "no moment")
+
+
+def test_a_snapshot_that_the_log_does_not_continue(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(SnapshotFile, "check", lambda *given: None)
+    caught(("snapshot",), "no moment")
+
+
+def test_a_tail_without_its_deletes(monkeypatch: Patch) -> None:
+    real = State._put_all
+
+    def put_all(state: Any, pairs: Any) -> None:
+        real(state, type(pairs).of(*_values_only(pairs)))
+
+    monkeypatch.setattr(State, "_put_all", put_all)
+    caught(("refresh", "snapshot"), "no moment")
+
+
+def _values_only(pairs: Any) -> tuple[list[bytes], list[bytes | None]]:
+    kept = [(key, value) for key, value in zip(pairs.keys, pairs.values, strict=True) if value is not None]
+    return [key for key, _ in kept], [value for _, value in kept]
+
+
+def test_a_position_on_the_record_that_was_given(monkeypatch: Patch) -> None:
+    real = Reader._few
+
+    def few(reader: Any, one: Any) -> Any:
+        for record in real(reader, one):
+            reader.position[one.partition] = record.offset
+            yield record
+
+    monkeypatch.setattr(Reader, "_few", few)
+    caught(("position",), "goes back")
+
+
+# ---------------------------------------------------------------- transactions
+
+
+def test_aborted_records_that_are_shown(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Outcomes, "hidden", lambda outcomes, chunk: None)
+    monkeypatch.setattr(
+        Outcomes, "fate", lambda outcomes, header: Fate.CONTROL if header.control else Fate.COMMITTED
+    )
+    caught(("log", "arrow"), "aborted", seeds=(2, 3, 10, 11))
+
+
+def test_records_that_are_not_decided_yet(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(PartitionView, "stable_offset", property(lambda view: view.log_end))
+    caught(("log", "newest"), "above the end", "aborted", seeds=(2, 3, 10, 11))
+
+
+# ---------------------------------------------------------------- verify, shared memory
+
+
+def test_a_problem_that_is_reported_at_once(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(verify, "_CONFIRMED", 1)
+    caught(("verify",), "false alarm")
+
+
+def test_a_log_with_a_hole_while_a_swap_is_published(monkeypatch: Patch) -> None:
+    """Readers that take no lock meet the writer's memory between two steps."""
+    real, real_view = PartitionLog.replace, PartitionLog.view
+
+    def view_without_lock(log: Any) -> Any:
+        lock, log.lock = log.lock, contextlib.nullcontext()
+        try:
+            return real_view(log)
+        finally:
+            log.lock = lock
+
+    def replace(log: Any, old: Any, new: Any) -> Any:
+        gone = {segment.base_offset for segment in old}
+        whole = log._segments
+        log._segments = SegmentSet([s for s in whole if s.base_offset not in gone])
+        log.files.listdir(log.directory)  # another thread may go on here
+        log._segments = whole
+        return real(log, old, new)
+
+    monkeypatch.setattr(PartitionLog, "replace", replace)
+    monkeypatch.setattr(PartitionLog, "view", view_without_lock)
+    violations = [found for seed in range(40) for *_, found in shared.run(seed).reads if found is not None]
+    assert {found.rule for found in violations} & {"missing", "no moment"}

@@ -1,0 +1,144 @@
+"""Readers of every kind beside a writer and cleaners: 10,000 interleavings, threads, and another process."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+
+import pytest
+
+from tests.readers import process, shared
+from tests.readers.history import make
+from tests.readers.judge import Violation, Window
+from tests.readers.readers import KINDS, interleavings
+from tests.readers.run import judge_history
+from tests.readers.travel import TravellingFiles
+
+HISTORIES, EACH = 20, 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_interleavings(seed: int) -> None:
+    tally = judge_history(seed, EACH)
+    assert not tally.violations, "\n".join(text for _, _, text in tally.violations[:3])
+    assert tally.judged == EACH
+    assert tally.different >= EACH * 0.98
+    assert set(tally.kinds) == set(KINDS)
+
+
+def test_an_interleaving_is_repeated_exactly() -> None:
+    """In a history that is made again, by its number."""
+    told = []
+    for _ in range(2):
+        history = make(7)
+        found = [(outcome.label, outcome.notes) for outcome in interleavings(history, 30)]
+        told.append(([label.split(" ")[0] for label in history.files.labels], found))
+    assert told[0] == told[1]
+
+
+def test_histories_have_what_readers_meet() -> None:
+    """Swaps, removed tombstones, trims, truncations, aborts, deletes, and inode numbers that are reused."""
+    met: collections.Counter[str] = collections.Counter()
+    for seed in range(16):
+        history = make(seed)
+        for partition in history.partitions.values():
+            records = {n: line.records for n, line in enumerate(partition.lineages)}
+            gone = [
+                records[r.lineage][o]
+                for r in partition.removals
+                for o in r.offsets
+                if o in records[r.lineage]
+            ]
+            met["swaps"] += len(partition.removals)
+            met["tombstones removed"] += sum(record.value is None for record in gone)
+            met["log start raised"] += len({ends.log_start for ends in partition.ends}) - 1
+            met["lines"] += len(partition.lineages) - 1
+            met["aborted"] += sum(len(line.aborted) for line in partition.lineages)
+        for _, label in history.calls:
+            met[label.split(" ")[0].rstrip(",")] += 1
+            met[label] += label in ("clean, sharded", "kill", "delete the topic", "expire")
+        versions = history.files.labels
+        met["renames to .swap"] += sum(label.endswith(".swap") for label in versions)
+        met["inodes used again"] += history.files.reuse
+    wanted = {
+        "swaps",
+        "tombstones removed",
+        "log start raised",
+        "lines",
+        "aborted",
+        "clean, sharded",
+        "kill",
+        "roll",
+    }
+    wanted |= {"delete the topic", "expire", "truncate", "trim", "commit", "abort", "renames to .swap"}
+    assert {name for name in wanted if not met[name]} == set()
+    assert met["inodes used again"] >= 2
+
+
+def test_the_files_that_a_reader_sees_are_the_writers() -> None:
+    """At the last version the journey shows the directory; at an earlier one what was there then."""
+    history = make(3)
+    files = TravellingFiles(history)
+    files.start(history.last, lambda n: 0, files._rng)
+    tree = history.files.tree()
+    for path, data in tree.items():
+        full = f"/in-memory/{path}"
+        assert files.is_dir(full) if data is None else files.read_bytes(full) == data
+    log = next(path for path in tree if path.endswith(".log"))
+    assert files.exists(f"/in-memory/{log}")
+    files.start(3, lambda n: 0, files._rng)
+    assert not files.exists(f"/in-memory/{log}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(4))
+def test_readers_that_share_the_writers_memory(block: int) -> None:
+    reads = 0
+    for seed in range(10 * block, 10 * block + 10):
+        run = shared.run(seed)
+        reads += len(run.reads)
+        wrong = [
+            f"seed {seed}: {kind}, versions {first} to {last}: {found}"
+            for kind, first, last, found in run.reads
+            if found is not None
+        ]
+        assert not wrong, "\n".join(wrong[:3])
+    assert reads > 200
+
+
+def test_a_shared_run_is_repeated_exactly() -> None:
+    one, other = shared.run(2), shared.run(2)
+    assert one.baton.order == other.baton.order
+    assert [read[:3] for read in one.reads] == [read[:3] for read in other.reads]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 5, 8])
+def test_a_second_process(tmp_path: Path, seed: int) -> None:
+    count, wrong = process.run(tmp_path / "data", seed, seconds=3.0)
+    assert not wrong, "\n".join(wrong[:3])
+    assert count > 20
+
+
+def test_the_judge_allows_a_moment_and_nothing_else() -> None:
+    """Of two states that follow each other, a mix is none."""
+    history = make(0)
+    partition = history.partitions[0]
+    lineage = partition.lineages[0]
+    first, last = partition.ends_at[3], partition.ends_at[8]
+    window = Window(partition, first, last)
+    low, high = window.lowest_end, window.calls[-1].stable
+    assert low < high
+    old, new = lineage.newest(low), lineage.newest(high)
+    assert old != new
+    for newest in (old, new):
+        window.check_moment(newest, tombstones=True)
+    older = lineage.newest(low - 3)
+    with pytest.raises(Violation, match="no moment"):
+        window.check_moment(older, tombstones=True)
+    changed = [key for key in old if new[key] != old[key]]
+    mixed = old | {changed[-1]: new[changed[-1]]}
+    if mixed not in [lineage.newest(end) for end in range(low, high + 1)]:
+        with pytest.raises(Violation, match="no moment"):
+            window.check_moment(mixed, tombstones=True)
