@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters memory-spark
+.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash readers kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -57,6 +57,9 @@ model: $(READY) kernels ## random operations against a dict: make model N=5000
 crash: $(READY) kernels ## power cuts: so many different states recovered and judged: make crash N=1000000
 	@$(PY) -m tests.crash.enumerate --states $(or $(N),100000)
 
+readers: $(READY) kernels ## readers of every kind beside a writer and cleaners, interleaved by file operations: make readers N=1000000
+	@$(PY) -m tests.readers.run --interleavings $(or $(N),100000)
+
 kills: $(READY) kernels ## writers ended by SIGKILL at random moments: make kills N=20000
 	@$(PY) -m tests.crash.kills --kills $(or $(N),2000)
 
@@ -80,7 +83,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test 'model N=5000' 'crash N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline 'bench SIZE=full'; do \
+	@failed=; for proof in test 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline 'bench SIZE=full'; do \
 	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

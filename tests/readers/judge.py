@@ -95,8 +95,8 @@ class Window:
             start: the range began here; nothing below counts.
         """
         if not self.is_one_line:
-            # Beside a truncation a reader meets ends between the two, of a log from which a cleaning had removed
-            # records because of others that are cut away now: no moment. What is shown was written all the same.
+            # Beside a truncation a reader meets ends between the two, of a log from which a cleaning had
+            # removed records because of others that are cut away by then: no moment.
             self._check_written(shown, values)
             return
         nearest: tuple[int, str] | None = None

@@ -202,11 +202,12 @@ def test_a_log_with_a_hole_while_a_swap_is_published(monkeypatch: Patch) -> None
         gone = {segment.base_offset for segment in old}
         whole = log._segments
         log._segments = SegmentSet([s for s in whole if s.base_offset not in gone])
-        log.files.listdir(log.directory)  # another thread may go on here
+        for _ in range(20):
+            log.files.listdir(log.directory)  # another thread may go on here
         log._segments = whole
         return real(log, old, new)
 
     monkeypatch.setattr(PartitionLog, "replace", replace)
     monkeypatch.setattr(PartitionLog, "view", view_without_lock)
-    violations = [found for seed in range(40) for *_, found in shared.run(seed).reads if found is not None]
+    violations = [found for seed in range(12) for *_, found in shared.run(seed).reads if found is not None]
     assert {found.rule for found in violations} & {"missing", "no moment"}
