@@ -50,6 +50,9 @@ class MemoryLock(FileLock):
     def release(self) -> None:
         self._node.locked = False
 
+    def drop(self) -> None:
+        """Of a directory that was let go of: another process has it by then, or none will."""
+
 
 class MemoryFiles(Files):
     """`tree`: contents by path relative to `ROOT`, None for a directory."""
