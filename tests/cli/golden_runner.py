@@ -35,6 +35,7 @@ MASKS = (
     (re.compile(r'"(seconds|map|rewrite|swap)":[0-9.e-]+'), r'"\1":_'),
     (re.compile(r'"(key_offset_digest|content_digest)":"[0-9a-f]{16}"'), r'"\1":"_"'),
     (re.compile(r"keys [0-9a-f]{16}, contents [0-9a-f]{16}"), "keys _, contents _"),
+    (re.compile(r"(topic_id|cluster\.id|directory\.id|topic_id\":)( = |)\"?[\w-]{22}\"?"), r"\1\2_"),
     (re.compile(r"in use by (this )?process \d+( \([^)]*\))?"), "in use by process _"),
 )
 

@@ -144,7 +144,7 @@ def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
         except ValueError:
             raise UsageError(
                 f"stdin line {number} is not a JSON object",
-                remedy="lines as `lastword read --json` prints them, or --delimiter",
+                remedy="lines as `lastword read DIR TOPIC --json` prints them, or --delimiter",
             ) from None
         if fields.get("type", "record") != "record":
             continue
@@ -178,5 +178,5 @@ def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
             )
         except (TypeError, ValueError) as error:
             message = getattr(error, "message", None) or "its fields are not those of a record"
-            remedy = getattr(error, "remedy", None) or "lines as `lastword read --json` prints them"
+            remedy = getattr(error, "remedy", None) or "lines as `lastword read DIR TOPIC --json` prints them"
             raise UsageError(f"stdin line {number}: {message}", remedy=remedy) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -9,11 +10,13 @@ import typer
 from lastword.api.json_form import bytes_json
 from lastword.cli.options import Session, command
 from lastword.cli.text import escape, internal_text, key_text, value_text
+from lastword.errors import LastwordError, UsageError
 from lastword.units import format_time
 from lastword.values import plural
 
 EXAMPLES = """
 lastword dump data/users-0/00000000000000000000.log
+lastword dump data/users-0 --no-records
 lastword dump data/users-0/*.index data/users-0/*.timeindex
 lastword dump data/recovery-point-offset-checkpoint --json
 """
@@ -25,7 +28,9 @@ def register(app: typer.Typer) -> None:
 
 def dump(
     out: Session,
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="files of a log directory")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="files of a log directory, or a directory of them")
+    ],
     records: Annotated[
         bool, typer.Option("--records/--no-records", help="the records of each batch too")
     ] = True,
@@ -47,8 +52,14 @@ def dump(
         Property: "property",
     }
     problems = rows = 0
+    failed: list[LastwordError] = []
+    files = _expanded(files)
     for file in files:
-        entries = entries_of(file, records=records)
+        try:
+            entries = entries_of(file, records=records)
+        except UsageError as error:  # the others are shown first
+            failed.append(error)
+            continue
         if len(files) > 1:
             out.line(f"{file}:")
         for entry in entries:
@@ -63,8 +74,25 @@ def dump(
                         out.line(out.paint(line, "red"))
                     else:
                         out.data_line(line)
-    out.summary(ok=problems == 0, entries=rows, problems=problems)
+    out.summary(ok=problems == 0 and not failed, entries=rows, problems=problems)
+    out.raise_all(failed)
     return 3 if problems else 0
+
+
+def _expanded(paths: list[str]) -> list[str]:
+    """Directories as the files in them that can be decoded; those inside a partition's, not below."""
+    from lastword.files import DEFAULT
+    from lastword.tools.dump import dumper_of
+
+    files: list[str] = []
+    for path in paths:
+        if not DEFAULT.is_dir(path):
+            files.append(path)
+            continue
+        inside = [os.path.join(path, name) for name in sorted(DEFAULT.listdir(path))]
+        known = [file for file in inside if dumper_of(file) is not None and not DEFAULT.is_dir(file)]
+        files += known or [path]
+    return files
 
 
 def _json(entry: Any) -> dict[str, Any]:

@@ -70,7 +70,7 @@ app = typer.Typer(
     name="lastword",
     cls=Grouped,
     help="A keyed, compacted commit log whose bytes are Kafka's.",
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -86,7 +86,8 @@ for module in (*LOOKS, *CHANGES, *TRIES):
     "  lastword create data users --set cleanup.policy=compact\n"
     '  lastword append data users ada \'{"city": "London"}\'\n'
     "  lastword read data users\n"
-    "  lastword clean data --dry-run"
+    "  lastword clean data --dry-run\n"
+    "  lastword help clean"
 )
 def root(
     version: Annotated[bool, version_option(hidden=False)] = False,
@@ -99,6 +100,9 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_what_is_closed()
     _set_up_streams()
+    shell, _, what = os.environ.get("_LASTWORD_COMPLETE", "").partition("_")
+    if what in ("source", "complete"):  # as most programs spell it; typer has it the other way round
+        os.environ["_LASTWORD_COMPLETE"] = f"{what}_{shell}"
     code = run(arguments)
     try:
         sys.stdout.flush()
@@ -121,6 +125,8 @@ def run(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     talk = Output(as_json="--json" in arguments, color=_color(arguments))
     PLACE.paths, PLACE.topic = [], None
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     try:
         code = app(args=arguments, prog_name="lastword", standalone_mode=False)
         if code == INTERRUPTED or signals.noted():  # the parser's library takes the exception
@@ -139,6 +145,8 @@ def _run(arguments: list[str]) -> int:
         return _interrupted(talk)
     except typer.Exit as leave:
         return leave.exit_code
+    except SystemExit as leave:  # of the completion, which has printed what the shell wants
+        return leave.code if isinstance(leave.code, int) else 0
     except OSError as error:  # of files, errors have their own names: what is left is stdout
         if signals.noted():  # a terminal that hung up takes no output
             return _interrupted(talk)

@@ -21,7 +21,7 @@ from lastword.cli import signals
 from lastword.cli.help import Help
 from lastword.cli.output import Output
 from lastword.cli.remedies import PLACE, command_line
-from lastword.errors import UsageError, nearest
+from lastword.errors import LastwordError, UsageError, nearest
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -30,7 +30,30 @@ if TYPE_CHECKING:
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="a log directory, or one partition's directory")
 ]
-TopicName = Annotated[str | None, typer.Argument(metavar="TOPIC", help="a topic's name")]
+
+
+def _topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Topics of the directory that was typed, for the shell's completion."""
+    from lastword.files import DEFAULT
+    from lastword.logdir.discover import discover
+
+    try:
+        found = discover(DEFAULT, ctx.params.get("directory") or "").topics()
+    except (LastwordError, OSError):
+        return []
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def _settings(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of settings, for the shell's completion."""
+    from lastword.config.settings import ALL_SETTINGS
+
+    return [f"{name}=" for name in ALL_SETTINGS if name.startswith(incomplete)]
+
+
+TopicName = Annotated[
+    str | None, typer.Argument(metavar="TOPIC", help="a topic's name", autocompletion=_topics)
+]
 Partition = Annotated[
     int | None, typer.Option("-p", "--partition", metavar="N", help="only this partition", min=0)
 ]
@@ -38,7 +61,8 @@ MoreDirs = Annotated[
     list[str] | None, typer.Option("--dir", metavar="D", help="another of Kafka's log.dirs; may be repeated")
 ]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="name=value", help="a setting; may be repeated")
+    list[str] | None,
+    typer.Option("--set", metavar="name=value", help="a setting; may be repeated", autocompletion=_settings),
 ]
 
 
@@ -126,7 +150,10 @@ class Session(Output):
 WhatIf = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="name=value", help="look as if this setting held for every topic; may be repeated"
+        "--set",
+        metavar="name=value",
+        help="look as if this setting held for every topic; may be repeated",
+        autocompletion=_settings,
     ),
 ]
 

@@ -91,6 +91,7 @@ def _filled(remedy: str) -> str:
     """DIR and TOPIC in the commands of a remedy as the command line gave them."""
     if not PLACE.paths:
         return remedy
+    remedy = remedy.replace("`lastword verify`", "`lastword verify DIR`")
     remedy = re.sub(r"(lastword [a-z]+ )DIR\b", lambda found: found[1] + shlex.quote(PLACE.paths[0]), remedy)
     if PLACE.topic is not None:
         remedy = re.sub(

@@ -229,7 +229,7 @@ def read_reach(files: Files, path: str) -> Reach:
     if _METADATA not in metadata:
         raise UsageError(
             f"{path} was not written by `restore`: it does not say up to which offsets it holds",
-            remedy="lastword restore DIR TOPIC OUT",
+            remedy="`lastword restore DIR TOPIC OUT` writes such files",
         )
     return Reach.of_json(metadata[_METADATA], path)
 
@@ -337,7 +337,8 @@ def _open(files: Files, path: str) -> Handle:
         return files.open_read(path)
     except FileVanishedError:
         raise UsageError(
-            f"there is no file {path}", remedy="check the path; `lastword restore` writes such files"
+            f"there is no file {path}",
+            remedy="check the path; `lastword restore DIR TOPIC OUT` writes such files",
         ) from None
 
 

@@ -1,0 +1,82 @@
+"""Completion of bash, zsh and fish; `lastword help COMMAND`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import lastword
+from lastword.cli import main
+
+COMMAND = [sys.executable, "-m", "lastword"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("complete") / "data"
+    with lastword.open(path, "a") as logs:
+        for name in ("users", "users-old", "events"):
+            logs.create_topic(name)
+    return path
+
+
+def completed(shell, line, **more):
+    """What a shell is given for the last word of `line`, as each shell asks."""
+    words = line.split(" ")
+    asked = {
+        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
+        "zsh": {"_TYPER_COMPLETE_ARGS": line},
+        "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }[shell]
+    environment = {**os.environ, "_LASTWORD_COMPLETE": f"complete_{shell}", **asked, **more}
+    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "", done
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_commands_topics_and_settings_complete(shell, data):
+    assert "verify" in completed(shell, "lastword ver")
+    found = completed(shell, f"lastword read {data} us")
+    assert "users-old" in found and "events" not in found
+    assert "cleanup.policy=" in completed(shell, f"lastword config {data} users --set cleanup.p")
+    assert "users" not in completed(shell, f"lastword read {data}/missing us")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("order", ["source_{}", "{}_source"])
+def test_the_script_of_each_shell(shell, order):
+    environment = {**os.environ, "_LASTWORD_COMPLETE": order.format(shell)}
+    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and f"complete_{shell}" in done.stdout, done
+
+
+def test_bash_reads_its_script():
+    environment = {**os.environ, "_LASTWORD_COMPLETE": "source_bash"}
+    script = subprocess.run(COMMAND, env=environment, capture_output=True, text=True).stdout
+    done = subprocess.run(
+        ["bash", "-c", 'eval "$1"; complete -p lastword', "bash", script], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "-F" in done.stdout, done
+
+
+def test_help_of_a_command(capsys):
+    assert main.run(["help", "clean"]) == 0
+    shown = capsys.readouterr().out
+    assert main.run(["clean", "--help"]) == 0
+    assert capsys.readouterr().out == shown and "--dry-run" in shown
+    assert main.run(["help"]) == 0 and "verify" in capsys.readouterr().out
+    assert main.run(["help", "claen"]) == 2 and "nearest: clean" in capsys.readouterr().err
+
+
+def test_help_loads_no_more_than_before():
+    """Counted in modules, not in seconds. Completion needs none of ours but `lastword.cli`."""
+    code = (
+        "import sys; from lastword.cli import main; main.run(['--help']); "
+        "print(sum(name.split('.')[0] == 'lastword' for name in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stderr.splitlines()[-1]) <= 175  # 159 before there were completion and `warm`
