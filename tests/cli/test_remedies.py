@@ -72,6 +72,7 @@ IN_WORDS = [
     r"partitions count from 0",
     r"lines as .*",
     r"make it, or .*",
+    r"segments, .* can be dumped",
 ]
 
 
