@@ -41,6 +41,7 @@ class Life:
     synced: bool
     foreign: bool = False
     """Without our private files, as a broker leaves the directory."""
+    segment_bytes: int = 700
 
 
 def _clean_stop(p: Process) -> None:
@@ -118,7 +119,7 @@ class Lived:
 
 def live(life: Life) -> Lived:
     files = MemoryFiles()
-    process = Process(files, History(), settings_of(), ManualClock(NOW))
+    process = Process(files, History(), settings_of(segment_bytes=life.segment_bytes), ManualClock(NOW))
     life.work(process.open().create())
     process.abandon()
     tree = files.tree()

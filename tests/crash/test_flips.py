@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError
 from lastword.partition import damage as damage_module
 from lastword.partition.synced import LogEnd, Mark
-from lastword.segment import names
+from lastword.segment import names, txn_index
+from lastword.tools.verify import verify
 from tests.crash.flips import (
     BASE_OFFSET,
+    DIRECTORY,
     LEADER_EPOCH,
     LIVES,
     Life,
@@ -21,7 +24,9 @@ from tests.crash.flips import (
     judge_flips,
     live,
 )
-from tests.crash.memory import MemoryFiles
+from tests.crash.invariants import NOW
+from tests.crash.memory import ROOT, MemoryFiles
+from tests.crash.scenarios import Process, keyed
 
 
 @pytest.mark.parametrize("life", LIVES, ids=lambda life: life.name)
@@ -159,3 +164,38 @@ def test_planted_a_reader_that_believes_the_end(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(PartitionView, "_check_end", lambda self, listing: True)
     assert any("a reader shows" in problem for problem in _found(range(48, 64)))
+
+
+# ---------------------------------------------------------------- the transaction index
+
+
+def _aborts(p: Process) -> None:
+    """Two aborted transactions and two committed ones of the same producers, one over the other."""
+    p.put([keyed(0)]).transact(7, [keyed(1)]).end(7, commit=True)
+    p.transact(7, [keyed(2)]).transact(8, [keyed(3)]).end(7, commit=False).transact(7, [keyed(4)])
+    p.end(8, commit=False).end(7, commit=True).put([keyed(5)]).close()
+
+
+ABORTS = Life("aborted and committed transactions", _aborts, synced=True, segment_bytes=10_000)
+
+
+def test_every_bit_of_a_transaction_index() -> None:
+    """No bit of it changes what is read, and `verify` names each that changes what the file says. (A lower
+    last stable offset lets a broker look at more entries, and nothing else.)
+    """
+    lived = live(ABORTS)
+    assert [offset for offset, _, _ in lived.shown] == [0, 1, 6, 9]
+    (path,) = [path for path in lived.tree if path.endswith(names.TXN_INDEX)]
+    data = lived.tree[path]
+    assert data is not None and len(data) == 2 * txn_index.ENTRY.size
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        tree = {**lived.tree, path: bytes(changed)}
+        assert as_reader(MemoryFiles(tree)) == (lived.shown, None), bit
+        assert as_writer(MemoryFiles(tree)) == (lived.shown, None), bit
+        found = verify(MemoryFiles(tree), [ROOT], [("users", 0, DIRECTORY)], clock=ManualClock(NOW)).problems
+        position, value = divmod(bit // 8, txn_index.ENTRY.size)[1], changed[bit // 8]
+        if not (position >= 26 and value < data[bit // 8]):
+            assert [(p.file, p.code) for p in found] == [(f"{ROOT}/{path}", "bad-txn-index")], bit
+    assert verify(MemoryFiles(lived.tree), [ROOT], [("users", 0, DIRECTORY)]).ok

@@ -58,11 +58,11 @@ def _walk_by_kernels(yes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(walk, name, 0 if yes else 1 << 30)
 
 
-@pytest.fixture(params=["batches", "batches by kernels", "indexes"])
+@pytest.fixture(params=["a reader", "a reader with kernels", "the writer"])
 def view(request: pytest.FixtureRequest, directory: Path, monkeypatch: pytest.MonkeyPatch) -> PartitionView:
     _walk_by_kernels("kernels" in request.param, monkeypatch)
     found = PartitionView.load(DEFAULT, str(directory))
-    found.trusted = request.param == "indexes"
+    found.trusted = request.param == "the writer"
     return found
 
 

@@ -1,15 +1,15 @@
 """What a committed read shows: which batches of a range of offsets belong to aborted transactions.
 
 A reader below the last stable offset meets decided transactions only. Most logs have none at all, so nothing
-is looked up before the first transactional batch. Then the outcomes come from
+is looked up before the first transactional batch. Then one walk over the headers and markers of the range,
+and of what follows until its transactions are decided, finds the outcomes.
 
-- the transaction indexes, where this process has recovered the log and holds its lock (`view.trusted`);
-- the batches and markers themselves otherwise. A directory that somebody else is writing, or left behind,
-  does not say whether an index is complete: a segment without aborted transactions has none, as has one whose
-  index was lost.
+The transaction indexes are not used. They have no checksum, and no reader can see from one whether it is
+complete: a segment without aborted transactions has none. One wrong bit would show aborted records. They are
+kept for brokers, and `verify` compares them with the log.
 
 What is found stays right whatever is rewritten later, for a decision is bound to offsets. But the other
-direction would not do: a batch of an old file judged by an index that a rewrite has already shortened. So
+direction would not do: a batch of an old file judged by markers that a rewrite has already removed. So
 after looking, every file looked at must still be the one that was listed (FileVanishedError if not; the read
 begins again from where it was). This is not needed where the batches were looked at in files that are held
 open.
@@ -27,9 +27,7 @@ from lastword.partition.transactions import Decisions, Fate, scan
 from lastword.partition.walk import walk
 from lastword.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from lastword.records.control import ControlRecord
-from lastword.segment import names
 from lastword.segment.segment import Segment
-from lastword.segment.txn_index import AbortedTransaction, check_entries, collect_over, decode_entries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,15 +38,12 @@ if TYPE_CHECKING:
 
 class Readable(Protocol):
     files: Files
-    trusted: bool
     is_held: bool
 
     @property
     def segment_set(self) -> SegmentSet: ...
     @property
     def log_end(self) -> int: ...
-    @property
-    def stable_offset(self) -> int: ...
 
 
 class Outcomes:
@@ -98,11 +93,8 @@ class Outcomes:
         if self._decisions is None:
             log = self._log
             segments = log.segment_set.starting_at(offset)
-            if log.trusted:
-                found = Decisions(_indexed(segments, offset, self._end), stable_offset=log.stable_offset)
-            else:
-                found = scan(_special_batches(segments, offset, log.log_end), until=self._end)
-            if log.trusted or not log.is_held:
+            found = scan(_special_batches(segments, offset, log.log_end), until=self._end)
+            if not log.is_held:
                 for segment in segments:
                     if segment.base_offset < self._end:
                         _check_in_place(segment)
@@ -114,19 +106,6 @@ def _check_in_place(segment: Segment) -> None:
     facts = segment.files.stat(segment.file)
     if facts is None or facts.inode != segment.inode:
         raise FileVanishedError(f"{segment.file} was replaced since it was listed", file=segment.file)
-
-
-def _indexed(segments: tuple[Segment, ...], start: int, end: int) -> list[AbortedTransaction]:
-    return collect_over((_entries(segment) for segment in segments), start, end)
-
-
-def _entries(segment: Segment) -> list[AbortedTransaction]:
-    path = segment.path(names.TXN_INDEX)
-    if not segment.files.exists(path):
-        return []
-    entries = decode_entries(segment.files.read_bytes(path), path)
-    check_entries(entries, segment.base_offset, path)
-    return entries
 
 
 def _special_batches(

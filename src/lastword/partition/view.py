@@ -75,7 +75,7 @@ class PartitionView(Reads):
         self._load_again = load_again
         """The view of now, from the open log; None: the directory is listed."""
         self.trusted = trusted
-        """Has this process recovered the log, and does it hold its lock? Then its indexes are complete."""
+        """Did this process recover the log, and does it hold its lock?"""
         self.is_held = False
         """It shows one moment: see `held`."""
         self.grows = False

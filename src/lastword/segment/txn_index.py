@@ -14,6 +14,9 @@ its data lies in older ones; most segments have no such file. Last offsets rise 
 fragment at the end (a torn append) is ignored and cut before the next append. What is lost with this file
 is found again by recovering the segment: it is written with its segment and synced with it.
 
+The file has no checksum. Reads of this package take the outcomes from the log (`partition.outcomes`); the
+file is kept for brokers, and `verify` compares it with the log.
+
 A reader at offset x up to u needs every entry that ends at or above x and begins below u. It starts with
 the index of the segment that holds x and goes on to higher segments until an entry's last stable offset
 reaches u: from there on no transaction that began below u can be undecided any more.
@@ -72,9 +75,14 @@ def check_entries(entries: Sequence[AbortedTransaction], base_offset: int, file:
     """Raises CorruptFileError for entries that this segment cannot have; its index must then be rebuilt."""
     before = base_offset - 1
     for number, entry in enumerate(entries):
-        if entry.last_offset <= before or not 0 <= entry.first_offset <= entry.last_offset:
+        if (
+            entry.last_offset <= before
+            or not 0 <= entry.first_offset <= entry.last_offset
+            or entry.last_stable_offset < 0
+        ):
             raise CorruptFileError(
-                f"aborted transaction [{entry.first_offset}, {entry.last_offset}] after offset {before}",
+                f"aborted transaction [{entry.first_offset}, {entry.last_offset}] after offset {before}, "
+                f"last stable offset {entry.last_stable_offset}",
                 remedy="remove the file: opening the log rebuilds it from the segment",
                 file=file,
                 position=number * ENTRY.size,

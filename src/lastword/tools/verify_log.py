@@ -53,7 +53,7 @@ def verify_log(
             continue
         before = len(account.problems)
         try:
-            next_offset = _verify_segment(files, segment, following, quick, account, transactions)
+            next_offset = _verify_segment(files, view, segment, following, quick, account, transactions)
             if len(account.problems) == before and not transactions:  # or the next one lacks their beginnings
                 account.sound.add(identity)
         except FileVanishedError:
@@ -65,6 +65,7 @@ def verify_log(
 
 def _verify_segment(
     files: Files,
+    view: PartitionView,
     segment: Segment,
     following: int | None,
     quick: bool,
@@ -117,8 +118,19 @@ def _verify_segment(
     if len(account.problems) == before and not segment.suffix:
         verify_offset_index(files, segment, batches, account)
         verify_time_index(files, segment, batches, account)
-        verify_txn_index(files, segment, next_offset, aborted, account)
+        verify_txn_index(files, segment, aborted, account, lambda offset: _batch_at(view, offset))
     return next_offset
+
+
+def _batch_at(view: PartitionView, offset: int) -> BatchHeader | None:
+    """The batch that holds an offset; None if it is gone."""
+    at = view.segment_set.floor(offset)
+    if at < 0 or not view.log_start <= offset < view.log_end:
+        return None
+    segment = view.segments[at]
+    for header in segment.headers(segment.position_of(offset)):
+        return header if header.base_offset <= offset <= header.last_offset else None
+    return None
 
 
 def _quick_headers(segment: Segment, account: Account) -> Iterable[BatchHeader]:
