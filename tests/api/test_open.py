@@ -7,12 +7,15 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
 
 import lastword
 from lastword import errors
+from lastword.cli.main import run
+from lastword.clock import ManualClock
 from tests.api.conftest import tree_digest
 
 
@@ -249,3 +252,40 @@ def test_a_path_below_the_home_directory(tmp_path, monkeypatch):
         with pytest.raises(errors.UsageError, match=told):
             lastword.open(path, "a")
     assert [one.name for one in tmp_path.iterdir()] == ["data"]
+
+
+def test_timeout_waits_for_the_lock(tmp_path):
+    path = tmp_path / "data"
+    holder = lastword.open(path, "a", log_cleaner_enable=False)
+    clock = ManualClock()
+    began = clock.monotonic()
+    with pytest.raises(errors.LogDirLockedError):
+        lastword.open(path, "a", timeout=5, clock=clock)
+    assert clock.monotonic() - began == pytest.approx(5, abs=0.01)
+    with pytest.raises(errors.LogDirLockedError):
+        lastword.open(path, "a", clock=clock)
+    assert clock.monotonic() - began == pytest.approx(5, abs=0.01), "no timeout: at once"
+
+    class Closing(ManualClock):
+        def sleep(self, seconds):
+            super().sleep(seconds)
+            holder.close()
+
+    with lastword.open(path, "a", timeout=5, clock=Closing()) as logs:
+        logs.create_topic("users")
+    for wrong in (-1, float("nan")):
+        with pytest.raises(errors.UsageError, match="is no time"):
+            lastword.open(path, "a", timeout=wrong)
+
+
+def test_commands_wait_for_the_lock(tmp_path, capsys):
+    path = tmp_path / "data"
+    with lastword.open(path, "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("users", key_serializer="str", value_serializer="str")
+        assert run(["append", str(path), "users", "a", "1", "--wait", "200ms"]) == 4
+        assert "is open to append in this process" in capsys.readouterr().err
+        threading.Timer(0.5, logs.close).start()
+        assert run(["append", str(path), "users", "a", "2", "--wait", "30s"]) == 0
+    assert run(["append", str(path), "users", "a", "3", "--wait", "soon"]) == 2
+    with lastword.open(path) as logs:
+        assert [record.value for record in logs.topic("users").read()] == ["2"]

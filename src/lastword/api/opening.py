@@ -6,9 +6,10 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 from lastword import files as storage
 from lastword.api.found import Mode, PathLike, writers
@@ -22,12 +23,16 @@ from lastword.files import Files
 from lastword.logdir import LogDirectory, Spread
 from lastword.logdir.broker import BrokerSettings
 
+T = TypeVar("T")
+LOCK_POLL_SECONDS = 0.1
+
 
 def open(
     path: PathLike | Sequence[PathLike],
     mode: Mode = "r",
     *,
     config: PathLike | None = None,
+    timeout: float = 0,
     clock: Clock | None = None,
     files: Files | None = None,
     **settings: Unpack[Keywords],
@@ -38,11 +43,12 @@ def open(
     what was opened to append, best by `with`: a ResourceWarning names one that was not.
 
     Args:
-        path: One directory, with those that the setting log.dirs names beside it; or a list, and only these.
-            `~` is the home directory.
+        path: One directory, or a list. One stands for all of the setting log.dirs, if the caller gave that
+            setting, or the file that has it. `~` is the home directory.
         mode: "r" takes no lock and changes nothing; the directory must exist. "a" reads, appends and cleans;
             it takes the lock and makes the directory if it is absent.
         config: Another settings file than the directory's lastword.toml.
+        timeout: Seconds to wait for a lock that another writer holds.
         clock: For tests: another source of "now". The background cleaner then starts only with
             `logs.cleaner.start()`.
         files: For tests: another storage.
@@ -77,6 +83,9 @@ def open(
         paths = _together(paths[0], found.instance.log_dirs, named=named)
         cluster = BrokerSettings(files, paths)
     clock = clock or SystemClock()
+    if not timeout >= 0:
+        raise UsageError(f"timeout={timeout!r} is no time", remedy="give seconds, 0 or more")
+    deadline = clock.monotonic() + timeout
     if mode == "a":
         for one in paths:  # before the first is changed
             if files.is_dir(one):
@@ -86,7 +95,12 @@ def open(
     try:
         for one in paths:
             try:
-                opened.append(_directory(one, mode, files, clock, load))
+                left = deadline - clock.monotonic()
+                opened.append(
+                    wait_for_lock(
+                        partial(_directory, one, mode, files, clock, load), left, clock, clock.sleep
+                    )
+                )
             except (StorageError, ReadOnlyError) as error:
                 # A drive that failed, or may not be written: the others serve, if there are any.
                 offline[one] = error
@@ -104,6 +118,21 @@ def open(
         if logs.settings.instance.log_cleaner_enable:
             logs.cleaner.start()
     return logs
+
+
+def wait_for_lock(
+    attempt: Callable[[], T], seconds: float, clock: Clock, sleep: Callable[[float], None]
+) -> T:
+    """Return what `attempt` returns. Repeat it while it raises LogDirLockedError, for so many seconds."""
+    deadline = clock.monotonic() + seconds
+    while True:
+        try:
+            return attempt()
+        except LogDirLockedError:
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                raise
+        sleep(min(LOCK_POLL_SECONDS, left))
 
 
 def _directory(

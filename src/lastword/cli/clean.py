@@ -39,7 +39,7 @@ lastword clean data users -p 0 --retry
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "clean", usage="DIR [TOPIC]", examples=EXAMPLES)(clean)
+    command(app, "clean", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(clean)
 
 
 def clean(

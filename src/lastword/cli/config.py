@@ -19,7 +19,7 @@ lastword config data users --unset segment.bytes
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "config", usage="DIR [TOPIC]", examples=EXAMPLES)(config)
+    command(app, "config", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(config)
 
 
 def config(

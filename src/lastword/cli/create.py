@@ -18,7 +18,7 @@ lastword create data totals --key-serializer str --value-serializer int64 --set 
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "create", usage="DIR TOPIC", examples=EXAMPLES)(create)
+    command(app, "create", usage="DIR TOPIC", examples=EXAMPLES, changes=True)(create)
 
 
 def create(

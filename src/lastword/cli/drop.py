@@ -19,7 +19,7 @@ lastword drop data events --yes
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "drop", usage="DIR TOPIC", examples=EXAMPLES)(drop)
+    command(app, "drop", usage="DIR TOPIC", examples=EXAMPLES, changes=True)(drop)
 
 
 def drop(

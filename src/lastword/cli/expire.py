@@ -32,7 +32,7 @@ lastword expire data events
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "expire", usage="DIR [TOPIC]", examples=EXAMPLES)(expire)
+    command(app, "expire", usage="DIR [TOPIC]", examples=EXAMPLES, changes=True)(expire)
 
 
 def expire(

@@ -22,6 +22,7 @@ from lastword.cli.help import Help
 from lastword.cli.output import Output
 from lastword.cli.remedies import PLACE, command_line
 from lastword.errors import LastwordError, UsageError, nearest
+from lastword.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -98,6 +99,17 @@ _EVERYWHERE: dict[str, tuple[Any, Any]] = {
 }
 
 
+_CHANGING: dict[str, tuple[Any, Any]] = {
+    "wait": (
+        Annotated[
+            str | None,
+            typer.Option(metavar="TIME", help="if another process has the directory, wait so long for it"),
+        ],
+        None,
+    ),
+}
+
+
 class ClosedPipe(Exception):
     """Whoever read stdout is gone."""
 
@@ -116,6 +128,7 @@ class Session(Output):
     """An Output that also knows the settings file, the clock and how to open."""
 
     config: str | None = None
+    wait_seconds: float = 0.0  # for the lock
 
     def open(self, target: Target, mode: Literal["r", "a"] = "r", **settings: Any) -> LogDir:
         import lastword
@@ -126,7 +139,21 @@ class Session(Output):
         extra: dict[str, Any] = {} if CONTEXT.clock is None else {"clock": CONTEXT.clock}
         if mode == "a":
             settings.setdefault("log_cleaner_enable", False)  # a command does what it says, no more
-        return lastword.open(paths, mode, config=self.config, **extra, **settings)
+
+        def opened() -> LogDir:
+            return lastword.open(paths, mode, config=self.config, **extra, **settings)
+
+        if not self.wait_seconds:
+            return opened()
+        from lastword.api.opening import wait_for_lock
+        from lastword.clock import SystemClock
+
+        clock = CONTEXT.clock or SystemClock()
+
+        def sleep(seconds: float) -> None:
+            signals.interruptible(lambda: clock.sleep(seconds))
+
+        return wait_for_lock(opened, self.wait_seconds, clock, sleep)
 
     @contextmanager
     def change(self, target: Target) -> Iterator[LogDir]:
@@ -274,15 +301,17 @@ def _looks_like_partition(directory: str) -> bool:
 
 
 def command(
-    app: typer.Typer, name: str, *, usage: str, examples: str
+    app: typer.Typer, name: str, *, usage: str, examples: str, changes: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register `fn(out, ...)` as a command. Its help: `usage` (the arguments as they are typed), its
-    docstring (whose first line stands in the list of commands), and `examples` at the end."""
+    docstring (whose first line stands in the list of commands), and `examples` at the end. One that `changes`
+    a directory has --wait, too."""
+    shared = {**_EVERYWHERE, **(_CHANGING if changes else {})}
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(fn, eval_str=True)
         parameters = list(own.parameters.values())[1:]
-        for option, (annotation, default) in _EVERYWHERE.items():
+        for option, (annotation, default) in shared.items():
             parameters.append(
                 inspect.Parameter(
                     option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
@@ -291,9 +320,12 @@ def command(
 
         @functools.wraps(fn)
         def run(**arguments: Any) -> Any:
-            common = {option: arguments.pop(option) for option in _EVERYWHERE}
+            common = {option: arguments.pop(option) for option in shared}
             common.pop("version")  # told already, if it was asked for
+            wait = common.pop("wait", None)
             out = session(**common)
+            if wait is not None:
+                out.wait_seconds = parse_duration_ms(wait) / 1000
             try:
                 with _compiling_announced(out):
                     return fn(out, **arguments)
