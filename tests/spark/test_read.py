@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,16 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.types import StructType
 
+import lastword
 from lastword.errors import NotALogDirError, OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
+from lastword.files import Files, OsFiles
 from lastword.logdir.log_dir import LogDirectory
 from lastword.records.builder import BatchBuilder
 from lastword.spark.options import parse_read
-from lastword.spark.read import LogPartition, LogReader
+from lastword.spark.read import LogPartition, LogReader, read_batches
 from lastword.spark.schema import full_schema
+from lastword.spark.stream_read import LogStreamReader
+from tests.doubles.recording import RecordingFiles
 from tests.golden.loader import case, names, value_matches
 from tests.spark.conftest import append, create, numbered, read_directly
 
@@ -279,12 +285,100 @@ def test_latest_is_the_newest_record_of_each_key_in_the_range(root: Path, start:
     assert len(latest) == len(newest_by_hand(log))
 
 
-def test_latest_of_a_past_that_was_cleaned_away_is_refused(root: Path) -> None:
+def cleaned(root: Path) -> None:
+    with lastword.open(root, "a", log_cleaner_enable=False) as logs:
+        logs.set_config("t", cleanup_policy="compact")
+        logs.clean("t")
+
+
+@pytest.mark.parametrize("view", ["latest", "changes"])
+def test_newest_of_a_past_that_was_cleaned_away_is_refused(root: Path, view: str) -> None:
+    past = {"view": view, "assign": '{"t":[0]}', "endingOffsets": '{"t":{"0":150}}'}
+    whole = read_directly(root, **past)
+    assert len(whole) == {"latest": 18, "changes": 20}[view]
     with LogDirectory.open(str(root), "a") as directory:
-        directory.set_first_dirty("t", 0, 200)
-    with pytest.raises(OffsetOutOfRangeError, match="cleaned up to 200"):
-        read_directly(root, view="latest", assign='{"t":[0]}', endingOffsets='{"t":{"0":150}}')
-    assert read_directly(root, view="latest", assign='{"t":[0]}', endingOffsets='{"t":{"0":200}}')
+        directory.set_first_dirty("t", 0, 300)  # as a cleaning that found nothing to remove leaves it
+    assert read_directly(root, **past) == whole
+    cleaned(root)
+    with pytest.raises(OffsetOutOfRangeError, match="end at 300 or later"):
+        read_directly(root, **past)
+    assert read_directly(root, **past | {"endingOffsets": '{"t":{"0":300}}'})
+
+
+@pytest.mark.parametrize("view", ["latest", "changes"])
+def test_a_cleaning_between_planning_and_a_task_is_told(root: Path, view: str) -> None:
+    """A DataFrame that was collected twice, with a cleaning between, had no rows the second time."""
+    options = parse_read({"path": str(root), "subscribe": "t", "view": view})
+    reader = LogReader(options, full_schema(False))
+    tasks = reader.partitions()
+
+    def rows(task: Any) -> int:
+        return sum(batch.num_rows for batch in reader.read(task))
+
+    first = [rows(task) for task in tasks]
+    assert all(first)
+    append(root, "t", 0, [numbered(n, 10, 20) for n in range(300, 340, 10)])
+    cleaned(root)
+    with pytest.raises(OffsetOutOfRangeError, match="load it again"):
+        rows(tasks[0])
+    assert rows(tasks[1]) == first[1]  # nothing was appended there: its end is that of the log
+    assert all(rows(task) for task in reader.partitions())
+
+
+@pytest.mark.parametrize("view", ["latest", "changes"])
+def test_a_task_interrupted_by_a_cleaning_gives_all_keys_or_raises(root: Path, view: str) -> None:
+    """Before each of its file operations in turn."""
+    options = parse_read({"path": str(root), "assign": '{"t":[0]}', "view": view})
+    reader = LogReader(options, full_schema(False))
+    (task,) = reader.partitions()
+
+    def offsets(task: LogPartition, files: Files) -> list[int]:
+        batches = read_batches(task, options, full_schema(False), reader.columns, files)
+        return [offset for batch in batches for offset in batch["offset"].to_pylist()]
+
+    whole = offsets(task, OsFiles())
+    seen = set()
+    number = 0
+    while True:
+        path = root.parent / f"copy-{number}"
+        shutil.copytree(root, path)
+        calls = 0
+
+        def before(call: Any, path: Path = path, number: int = number) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == number + 1:
+                append(path, "t", 0, [numbered(n, 10, 20) for n in range(300, 340, 10)])
+                cleaned(path)
+
+        moved = replace(task, directory=str(path / "t-0"))
+        try:
+            assert offsets(moved, RecordingFiles(OsFiles(), fail=before)) == whole, number
+            seen.add("rows")
+        except OffsetOutOfRangeError:
+            seen.add("refused")
+        shutil.rmtree(path)
+        if calls <= number:
+            break
+        number += 1
+    assert seen == {"rows", "refused"}
+
+
+def test_a_stream_of_changes_loses_no_key_to_a_cleaning(root: Path) -> None:
+    """What a cleaning takes from one micro-batch is in a later one."""
+    options = parse_read({"path": str(root), "assign": '{"t":[0]}', "view": "changes"}, stream=True)
+    stream = LogStreamReader(options, full_schema(False))
+    bounds = [{"t": {"0": offset}} for offset in (0, 100, 200, 300)]
+    planned = stream.partitions(bounds[0], bounds[1])
+    cleaned(root)
+    keys: set[bytes] = set()
+    counts = []
+    for number in range(3):
+        tasks = planned if number == 0 else stream.partitions(bounds[number], bounds[number + 1])
+        found = [key for t in tasks for batch in stream.read(t) for key in batch["key"].to_pylist()]
+        counts.append(len(found))
+        keys |= set(found)
+    assert counts == [0, 0, 20] and len(keys) == 20
 
 
 def test_every_golden_compaction_gives_the_newest_values(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A restored file: what it holds, and a state that starts from it."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -227,3 +228,97 @@ def test_any_history(tmp_path_factory, before, after, form):
         logs.restore("t", to=root / f"t.{form}")
         write(after)
         assert dict(logs.state("t", snapshot=root / f"t.{form}")) == model
+
+
+# ---------------------------------------------------------------- does the log continue the file?
+
+
+def test_what_was_trimmed_is_not_in_a_state_from_a_file(logs, path):
+    """A state that started from the file kept keys whose records are below the log start."""
+    users = logs.state("users")
+    users.update({f"k{n}": n for n in range(10)})
+    logs._log("users", 0).roll()
+    users.update({f"k{n}": -n for n in range(5)})
+    logs.restore("users", to=path)
+    users["new"] = 1
+    logs.topic("users").trim(before=8)
+    whole = dict(logs.state("users"))
+    assert sorted(whole) == ["k0", "k1", "k2", "k3", "k4", "k8", "k9", "new"]
+    assert dict(logs.state("users", snapshot=path)) == whole
+
+
+def test_a_file_that_reaches_above_a_cut_is_refused(logs, path):
+    users = logs.state("users")
+    users.update({f"k{n}": n for n in range(10)})
+    logs.restore("users", to=path)
+    logs._home("users", 0).truncate("users", 0, 6)
+    logs.topic("users").extend({f"other{n}": n for n in range(10)})
+    with pytest.raises(errors.SnapshotRefusedError, match="users-0 was cut at 6 since"):
+        logs.state("users", snapshot=path)
+    logs.restore("users", to=path)
+    assert dict(logs.state("users", snapshot=path)) == dict(logs.state("users"))
+
+
+def test_a_file_that_reaches_above_a_power_cut_is_refused(tmp_path, clock, path):
+    """Recovery notes where the log ended before anything is appended; the log then grew past the file."""
+    data = tmp_path / "data"
+    logs = lastword.open(data, "a", clock=clock)
+    users = logs.state("users")
+    users["kept"] = 1
+    log = logs._log("users", 0)
+    kept = log.active.size
+    users.update({f"k{n}": n for n in range(5)})
+    logs.restore("users", to=path)
+    file = log.active.file
+    logs._directories[0].abandon()
+    with Path(file).open("r+b") as handle:  # what a power cut may leave: nothing of it was synced
+        handle.truncate(kept)
+    with lastword.open(data, "a", clock=clock) as logs:
+        assert dict(logs.state("users")) == {"kept": 1}
+        with pytest.raises(errors.SnapshotRefusedError, match="above log end 1"):
+            logs.state("users", snapshot=path)
+        logs.topic("users").extend({f"other{n}": n for n in range(20)})
+        with pytest.raises(errors.SnapshotRefusedError, match="cut at 1 since, or a power cut"):
+            logs.state("users", snapshot=path)
+        logs.restore("users", to=path)
+    with lastword.open(data, "a", clock=clock) as logs:  # after a clean stop nothing is in doubt
+        logs.state("users")["more"] = 1
+        assert dict(logs.state("users", snapshot=path)) == dict(logs.state("users"))
+
+
+def test_a_kill_that_loses_nothing_refuses_no_file(tmp_path, clock, path):
+    data = tmp_path / "data"
+    for round_ in range(3):
+        logs = lastword.open(data, "a", clock=clock)
+        users = logs.state("users")
+        if round_:
+            assert dict(logs.state("users", snapshot=path)) == dict(users)
+        users.update({f"k{n}": [round_, n] for n in range(5)})
+        logs.restore("users", to=path)
+        logs._directories[0].abandon()
+        logs._closed = True
+
+
+def test_a_file_of_the_older_form_is_refused(logs, tmp_path):
+    logs.state("users")["ada"] = 1
+    path = tmp_path / "users.jsonl"
+    logs.restore("users", to=path)
+    *rows, last = path.read_text().splitlines()
+    old = {name: value for name, value in json.loads(last).items() if name != "cuts"} | {"format": 1}
+    path.write_text("\n".join([*rows, json.dumps(old)]) + "\n")
+    with pytest.raises(errors.SnapshotRefusedError, match="of an older form"):
+        logs.state("users", snapshot=path)
+
+
+def test_many_cuts_are_kept_as_their_number_and_the_lowest():
+    from lastword.partition.losses import EVERYTHING, Losses
+
+    cuts = [(n * 7919) % 1000 for n in range(300)]
+    known = Losses()
+    for cut in cuts:
+        known = known.with_cut(cut)
+    assert known.cut_count == 300 and len(known.cuts) == 64
+    for seen in range(301):
+        right = min(cuts[seen:], default=EVERYTHING)
+        assert known.cut_since(seen) == right if seen >= 236 else known.cut_since(seen) <= right
+    assert known.cut_since(301) == 0

@@ -9,8 +9,12 @@ JVM and a sort.
 Where garbage accounts of the partition are saved and exact, the first of the two passes is spared: only what
 is newer than they are is resolved.
 
-With an end below the log's, `latest` asks what was newest *then*. Where the log has been cleaned, older
-versions are gone and no answer would be right, so an end below the cleaner's checkpoint is refused.
+With an end below the log's, both ask what was newest *then*. Where a cleaning used records from that end on,
+older versions are gone and no answer would be right: OffsetOutOfRangeError (`partition.moment`). That holds
+for an end that was given, and for the end of a DataFrame that was loaded before the cleaning: load it again.
+
+A micro-batch of a stream is not refused. It shows the newest record of each key in its range, and a key whose
+newest record there was superseded by one above the range is in a later batch.
 """
 
 from __future__ import annotations
@@ -19,9 +23,10 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lastword.errors import FileVanishedError
+from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
 from lastword.files import Files
 from lastword.kernels import table as fields
+from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions
 from lastword.records.columns import RecordColumns, decode_columns
 from lastword.spark.cuts import MAX_RELOADS, overlapping
@@ -59,11 +64,10 @@ def newest_chunks(
         if view is None:
             return
         start = check_loss(task, view, task.start, options)
-        found = overlapping(view, start, task.end)
-        sources = [RangeSource(one, start, task.end, last=one is found[-1]) for one in found]
         try:
-            for source in sources:
-                source.open()
+            view = held(view, start, task)
+            found = overlapping(view, start, task.end)
+            sources = [RangeSource(one, start, task.end, last=one is found[-1]) for one in found]
             outcomes = outcomes_of(view, task, options)
             fates = outcomes or Decisions()
             memory, salt = map_bytes(os.path.dirname(task.directory)), os.urandom(16)
@@ -74,9 +78,24 @@ def newest_chunks(
                 resolution = resolve(sources, map_bytes=memory, salt=salt, now_ms=None, fates=fates)
         except FileVanishedError:
             continue
-        yield from _survivors(sources, resolution, tombstones)
+        try:
+            yield from _survivors(sources, resolution, tombstones)
+        except FileVanishedError as error:
+            raise ReadOvertakenError.of(task.name, task.directory) from error
         return
     raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were opened")
+
+
+def held(view: PartitionView, start: int, task: LogPartition) -> PartitionView:
+    """Open the files of the task's range; OffsetOutOfRangeError where they lack keys as of its end.
+    FileVanishedError: one was replaced."""
+    if start >= task.end or task.in_stream:
+        return view.held(start)
+    try:
+        return Range(view, start, task.end).held()
+    except OffsetOutOfRangeError as error:
+        error.remedy = f"load it again; where its end was given: {error.remedy}"
+        raise
 
 
 def from_accounts(
@@ -130,10 +149,6 @@ class RangeSource:
         self.next_offset = min(segment.next_offset, end)
         self.size = segment.size
         self.file = segment.file
-
-    def open(self) -> None:
-        """FileVanishedError if other files have taken this segment's place; afterwards none can."""
-        _ = self.segment.handle
 
     def chunk_reader(self, *, chunk_bytes: int = CHUNK_BYTES, verify: bool = True) -> Iterator[Chunk]:
         first = self.segment.position_of(self.start) if self.base_offset < self.start else 0

@@ -10,8 +10,10 @@ its second action reads the same offsets again.
 
 When tasks fail. Nothing is written, so a retry or a second copy of a task reads the same records; a
 cleaning between the two may have removed superseded ones. A file that vanishes under a task is looked up
-again. Records that are really gone (the log start has passed the range, the log was cut) are an error,
-unless `failOnDataLoss` is false.
+again. With `view` latest or changes a cleaning may have used records above the end that was planned, so that
+keys would be missing: each task checks that in the files it has opened (`partition.moment`), and raises an
+error that says to load again. Records that are really gone (the log start has passed the range, the log was
+cut) are an error, unless `failOnDataLoss` is false.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ class LogPartition(InputPartition):
     """Work of one task: records of one partition of a log with start <= offset < end.
 
     topic_id  of the topic that was planned, if it has one: another of its name has other records
+    in_stream it is part of a micro-batch: later ones have what a cleaning used of the log above `end`
     """
 
     topic: str
@@ -68,10 +71,11 @@ class LogPartition(InputPartition):
     start: int
     end: int
     topic_id: str | None = None
+    in_stream: bool = False
 
     @classmethod
-    def of(cls, chosen: snapshot.Chosen, start: int, end: int) -> LogPartition:
-        return cls(chosen.topic, chosen.partition, chosen.directory, start, end, chosen.topic_id)
+    def of(cls, chosen: snapshot.Chosen, start: int, end: int, *, in_stream: bool = False) -> LogPartition:
+        return cls(chosen.topic, chosen.partition, chosen.directory, start, end, chosen.topic_id, in_stream)
 
     @property
     def name(self) -> str:
@@ -106,13 +110,15 @@ class LogReader(Shipped, DataSourceReader):
         return read_batches(partition, self.options, self.schema, self.columns)
 
 
-def plan(chosen: list[snapshot.Chosen], options: ReadOptions) -> list[InputPartition]:
+def plan(
+    chosen: list[snapshot.Chosen], options: ReadOptions, *, in_stream: bool = False
+) -> list[InputPartition]:
     """The tasks. The newest of each key needs every record of a partition in one place: one task for each."""
     tasks: list[InputPartition] = []
     if options.view != "log":
         for one in chosen:
             if one.start < one.end:
-                tasks.append(LogPartition.of(one, one.start, one.end))
+                tasks.append(LogPartition.of(one, one.start, one.end, in_stream=in_stream))
         return tasks
     points = [(one, cut_points(one)) for one in chosen if one.start < one.end]
     total_bytes = sum(found[-1][1] for _, found in points)
@@ -124,7 +130,7 @@ def plan(chosen: list[snapshot.Chosen], options: ReadOptions) -> list[InputParti
                 behind = partial(past_gap, one.view, end=span.end)
                 parts = ranges.cut_by_records(span, options.max_partition_records, behind)
             for part in parts:
-                tasks.append(LogPartition.of(one, part.start, part.end))
+                tasks.append(LogPartition.of(one, part.start, part.end, in_stream=in_stream))
     return tasks
 
 

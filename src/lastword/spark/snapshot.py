@@ -9,11 +9,20 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lastword.errors import OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
+from lastword.errors import (
+    FileVanishedError,
+    OffsetOutOfRangeError,
+    ReadOvertakenError,
+    SparkOptionError,
+    UnknownTopicError,
+)
 from lastword.files import DEFAULT, Files
 from lastword.logdir.log_dir import LogDirectory
+from lastword.partition.moment import check_answerable
 from lastword.partition.view import PartitionView
 from lastword.spark.option_values import EARLIEST, LATEST, Bound, ReadOptions, Wanted
+
+_TRIES = 100
 
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 """A broker's own; no pattern means them, as in Kafka's consumers. They can be named."""
@@ -141,8 +150,8 @@ def _bounded(
         if given is None:
             start = min(start, view.stable_offset)  # what is undecided is new once it is decided
         end = max(start, min(end, view.stable_offset))
-    if options.view == "latest":
-        _refuse_rewritten_history(name, end, view, directory.first_dirty(topic, number))
+    if options.view != "log" and start < end:
+        _check_end(view, end)
     return Chosen(topic, number, view.directory, view, start, end, from_end=given is None, topic_id=topic_id)
 
 
@@ -161,15 +170,16 @@ def _check_order(view: PartitionView, name: str, given: int | None, end: int, op
         )
 
 
-def _refuse_rewritten_history(name: str, end: int, view: PartitionView, first_dirty: int | None) -> None:
-    """The newest values as of an offset are not known where the log was cleaned with what came after it."""
-    if end < view.log_end and first_dirty is not None and end < first_dirty:
-        raise OffsetOutOfRangeError(
-            f"{name}: the newest values as of offset {end} are not known any more: "
-            f"the log was cleaned up to {first_dirty}",
-            remedy=f"end at {first_dirty} or later",
-            offset=end,
-        )
+def _check_end(view: PartitionView, end: int) -> None:
+    """Raise OffsetOutOfRangeError if the newest values as of `end` are not known any more (`moment`). Each
+    task checks again, in the files that it has opened."""
+    for _ in range(_TRIES):
+        try:
+            check_answerable(view, end)
+            return
+        except FileVanishedError:
+            view.refresh()
+    raise ReadOvertakenError.of(f"{view.topic}-{view.partition}", view.directory)
 
 
 def _start_of(view: PartitionView, name: str, topic: str, number: int, options: ReadOptions) -> int | None:

@@ -15,6 +15,10 @@ When tasks fail. Reading changes nothing, so a retry reads the same offsets; a c
 taken superseded records. A range that begins below the log start, or ends above the log end, is real loss
 and is an error (unless `failOnDataLoss` is false); gaps are not.
 
+With `view=changes` a batch shows the newest record of each key in its range, as the log is when a task reads
+it. A key whose record there was superseded by one above the range, and cleaned away, is not in this batch;
+the newer record is in a later one. So no key is lost, and a batch that is run again may hold fewer rows.
+
 A lease. With the option `lease` the query is registered by name in each partition at the offset where its
 next batch begins, so that no tombstone goes that it has not met; `commit` advances it. A restart takes it up
 where its batch begins, and fails if it lapsed and tombstones went meanwhile.
@@ -281,7 +285,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
             ensure_compiled()  # here, or each worker would compile them for itself
             self._warm = True
-        return plan(chosen, self.options)
+        return plan(chosen, self.options, in_stream=True)
 
     @brief
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
