@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -81,22 +81,6 @@ def test_a_swap_that_is_not_looked_at(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(swap, "decide", decide)
     caught(("log", "state"), "missing", "no moment")
-
-
-def test_a_listing_that_is_not_compared(monkeypatch: Patch) -> None:
-    """The log files of one moment with the decision of another."""
-    monkeypatch.setattr(view, "_log_files", _first_names())
-    caught(("log", "newest"), "missing", "no moment", "FileVanishedError", "CorruptBatchError")
-
-
-def _first_names() -> Callable[[list[str]], Any]:
-    class Same(list[str]):
-        def __eq__(self, other: object) -> bool:
-            return True
-
-        __hash__ = None  # type: ignore[assignment]
-
-    return lambda listing: Same(n for n in listing if names.LOG in n or n.endswith(names.SUFFIXES))
 
 
 def test_a_log_start_that_is_not_read(monkeypatch: Patch) -> None:
