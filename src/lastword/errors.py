@@ -578,5 +578,6 @@ class MissingError(LastwordError, ImportError):
     kafka_code = 76  # UNSUPPORTED_COMPRESSION_TYPE, the one case that a client could meet
 
     @classmethod
-    def extra(cls, feature: str, needs: str, extra: str) -> MissingError:
-        return cls(f"{feature} needs {needs}", remedy=f'pip install "lastword[{extra}]"')
+    def package(cls, feature: str, needs: str, requirement: str) -> MissingError:
+        """`requirement`: as in pyproject.toml, so that the command works wherever lastword came from."""
+        return cls(f"{feature} needs {needs}", remedy=f'pip install "{requirement}"')

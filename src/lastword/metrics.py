@@ -211,7 +211,9 @@ def register(registry: Any = None) -> None:
         from prometheus_client import REGISTRY
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     except ImportError:
-        raise MissingError.extra("lastword.metrics.register", "prometheus-client", "metrics") from None
+        raise MissingError.package(
+            "lastword.metrics.register", "prometheus-client", "prometheus-client>=0.20"
+        ) from None
 
     class Collector:
         def collect(self) -> Iterator[Any]:

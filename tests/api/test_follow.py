@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -281,3 +282,36 @@ def test_a_partition_that_the_topic_gets_meanwhile_is_read_from_its_beginning(wr
             assert seen(found) == [(0, b"1"), *more]
             assert found.position == ({0: 1, 1: 0, 2: 1} if more else {0: 1})
         shutil.rmtree(Path(writer.paths[0]) / "a-2")
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_another_thread_closes_a_read_that_waits(tmp_path, mode):
+    with lastword.open(tmp_path / "data", "a") as writer:
+        writer.create_topic("t").append(b"a", b"1")
+        with lastword.open(tmp_path / "data") as looked:
+            reader = (writer if mode == "a" else looked).topic("t").read(follow=True)
+            got, first = [], threading.Event()
+
+            def run():
+                for record in reader:
+                    got.append(record.value)
+                    first.set()
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            assert first.wait(30)
+            reader.close()
+            thread.join(30)
+            assert not thread.is_alive() and got == [b"1"] and reader.position == {0: 1}
+            assert list(reader) == []
+            reader.close()  # a second close does nothing
+
+
+def test_a_block_closes_a_reader(tmp_path):
+    with lastword.open(tmp_path / "data", "a") as logs:
+        topic = logs.create_topic("t")
+        topic.extend([(b"a", b"1"), (b"b", b"2")])
+        with topic.read() as reader:
+            assert next(reader).value == b"1"
+        assert list(reader) == [] and reader.position == {0: 1}
+        assert [record.value for record in topic.read(reader.position)] == [b"2"]

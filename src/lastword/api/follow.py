@@ -52,15 +52,22 @@ class Follow:
         self._timeout = timeout
         self._committed = committed
         self._heard = False
+        self._stopped = False
 
     def heard(self) -> None:
         self._heard = True
 
+    def stop(self) -> None:
+        """End the iteration at its next step, from any thread."""
+        self._stopped = True
+
     def __iter__(self) -> Iterator[Range]:
         quiet_since, pause = self._clock.monotonic(), SHORTEST_PAUSE_SECONDS
-        while True:
+        while not self._stopped:
             found = False
             for partition, watch in self._watches.items():
+                if self._stopped:
+                    return
                 due = self._due(partition, watch)
                 if due is not None:
                     found = True

@@ -8,6 +8,7 @@ compaction leaves them; a start below the log start is not, for then records are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
@@ -54,9 +55,10 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
     position    per partition the next offset to read; it moves over gaps and past a cleaned tail. Save it,
                 and pass it back as `start=` to go on.
 
-    For use from one thread. Reads nothing before it is asked, and ends at the log end that `read` saw; with
-    `view="latest"` or `"changes"` at a later one where a cleaning has been faster. One that follows goes on
-    from there. Whatever stops it, a Ctrl-C too, `position` is behind the last record that it gave out.
+    For use from one thread; `close` may come from another. Reads nothing before it is asked, and ends at the
+    log end that `read` saw; with `view="latest"` or `"changes"` at a later one where a cleaning has been
+    faster. One that follows goes on from there. Whatever stops it, a Ctrl-C too, `position` is behind the
+    last record that it gave out.
     """
 
     def __init__(
@@ -87,6 +89,24 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
 
     def __next__(self) -> Record[K, V]:
         return next(self._records)
+
+    def close(self) -> None:
+        """End the read, from any thread: a loop over it ends as if there were no more records.
+
+        A loop that waits for records with `follow=True` ends within 0.1 s. `position` stays behind the last
+        record that was given out. Nothing needs this: a reader holds nothing that must be given back.
+        """
+        self._records = iter(())
+        if self._follow is not None:
+            self._follow.stop()
+
+    def __enter__(self) -> Reader[K, V]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"Reader({self._topic!r}, view={self._view!r}, position={self.position})"

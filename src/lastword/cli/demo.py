@@ -73,6 +73,7 @@ class History:
     updates: int
     quarters: list[list[Row]] = field(default_factory=list)
     newest: dict[str, str] = field(default_factory=dict)
+    deleted: int = 0
 
     def __post_init__(self) -> None:
         rows = list(self._rows())
@@ -83,6 +84,7 @@ class History:
                 self.newest.pop(key, None)
             else:
                 self.newest[key] = value
+        self.deleted = len({key for key, _ in rows}) - len(self.newest)
 
     def _rows(self) -> Iterator[Row]:
         keys = max(self.updates // 5, 20)
@@ -127,7 +129,8 @@ def run(out: Session, path: str, updates: int = UPDATES) -> None:
     from lastword.config.topic import STRATEGIES
 
     history = History(updates)
-    out.say(f"{updates:,} updates, {len(history.newest):,} keys are left of them, two have one MD5")
+    live, deleted = len(history.newest), history.deleted
+    out.say(f"{updates:,} updates: {live:,} keys have a value, {deleted:,} were deleted; two have one MD5")
     ends = _write(f"{path}/original", history)
     out.say("cleaning by Kafka's rule (a model of it)")
     kafka, gone = _kafka(f"{path}/original", ends)
@@ -154,6 +157,7 @@ def run(out: Session, path: str, updates: int = UPDATES) -> None:
         ],
         "lrrrrr",
     )
+    out.say(f"to keep: {live:,} values, and {deleted:,} tombstones until delete.retention.ms has passed")
     for rule, values in lost.items():
         for value in values:
             out.row("lost", {"rule": rule, **value.to_dict()})

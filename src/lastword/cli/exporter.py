@@ -46,7 +46,7 @@ def exporter(host: str, port: int) -> Iterator[str]:
     try:
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     except ImportError:
-        raise MissingError.extra("--metrics", "prometheus-client", "metrics") from None
+        raise MissingError.package("--metrics", "prometheus-client", "prometheus-client>=0.20") from None
 
     registry = CollectorRegistry()
     metrics.register(registry)

@@ -152,6 +152,11 @@ class Settings:
         layers = [self._defaults, self._top] if topic is None else [self._topics.get(topic, {})]
         return any(dotted in layer for layer in ([*layers, self._over] if own else layers))
 
+    def __repr__(self) -> str:
+        """What differs from the defaults, with its source."""
+        said = [f"{name}={value} ({source})" for name, value, source in self.rows() if source != "default"]
+        return f"Settings({', '.join(said) or 'all defaults'})"
+
     @property
     def topic_names(self) -> list[str]:
         """Topics that lastword.toml has a table for."""

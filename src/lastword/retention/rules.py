@@ -53,6 +53,7 @@ class Deletion(Value):
 
     @property
     def removes(self) -> bool:
+        """Is there anything to delete?"""
         return self.segments > 0
 
     def __str__(self) -> str:

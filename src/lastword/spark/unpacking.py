@@ -14,7 +14,7 @@ def unpack(packed: bytes, version: str) -> object:
 
     where = f"{sys.executable} on {socket.gethostname()}, which runs Spark's tasks"
     fix = (
-        f'\n  fix: pip install "lastword[spark]=={version}" for that Python, '
+        f"\n  fix: install lastword {version} for that Python, from where the driver has it, "
         "or set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON to one that has it"
     )
     try:

@@ -72,6 +72,7 @@ class Duplication(Value):
 
     @property
     def name(self) -> str:
+        """What the row stands for: `users`, `users-0`, or with its segment `users-0/4000`."""
         partition = "" if self.partition is None else f"-{self.partition}"
         return f"{self.topic}{partition}" + ("" if self.segment is None else f"/{self.segment}")
 
