@@ -3,9 +3,12 @@
 import io
 import re
 import runpy
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+
+import pytest
 
 import lastword
 
@@ -13,26 +16,19 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.py"
 
 
-def block(first_words, **replaced):
-    """The block of Python that has these words, with texts replaced: paths, and how long it would wait."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (found,) = [one for one in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if first_words in one]
-    for old, new in replaced.items():
-        assert old in found, old
-        found = found.replace(old, new)
-    return found
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
 
 
-def five_minutes(path):
-    """Runs the first block; returns what it prints, line by line."""
+def of_spark(block):
+    return "spark" in block
+
+
+def test_five_minutes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     out = io.StringIO()
     with redirect_stdout(out):
-        exec(block("users = logs.state", **{'"data"': repr(str(path))}), {})
-    return out.getvalue().splitlines()
-
-
-def test_five_minutes(tmp_path):
-    printed = five_minutes(tmp_path / "data")
+        exec(BLOCKS[0], {})
+    printed = out.getvalue().splitlines()
     assert printed == [
         "{'ada': {'city': 'Turin'}}",
         "0 ada {'city': 'London'}",
@@ -41,22 +37,43 @@ def test_five_minutes(tmp_path):
         "3 bob None",
         "users-0: 4 records -> 2; the tombstone at 3 may go in 24 h",
     ]
-    told = re.findall(r"print\(.*#\s(.*)", block("users = logs.state"))
+    told = re.findall(r"print\(.*#\s(.*)", BLOCKS[0])
     assert told == [printed[0], f"{printed[1]} ... {printed[4]}", printed[5]]
 
 
-def test_the_other_blocks(tmp_path):
-    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
-        users = logs.create_topic(
-            "users", key_serializer="str", value_serializer="json", cleanup_policy="compact"
-        )
-        known = {"logs": logs, "users": users, "topic": users, "rows": [("bob", {"city": "Oslo"})]}
-        exec(block("ack=", **{"timeout=60": "timeout=0"}), known)
-        assert users.last_sequence("loader") == 42 and users.bounds() == {0: (0, 2)}
-        exec(block("logs.cleaner", **{"/srv/d2": str(tmp_path / "data")}), known)
-        assert logs.cleaner.status().drives[0].bytes_per_second == 20 << 20
-        exec(block("lease = "), known)
-        assert users.leases()[0].position == 0
+def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
+    """In their order, in one session; those of Spark in the next test."""
+    monkeypatch.chdir(tmp_path)
+    session = {}
+    blocks = [block for block in BLOCKS if not of_spark(block)]
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(block, session)
+    with lastword.open("data") as logs:
+        users = logs["users"]
+        assert users.last_sequence("loader") == 42 and logs.state("visits")["ada"] == 1
+        assert users.leases()[0].position == users.bounds()[0][1] == 7
+        assert dict(logs.state("users")) == {"ada": {"city": "Rome"}, "bob": {"city": "Oslo"}}
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_every_block_of_spark_runs_as_it_is_printed(tmp_path):
+    """In a process of its own: the blocks make the session, and its Java keeps its first directory."""
+    pytest.importorskip("pyspark")
+    program = "\n".join([BLOCKS[0], *filter(of_spark, BLOCKS)])
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    with lastword.open(tmp_path / "data") as logs:
+        raw = {"key_serializer": "bytes", "value_serializer": "bytes"}
+        assert {record.key: record.value for record in logs.topic("users", **raw).read()} == {
+            b"ada": b'{"city":"Turin"}',
+            b"bob": None,
+            b"eve": b'{"city":"Rome"}',
+        }
+        assert {record.key for record in logs.topic("copy", **raw).read(view="latest")} == {b"ada", b"eve"}
 
 
 def test_quickstart_can_be_run_twice(tmp_path, monkeypatch, capsys):

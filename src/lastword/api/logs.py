@@ -27,7 +27,8 @@ from lastword.values import table_html
 
 
 class LogDir(Topics):
-    """An open log directory. Also a context manager; safe from any thread.
+    """An open log directory. Also a context manager, and a mapping of its topics: `logs["users"]`,
+    `"users" in logs`, `len(logs)`, `list(logs)`. Safe from any thread.
 
     In a child made by fork what the parent has open to append is closed: it has the lock, the child opens it
     again once the parent has let go of it.

@@ -417,11 +417,13 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
     # What MutableMapping builds on __getitem__ must not take a default for something that is there.
 
     def get(self, key: K, default: Any = None) -> Any:
+        """Return the value of a key, or `default`; the state's own default is not used."""
         if key in self:
             return self[key]
         return default
 
     def pop(self, key: K, default: Any = _MISSING) -> Any:
+        """Delete a key and return its value, or `default` if it is absent. Atomic."""
         with self._lock:
             if key in self:
                 value = self[key]
@@ -432,6 +434,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         return default
 
     def setdefault(self, key: K, default: Any = None) -> Any:
+        """Return the value of a key; an absent one gets `default` first. Atomic."""
         with self._lock:
             if key not in self:
                 self[key] = default
