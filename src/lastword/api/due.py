@@ -165,12 +165,13 @@ def plan_due(
             failed=errors,
         )
         failed.update(_unseen(places, account, errors))
+        dead_bytes = {TopicPartition(one.topic, one.partition): one.dead_bytes for one in account.partitions}
         choices, _ = outlook(account, now_ms)
         for place in places:
             if place.partition not in (wanted if only is None else only) or place.partition in failed:
                 continue
             view = place.home.view(*place.partition)
-            plan = plan_of(place, view, now_ms)
+            plan = plan_of(place, view, now_ms, dead_bytes.get(place.partition, 0))
             set_aside = quarantine.load(place.home.files, view.directory)
             if set_aside is not None:
                 yield plan.kept(QUARANTINED, set_aside.reason)

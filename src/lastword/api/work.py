@@ -23,7 +23,7 @@ from lastword import metrics
 from lastword.api.rounds import Due, Rewrite, Scan, Whole
 from lastword.cleaner import quarantine
 from lastword.cleaner.budget import Drives
-from lastword.cleaner.choose import choose_for, overdue_ms
+from lastword.cleaner.choose import choose_for, overdue_ms, roll_for_cleaning
 from lastword.cleaner.states import States
 from lastword.cleaner.tasks import Done, Task, Urgency
 from lastword.clock import Clock
@@ -199,7 +199,9 @@ class DirectoryWork:
 
     def _look(self, tp: TopicPartition, home: LogDirectory, config: TopicConfig) -> tuple[Plan, Urgency]:
         log = home.log(*tp)
-        log.roll_if_due()
+        seen = home.ledgers.seen.get(tp)
+        dead_bytes = getattr(getattr(seen, "account", None), "dead_bytes", 0)
+        roll_for_cleaning(log, config, now_ms=self.clock.now_ms(), dead_bytes=dead_bytes)
         noted = quarantine.load(home.files, log.directory)
         if noted is not None and self._states[tp].kind in ("idle", "paused"):
             self._states.apply(tp, "find")
@@ -213,6 +215,7 @@ class DirectoryWork:
             due=True,
             strategy=config.lastword_strategy,
             quarantine=None if noted is None else noted.reason,
+            dead_bytes=dead_bytes,
         )
         if config.lastword_strategy == "generational":
             return plan, Urgency(SCAN)

@@ -150,6 +150,9 @@ def disjoint(runs: Sequence[Run]) -> list[Run]:
 
 
 def because(choice: Choice) -> tuple[Reason, ...]:
-    """Why a run was chosen, and the others that were weighed."""
-    others = [Reason("weighed", f"{run}, {run.score:.3g} of rent for each byte") for run in choice.best]
+    """Return why a run was chosen, and the others that were weighed with their scores."""
+    others = []
+    for run in choice.best:
+        score = f"{run.score:,.0f}" if run.score >= 10 else f"{run.score:.2g}"
+        others.append(Reason("weighed", f"{run}, score {score} (garbage x its age, for each byte moved)"))
     return (Reason(choice.obligation, choice.text), *others)

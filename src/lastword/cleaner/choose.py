@@ -27,6 +27,7 @@ from lastword.cleaner.plan import (
     COMPACTION_LAG,
     NEWEST,
     NO_POLICY,
+    OUTGROWN,
     QUARANTINED,
     UNDECIDED_TRANSACTION,
     UNFINISHED_COMMIT,
@@ -40,6 +41,13 @@ from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.partition.view import PartitionView
 from lastword.units import format_bytes, format_duration
+
+OUTGROWN_BYTES = 4 << 20
+OUTGROWN_TIMES = 2
+"""An active segment is closed for cleaning when it is larger than the first, and than so many times the live
+bytes of the closed segments. So a small state stays within a few MiB, also where `segment.bytes` is 1 GiB. In
+a log of inserts the closed segments are three times as large after each time: after five such segments
+`segment.bytes` is what closes them."""
 
 
 class ChoosableHeader(Protocol):
@@ -82,6 +90,7 @@ def choose(
     quarantine: str | None = None,
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     may_roll: bool = False,
+    dead_bytes: int = 0,
 ) -> Plan:
     """Decide about one partition from its segments (in offset order; the last is the active one).
 
@@ -91,6 +100,7 @@ def choose(
     quarantine      why the partition is in quarantine, or None
     may_roll        nobody has asked whether the active segment is to be closed by its age, as a round that is
                     due does first: one that is counts as closed
+    dead_bytes      known garbage of the closed segments
     producer_expiration_ms
                     after how long a silent producer is forgotten, and its last batch not kept for it
     """
@@ -133,7 +143,17 @@ def choose(
         return plan.kept(QUARANTINED, quarantine)
     ends = _Ends(log_end if stable_offset is None else stable_offset, taking_in_from)
     rolls = not due or (may_roll and _rolls_by_age(segments, config, now_ms))
-    plan, closed = _bounded(plan, segments, config, ends, rolls)
+    outgrown = False
+    if not rolls and may_roll:
+        decided = ends.stable_offset >= log_end and taking_in_from is None
+        rolls = outgrown = decided and is_outgrown(segments, config, dead_bytes, now_ms)
+    plan, closed = _bounded(plan, segments, config, ends, rolls, dead_bytes)
+    if outgrown and len(closed) == len(segments):
+        times = f"more than {OUTGROWN_TIMES} times the live bytes of the closed segments"
+        text = (
+            f"{format_bytes(segments[-1].size)} from {segments[-1].base_offset} on are closed first: {times}"
+        )
+        plan = replace(plan, reasons=(*plan.reasons, Reason(OUTGROWN, text)))
     if plan.action == "clean" and due and strategy == "kafka":
         return _by_ratio(plan, closed, config)
     return plan
@@ -149,6 +169,7 @@ def choose_for(
     due: bool,
     strategy: str,
     quarantine: str | None = None,
+    dead_bytes: int = 0,
 ) -> Plan:
     """`choose` for a log as it lies there. Of a view nobody has asked whether its active segment rolls."""
     return choose(
@@ -168,7 +189,45 @@ def choose_for(
         quarantine=quarantine,
         producer_expiration_ms=log.producer_expiration_ms,
         may_roll=isinstance(log, PartitionView),
+        dead_bytes=dead_bytes,
     )
+
+
+def outgrown_above(segments: Sequence[Choosable], dead_bytes: int) -> int:
+    """Return the size above which the active segment is closed for cleaning."""
+    closed_bytes = sum(segment.size for segment in segments[:-1])
+    return max(OUTGROWN_BYTES, OUTGROWN_TIMES * (closed_bytes - dead_bytes))
+
+
+def is_outgrown(segments: Sequence[Choosable], config: TopicConfig, dead_bytes: int, now_ms: int) -> bool:
+    """Is the active segment to be closed for cleaning, long before `segment.bytes`? Looks at sizes; where
+    `min.compaction.lag.ms` is set, its first record must be older than that."""
+    if not segments or not config.compacts or segments[-1].size <= outgrown_above(segments, dead_bytes):
+        return False
+    if not config.min_compaction_lag_ms:
+        return True
+    first = next(iter(segments[-1].headers()), None)
+    return first is not None and 0 <= first.max_timestamp <= now_ms - config.min_compaction_lag_ms
+
+
+def roll_for_cleaning(log: PartitionLog, config: TopicConfig, *, now_ms: int, dead_bytes: int = 0) -> bool:
+    """Close the active segment if it is too old, or has outgrown the live bytes below it.
+
+    Costs sums over sizes. A segment in which a transaction is open, or a commit is not in as a whole, stays
+    open: closing it would not let anything be cleaned.
+
+    Args:
+        dead_bytes: known garbage of the closed segments; what is not known counts as live.
+    """
+    with log.lock:
+        if log.roll_if_due():
+            return True
+        if not is_outgrown(log.segments, config, dead_bytes, now_ms):
+            return False
+        if log.stable_offset < log.log_end or log.taking_in_from is not None:
+            return False
+        log.roll()
+        return True
 
 
 def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int) -> int:
@@ -186,10 +245,15 @@ class _Ends(NamedTuple):
 
 
 def _bounded(
-    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, ends: _Ends, rolls: bool
+    plan: Plan,
+    segments: Sequence[Choosable],
+    config: TopicConfig,
+    ends: _Ends,
+    rolls: bool,
+    dead_bytes: int,
 ) -> tuple[Plan, Sequence[Choosable]]:
     """The plan with the limit of its round, and the segments below; kept if there is nothing to look at."""
-    closed, reasons = _cleanable(plan, segments, config, ends, rolls)
+    closed, reasons = _cleanable(plan, segments, config, ends, rolls, dead_bytes)
     if not closed:
         plan = replace(plan, reasons=tuple(reasons[1:]))
         why = reasons[0] if reasons else Reason(NEWEST, "the log is empty")
@@ -232,7 +296,12 @@ def _by_ratio(plan: Plan, closed: Sequence[Choosable], config: TopicConfig) -> P
 
 
 def _cleanable(
-    plan: Plan, segments: Sequence[Choosable], config: TopicConfig, ends: _Ends, rolls: bool
+    plan: Plan,
+    segments: Sequence[Choosable],
+    config: TopicConfig,
+    ends: _Ends,
+    rolls: bool,
+    dead_bytes: int,
 ) -> tuple[Sequence[Choosable], list[Reason]]:
     """The segments a round may take (a prefix of the log), and what holds back the others. `rolls`: the round
     closes the active one first."""
@@ -242,6 +311,9 @@ def _cleanable(
         count = max(0, count - 1)
         if segments and segments[-1].size:
             held = f"{format_bytes(segments[-1].size)} from {segments[-1].base_offset} on are not closed yet"
+            above = outgrown_above(segments, dead_bytes)
+            if above < config.segment_bytes:
+                held += f" (closed for cleaning above {format_bytes(above)})"
             reasons.append(Reason(ACTIVE_SEGMENT, held))
     elif segments and segments[-1].size == 0:
         count -= 1  # an empty active segment has nothing to close

@@ -21,7 +21,7 @@ from lastword.accounts.deletes import Standing
 from lastword.accounts.statement import indexed_bytes
 from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.cleaner import accounted, phases, quarantine
-from lastword.cleaner.choose import choose_for
+from lastword.cleaner.choose import choose_for, is_outgrown, roll_for_cleaning
 from lastword.cleaner.plan import Plan
 from lastword.cleaner.steps import Stopped
 from lastword.errors import LastwordError
@@ -118,12 +118,15 @@ def _look_at(
     budget: DriveBudget | None,
 ) -> PartitionAccount:
     home, tp = place.home, place.partition
+    config = home.topic_config(tp.topic)
     log: PartitionLog | PartitionView = home.view(*tp)
+    seen = ledgers.seen.get(tp)
+    dead_bytes = seen.account.dead_bytes if isinstance(seen, Seen) else 0
     if ledgers.saves:
         log = opened = home.log(*tp)
-        opened.roll_if_due()  # so that segment.ms and max.compaction.lag.ms hold without new appends
+        roll_for_cleaning(opened, config, now_ms=now_ms, dead_bytes=dead_bytes)
     set_aside = quarantine.load(home.files, log.directory) is not None
-    plan = plan_of(place, log, now_ms)
+    plan = plan_of(place, log, now_ms, dead_bytes)
     segments: Sequence[Segment] = log.segments
     total_bytes = sum(one.size for one in segments)
     nothing = PartitionAccount(
@@ -132,7 +135,6 @@ def _look_at(
     if set_aside or plan.action != "clean":
         return nothing
     below = _rests_on(plan, segments)
-    seen = ledgers.seen.get(tp)
     known = isinstance(seen, Seen) and seen.holds(home.files, log.directory, below, now_ms)
     if not known and stale is not None:
         stale.append(place)
@@ -146,10 +148,14 @@ def _look_at(
             files, segments = phases.paced(log, budget, stop)
             seen = _scan(place, log, files, segments, plan, drive, ledgers, progress, stop)
             ledgers.seen[tp] = seen
+        if seen.account.dead_bytes > dead_bytes and is_outgrown(
+            log.segments, config, seen.account.dead_bytes, now_ms
+        ):
+            # Known only now: what is dead below it does not keep the active segment open.
+            return _look_at(place, drive, ledgers, now_ms, held, stale, progress, stop, budget)
     else:
         ledgers.advance(tp, segments)
     assert isinstance(seen, Seen)
-    config = home.topic_config(tp.topic)
     return replace(
         seen.account,
         total_bytes=total_bytes,
@@ -234,8 +240,9 @@ def late_ms(account: PartitionAccount, now_ms: int) -> int:
     return max(now_ms - min(died_ms) - account.max_compaction_lag_ms, 0) if died_ms else 0
 
 
-def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int) -> Plan:
-    """Up to where a round may reach that is due; reads no record."""
+def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int, dead_bytes: int = 0) -> Plan:
+    """Compute up to where a round may reach that is due; reads no record. `dead_bytes`: known garbage of the
+    closed segments."""
     home, tp = place.home, place.partition
     return choose_for(
         log,
@@ -245,6 +252,7 @@ def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int) -> Pla
         map_bytes=home.settings.instance.map_bytes,
         due=True,
         strategy="generational",
+        dead_bytes=dead_bytes,
     )
 
 

@@ -166,7 +166,9 @@ def _target(drive: DriveAccount, parts: Sequence[_Part], reasons: list[str]) -> 
     share = held / max(held - garbage, 1)
     holds = f"the drive holds {share:.2f} times its live bytes"
     if garbage <= (1 - 1 / drive.space_target) * held:
-        reasons.append(f"{holds}, within its target of {drive.space_target:g}")
+        closed = sum(segment.size_bytes for one in drive.partitions for segment in one.segments)
+        rest = "" if held == closed else f" ({format_bytes(held - closed)} not closed yet count as live)"
+        reasons.append(f"{holds}{rest}, within its target of {drive.space_target:g}")
         return None
     best = _best([(part, None) for part in parts])
     if not best:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from lastword.cleaner import account, leased, quarantine, staging
 from lastword.cleaner.ahead import threads_for
 from lastword.cleaner.built import BuiltGroup, BuiltRound
-from lastword.cleaner.choose import choose_for
+from lastword.cleaner.choose import choose_for, roll_for_cleaning
 from lastword.cleaner.groups import Group, Limits, group
 from lastword.cleaner.paced import PacedFiles
 from lastword.cleaner.plan import Plan, Reason
@@ -58,7 +58,8 @@ def prepare(
     """
     with log.lock:
         if due and config.compacts:
-            log.roll_if_due()  # so that segment.ms and max.compaction.lag.ms hold without new appends
+            # So segment.ms and max.compaction.lag.ms hold without new appends, and a small state stays small.
+            roll_for_cleaning(log, config, now_ms=log.clock.now_ms())
         chosen = chosen_plan(log, config, log.files, log.clock, first_dirty, due, strategy, map_bytes)
         if chosen.action == "clean" and chosen.rolls_active:
             log.roll()

@@ -25,6 +25,7 @@ TOMBSTONE_HORIZON = "tombstone-horizon"
 LEASE = "lease"
 QUARANTINED = "quarantined"
 NO_POLICY = "no-policy"
+OUTGROWN = "active-segment-outgrown"
 
 
 @dataclass(frozen=True, slots=True)
