@@ -21,11 +21,14 @@ def _floor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "OUTGROWN_BYTES", FLOOR)
 
 
+def work_of(logs: lastword.LogDir, clock: ManualClock) -> DirectoryWork:
+    return DirectoryWork(logs._spread, logs._drives, States(clock), clock)
+
+
 def turns(logs: lastword.LogDir, clock: ManualClock) -> int:
     """What the background does now, in this thread."""
-    states = States(clock)
-    work = DirectoryWork(logs._spread, logs._drives, states, clock)
-    scheduler = Scheduler(work, clock=clock, states=states)
+    work = work_of(logs, clock)
+    scheduler = Scheduler(work, clock=clock, states=work._states)
     count = 0
     while scheduler.turn():
         count += 1

@@ -336,6 +336,18 @@ class TestChanging:
         assert settings.topic("a").lastword_key_serializer == "str"
         assert settings.topic_names == ["a", "a.b"]
 
+    def test_names_that_begin_alike_and_stand_apart(self, tmp_path: Path) -> None:
+        """As `create_topic` writes them: lastword.*, another name, lastword.* again."""
+        path = tmp_path / "lastword.toml"
+        path.write_text(
+            '[topics.a]\nlastword.key.serializer = "str"\ncleanup.policy = "compact"\n'
+            'lastword.value.serializer = "json"\n'
+        )
+        write_topic_settings(OsFiles(), path, "a", {"lastword_ttl_ms": 0})
+        topic = Settings.load(tmp_path, env={}).topic("a")
+        assert (topic.lastword_ttl_ms, topic.lastword_key_serializer) == (0, "str")
+        assert (topic.lastword_value_serializer, topic.cleanup_policy) == ("json", {"compact"})
+
     def test_without_a_topic(self, directory: Path) -> None:
         path = directory / "lastword.toml"
         write_topic_settings(OsFiles(), path, None, {"log_cleaner_threads": 3, "segment.ms": "1d"})

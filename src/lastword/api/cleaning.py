@@ -126,6 +126,12 @@ def clean(
     compacted = [(name, number) for name, number in chosen if found._config(name).compacts]
     rounds: list[CleanRound] = []
     failed: list[LastwordError] = []
+    for tp in compacted:
+        if found._config(tp[0]).lastword_ttl_ms >= 0 and not (stop is not None and stop()):
+            try:
+                _expire_values(found, *tp)
+            except (DataError, CapacityError, StorageError) as error:
+                failed.append(error)
     sizes = {tp: _size(found, *tp) for tp in compacted}
     meter = Meter("clean", progress, sum(sizes.values()))
     accounts = [tp for tp in compacted if due and by_accounts(found, tp[0], strategy)]
@@ -157,6 +163,16 @@ def clean(
         first.others = failed[1:]  # type: ignore[attr-defined]
         raise first
     return rounds
+
+
+def _expire_values(found: Found, name: str, number: int) -> None:
+    """Append tombstones for values whose time to live has passed, so that the cleaning takes the values."""
+    from lastword.state.ttl import Watch, expire_values
+
+    home = found._home(name, number)
+    map_bytes = found.settings.instance.map_bytes
+    with home.claim(name, number):
+        expire_values(home.log(name, number), found._config(name), Watch(), map_bytes=map_bytes, at_once=True)
 
 
 def _clean_one(

@@ -718,6 +718,8 @@ class Topics(Verbs):
             map_bytes=self.settings.instance.map_bytes,
             snapshot=start,
             progress=listener(progress),
+            ttl_ms=self._config(name).lastword_ttl_ms,
+            now_ms=self._clock.now_ms,
         )
 
 

@@ -35,6 +35,7 @@ from lastword.logdir.checkpoints import TopicPartition
 if TYPE_CHECKING:
     from lastword.cleaner import Plan
     from lastword.cleaner.drive import Place
+    from lastword.state.ttl import Watch
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class DirectoryWork:
         self.only = only
         self._found: dict[str, tuple[float, list[Due]]] = {}
         self._told: set[str] = set()
+        self._watches: dict[tuple[str, TopicPartition], Watch] = {}
 
     def drives(self) -> list[str]:
         self._look_at_quarantine()
@@ -255,11 +257,31 @@ class DirectoryWork:
                     done = self._expire(tp, home, drive)
                     if done is not None:
                         yield done
+                    self._expire_values(tp, home, config)
         for home in homes.values():
             try:
                 home.remove_waste()
             except LastwordError:  # a drive that fails says so to whoever writes there
                 continue
+
+    def _expire_values(self, tp: TopicPartition, home: LogDirectory, config: TopicConfig) -> None:
+        """Append tombstones for values whose time to live has passed."""
+        if config.lastword_ttl_ms < 0 or not config.compacts:
+            self._watches.pop((home.path, tp), None)
+            return
+        from lastword.state.ttl import Watch, expire_values
+
+        watch = self._watches.setdefault((home.path, tp), Watch())
+        with home.try_claim(*tp) as mine:
+            if mine:
+                try:
+                    map_bytes = home.settings.instance.map_bytes
+                    count = expire_values(home.log(*tp), config, watch, map_bytes=map_bytes)
+                except LastwordError as error:
+                    self._tell([error])
+                else:
+                    if count:
+                        log.info("lastword: %s: %d values expired", tp, count)
 
     def _expire(self, tp: TopicPartition, home: LogDirectory, drive: str) -> Done | None:
         from lastword.retention.expire import expire

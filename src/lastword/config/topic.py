@@ -140,6 +140,13 @@ class TopicConfig:
         "Which segments a round takes. generational: those whose garbage pays; kafka: all, by dirty ratio.",
         STRATEGIES,
     )
+    lastword_ttl_ms: int = duration(
+        -1,
+        "behaviour",
+        "Values older than this expire: the cleaner appends a tombstone. A header of this name sets a "
+        "record's own. 0: only records with such a header expire; -1: none, and headers are not looked at.",
+        low=-1,
+    )
     lastword_key_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")
     lastword_value_serializer: str | None = word(None, "behaviour", "Saved when the topic is created.")
     lastword_partitioner: str | None = word(

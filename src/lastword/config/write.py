@@ -97,10 +97,13 @@ def _put(document: Any, path: tuple[str, ...], value: Any) -> None:
             if key not in node:
                 node.add(key, tomlkit.table(is_super_table=path[0] == "topics" and depth == 0))
             node = node[key]
-    rest = path[tables:]
+    rest, table = path[tables:], node
     for depth, key in enumerate(rest[:-1]):
         if key not in node:
-            node.append(tomlkit.key(list(rest[depth:])), value)
+            if hasattr(node, "append"):
+                node.append(tomlkit.key(list(rest[depth:])), value)
+            else:  # names that begin alike stand apart in the file, and are one table in tomlkit's eyes only
+                table.append(tomlkit.key(list(rest)), value)
             return
         node = node[key]
     node[rest[-1]] = value

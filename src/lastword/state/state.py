@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import heapq
 import numbers
 import threading
 import time
@@ -31,9 +32,11 @@ from lastword.partition import losses
 from lastword.partition.losses import Losses
 from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
+from lastword.records.record import Header
 from lastword.state.filling import Filling
-from lastword.state.newest import Pairs, newest_pairs
-from lastword.units import format_bytes
+from lastword.state.newest import Pairs, newest, newest_pairs
+from lastword.state.ttl import NEVER, expires_at, header_of
+from lastword.units import format_bytes, parse_duration_ms
 from lastword.values import Handle, Progress, ProgressLike, Value, plural, table_html
 
 K = TypeVar("K")
@@ -79,7 +82,7 @@ class ByteTopic(Protocol):
 
     @property
     def name(self) -> str: ...
-    def append(self, key: bytes, value: bytes | None, /) -> Placed: ...
+    def append(self, key: bytes, value: bytes | None, /, *, headers: tuple[Header, ...] = ()) -> Placed: ...
     def extend(self, records: Iterable[tuple[bytes, bytes | None]], /) -> int: ...
 
 
@@ -161,6 +164,8 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         map_bytes: int = 128 << 20,
         snapshot: Snapshot | None = None,
         progress: ProgressLike | None = None,
+        ttl_ms: int = -1,
+        now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self.topic = topic
         self.position: dict[int, int] = {}
@@ -179,6 +184,10 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         self._known: dict[int, Losses] = {}  # of each partition when its values were read
         self._lock = threading.RLock()
         self._closed = False
+        self._ttl_ms = -1 if self._ranges is not None else ttl_ms
+        self._now_ms = now_ms
+        self._expiry: dict[bytes, int] = {}  # of the keys whose value expires
+        self._expiring: list[tuple[int, bytes]] = []  # a heap; an entry counts while `_expiry` agrees
         self._restore(progress, snapshot)
 
     # -------------------------------------------------------------- restoring
@@ -193,6 +202,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
                 if attempt == _ATTEMPTS:
                     raise
                 self._data, self._bytes = {}, 0
+                self._expiry, self._expiring = {}, []
 
     def _restore_once(self, progress: ProgressLike | None, snapshot: Snapshot | None) -> None:
         ranges = {one.partition: one for one in self._ranges_of(self._views())}
@@ -230,6 +240,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
                 )
             )
             self.position[number], self._known[number] = one.end, known
+            self._note_expiry(one.view, one.view.log_start, one.end)
         self.restored = tuple(restored)
         STATE_RESTORE_SECONDS.set(time.monotonic() - began, self._log.name)
 
@@ -348,9 +359,11 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             if changed is None:
                 new: State[K, V] = object.__new__(type(self))  # this one shows the old values meanwhile
                 new.__dict__.update(self.__dict__, _data={}, _bytes=0, position={}, _known={})
+                new._expiry, new._expiring = {}, []
                 new._restore(None)
                 self._data, self._bytes, self.restored = new._data, new._bytes, new.restored
                 self.position, self._known = new.position, new._known
+                self._expiry, self._expiring = new._expiry, new._expiring
                 return len(self._data)
             return changed
 
@@ -372,6 +385,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
                 if not max(lowest, known.up_to) <= first <= range_.end <= highest:
                     return None
             changed += self._put_newer(range_)
+            self._note_expiry(range_.view, range_.start, range_.end)
             self.position[number], self._known[number] = range_.end, known
         return changed
 
@@ -399,7 +413,8 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         self._check_open()
-        for data in self._data:
+        # What expires while the caller is at it leaves the dict.
+        for data in list(self._data) if self._expiry else self._data:
             yield self._key.decode(data, "key")
 
     def __len__(self) -> int:
@@ -413,6 +428,39 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         except SerializerError:
             return False  # as of a dict: no such key can be in it
         return data in self._data
+
+    def set(self, key: K, value: V, *, ttl: int | str | datetime.timedelta | None = None) -> None:
+        """Set a value that expires: `state.set("session", token, ttl="30m")`.
+
+        An expired value is absent here at once. Its tombstone, which informs every reader of the log, is
+        appended by the background cleaner or by `clean`.
+
+        Args:
+            key: The key to set.
+            value: Its value.
+            ttl: How long it lives: a text such as "30m", milliseconds or a timedelta; -1 for ever. None: as
+                the topic's `lastword.ttl.ms` says.
+
+        Raises:
+            UsageError: values of this topic do not expire (`lastword.ttl.ms` is -1), or `ttl` is no duration.
+        """
+        if ttl is None:
+            self[key] = value
+            return
+        name = self._log.name
+        if self._ttl_ms < 0:
+            self._check_writable()
+            raise UsageError(
+                f"values of {name} do not expire: lastword.ttl.ms is -1",
+                remedy=f"logs.set_config({name!r}, lastword_ttl_ms=0), then open the state again",
+            )
+        if isinstance(ttl, datetime.timedelta):
+            ttl = round(ttl.total_seconds() * 1000)
+        ttl_ms = parse_duration_ms(ttl)
+        if ttl_ms < -1:
+            raise UsageError(f"{ttl!r} is no time to live", remedy='ttl="30m", or milliseconds')
+        data, encoded = self._key.encode(key, "key"), self._value.encode(value, "value")
+        self._write(data, encoded, (header_of(ttl_ms),))
 
     # What MutableMapping builds on __getitem__ must not take a default for something that is there.
 
@@ -569,11 +617,13 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
 
     # -------------------------------------------------------------- writing
 
-    def _write(self, key: bytes, value: bytes | None) -> None:
+    def _write(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
         self._check_writable()
         with self._lock:
-            placed = self._log.append(key, value)
+            placed = self._log.append(key, value, headers=headers)
             self._put(self._data, key, value)
+            if self._ttl_ms >= 0:
+                self._expires(key, NEVER if value is None else self._expires_at(headers))
             # Only over a record that follows directly: what others appended in between is still to be
             # taken in.
             if self.position.get(placed.partition) == placed.offset:
@@ -595,6 +645,8 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             after = {n: view.log_end for n, view in self._views().items()}
             for key, value in written:
                 self._put(self._data, key, value)
+                if self._ttl_ms >= 0:
+                    self._expires(key, NEVER if value is None else self._expires_at(()))
             alone = sum(after.values()) - sum(before.values()) == len(written)
             if alone and all(self.position.get(n) == offset for n, offset in before.items()):
                 self.position.update(after)
@@ -607,7 +659,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
     def close(self) -> None:
         """Give back the memory. The log stays open: it belongs to its `LogDir`."""
         self._closed = True
-        self._data = {}
+        self._data, self._expiry, self._expiring = {}, {}, []
 
     def _check_writable(self) -> None:
         self._check_open()
@@ -622,3 +674,35 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             raise UsageError(
                 f"the state of {self._log.name} is closed", remedy="open it again: logs.state(...)"
             )
+        if self._expiring and self._expiring[0][0] <= self._now_ms():
+            self._drop_expired()
+
+    # -------------------------------------------------------------- time to live
+
+    def _note_expiry(self, view: PartitionView, start: int, end: int) -> None:
+        """Find out when the newest values of a range expire: one more read, where values may expire."""
+        if self._ttl_ms < 0 or start >= end:
+            return
+        for record in newest(Range(view, start, end), tombstones=True, map_bytes=self._map_bytes):
+            assert record.key is not None
+            at = expires_at(record.timestamp, record.headers, self._ttl_ms)
+            self._expires(record.key, NEVER if record.value is None else at)
+
+    def _expires_at(self, headers: tuple[Header, ...]) -> int:
+        return expires_at(self._now_ms(), headers, self._ttl_ms)
+
+    def _expires(self, key: bytes, at: int) -> None:
+        if at == NEVER:
+            self._expiry.pop(key, None)
+        else:
+            self._expiry[key] = at
+            heapq.heappush(self._expiring, (at, key))
+
+    def _drop_expired(self) -> None:
+        with self._lock:
+            now_ms = self._now_ms()
+            while self._expiring and self._expiring[0][0] <= now_ms:
+                at, key = heapq.heappop(self._expiring)
+                if self._expiry.get(key) == at:
+                    del self._expiry[key]
+                    self._put(self._data, key, None)

@@ -40,6 +40,7 @@ from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import check_crc, read_records
 from lastword.segment.segment import Segment
+from lastword.state.ttl import NEVER, expires_at
 from lastword.units import format_duration, format_time, to_time
 from lastword.values import Value
 
@@ -47,6 +48,7 @@ LEASE = "lease"
 OLDER_SEGMENT = "older-segment-not-clean"
 NEXT_ROUND = "next-round"
 ABORTED = "aborted-transaction"
+TTL = "time-to-live"
 _ATTEMPTS = 100
 
 
@@ -263,7 +265,20 @@ class _Judge:
             return self._garbage(rule, f"superseded by {killer.offset}", one, killer)
         if one.tombstone:
             return self._tombstone(rule, one, older)
-        return rule(True, NEWEST, NEWEST)
+        return self._value(rule, one)
+
+    def _value(self, rule: Rule, one: _Found) -> Version:
+        """A newest value: it stays, unless its time to live ends."""
+        if self.config.lastword_ttl_ms < 0 or not self.config.compacts:
+            return rule(True, NEWEST, NEWEST)
+        record = next(iter(scan.records(self.view, one.offset, one.offset + 1, committed=False)), None)
+        headers = () if record is None else record.headers
+        at = expires_at(one.timestamp, headers, self.config.lastword_ttl_ms)
+        if at == NEVER:
+            return rule(True, NEWEST, f"{NEWEST}; no time to live")
+        if at > self.now_ms:
+            return rule(True, TTL, f"{NEWEST}; {TTL}: expires {format_time(at)}", at)
+        return rule(True, TTL, f"{NEWEST}; {TTL}: expired {format_time(at)}, its tombstone is due", at)
 
     def _garbage(self, rule: Rule, what: str, one: _Found, killer: _Found) -> Version:
         if not self.config.compacts:

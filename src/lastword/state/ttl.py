@@ -1,0 +1,139 @@
+"""Values with a time to live: when a value expires, and the tombstone that informs every reader.
+
+A value lives for `lastword.ttl.ms` of its topic after its timestamp, or for the text number in its header of
+that name. With the setting at -1 (the default) nothing expires and no header is looked at; 0 looks at headers
+only. A header below 0 keeps its value for ever.
+
+An expired value is never dropped in silence. Its owner, a process that has the log open to append, appends a
+tombstone for its key: in the background with the other retention work, and before `clean`. It does so only if
+the value is still the newest record of its key at that moment, under the lock that appends take. A second
+tombstone after a crash does no harm. Readers of the log see the value until its tombstone is there; `State`
+hides it at once.
+
+What it costs. `Watch` remembers the earliest expiry among the live values: until then only new records are
+read, each once. When something is due, the newest values of the partition are read once, as for a restore,
+and that at most once in a twentieth of the topic's time to live (at least a minute): so much later than it
+could a tombstone comes at most, besides the interval of the retention work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lastword.partition import scan
+from lastword.partition.moment import Range
+from lastword.records.builder import BatchBuilder
+from lastword.state.newest import newest
+
+if TYPE_CHECKING:
+    from lastword.config import TopicConfig
+    from lastword.partition.log import PartitionLog
+    from lastword.records.record import Header
+
+HEADER = "lastword.ttl.ms"
+NEVER = (1 << 63) - 1
+MOST_AT_ONCE = 100_000  # keys of one pass
+BATCH_KEYS = 500
+SHORTEST_PAUSE_MS = 60_000
+PAUSE_RATIO = 20
+
+
+def header_of(ttl_ms: int) -> Header:
+    """The header of a value that lives this long."""
+    return HEADER, str(ttl_ms).encode()
+
+
+def expires_at(timestamp: int, headers: Sequence[Header], topic_ttl_ms: int) -> int:
+    """When a value expires, in ms since 1970; NEVER if it does not. A header that is no number is ignored."""
+    if topic_ttl_ms < 0 or timestamp < 0:
+        return NEVER
+    ttl_ms = topic_ttl_ms or -1
+    for name, value in headers:
+        if name == HEADER and value is not None and value.removeprefix(b"-").isdigit() and len(value) < 19:
+            ttl_ms = int(value)
+    return timestamp + ttl_ms if ttl_ms >= 0 else NEVER
+
+
+@dataclass(slots=True)
+class Watch:
+    """What one process knows of a partition's values with a time to live.
+
+    seen_to      records below this offset were looked at
+    next_due_ms  the earliest expiry among the live ones of them; later if that value was replaced
+    read_ms      when the newest values were read last
+    """
+
+    seen_to: int = -1
+    next_due_ms: int = 0
+    read_ms: int = -1
+
+
+def expire_values(
+    log: PartitionLog, config: TopicConfig, watch: Watch, *, map_bytes: int, at_once: bool = False
+) -> int:
+    """Append tombstones for the values of a partition that have expired; returns how many.
+
+    The caller holds the partition's claim, so that no cleaning takes files away meanwhile.
+
+    Args:
+        at_once: read the newest values now if any may be due, however short ago that was done.
+    """
+    ttl_ms, now_ms = config.lastword_ttl_ms, log.clock.now_ms()
+    if ttl_ms < 0 or not config.compacts:
+        return 0
+    view = log.view()
+    end = view.stable_offset
+    if watch.seen_to < view.log_start or watch.seen_to > end:
+        watch.seen_to, watch.next_due_ms = end, now_ms  # the first time, or the log has lost its end
+    elif watch.seen_to < end:
+        for record in scan.records(view, watch.seen_to, end):
+            if record.key is not None and record.value is not None:
+                at = expires_at(record.timestamp, record.headers, ttl_ms)
+                watch.next_due_ms = min(watch.next_due_ms, at)
+        watch.seen_to = end
+    pause_ms = 0 if at_once or watch.read_ms < 0 else max(SHORTEST_PAUSE_MS, ttl_ms // PAUSE_RATIO)
+    if now_ms < max(watch.next_due_ms, watch.read_ms + pause_ms):
+        return 0
+    watch.read_ms, next_due_ms = now_ms, NEVER
+    expired: dict[bytes, int] = {}
+    for record in newest(Range(view, view.log_start, end), tombstones=False, map_bytes=map_bytes):
+        at = expires_at(record.timestamp, record.headers, ttl_ms)
+        if at <= now_ms and len(expired) < MOST_AT_ONCE:
+            expired[record.key or b""] = record.offset
+        else:
+            next_due_ms = min(next_due_ms, at)
+    appended = _bury(log, expired, end, now_ms)
+    # Of a key that was left out the newer record may yet be aborted: it is looked at again.
+    watch.next_due_ms = next_due_ms if appended == len(expired) else now_ms
+    return appended
+
+
+def _bury(log: PartitionLog, expired: dict[bytes, int], seen_to: int, now_ms: int) -> int:
+    """Append a tombstone for each key that has no record from `seen_to` on, committed or not."""
+    if not expired:
+        return 0
+    keys = set(expired)
+    view = log.view()
+    keys.difference_update(_keys(log, seen_to, view.log_end))
+    with log.lock:  # no append between the comparison and the tombstones
+        keys.difference_update(_keys(log, view.log_end, log.log_end))
+        batches = []
+        builder = BatchBuilder()
+        limit = min(log.config.max_message_bytes, log.config.segment_bytes)
+        for key in sorted(keys, key=expired.__getitem__):
+            if len(builder) and (len(builder) >= BATCH_KEYS or builder.size_estimate + len(key) + 64 > limit):
+                batches.append(builder.build())
+                builder.clear()
+            builder.append(now_ms, key, None)
+        if len(builder):
+            batches.append(builder.build())
+        if batches:
+            log.append_batches(batches)
+    return len(keys)
+
+
+def _keys(log: PartitionLog, start: int, end: int) -> Iterable[bytes]:
+    records = scan.records(log.view(), start, end, committed=False) if start < end else ()
+    return [record.key for record in records if record.key is not None]

@@ -1,0 +1,267 @@
+"""Values with a time to live: a state hides them at once, a tombstone ends them for every reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lastword
+from lastword.clock import ManualClock
+from lastword.errors import UsageError
+from lastword.state import ttl as engine
+from lastword.state.ttl import NEVER, Watch, expire_values, expires_at, header_of
+
+HOUR = 3_600_000
+
+
+def opened(root: Path, clock: ManualClock, **settings: Any) -> Any:
+    return lastword.open(root, "a", clock=clock, **settings)
+
+
+def records(logs: Any) -> list[tuple[Any, Any]]:
+    topic = logs.topic("s", key_serializer="str", value_serializer="json")
+    return [(record.key, record.value) for record in topic.read()]
+
+
+def expire(logs: Any, watch: Watch | None = None, at_once: bool = True) -> int:
+    log = logs._log("s", 0)
+    return expire_values(log, logs._config("s"), watch or Watch(), map_bytes=1 << 20, at_once=at_once)
+
+
+@pytest.mark.parametrize(
+    ("topic_ttl_ms", "headers", "expected"),
+    [
+        (-1, (header_of(5),), NEVER),
+        (0, (), NEVER),
+        (0, (header_of(5),), 105),
+        (7, (), 107),
+        (7, (header_of(5),), 105),
+        (7, (header_of(-1),), NEVER),
+        (7, (header_of(0),), 100),
+        (7, (("lastword.ttl.ms", b"soon"),), 107),
+        (7, (("lastword.ttl.ms", None),), 107),
+        (7, (header_of(5), header_of(6)), 106),
+    ],
+)
+def test_when_a_value_expires(topic_ttl_ms: int, headers: tuple[Any, ...], expected: int) -> None:
+    assert expires_at(100, headers, topic_ttl_ms) == expected
+    assert expires_at(-1, headers, topic_ttl_ms) == NEVER
+
+
+def test_a_topics_time_to_live(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", lastword_ttl_ms="1h")
+        state["a"] = 1
+        clock.advance(HOUR // 2)
+        state["b"] = 2
+        clock.advance(HOUR // 2 - 1)
+        assert dict(state) == {"a": 1, "b": 2}
+        assert expire(logs) == 0
+        clock.advance(1)
+        assert dict(state) == {"b": 2}
+        assert len(state) == 1 and "a" not in state and state.get("a") is None
+        assert records(logs) == [("a", 1), ("b", 2)], "readers of the log still see it"
+        assert expire(logs) == 1
+        assert records(logs) == [("a", 1), ("b", 2), ("a", None)]
+        assert expire(logs) == 0, "twice is once"
+        state.refresh()
+        assert dict(state) == {"b": 2}
+
+
+def test_a_values_own_time_to_live(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", lastword_ttl_ms=0)
+        state["ever"] = 0
+        state.set("short", 1, ttl="1m")
+        state.set("ever too", 2, ttl=-1)
+        topic = logs.topic("s")
+        topic.append("other", 3, headers={"lastword.ttl.ms": b"60000"})
+        state.refresh()
+        clock.advance(60_000)
+        assert dict(state) == {"ever": 0, "ever too": 2}
+        assert expire(logs) == 2
+    with opened(tmp_path / "d", clock) as logs:
+        assert dict(logs.state("s")) == {"ever": 0, "ever too": 2}
+
+
+def test_it_is_refused_where_nothing_expires(tmp_path: Path) -> None:
+    with opened(tmp_path / "d", ManualClock()) as logs:
+        state = logs.state("s")
+        with pytest.raises(UsageError, match=r"lastword\.ttl\.ms is -1") as caught:
+            state.set("a", 1, ttl="1m")
+        assert "a" not in state
+        exec(str(caught.value.remedy).partition(", then")[0], {"logs": logs})
+        state = logs.state("s")
+        state.set("a", 1, ttl="1m")
+        with pytest.raises(UsageError):
+            state.set("a", 1, ttl=-5)
+        assert state["a"] == 1
+
+
+def test_a_value_that_was_set_again_lives_on(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", lastword_ttl_ms="1h")
+        state.set("a", 1, ttl="1m")
+        state["a"] = 2
+        clock.advance(60_000)
+        assert state["a"] == 2
+        assert expire(logs) == 0
+        clock.advance(HOUR)
+        assert expire(logs) == 1
+
+
+@pytest.mark.parametrize("when", ["before the lock", "before the first look"])
+def test_an_append_that_comes_in_between_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Between the look at the newest values and the tombstone."""
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", lastword_ttl_ms="1h")
+        state["a"], state["b"] = 1, 1
+        clock.advance(HOUR)
+        calls: list[int] = []
+        real = engine._keys
+
+        def keys(log: Any, start: int, end: int) -> Any:
+            calls.append(end)
+            if len(calls) == 1 and when == "before the first look":
+                logs.topic("s").append("a", 2)
+                end = log.log_end
+            found = real(log, start, end)
+            if len(calls) == 1 and when == "before the lock":
+                logs.topic("s").append("a", 2)
+            return found
+
+        monkeypatch.setattr(engine, "_keys", keys)
+        watch = Watch()
+        assert expire(logs, watch) == 1
+        assert len(calls) == 2
+        assert records(logs)[2:] == [("a", 2), ("b", None)]
+        assert watch.next_due_ms <= clock.now_ms(), "it is looked at again"
+        assert dict(logs.state("s")) == {"a": 2}
+
+
+def test_an_open_transaction_holds_the_tombstone_back(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        from tests.cleaner.transactional import Producer
+
+        state = logs.state("s", lastword_ttl_ms="1h")
+        state["a"] = 1
+        clock.advance(HOUR)
+
+        class Builder:
+            codec = 0
+            log = logs._log("s", 0)
+
+        Builder.clock = clock  # type: ignore[attr-defined]
+        producer = Producer(Builder())  # type: ignore[arg-type]
+        producer.put(("a", "2"))
+        watch = Watch()
+        assert expire(logs, watch) == 0
+        producer.abort()
+        assert expire(logs, watch) == 1
+
+
+def test_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read twice before something is due."""
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", lastword_ttl_ms="10h")
+        state.update({f"k{i}": i for i in range(100)})
+        passes = []
+        real = engine.newest
+        monkeypatch.setattr(engine, "newest", lambda *a, **k: passes.append(1) or real(*a, **k))
+        watch = Watch()
+        for _ in range(9):
+            assert expire(logs, watch, at_once=False) == 0
+            state["more"] = 1
+            clock.advance(HOUR)
+        assert len(passes) == 1
+        clock.advance(HOUR)
+        assert expire(logs, watch, at_once=False) == 100
+        assert len(passes) == 2
+        state.set("now", 1, ttl=1)
+        clock.advance(1000)
+        assert expire(logs, watch, at_once=False) == 0, "at most once in a twentieth of the time to live"
+        clock.advance(HOUR)
+        assert expire(logs, watch, at_once=False) == 1
+
+
+def test_clean_and_the_background_do_it(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with opened(tmp_path / "d", clock) as logs:
+        state = logs.state("s", lastword_ttl_ms="1h", delete_retention_ms="1h")
+        state["a"] = 1
+        state["b"] = 1
+        clock.advance(HOUR)
+        state["b"] = 2
+        assert "time-to-live: expired" in str(logs.explain("s", key="a"))
+        assert "time-to-live: expires" in str(logs.explain("s", key="b"))
+        logs.clean("s")
+        assert records(logs) == [("b", 2), ("a", None)]
+        clock.advance(HOUR)
+        logs.clean("s")
+        assert records(logs) == [("b", None)], "b expired, and the tombstone of a went"
+        state.refresh()
+        state["c"] = 3
+        clock.advance(HOUR)
+        from tests.cleaner.test_outgrown import work_of
+
+        list(work_of(logs, clock).chores(()))
+        assert ("c", None) in records(logs)
+    with lastword.open(tmp_path / "d", clock=clock) as logs:
+        assert dict(logs.state("s")) == {}
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("set"), st.sampled_from("abc"), st.sampled_from([None, 0, 5, 20, 1000])),
+    st.tuples(st.just("del"), st.sampled_from("abc"), st.none()),
+    st.tuples(st.just("wait"), st.just(""), st.integers(1, 30)),
+    st.tuples(st.sampled_from(["expire", "clean", "reopen", "refresh"]), st.just(""), st.none()),
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(ACTIONS, max_size=20), st.sampled_from([0, 10, 50]))
+def test_as_a_dict_with_times_to_live(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[Any], topic_ttl: int
+) -> None:
+    root, clock = tmp_path_factory.mktemp("ttl"), ManualClock()
+    logs = opened(root / "d", clock)
+    state = logs.state("s", lastword_ttl_ms=topic_ttl)
+    model: dict[str, tuple[int, int]] = {}
+    for number, (what, key, more) in enumerate(actions):
+        if what == "set":
+            state.set(key, number, ttl=more)
+            life = more if more is not None else (topic_ttl or None)
+            model[key] = number, NEVER if life is None else clock.now_ms() + life
+        elif what == "del":
+            state.pop(key, None)
+            model.pop(key, None)
+        elif what == "wait":
+            clock.advance(more)
+        elif what == "expire":
+            expire(logs)
+        elif what == "clean":
+            logs.clean("s")
+        elif what == "refresh":
+            state.refresh()
+        else:
+            logs.close()
+            logs = opened(root / "d", clock)
+            state = logs.state("s")
+        model = {key: value for key, value in model.items() if value[1] > clock.now_ms()}
+        assert dict(state) == {key: value for key, (value, _) in model.items()}
+    expire(logs)
+    topic = logs.topic("s")
+    assert {r.key: r.value for r in topic.read(view="latest")} == dict(state)
+    logs.close()
