@@ -315,3 +315,108 @@ def test_a_missing_index_of_a_log_without_a_writer_is_checked_twice(data):
     clock = Writing()
     assert len(verified(data, OsFiles(), clock).problems) == 1
     assert clock.pauses == 1
+
+
+# ---------------------------------------------------------------- identity, names, epochs, private files
+
+
+def test_damaged_identity_files(data):
+    meta, topic = data / "meta.properties", data / "t-0" / "partition.metadata"
+    before = meta.read_bytes(), topic.read_bytes()
+    for text in (b"", b"version=1\n", before[0].replace(b"node.id=1", b"node.id=x"), before[0][:20]):
+        meta.write_bytes(text)
+        assert problems(data) == [("meta.properties", "bad-properties", False)]
+    meta.write_bytes(before[0])
+    for text in (b"", b"version: 1" + before[1][10:], before[1][:-3]):
+        topic.write_bytes(text)
+        assert set(problems(data)) == {("partition.metadata", "bad-properties", False)}
+    topic.write_bytes(before[1])
+    assert problems(data) == []
+
+
+def test_partitions_of_a_topic_with_different_ids(tmp_path):
+    with lastword.open(tmp_path / "d", "a", log_cleaner_enable=False) as logs:
+        logs.create_topic("t", partitions=3)
+    path = tmp_path / "d" / "t-1" / "partition.metadata"
+    text = path.read_bytes()
+    path.write_bytes(text[:-1] + (b"A" if text[-1:] != b"A" else b"B"))
+    with lastword.open(tmp_path / "d") as logs:
+        found = logs.verify().problems
+    assert {p.file for p in found if p.code == "topic-id"} == {str(path)}
+
+
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_a_log_that_is_gone_while_its_index_is_there(data, place):
+    path = files(data, ".log")[place]
+    path.unlink()
+    assert (path.name, "missing-log", False) in problems(data)
+
+
+def test_a_leader_epoch_that_the_log_contradicts(data):
+    path = data / "t-0" / "leader-epoch-checkpoint"
+    assert path.read_text() == "0\n1\n0 0\n"
+    for text in ("0\n1\n1 0\n", "0\n1\n0 7\n", "0\n2\n0 0\n1 30\n", "0\n2\n1 0\n0 70\n"):
+        path.write_text(text)
+        assert [(name, code) for name, code, _ in problems(data)] == [(path.name, "bad-epochs")], text
+
+
+def private(data, name, content):
+    path = data / "t-0" / "lastword" / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "repairable", "remedy"),
+    [
+        ("lease-replica", "bad-lease", False, "lease {data} t replica --release`"),
+        ("dropped-tombstones", "bad-removal-log", False, "restore the file from a copy"),
+        ("quarantine", "bad-quarantine", False, "clean {data} t -p 0 --retry"),
+        ("survivorship", "bad-survivorship", True, "rm {path}, then open it to write"),
+        ("log-start", "bad-note", True, "rm {path}, then open it to write"),
+        ("moved-from", "bad-note", True, "rm {path}, then open it to write"),
+        ("accounts", "bad-accounts", True, "rm {path}, then open it to write"),
+        ("synced", "bad-synced", True, "rm {path}, then open it to write"),
+    ],
+)
+def test_a_damaged_private_file_is_named_with_its_remedy(data, name, code, repairable, remedy):
+    path = private(data, name, b"lastword 1 damaged\n{}")
+    with lastword.open(data) as logs:
+        (problem,) = logs.verify().problems
+    assert (problem.file, problem.code, problem.repairable) == (str(path), code, repairable)
+    assert remedy.format(data=data, path=path) in problem.remedy
+    if repairable:
+        repair(data)
+        assert problems(data) == []
+
+
+def test_the_remedy_of_a_lease_and_of_a_quarantine(data):
+    private(data, "lease-replica", b"x")
+    private(data, "quarantine", b"x")
+    assert {code for _, code, _ in problems(data)} == {"bad-lease", "bad-quarantine"}
+    with lastword.open(data, "a", **SETTINGS) as logs:
+        logs.cleaner.retry("t", 0)
+    from lastword.cli.main import run
+
+    assert run(["lease", str(data), "t", "replica", "--release"]) == 0
+    assert problems(data) == []
+
+
+def test_damaged_private_files_of_the_root(data):
+    for name, code in (
+        ("lastword.writers", "bad-writers"),
+        ("lastword.partitions", "bad-partition-list"),
+        (f"lastword.refused-{1:020d}-job", "bad-note"),
+        (f"lastword.inbox-{1:020d}-job", "bad-commit"),
+    ):
+        path = data / name
+        path.write_bytes(b"lastword 1 damaged\n{}")
+        assert [(found, one) for found, one, _ in problems(data)] == [(name, code)]
+        path.unlink()
+
+
+def test_a_file_of_a_newer_version(data):
+    from lastword.files.framed import Framed
+
+    private(data, "survivorship", Framed("survivorship", 9, "", "").encode({"live_ratio": {}}))
+    assert problems(data) == [("survivorship", "newer-version", False)]

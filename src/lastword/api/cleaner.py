@@ -142,7 +142,9 @@ class Cleaner(Handle):
         with home.claim(*tp):
             found = verify(home.files, [home.path], [(*tp, directory)], clock=self._found._clock)
             for problem in found.problems:
-                if not problem.repairable:
+                # A damaged private file stops no cleaning: a lease holds tombstones back, and this note goes.
+                own = os.path.normpath(directory)
+                if not problem.repairable and own in (problem.file, os.path.dirname(problem.file)):
                     raise QuarantinedError(
                         f"{tp} stays in quarantine: {problem}",
                         remedy=f"{quarantine.RESTORE}, then {quarantine.retrying(directory, str(tp))}",

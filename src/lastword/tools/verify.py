@@ -396,7 +396,7 @@ def _verify_epochs(files: Files, view: PartitionView, account: Account) -> None:
                 place = bisect_right(starts, offset) - 1
                 epoch = entries[place][1] if place >= 0 else None
                 if epoch != run.epoch:
-                    text = f"offset {offset} has epoch {epoch} here, and {run.epoch} in the log"
+                    text = f"offset {offset} has epoch {epoch} here, and {run.epoch} in {segment.file}"
                     account.add(path, None, offset, "bad-epochs", text, False)
                     return
 

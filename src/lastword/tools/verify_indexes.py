@@ -50,7 +50,7 @@ def verify_time_index(files: Files, segment: Segment, batches: Batches, account:
     for place, entry in enumerate(index.entries()):
         at = bisect_left(last_offsets, entry.offset)
         largest = batches.largest[last_offsets[at]] if at < len(last_offsets) else None
-        if largest is None and segment.active:
+        if largest is None and segment.size != (files.stat(segment.file) or segment).size:
             continue  # appended after the log was listed
         if largest != entry.timestamp:
             account.add(

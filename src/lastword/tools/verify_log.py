@@ -17,6 +17,7 @@ from lastword.tools.problem import bad_records
 from lastword.tools.verify_indexes import verify_offset_index, verify_time_index, verify_txn_index
 from lastword.tools.walk import Walk
 
+NO_LEADER_EPOCH = -1
 KERNEL_BYTES = 4 << 20  # from here on loading the kernels costs less than decoding records in Python
 
 
@@ -108,7 +109,7 @@ def _verify_segment(
         account.batches += 1
         account.records += max(header.count, 0)
         batches.add(header)
-        if header.magic == 2 and header.leader_epoch >= 0:
+        if header.magic == 2 and header.leader_epoch != NO_LEADER_EPOCH:
             first = header.base_offset
             if epochs and epochs[-1].epoch == header.leader_epoch:
                 first = epochs.pop().first

@@ -1,0 +1,287 @@
+"""Mutants of a small log directory that has every kind of file, each judged by `verify`.
+
+A bit of one file is flipped, a file is cut, filled with zeros or removed. `verify` must then name the file,
+or `lastword.open` must refuse and name it. `excused` lists what may stay unnamed, each kind with its reason.
+`python -m tests.tools.mutants --mutants 20000` runs as many as asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import lastword
+from lastword.accounts.survivorship import Survivorship
+from lastword.cleaner import quarantine
+from lastword.cleaner.job_files import write_arrays, write_json
+from lastword.clock import ManualClock
+from lastword.errors import CorruptBatchError, LastwordError
+from lastword.files import DEFAULT
+from lastword.logdir import inbox, moved_from
+from lastword.partition import front, losses, staged
+from lastword.records.builder import BatchBuilder
+from lastword.segment import names
+from lastword.segment.txn_index import ENTRY as TXN_ENTRY
+
+NOW_MS = 1_795_168_800_000
+SETTINGS = {"index_interval_bytes": 200, "segment_bytes": 1500, "log_cleaner_enable": False}
+
+
+def build(root: Path) -> None:
+    """Write a directory with every kind of file that a verb reads, closed cleanly."""
+    import numpy as np
+
+    with lastword.open(root, "a", clock=ManualClock(NOW_MS), **SETTINGS) as logs:
+        topic = logs.create_topic("t", partitions=3, cleanup_policy="compact")
+        for number in range(60):
+            topic.append(b"key %d" % (number % 7), b"v" * 40, partition=number % 3)
+        topic.append(b"named", b"v", partition=0, producer="loader", sequence=1)
+        log = logs._log("t", 2)
+        for decision in (True, False):
+            builder = BatchBuilder(
+                0, producer_id=7, producer_epoch=0, base_sequence=int(not decision), transactional=True
+            )
+            builder.append(NOW_MS, b"k", b"v" * 20)
+            log.append_batch(builder.build())
+            log.end_transaction(7, 0, commit=decision)
+        logs.clean("t", 0)
+        for number in range(30):
+            topic.append(b"key %d" % (number % 7), b"w" * 40, partition=0)
+        topic.lease("replica", position=0)
+    first, second, third = (root / f"t-{number}" for number in range(3))
+    losses.note_dropped(DEFAULT, str(first), 3)
+    front.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)
+    moved_from.write_note(DEFAULT, str(second), "elsewhere", 17)
+    quarantine.put(DEFAULT, str(second), CorruptBatchError("a batch", file="f", position=1, offset=2), NOW_MS)
+    survivorship = Survivorship()
+    survivorship.observe(1 << 20, 100, 40, 0.5)
+    survivorship.save(DEFAULT, str(second / names.PRIVATE / names.SURVIVORSHIP))
+    job = first / names.PRIVATE / "sharded-0011"
+    job.mkdir()
+    write_json(DEFAULT, str(job / "job.json"), {"plan": 1})
+    write_arrays(DEFAULT, str(job / "unit-00000.npz"), {"stats": np.arange(5)})
+    writer = staged.StagedWriter(DEFAULT, str(root), "t", 2, "load", (0, 0))
+    builder = BatchBuilder(0)
+    builder.append(NOW_MS, b"k", b"staged")
+    writer.write(builder.build(0), 1)
+    file = writer.close(sync=True)
+    assert file is not None
+    begun = Path(staged.staging_dir(str(third), "load")) / staged.BEGUN
+    staged.BEGUN_FORM.save(DEFAULT, str(begun), {"log_end": 24})
+    manifest = inbox.Manifest("load", (file,), sync=True, writer="w", sequence=4)
+    (root / f"{names.INBOX}{NOW_MS:020d}-load").write_bytes(manifest.encoded())
+    writers = inbox.Writers({})
+    writers.note("w", 3, NOW_MS)
+    writers.save(DEFAULT, str(root))
+    inbox.REFUSED_FORM.save(DEFAULT, str(root / f"{names.REFUSED}{1:020d}-gone"), {"reason": "damaged"})
+    assert verify(root) == set(), verify(root)
+
+
+def verify(root: Path) -> set[str]:
+    """The files that are named: by problems, or by the error that refuses to open."""
+    paths = re.compile(re.escape(str(root)) + r"[^\s:,;']*")
+    try:
+        with lastword.open(root) as logs:
+            problems = logs.verify().problems
+        files = {problem.file for problem in problems} | {one.remove for one in problems if one.remove}
+        return files | {path for problem in problems for path in paths.findall(problem.text)}
+    except LastwordError as error:
+        return {str(error.file), *paths.findall(str(error))}
+
+
+class Mutant(NamedTuple):
+    path: Path
+    kind: str  # flip, cut, zeros, gone
+    before: bytes
+    after: bytes | None
+
+
+def mutants(root: Path, rng: random.Random) -> Iterator[Mutant]:
+    """Endless: files in turn, so that small ones get as many as large ones."""
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
+    while True:
+        for path in paths:
+            before = path.read_bytes()
+            kind = rng.choice(("flip", "flip", "flip", "cut", "zeros", "gone")) if before else "gone"
+            after: bytes | None = None
+            if kind == "flip":
+                changed = bytearray(before)
+                changed[rng.randrange(len(before))] ^= 1 << rng.randrange(8)
+                after = bytes(changed)
+            elif kind == "cut":
+                after = before[: rng.randrange(len(before))]
+            elif kind == "zeros":
+                start = rng.randrange(len(before))
+                end = rng.choice((len(before), rng.randrange(start, len(before)) + 1))
+                after = before[:start] + bytes(end - start) + before[end:]
+            if after != before:
+                yield Mutant(path, kind, before, after)
+
+
+def excused(mutant: Mutant) -> str | None:
+    """Why this mutant may stay unnamed; None: it may not."""
+    name, after = mutant.path.name, mutant.after
+    if name in (names.LOCK, names.CLEAN_SHUTDOWN) or name.startswith((staged.COMMITTED, staged.OPEN)):
+        return "only that the file is there counts; its absence is a valid state"
+    parsed = names.parse_segment_file(name)
+    if after is None:
+        if parsed is not None and parsed.extension in (names.LOG, names.INDEX, names.TIME_INDEX):
+            return None
+        if name.endswith(".batches"):
+            return "its commit was begun: a file that is gone is a segment, which taking in makes sure of"
+        if name in (staged.BEGUN,) or mutant.path.parent.name.startswith("sharded-"):
+            return "a step that was not done: it is done again"
+        return "absence is a valid state of this file" if parsed is None or _is_optional(mutant) else None
+    if name == names.SETTINGS:
+        return "text of people: another text that is valid"
+    if name.endswith("-checkpoint"):
+        return "Kafka's text, without a checksum: another text that is possible"
+    if name == names.META_PROPERTIES:
+        return "Kafka's text, without a checksum: a comment, or another id"
+    if name == names.SYNCED and not after.strip(b"\0"):
+        return "zeros: what a power cut before the first sync leaves"
+    if name == names.PRODUCERS and mutant.kind in ("cut", "zeros", "flip"):
+        return None if b"\n" in mutant.before[_first_difference(mutant) :][:-1] else "a torn last line"
+    if (
+        parsed is not None
+        and parsed.extension == names.INDEX
+        and mutant.kind == "cut"
+        and len(after) % 8 == 0
+    ):
+        return "fewer entries: an index is sparse, and reads walk from the entry before"
+    if (
+        parsed is not None
+        and parsed.extension == names.TIME_INDEX
+        and mutant.kind == "cut"
+        and len(after) % 12 == 0
+    ):
+        return "fewer entries, as of an index"
+    if mutant.path.suffix == ".npz" and _arrays(mutant.before) == _arrays(after):
+        return "the same arrays: a field of the zip file that is not used"
+    if mutant.kind == "flip" and mutant.path.suffix == ".batches":
+        given = _first_difference(mutant) < 8 or 12 <= _first_difference(mutant) < 16
+        return "base offset and leader epoch are given when the batch is taken in" if given else None
+    if parsed is None:
+        return None
+    place = _first_difference(mutant)
+    if parsed.extension == names.TIME_INDEX and mutant.kind == "flip" and place % 12 >= 8:
+        if _last_offset(mutant) >= _flipped_offset(mutant):
+            return "another offset up to which the timestamp is the largest: all records here have one time"
+    in_stable_offset = parsed.extension == names.TXN_INDEX and place % TXN_ENTRY.size >= 26
+    if in_stable_offset and mutant.kind == "flip" and after < mutant.before:
+        return "a lower last stable offset: a reader looks at more entries"
+    rest = after[place // _entry(parsed) * _entry(parsed) :]
+    if parsed.extension in (names.INDEX, names.TIME_INDEX) and not rest.strip(b"\0"):
+        return "zeros at the end of an index: room that is reserved"
+    return None
+
+
+def _arrays(data: bytes | None) -> list[tuple[str, str]]:
+    import numpy as np
+
+    try:
+        with np.load(io.BytesIO(data or b""), allow_pickle=False) as found:
+            return [(name, repr(found[name])) for name in found.files]
+    except Exception:
+        return []
+
+
+def _flipped_offset(mutant: Mutant) -> int:
+    place = _first_difference(mutant) // 12 * 12 + 8
+    return int.from_bytes((mutant.after or b"")[place : place + 4], "big")
+
+
+def _last_offset(mutant: Mutant) -> int:
+    """The last offset of the mutant's segment, relative to its base."""
+    log = mutant.path.with_suffix(names.LOG)
+    base = int(log.stem)
+    with lastword.open(log.parent.parent) as logs:
+        segments = logs._view("t", int(log.parent.name[2:])).segments
+        return next(one.next_offset for one in segments if one.base_offset == base) - 1 - base
+
+
+def _entry(parsed: names.SegmentFile) -> int:
+    return 8 if parsed.extension == names.INDEX else 12
+
+
+def _is_optional(mutant: Mutant) -> bool:
+    parsed = names.parse_segment_file(mutant.path.name)
+    return parsed is not None and (parsed.extension == names.SNAPSHOT or not mutant.before)
+
+
+def _first_difference(mutant: Mutant) -> int:
+    after = mutant.after or b""
+    same = (place for place, (a, b) in enumerate(zip(mutant.before, after, strict=False)) if a != b)
+    return next(same, min(len(mutant.before), len(after)))
+
+
+def run(count: int, seed: int, directory: Path) -> tuple[Counter[str], list[Mutant]]:
+    """Judge `count` mutants; (how many were named or excused, and why, those that were neither)."""
+    root = directory / "data"
+    build(root)
+    rng = random.Random(seed)
+    counts: Counter[str] = Counter()
+    missed: list[Mutant] = []
+    source = mutants(root, rng)
+    for _ in range(count):
+        mutant = next(source)
+        facts = mutant.path.stat()
+        if mutant.after is None:
+            mutant.path.unlink()
+        else:
+            mutant.path.write_bytes(mutant.after)
+        named = verify(root)
+        mutant.path.write_bytes(mutant.before)
+        mutant.path.chmod(facts.st_mode)
+        reason = excused(mutant)
+        if _is_named(mutant, named):
+            counts["named"] += 1
+        elif reason is not None:
+            counts[reason] += 1
+        else:
+            missed.append(mutant)
+    return counts, missed
+
+
+def _is_named(mutant: Mutant, named: set[str]) -> bool:
+    """By its own name; or, of a small file of a segment, by the segment's."""
+    own = str(mutant.path)
+    stem = own.partition(".")[0] if names.parse_segment_file(mutant.path.name) else own
+    return any(name == own or (stem != own and name.startswith(stem)) for name in named) or (
+        mutant.path.suffix == ".batches" and str(mutant.path.parent) in named
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mutants", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args()
+    directory = Path(tempfile.mkdtemp())
+    try:
+        counts, missed = run(chosen.mutants, chosen.seed, directory)
+    finally:
+        shutil.rmtree(directory)
+    for reason, count in counts.most_common():
+        print(f"{count:7d}  {reason}")
+    kinds = Counter(
+        (mutant.path.relative_to(directory / "data").as_posix(), mutant.kind) for mutant in missed
+    )
+    for (path, kind), count in kinds.most_common():
+        example = next(m for m in missed if m.path.name == Path(path).name and m.kind == kind)
+        place, after = _first_difference(example), (example.after or b"")[:80]
+        print(f"MISSED {count} {path} {kind} first at {place}: {after!r}")
+    print(f"{chosen.mutants} mutants, {len(missed)} missed")
+    raise SystemExit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
