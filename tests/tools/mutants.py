@@ -172,9 +172,9 @@ def excused(mutant: Mutant) -> str | None:
     if parsed is None:
         return None
     place = _first_difference(mutant)
-    if parsed.extension == names.TIME_INDEX and mutant.kind == "flip" and place % 12 >= 8:
-        if _last_offset(mutant) >= _flipped_offset(mutant):
-            return "another offset up to which the timestamp is the largest: all records here have one time"
+    in_offset = parsed.extension == names.TIME_INDEX and place % 12 >= 8 and mutant.kind == "flip"
+    if in_offset and _last_offset(mutant) >= _flipped_offset(mutant):
+        return "another offset up to which the timestamp is the largest: all records here have one time"
     in_stable_offset = parsed.extension == names.TXN_INDEX and place % TXN_ENTRY.size >= 26
     if in_stable_offset and mutant.kind == "flip" and after < mutant.before:
         return "a lower last stable offset: a reader looks at more entries"
