@@ -15,7 +15,13 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import StructType
 
 import lastword
-from lastword.errors import NotALogDirError, OffsetOutOfRangeError, SparkOptionError, UnknownTopicError
+from lastword.errors import (
+    NotALogDirError,
+    OffsetOutOfRangeError,
+    ReadOvertakenError,
+    SparkOptionError,
+    UnknownTopicError,
+)
 from lastword.files import Files, OsFiles
 from lastword.logdir.log_dir import LogDirectory
 from lastword.records.builder import BatchBuilder
@@ -319,7 +325,7 @@ def test_a_cleaning_between_planning_and_a_task_is_told(root: Path, view: str) -
     assert all(first)
     append(root, "t", 0, [numbered(n, 10, 20) for n in range(300, 340, 10)])
     cleaned(root)
-    with pytest.raises(OffsetOutOfRangeError, match="load it again"):
+    with pytest.raises(ReadOvertakenError, match="load it again"):
         rows(tasks[0])
     assert rows(tasks[1]) == first[1]  # nothing was appended there: its end is that of the log
     assert all(rows(task) for task in reader.partitions())
@@ -355,7 +361,7 @@ def test_a_task_interrupted_by_a_cleaning_gives_all_keys_or_raises(root: Path, v
         try:
             assert offsets(moved, RecordingFiles(OsFiles(), fail=before)) == whole, number
             seen.add("rows")
-        except OffsetOutOfRangeError:
+        except ReadOvertakenError:
             seen.add("refused")
         shutil.rmtree(path)
         if calls <= number:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError, NotAPartitionError
@@ -129,8 +130,9 @@ class PartitionView(Reads):
             ):
                 view = cls(files, directory, SegmentSet(segments), *_range(log_start, segments))
                 view._listed_bytes = listed_bytes
-                if view._check_end(every_name):
-                    return view
+                with suppress(FileVanishedError):
+                    if view._check_end(every_name):
+                        return view
         raise BusyError(f"{directory} kept changing while it was listed", remedy="try again", file=directory)
 
     def _check_end(self, listing: list[str]) -> bool:

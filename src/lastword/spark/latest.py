@@ -30,7 +30,7 @@ from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions
 from lastword.records.columns import RecordColumns, decode_columns
 from lastword.spark.cuts import MAX_RELOADS, overlapping
-from lastword.spark.option_values import ReadOptions
+from lastword.spark.option_values import LATEST, Bound, ReadOptions
 from lastword.spark.read import (
     CHUNK_BYTES,
     LogPartition,
@@ -65,7 +65,7 @@ def newest_chunks(
             return
         start = check_loss(task, view, task.start, options)
         try:
-            view = held(view, start, task)
+            view = held(view, start, task, options)
             found = overlapping(view, start, task.end)
             sources = [RangeSource(one, start, task.end, last=one is found[-1]) for one in found]
             outcomes = outcomes_of(view, task, options)
@@ -86,16 +86,26 @@ def newest_chunks(
     raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were opened")
 
 
-def held(view: PartitionView, start: int, task: LogPartition) -> PartitionView:
-    """Open the files of the task's range; OffsetOutOfRangeError where they lack keys as of its end.
-    FileVanishedError: one was replaced."""
+def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptions) -> PartitionView:
+    """Open the files of the task's range. FileVanishedError: one was replaced.
+
+    Where they lack keys as of its end: OffsetOutOfRangeError for an end that was given, ReadOvertakenError
+    for one that was the latest when the DataFrame was loaded.
+    """
     if start >= task.end or task.in_stream:
         return view.held(start)
     try:
         return Range(view, start, task.end).held()
     except OffsetOutOfRangeError as error:
-        error.remedy = f"load it again; where its end was given: {error.remedy}"
-        raise
+        if options.end != Bound(everywhere=LATEST):
+            error.remedy = f"load it again; where its end was given: {error.remedy}"
+            raise
+        raise ReadOvertakenError(
+            f"{task.name}: the log was cleaned since this DataFrame was loaded, with records from its end, "
+            f"offset {task.end}, on: what was newest then is not known any more",
+            remedy="load it again; to use it more than once, cache it",
+            file=task.directory,
+        ) from error
 
 
 def from_accounts(
