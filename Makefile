@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash readers kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters memory-spark
+.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -56,6 +56,9 @@ model: $(READY) kernels ## random operations against a dict: make model N=5000
 
 crash: $(READY) kernels ## power cuts: so many different states recovered and judged: make crash N=1000000
 	@$(PY) -m tests.crash.enumerate --states $(or $(N),100000)
+
+damage: $(READY) kernels ## damaged directories by seed, every verb on each: a result or an error of ours: make damage N=10000
+	@$(PY) -m tests.crash.mutants --mutants $(or $(N),2000)
 
 readers: $(READY) kernels ## readers of every kind beside a writer and cleaners, interleaved by file operations: make readers N=1000000
 	@$(PY) -m tests.readers.run --interleavings $(or $(N),100000)

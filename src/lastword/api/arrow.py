@@ -195,10 +195,22 @@ def timestamp_column(column: pa.Array, now_ms: int) -> Any:
             raise UsageError(
                 "the column timestamp has no time zone", remedy="give it one, or milliseconds as int64"
             )
-        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False).cast(pa.int64())
+        milliseconds = pa.timestamp("ms", tz=column.type.tz)
+        # Seconds may be too many; of smaller units only digits behind the millisecond are lost.
+        column = _in_range(column, milliseconds, safe=column.type.unit == "s").cast(pa.int64())
     elif not pa.types.is_integer(column.type):
         raise UsageError(
             f"the column timestamp is {column.type}",
             remedy="milliseconds as int64, or timestamps with a zone",
         )
-    return np.asarray(pc.fill_null(column.cast(pa.int64()), now_ms), np.int64)
+    return np.asarray(pc.fill_null(_in_range(column, pa.int64()), now_ms), np.int64)
+
+
+def _in_range(column: pa.Array, kind: Any, *, safe: bool = True) -> Any:
+    try:
+        return column.cast(kind, safe=safe)
+    except pa.ArrowInvalid as error:
+        raise UsageError(
+            f"the column timestamp has a time that is no 64-bit number of milliseconds: {error}",
+            remedy="milliseconds since 1970 as int64, or timestamps with a zone",
+        ) from None

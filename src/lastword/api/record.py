@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from lastword.errors import UsageError
+from lastword.errors import SerializerError, UsageError
 from lastword.records.record import Header
 
 K = TypeVar("K")
@@ -43,8 +43,16 @@ class Record(Generic[K, V]):
 
     @property
     def time(self) -> datetime | None:
-        """The timestamp as an aware datetime in UTC; None if there is none."""
-        return None if self.timestamp < 0 else datetime.fromtimestamp(self.timestamp / 1000, UTC)
+        """The timestamp as an aware datetime in UTC; None if there is none. SerializerError after the year
+        9999, which no datetime holds."""
+        try:
+            return None if self.timestamp < 0 else datetime.fromtimestamp(self.timestamp / 1000, UTC)
+        except (ValueError, OverflowError, OSError):
+            raise SerializerError(
+                f"{self.timestamp} ms is after the year 9999: no datetime holds it",
+                remedy="`timestamp` is the number of milliseconds",
+                offset=self.offset,
+            ) from None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of `lastword read --json`, keys and values as Python objects."""
@@ -96,4 +104,11 @@ def header_pairs(headers: HeadersLike) -> tuple[Header, ...]:
             raise UsageError(
                 "headers are pairs of str and bytes or None", remedy='headers={"source": b"loader"}'
             )
+        try:
+            pair[0].encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise SerializerError(
+                f"the header name {pair[0]!r} cannot be written as UTF-8",
+                remedy="a header name without surrogates (U+D800 to U+DFFF)",
+            ) from None
     return pairs
