@@ -41,6 +41,7 @@
     ├── StorageError      exit 6, also OSError: the drive or its permissions
     │   ├── SyncFailedError          fsync failed: the directory is offline until it is opened again
     │   ├── OfflineError             what lies in a directory that failed; the others serve
+    │   ├── NotPermittedError        also PermissionError: owner, permissions, or a read-only drive
     │   ├── LockLostError            `.lock` was removed or replaced: the directory is offline
     │   ├── WrongUserError           files made by this user could not be used by the directory's owner
     │   ├── FileVanishedError        also FileNotFoundError: gone since it was listed
@@ -505,6 +506,10 @@ class SyncFailedError(StorageError):
             file=file,
             errno=errno,
         )
+
+
+class NotPermittedError(StorageError, PermissionError):
+    """The system forbids it: the file's permissions, or a drive that is mounted read-only."""
 
 
 class LockLostError(StorageError):

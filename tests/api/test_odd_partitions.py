@@ -38,7 +38,7 @@ class Forbidding(OsFiles):
         path = os.fspath(path)
         inside = self.directory and path.startswith(self.path + "/")
         if inside or (path == self.path and not below_only):
-            raise translate(PermissionError(errno.EACCES, "Permission denied"), path, "open", changing=False)
+            raise translate(PermissionError(errno.EACCES, "Permission denied"), path, "open")
 
     def open_read(self, path):
         self._check(path)

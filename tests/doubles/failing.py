@@ -12,7 +12,7 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
-from lastword.errors import DiskFullError, LastwordError, ReadOnlyError, StorageError, SyncFailedError
+from lastword.errors import DiskFullError, LastwordError, NotPermittedError, StorageError, SyncFailedError
 from lastword.files import Files
 from tests.doubles.recording import Call, RecordingFiles
 
@@ -35,7 +35,9 @@ def _sync(call: Call) -> LastwordError:
 
 
 def _read_only(call: Call) -> LastwordError:
-    return ReadOnlyError(f"cannot {call.name} {call.path}: Read-only file system", file=call.path)
+    return NotPermittedError(
+        f"cannot {call.name} {call.path}: Read-only file system", file=call.path, errno=errno.EROFS
+    )
 
 
 def _no_handles(call: Call) -> LastwordError:

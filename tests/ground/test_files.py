@@ -15,7 +15,7 @@ from lastword.errors import (
     DiskFullError,
     FileTakenError,
     FileVanishedError,
-    ReadOnlyError,
+    NotPermittedError,
     StorageError,
     SyncFailedError,
 )
@@ -252,7 +252,7 @@ class TestFailedSync:
 def test_a_read_only_directory_refuses_changes_by_permission(files: OsFiles, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(ReadOnlyError):
+        with pytest.raises(NotPermittedError):
             files.open_append(tmp_path / "a", create=True)
     finally:
         tmp_path.chmod(0o700)
@@ -265,7 +265,7 @@ def test_a_read_only_drive_refuses_changes(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(os, "rename", refuse)
-    with pytest.raises(ReadOnlyError, match="Read-only file system"):
+    with pytest.raises(NotPermittedError, match="Read-only file system"):
         files.rename(tmp_path / "a", tmp_path / "b")
 
 

@@ -265,3 +265,25 @@ def test_a_writer_without_the_lock_is_refused_too(open_root: Path) -> None:
     assert done.returncode == 6, done.stderr + done.stdout
     assert "sudo -u nobody lastword lease" in done.stderr
     assert entries(root) == before
+
+
+@as_root
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls", "DIR"),
+        ("append", "DIR", "users", "a", "1"),
+        ("create", "DIR/../new", "t"),
+        ("restore", "DIR", "users", "DIR/out.jsonl"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_permission_denied_is_one_exit_code(open_root: Path, arguments: tuple[str, ...]) -> None:
+    """It was 2 for `.lock`, `create` and `restore`, and 6 for others."""
+    root = open_root
+    give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o755, file=0o644)
+    if arguments[0] == "ls":
+        (root / "users-0").chmod(0o700)
+    done = run_as(OTHER, *(word.replace("DIR", str(root)) for word in arguments))
+    assert done.returncode == 6, (done.stdout, done.stderr)
+    assert "belongs to" in done.stderr and "Traceback" not in done.stderr

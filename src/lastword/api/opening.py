@@ -18,7 +18,7 @@ from lastword.clock import Clock, SystemClock
 from lastword.config import Settings
 from lastword.config.keywords import Keywords
 from lastword.config.settings import FILE_NAME
-from lastword.errors import LastwordError, LogDirLockedError, ReadOnlyError, StorageError, UsageError
+from lastword.errors import LastwordError, LogDirLockedError, StorageError, UsageError
 from lastword.files import Files
 from lastword.logdir import LogDirectory, Spread
 from lastword.logdir.broker import BrokerSettings
@@ -101,7 +101,7 @@ def open(
                         partial(_directory, one, mode, files, clock, load), left, clock, clock.sleep
                     )
                 )
-            except (StorageError, ReadOnlyError) as error:
+            except StorageError as error:
                 # A drive that failed, or may not be written: the others serve, if there are any.
                 offline[one] = error
         if not opened:

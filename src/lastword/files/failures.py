@@ -14,11 +14,12 @@ from lastword.errors import (
     FileVanishedError,
     LastwordError,
     LockLostError,
-    ReadOnlyError,
+    NotPermittedError,
     StorageError,
     SyncFailedError,
 )
 from lastword.files.lock import FileLock
+from lastword.files.owner import user_name
 from lastword.metrics import DIR_OFFLINE, FSYNC_SECONDS
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -60,7 +61,7 @@ class Root:
         raise copy(self.failure) from error
 
 
-def translate(error: OSError, path: str, doing: str, *, changing: bool) -> LastwordError:
+def translate(error: OSError, path: str, doing: str) -> LastwordError:
     """The typed error for a failed system call."""
     why = error.strerror or str(error)
     message = f"cannot {doing} {path}: {why}"
@@ -76,14 +77,28 @@ def translate(error: OSError, path: str, doing: str, *, changing: bool) -> Lastw
         return FileVanishedError(message, remedy=remedy, file=path, errno=error.errno)
     if error.errno == errno.EEXIST:
         return FileTakenError(message, remedy="move it away", file=path, errno=error.errno)
-    if changing and error.errno in FORBIDDEN:
-        return ReadOnlyError(message, remedy="check owner and permissions, or open it to read", file=path)
+    if error.errno in FORBIDDEN:
+        return NotPermittedError(message, remedy=_permitted(error, path), file=path, errno=error.errno)
     if error.errno == errno.ELOOP:
         message = f"cannot {doing} {path}: it is a symbolic link"
         return StorageError(message, remedy="put the file itself there", file=path, errno=error.errno)
-    forbidden = error.errno in (errno.EACCES, errno.EPERM)
-    remedy = "check owner and permissions" if forbidden else "check the path, and the drive"
-    return StorageError(message, remedy=remedy, file=path, errno=error.errno)
+    return StorageError(message, remedy="check the path, and the drive", file=path, errno=error.errno)
+
+
+def _permitted(error: OSError, path: str) -> str:
+    """The remedy: which user may do it."""
+    if error.errno == errno.EROFS:
+        return "mount the file system to write, or choose another directory"
+    at = os.path.abspath(path)
+    while True:
+        try:
+            uid = os.stat(at).st_uid
+        except OSError:
+            if at == os.path.dirname(at):
+                return "check owner and permissions"
+            at = os.path.dirname(at)
+        else:
+            return f"{at} belongs to {user_name(uid)}: run it as that user, or change its permissions"
 
 
 def synced(fd: int, path: str, root: Root) -> None:

@@ -69,7 +69,7 @@ class OsHandle(Handle):
         except LastwordError:
             raise
         except OSError as error:
-            raise translate(error, self.path, doing, changing=self._flags != os.O_RDONLY) from error
+            raise translate(error, self.path, doing) from error
 
     # ---- reading
 
@@ -92,7 +92,7 @@ class OsHandle(Handle):
                 parts.append(data)
                 got += len(data)
         except OSError as error:
-            raise translate(error, self.path, "read", changing=False) from error
+            raise translate(error, self.path, "read") from error
         finally:
             self._descriptors.give(self)
         return b"".join(parts)
@@ -108,7 +108,7 @@ class OsHandle(Handle):
                     break
                 got += count
         except OSError as error:
-            raise translate(error, self.path, "read", changing=False) from error
+            raise translate(error, self.path, "read") from error
         finally:
             self._descriptors.give(self)
         return got
@@ -153,7 +153,7 @@ class OsHandle(Handle):
 
     def _no_room(self, fd: int, error: OSError, needed: int) -> LastwordError:
         if error.errno not in NO_ROOM:
-            return translate(error, self.path, "write", changing=True)
+            return translate(error, self.path, "write")
         room = os.fstatvfs(fd)
         where = os.path.dirname(self.path) or "."
         free = room.f_bavail * room.f_frsize
@@ -177,7 +177,7 @@ class OsHandle(Handle):
             self.unsynced = True
             os.ftruncate(fd, size)
         except OSError as error:
-            raise translate(error, self.path, "truncate", changing=True) from error
+            raise translate(error, self.path, "truncate") from error
         finally:
             self._descriptors.give(self)
         self._torn = False
@@ -205,7 +205,7 @@ class OsHandle(Handle):
         try:
             return facts_of(os.fstat(fd))
         except OSError as error:
-            raise translate(error, self.path, "look at", changing=False) from error
+            raise translate(error, self.path, "look at") from error
         finally:
             self._descriptors.give(self)
 
@@ -216,7 +216,7 @@ class OsHandle(Handle):
             try:
                 os.close(fd)
             except OSError as error:
-                raise translate(error, self.path, "close", changing=False) from error
+                raise translate(error, self.path, "close") from error
 
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:

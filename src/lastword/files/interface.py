@@ -101,7 +101,7 @@ class Handle(ABC):
 
 class Files(ABC):
     """The storage. Methods raise `StorageError` (an `OSError` with errno), `FileVanishedError` for what does
-    not exist, `FileTakenError` for what already does, `ReadOnlyError` for changes that the system forbids.
+    not exist, `FileTakenError` for what already does, `NotPermittedError` for what the system forbids.
 
     Files and directories made in a log directory get owner, group and permissions by the rule of owner.py;
     `WrongUserError` if this process may not give them.

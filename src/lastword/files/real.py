@@ -70,13 +70,13 @@ class OsFiles(Files):
 
     # ---- files
 
-    def _open(self, path: str, flags: int, *, changing: bool) -> OsHandle:
+    def _open(self, path: str, flags: int) -> OsHandle:
         try:
             fd = self.descriptors.open(lambda: owner.open_file(path, flags, self._log_root))
         except LastwordError:
             raise
         except OSError as error:
-            raise translate(error, path, "open", changing=changing) from error
+            raise translate(error, path, "open") from error
         if not modes.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise StorageError(
@@ -89,7 +89,7 @@ class OsFiles(Files):
         return OsHandle(fd, path, self._root(path), self.descriptors, again)
 
     def open_read(self, path: Path) -> OsHandle:
-        return self._open(os.fspath(path), os.O_RDONLY, changing=False)
+        return self._open(os.fspath(path), os.O_RDONLY)
 
     def open_append(self, path: Path, *, create: bool = False, exclusive: bool = False) -> OsHandle:
         path = os.fspath(path)
@@ -102,7 +102,7 @@ class OsFiles(Files):
             root.check()
         if exclusive:
             flags |= os.O_EXCL
-        return self._open(path, flags, changing=True)
+        return self._open(path, flags)
 
     def truncate(self, path: Path, size: int) -> None:
         with self.open_append(path) as handle:
@@ -113,7 +113,7 @@ class OsFiles(Files):
         try:
             os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
         except OSError as error:
-            raise translate(error, path, "set the time of", changing=True) from error
+            raise translate(error, path, "set the time of") from error
 
     # ---- names
 
@@ -121,7 +121,7 @@ class OsFiles(Files):
         try:
             return sorted(self.descriptors.open(lambda: os.listdir(path)))
         except OSError as error:
-            raise translate(error, os.fspath(path), "list", changing=False) from error
+            raise translate(error, os.fspath(path), "list") from error
 
     def stat(self, path: Path) -> FileFacts | None:
         try:
@@ -131,7 +131,7 @@ class OsFiles(Files):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise translate(error, os.fspath(path), "look at", changing=False) from error
+            raise translate(error, os.fspath(path), "look at") from error
 
     def is_dir(self, path: Path) -> bool:
         return os.path.isdir(path)
@@ -155,7 +155,7 @@ class OsFiles(Files):
             os.rmdir(path)
             raise
         except OSError as error:
-            raise translate(error, path, "make", changing=True) from error
+            raise translate(error, path, "make") from error
 
     def _settle_directory(self, path: str, root: str) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -170,7 +170,7 @@ class OsFiles(Files):
         try:
             os.rmdir(path)
         except OSError as error:
-            raise translate(error, path, "remove", changing=True) from error
+            raise translate(error, path, "remove") from error
 
     def rename(self, source: Path, target: Path) -> None:
         source = self._changing(source)
@@ -180,7 +180,7 @@ class OsFiles(Files):
         except LastwordError:
             raise
         except OSError as error:
-            raise translate(error, source, f"rename to {os.fspath(target)}:", changing=True) from error
+            raise translate(error, source, f"rename to {os.fspath(target)}:") from error
 
     def unlink(self, path: Path, missing_ok: bool = False) -> None:
         path = self._changing(path)
@@ -188,9 +188,9 @@ class OsFiles(Files):
             os.unlink(path)
         except FileNotFoundError as error:
             if not missing_ok:
-                raise translate(error, path, "remove", changing=True) from error
+                raise translate(error, path, "remove") from error
         except OSError as error:
-            raise translate(error, path, "remove", changing=True) from error
+            raise translate(error, path, "remove") from error
 
     def fsync_dir(self, path: Path) -> None:
         path = os.fspath(path)
@@ -200,7 +200,7 @@ class OsFiles(Files):
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             fd = self.descriptors.open(lambda: os.open(path, flags))
         except OSError as error:
-            raise translate(error, path, "open", changing=False) from error
+            raise translate(error, path, "open") from error
         try:
             synced(fd, path, root)
         finally:
@@ -214,7 +214,7 @@ class OsFiles(Files):
         except LastwordError:
             raise
         except OSError as error:
-            raise translate(error, os.fspath(directory), "look at", changing=False) from error
+            raise translate(error, os.fspath(directory), "look at") from error
 
     def lock(self, path: Path) -> FileLock:
         path = os.fspath(path)
@@ -223,7 +223,7 @@ class OsFiles(Files):
         except OSError as error:
             if isinstance(error, LastwordError):
                 raise
-            raise translate(error, path, "lock", changing=True) from error
+            raise translate(error, path, "lock") from error
         root = self._root(path)
         if root.path in self._roots:
             root.lock = lock
@@ -233,11 +233,11 @@ class OsFiles(Files):
         try:
             room = os.statvfs(path)
         except OSError as error:
-            raise translate(error, os.fspath(path), "look at", changing=False) from error
+            raise translate(error, os.fspath(path), "look at") from error
         return room.f_bavail * room.f_frsize
 
     def device(self, path: Path) -> int:
         try:
             return os.stat(path).st_dev
         except OSError as error:
-            raise translate(error, os.fspath(path), "look at", changing=False) from error
+            raise translate(error, os.fspath(path), "look at") from error

@@ -22,7 +22,7 @@ def fresh_path(directory: str) -> str:
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(directory, name))
     except OSError as error:
-        raise translate(error, directory, "list", changing=False) from error
+        raise translate(error, directory, "list") from error
     return os.path.join(directory, f"{_NAME}{os.getpid()}-{os.urandom(8).hex()}")
 
 
@@ -42,7 +42,7 @@ class Scratch:
             with suppress(FileNotFoundError):  # another process took it for a leftover: it is as good
                 os.unlink(path)
         except OSError as error:
-            raise translate(error, path, "open", changing=True) from error
+            raise translate(error, path, "open") from error
 
     def grow(self, size_bytes: int) -> mmap.mmap:
         """At least so many bytes, which begin with what was there. Maps given out before keep working on the
@@ -52,7 +52,7 @@ class Scratch:
             os.posix_fallocate(self._fd, 0, size_bytes)
             return mmap.mmap(self._fd, size_bytes)
         except OSError as error:
-            raise translate(error, self.path, "enlarge", changing=True) from error
+            raise translate(error, self.path, "enlarge") from error
 
     def close(self) -> None:
         """Give the drive its room back once nothing is mapped any more."""

@@ -164,12 +164,12 @@ class LogDirectory:
                 files.unlink(os.path.join(self.path, name + ".tmp"), missing_ok=True)
             found = self._listing()
             for name in found.deleted:  # a deletion that was asked for and not finished
-                with suppress(StorageError, ReadOnlyError):  # it stays, and is tried again the next time
+                with suppress(StorageError):  # it stays, and is tried again the next time
                     files.remove_tree(os.path.join(self.path, name))
             for one in found.set_aside:
                 path = os.path.join(self.path, one.name)
                 if one.marker == "future" and read_note(files, path) is not None:
-                    with suppress(StorageError, ReadOnlyError):
+                    with suppress(StorageError):
                         files.remove_tree(path)  # a copy of ours that did not come to its end
         except BaseException:
             self._file_lock.release()

@@ -22,7 +22,6 @@ from lastword.errors import (
     CorruptFileError,
     LastwordError,
     OfflineError,
-    ReadOnlyError,
     StorageError,
 )
 from lastword.files import Files
@@ -177,7 +176,7 @@ class Spread:
         data = LIST.encode({"partitions": [[tp.topic, tp.partition] for tp in every]})
         for directory in self.directories:
             path = os.path.join(directory.path, names.PARTITION_LIST)
-            with contextlib.suppress(StorageError, ReadOnlyError):  # only helps while another is offline
+            with contextlib.suppress(StorageError):  # only helps while another is offline
                 if not directory.files.exists(path) or directory.files.read_bytes(path) != data:
                     directory.files.write_atomic(path, data)
 
