@@ -199,8 +199,10 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
         message = f"unknown option {option!r}" + (f"; nearest: {near}" if near else "")
         for place in range(arguments.index(command) if command else 0):
             if arguments[place] == option and option in _options(command):
+                rest = [word for at, word in enumerate(arguments) if at != place and word != command]
                 return UsageError(
-                    f"{option} stands before the command", remedy=f"lastword {command} {option} ..."
+                    f"{option} stands before the command",
+                    remedy=shlex.join(["lastword", command, *rest, option]),
                 )
     elif "No such command" in message:
         near = nearest(command, _commands())
