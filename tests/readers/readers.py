@@ -396,9 +396,14 @@ def spark_batch(journey: Journey) -> None:
     options, schema, columns = _spark(journey, view, **more)
     with _in_place_of_default(journey.files):
         tasks = plan(snapshot.choose(options), options)
-        for _ in range(2):  # a DataFrame that is collected twice
-            rows = _tasks(journey, tasks, options, schema, columns)
-            check_rows(journey, rows, view=view)
+        try:
+            for _ in range(2):  # a DataFrame that is collected twice
+                rows = _tasks(journey, tasks, options, schema, columns)
+                check_rows(journey, rows, view=view)
+        except LastwordError as error:
+            # Its end is that of the plan: what was newest below it may have been cleaned by then.
+            end = min((task.end for task in tasks), default=0)
+            journey.check_error(error, end=end, as_of=view != "log")
 
 
 def spark_stream(journey: Journey) -> None:

@@ -21,10 +21,11 @@ def test_batch_and_stream(tmp_path: Path, spark: Any) -> None:
         partition = writer.history.partitions[0]
         source = spark.read.format("lastword").option("subscribe", TOPIC)
         begin = writer.files.version
-        frames = {
-            view: source.option("view", view).option("maxBytesPerPartition", "2KiB").load(writer.root)
-            for view in ("log", "latest", "changes")
-        }
+
+        def loaded(view: str) -> Any:
+            return source.option("view", view).option("maxBytesPerPartition", "2KiB").load(writer.root)
+
+        frames = {view: loaded(view) for view in ("log", "latest", "changes")}
         stream = (
             spark.readStream.format("lastword")
             .option("subscribe", TOPIC)
@@ -42,10 +43,17 @@ def test_batch_and_stream(tmp_path: Path, spark: Any) -> None:
 
         for _ in range(2):
             work(5)
-            for view, frame in frames.items():
+            for view in frames:
+                try:
+                    found = frames[view].collect()
+                except Exception as error:  # of newest values: cleaned past the end of the plan
+                    assert view != "log" and "load it again" in str(error)
+                    begin = writer.files.version
+                    frames[view] = loaded(view)
+                    found = frames[view].collect()
                 rows = [
                     Row(row.offset, *(None if d is None else bytes(d) for d in (row.key, row.value)))
-                    for row in frame.collect()
+                    for row in found
                 ]
                 window = Window(partition, begin, writer.files.version)
                 if view == "log":
