@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lastword.errors import ReadOvertakenError
+from lastword.partition.moment import Range
+from lastword.partition.view import PartitionView
+from tests.crash.memory import ROOT
 from tests.readers import process, shared
-from tests.readers.history import make
+from tests.readers.history import TOPIC, make
 from tests.readers.judge import Violation, Window
 from tests.readers.readers import KINDS, interleavings
 from tests.readers.run import judge_history
@@ -142,3 +146,13 @@ def test_the_judge_allows_a_moment_and_nothing_else() -> None:
     if mixed not in [lineage.newest(end) for end in range(low, high + 1)]:
         with pytest.raises(Violation, match="no moment"):
             window.check_moment(mixed, tombstones=True)
+
+
+def test_a_settled_range_is_overtaken_and_not_renewed() -> None:
+    """Found by the harness: `restore` raised FileVanishedError where its handles had been closed."""
+    history = make(0)
+    files = TravellingFiles(history)
+    files.start(history.last, lambda n: 0, files._rng)
+    held = PartitionView.load(files, f"{ROOT}/{TOPIC}-0").held(0)
+    with pytest.raises(ReadOvertakenError):
+        Range(held, 0, held.log_end).renew()

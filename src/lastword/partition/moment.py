@@ -61,7 +61,12 @@ class Range:
         return self.view.partition
 
     def renew(self) -> None:
-        """List the files again, and compute start and end again."""
+        """List the files again, and compute start and end again.
+
+        ReadOvertakenError: the range is settled, so its files cannot be exchanged for newer ones.
+        """
+        if self.view.is_held:
+            raise _overtaken(self)
         self.view.refresh()
         self._compute()
 
