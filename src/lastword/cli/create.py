@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lastword.cli import signals
+from lastword.cli.confirm import Yes, confirm
 from lastword.cli.options import Directory, MoreDirs, Session, Sets, Target, command, settings_of
 from lastword.values import plural
 
@@ -15,6 +16,9 @@ lastword create data users --set cleanup.policy=compact
 lastword create data events --partitions 4 --set cleanup.policy=delete --set retention.ms=7d
 lastword create data totals --key-serializer str --value-serializer int64 --set cleanup.policy=compact
 """
+
+
+MANY = 10_000  # partitions, from which on making them takes minutes: some 100 a second
 
 
 def register(app: typer.Typer) -> None:
@@ -30,12 +34,17 @@ def create(
     key_serializer: Annotated[str, typer.Option(metavar="NAME", help="how keys are stored")] = "bytes",
     value_serializer: Annotated[str, typer.Option(metavar="NAME", help="how values are stored")] = "bytes",
     partitioner: Annotated[str, typer.Option(metavar="NAME", help="murmur2 or crc32")] = "murmur2",
+    yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
     """Create a topic; the directory too, if it is new.
 
     Without --set cleanup.policy=... nothing is ever removed from the topic.
     """
+    if partitions > MANY:
+        confirm(
+            out, f"make {partitions:,} partitions, some {partitions // 100 // 60 + 1} minutes", yes, dry=False
+        )
     config: dict[str, Any] = dict(settings_of(settings))
     with signals.held(), out.open(Target([directory, *(more or ())], topic, None), "a") as logs:
         with signals.released():  # what was made until then is taken back
