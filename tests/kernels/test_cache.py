@@ -48,6 +48,33 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> Non
     assert not cache._private_folder(folder)
 
 
+def test_a_folder_that_others_may_replace_is_not_trusted(tmp_path: Path) -> None:
+    """The owner of the parent can rename the folder away, and put another one in its place."""
+    above = tmp_path / "above"
+    assert cache._private_folder(above / "own")
+    above.chmod(0o777)
+    assert not cache._private_folder(above / "own")
+    above.chmod(0o1777)
+    assert cache._private_folder(above / "own"), "as /tmp is"
+    if os.geteuid() == 0:
+        above.chmod(0o755)
+        os.chown(above, 12_345, 12_345)
+        assert not cache._private_folder(above / "own")
+
+
+def test_a_folder_of_one_process_goes_with_it(tmp_path: Path) -> None:
+    """Where no folder can be kept, each process used to leave its own behind."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / f"lastword-{os.getuid()}").write_text("")
+    program = (
+        "from lastword.kernels.cache import cache_folder; print(cache_folder().is_dir(), cache_folder())"
+    )
+    (line,) = run(program, LASTWORD_CACHE_DIR=str(tmp_path / "file"), TMPDIR=str(tmp_path))
+    there, _, folder = line.partition(" ")
+    assert there == "True" and "lastword-kernels-" in folder
+    assert not list(tmp_path.glob("lastword-kernels-*"))
+
+
 def test_no_folder_where_a_file_lies(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert not cache._private_folder(tmp_path / "file")

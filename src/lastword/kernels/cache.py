@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import os
 import platform
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -31,16 +33,28 @@ def sources_digest() -> str:
 
 
 def _private_folder(path: Path) -> bool:
-    """Make `path` a folder that only we can write to: the cache holds pickles, and who may write them
-    runs code as us.
-    """
+    """Make `path` a folder that only this user can write to or replace: the cache holds pickles, and another
+    user who writes them runs code as this one."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = path.lstat()
+        ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+        return ours and os.access(path, os.W_OK | os.X_OK) and not _replaceable(path)
     except OSError:
         return False
-    ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-    return ours and os.access(path, os.W_OK | os.X_OK)
+
+
+def _replaceable(path: Path) -> bool:
+    """Can another user rename a directory on the way to `path`? Whoever owns a directory can, and whoever may
+    write to it, unless it is sticky. The user's own group is trusted."""
+    for above in path.resolve().parents:
+        facts = above.stat()
+        if facts.st_uid not in (0, os.getuid()):
+            return True
+        foreign = 0o002 if facts.st_gid in (0, os.getgid()) else 0o022
+        if facts.st_mode & foreign and not facts.st_mode & stat.S_ISVTX:
+            return True
+    return False
 
 
 @functools.cache
@@ -60,4 +74,12 @@ def cache_folder() -> Path:
     for root in roots:
         if _private_folder(root / name):
             return root / name
-    return Path(tempfile.mkdtemp(prefix="lastword-kernels-"))
+    own = Path(tempfile.mkdtemp(prefix="lastword-kernels-"))
+    atexit.register(_remove, own, os.getpid())
+    return own
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove a folder that no other process can use. Not in a child made by fork."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
