@@ -1,5 +1,7 @@
 """Every file of a log directory, decoded; damage is an entry, and what is behind it still comes."""
 
+from pathlib import Path
+
 import pytest
 
 import lastword
@@ -128,3 +130,19 @@ def test_what_is_no_file_of_a_log(tmp_path):
     for path in (tmp_path, tmp_path / "notes.txt", tmp_path / "00000000000000000000.log"):
         with pytest.raises(errors.UsageError):
             dump(path)
+
+
+def test_every_file_of_a_directory_is_decoded_or_named(tmp_path):
+    """One argument that is private stopped all others: `lastword dump data/users-0/*`."""
+    from tests.tools.mutants import build
+
+    build(tmp_path / "d")
+    paths = sorted(path for path in (tmp_path / "d").rglob("*") if path.is_file())
+    assert len(paths) > 50
+    for path in paths:
+        assert not [entry for entry in dump(path) if isinstance(entry, Problem)], path
+    private = tmp_path / "d" / "t-0" / "lastword"
+    assert {Path(entry.file).name for entry in dump(private)} >= {"lease-replica", "synced", "log-start"}
+    (private / "lease-replica").write_bytes(b"x")
+    (problem,) = [entry for entry in dump(private) if isinstance(entry, Problem)]
+    assert (problem.file, problem.code) == (str(private / "lease-replica"), "bad-lease")
