@@ -44,6 +44,7 @@ class TopicKeywords(TypedDict, total=False):
     lastword_key_serializer: str | None
     lastword_value_serializer: str | None
     lastword_partitioner: str | None
+    lastword_ttl_ms: Duration | None
 
 
 class Keywords(TopicKeywords, total=False):
@@ -61,3 +62,4 @@ class Keywords(TopicKeywords, total=False):
     drives: Mapping[str, Size] | str | None
     lastword_space_target: float | str | None
     lastword_survivorship_alpha: float | str | None
+    lastword_decompression_max_bytes: Size | None
