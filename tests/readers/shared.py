@@ -344,8 +344,11 @@ class SharedRun:
 
     def _read(self, number: int) -> None:
         rng = random.Random(self._seed * 1_000_003 + number)
+        kinds = list(SHARED_KINDS)
+        if "delete" in self.writer.settings["cleanup_policy"]:
+            kinds.remove("state")  # a writer is refused a state whose keys retention would delete
         while not self.baton.over:
-            kind = rng.choice(SHARED_KINDS)
+            kind = rng.choice(kinds)
             journey = SharedJourney(self, rng)
             violation: Violation | None = None
             try:
