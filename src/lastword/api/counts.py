@@ -74,7 +74,7 @@ def count_each(
     views: dict[tuple[str, int], PartitionView | LastwordError] = {}
     for name, number in chosen:
         try:
-            views[name, number] = logs._view(name, number)
+            views[name, number] = logs._whole_view(name, number)
         except (DataError, StorageError, UsageError) as error:
             views[name, number] = error
     sound = [view for view in views.values() if not isinstance(view, LastwordError)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lastword.api import partitioners
@@ -12,7 +13,7 @@ from lastword.logdir.checkpoints import TopicPartition
 if TYPE_CHECKING:
     from lastword.api.verbs import Verbs
     from lastword.cleaner import Plan
-    from lastword.tools.explain import Explanation
+    from lastword.tools.explain import Counted, Explanation
 
 Partitioner = Callable[[bytes, int], int]
 
@@ -80,13 +81,32 @@ def _one(logs: Verbs, topic: str, partition: int, key: bytes | None) -> Explanat
 def _explanation(logs: Verbs, topic: str, partition: int, plan: Plan, key: bytes | None) -> Explanation:
     from lastword.tools.explain import explain
 
-    return explain(
-        logs._view(topic, partition),
-        logs._config(topic),
+    config = logs._config(topic)
+    explanation = explain(
+        logs._whole_view(topic, partition),
+        config,
         plan,
         key=key,
         now_ms=logs._clock.now_ms(),
         due_ms=lambda offset: _due_ms(logs, topic, partition, offset),
+    )
+    if key is not None or not config.compacts:
+        return explanation
+    return replace(explanation, counted=_counted(logs, topic, partition))
+
+
+def _counted(logs: Verbs, topic: str, partition: int) -> Counted | None:
+    """Return the bytes of a partition as `describe` counts them; None if they cannot all be read."""
+    from lastword.api.counts import count_each, segment_infos
+    from lastword.tools.explain import Counted
+
+    ((_, rows),) = count_each(logs, [(topic, partition)], segment_infos, None)  # type: ignore[arg-type]
+    if isinstance(rows, LastwordError):
+        return None
+    return Counted(
+        sum(segment.size_bytes for segment in rows),
+        sum(segment.garbage_bytes for segment in rows),
+        sum(segment.garbage_bytes for segment in rows if segment.active),
     )
 
 

@@ -152,6 +152,12 @@ class Found(Handle):
         self._check_open()
         return self._home(topic, partition).view(topic, partition)
 
+    def _whole_view(self, topic: str, partition: int) -> PartitionView:
+        """Return the view for a figure over the whole log. CorruptBatchError if its end is missing."""
+        view = self._view(topic, partition)
+        view.check_end()
+        return view
+
     def _viewed(
         self, chosen: Iterable[tuple[str, int]]
     ) -> tuple[dict[tuple[str, int], PartitionView], dict[tuple[str, int], LastwordError]]:
@@ -161,7 +167,7 @@ class Found(Handle):
         failed: dict[tuple[str, int], LastwordError] = {}
         for tp in chosen:
             try:
-                views[tp] = self._view(*tp)
+                views[tp] = self._whole_view(*tp)
             except (DataError, StorageError) as error:
                 failed[tp] = error
         return views, failed

@@ -100,7 +100,7 @@ def _deaths(found: Found, topic: str, partition: int, meter: Meter, size_bytes: 
     from lastword.cleaner.choose import corrected_first_dirty
     from lastword.tools.death import deaths_of
 
-    view = found._view(topic, partition)
+    view = found._whole_view(topic, partition)
     with meter.part(size_bytes) as tell:
         for attempt in range(_ATTEMPTS):
             first_dirty = found._first_dirty(topic, partition)

@@ -120,6 +120,7 @@ def _look_at(
     home, tp = place.home, place.partition
     config = home.topic_config(tp.topic)
     log: PartitionLog | PartitionView = home.view(*tp)
+    log.check_end()
     seen = ledgers.seen.get(tp)
     dead_bytes = seen.account.dead_bytes if isinstance(seen, Seen) else 0
     if ledgers.saves:

@@ -94,7 +94,8 @@ def explain(
 
 def _show(out: Session, one: Explanation, target: Target, key: str | None, *, assumed: bool) -> None:
     name = f"{one.topic}-{one.partition}"
-    out.row("plan", one.plan.to_dict())
+    counted = {} if one.counted is None else {"counted": one.counted.to_dict()}
+    out.row("plan", {**one.plan.to_dict(), **counted})
     for lease in (*one.leases.live, *one.leases.lapsed):
         out.row("lease", _lease_fields(one, lease))
     states = {True: "kept", False: "removable"}
@@ -130,6 +131,8 @@ def _verdict(out: Session, one: Explanation, target: Target, assumed: bool) -> N
         out.line(f"{verdict}. That is with --set, which changes nothing")
     else:
         out.line(f"{verdict}. To clean it now: {clean}")
+    if one.counted is not None and one.counted.garbage_bytes:
+        out.line(f"  {one.counted}")
     if one.key is None:
         reasons = plan.reasons[1:] if plan.action == "keep" else plan.reasons
         weighed = [reason for reason in reasons if reason.code == "weighed"]

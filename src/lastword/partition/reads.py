@@ -54,6 +54,11 @@ class Reads:
     damage: CorruptBatchError | None = None
     """What a read gets that reaches the end of a log which must end elsewhere."""
 
+    def check_end(self) -> None:
+        """Raise `damage` if there is any: a plan or a figure over the whole log would miss records."""
+        if self.damage is not None:
+            raise self.damage
+
     def chunks(
         self: Readable,
         start_offset: int,

@@ -189,7 +189,8 @@ def wrong_end(file: str, position: int, end: int, expected: int, *, clean: bool)
     """The error for a log that ends at `end` (behind the batch that ends at `position`) and must not."""
     known = "the last writer stopped cleanly at" if clean else "it was synced up to"
     if end < expected:
-        text = f"the log ends at offset {end}, {known} {expected}: offsets {end}-{expected - 1} are missing"
+        missing = f"offset {end} is" if expected == end + 1 else f"offsets {end}-{expected - 1} are"
+        text = f"the log ends at offset {end}, {known} {expected}: {missing} missing"
     else:
         text = f"the log ends at offset {end}, {known} {expected}: a batch has a wrong base offset"
     return CorruptBatchError(

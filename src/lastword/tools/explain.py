@@ -41,7 +41,7 @@ from lastword.records.batch import BatchHeader
 from lastword.records.formats import check_crc, read_records
 from lastword.segment.segment import Segment
 from lastword.state.ttl import NEVER, expires_at
-from lastword.units import format_duration, format_time, to_time
+from lastword.units import format_bytes, format_duration, format_time, to_time
 from lastword.values import Value
 
 LEASE = "lease"
@@ -80,6 +80,26 @@ class Version(Value):
 
 
 @dataclass(frozen=True, slots=True)
+class Counted(Value):
+    """Bytes of one partition, counted as `describe` and `lastword ls` count them.
+
+    size_bytes             all segments
+    garbage_bytes          of these, of superseded records, the active segment included
+    active_garbage_bytes   of these, in the active segment, which no cleaning takes before it is closed
+    """
+
+    size_bytes: int
+    garbage_bytes: int
+    active_garbage_bytes: int
+
+    def __str__(self) -> str:
+        text = f"{format_bytes(self.size_bytes)}, {format_bytes(self.garbage_bytes)} of it garbage"
+        if not self.active_garbage_bytes:
+            return text
+        return f"{text}, {format_bytes(self.active_garbage_bytes)} of that in the active segment"
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation(Value):
     """Why one partition is or is not due, and where the versions of a key stand.
 
@@ -88,6 +108,7 @@ class Explanation(Value):
     versions     every record of the key that is on disk, oldest first
     leases       readers that hold tombstones back, and those that have lapsed
     quarantine   why and since when the cleaner leaves it alone, or None
+    counted      its garbage, of a compacted topic, if no key was asked for and all of it can be read
     """
 
     topic: str
@@ -97,6 +118,7 @@ class Explanation(Value):
     key: bytes | None = None
     leases: Leases = field(default_factory=Leases)
     quarantine: Quarantine | None = None
+    counted: Counted | None = None
 
     def __str__(self) -> str:
         return "\n".join([*(str(version) for version in self.versions), self.verdict])
