@@ -19,6 +19,7 @@ from lastword.errors import (
     FileVanishedError,
     InconsistentTopicIdError,
     LastwordError,
+    NotAPartitionError,
     OffsetOutOfRangeError,
     SnapshotRefusedError,
     UnknownTopicError,
@@ -214,7 +215,14 @@ class Window:
     ) -> None:
         """May a read raise this here?"""
         if self.partition.absent(self.first, self.last) and isinstance(
-            error, (UnknownTopicError, FileVanishedError, InconsistentTopicIdError, OffsetOutOfRangeError)
+            error,
+            (
+                UnknownTopicError,
+                NotAPartitionError,
+                FileVanishedError,
+                InconsistentTopicIdError,
+                OffsetOutOfRangeError,
+            ),
         ):
             return
         if isinstance(error, (BusyError, SnapshotRefusedError)):
