@@ -123,6 +123,10 @@ def add_part(log: RandomLog, directory: Path, part: int, now_ms: int | None = No
             with contextlib.suppress(FileNotFoundError):
                 (directory / names.segment_file(base, extension)).unlink()
     log.write(directory, part, now_ms)
+    # Such batches, with gaps, are what a broker copies from its leader; it leaves this file.
+    checkpoint = directory.parent / names.HIGH_WATERMARKS
+    if not checkpoint.exists():
+        checkpoint.write_text("0\n0\n")
 
 
 def clean_ours(log: RandomLog, directory: Path, strategy: str) -> Story:

@@ -148,6 +148,23 @@ def test_damage_below_what_was_synced_takes_the_partition_offline(tmp_path: Path
     assert len(Path(path).read_bytes()) == len(before)
 
 
+@pytest.mark.parametrize("broker", [True, False])
+def test_a_gap_behind_the_synced_mark(tmp_path: Path, broker: bool) -> None:
+    """Without a broker a gap is a wrong base offset: appends of ours leave none. A broker that follows a
+    leader copies the gaps of a compacted log, and begins no epoch."""
+    directory = filled(tmp_path / "t-0", 5, sync=True)
+    append_bytes(log_file(directory, 0), at_offset(batch((b"k", b"v")), 9))
+    if broker:
+        (Path(directory).parent / names.HIGH_WATERMARKS).write_text("0\n1\nt 0 10\n")
+        assert PartitionView.load(UNSYNCED, directory).log_end == 10
+        log, _ = opened(directory, files=UNSYNCED)
+        assert log.log_end == 10 and [offset for offset, _, _ in records(log)] == [0, 1, 2, 3, 4, 9]
+        log.abandon()
+    else:
+        with pytest.raises(CorruptBatchError, match="offset 9 follows 4"):
+            opened(directory, files=UNSYNCED)
+
+
 def test_damage_in_a_closed_segment_is_not_cut_when_later_ones_were_synced(tmp_path: Path) -> None:
     directory = filled(tmp_path, 20)
     overwrite(log_file(directory, 0), 600 + 70, b"\xee")

@@ -143,7 +143,7 @@ def test_6O_186_a_file_is_cut_only_to_a_smaller_size(tmp_path: Path) -> None:
     segment = write_segment(tmp_path, 0, b"".join(LOG), files=files)
     for offset, cuts in ((4, 0), (3, 1), (3, 0)):
         files.calls.clear()
-        cut_segments(files, segment.directory, SegmentSet([segment]), offset, index_interval_bytes=0)
+        cut_segments(files, segment.directory, SegmentSet([segment]), offset, 0, index_interval_bytes=0)
         cut = [call for call in files.calls if call.name == "truncate" and call.path == segment.file]
         assert len(cut) == cuts
         segment = Segment.load(files, segment.directory, 0)

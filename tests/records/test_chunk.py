@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError, UnknownMagicError
 from lastword.kernels import table as fields
+from lastword.records import limits
 from lastword.records.chunk import BytesSource, ChunkReader, chunk_of
 from lastword.records.columns import decode_columns, raw_records
 from lastword.records.compression import compress
@@ -183,6 +184,7 @@ def test_a_payload_that_is_not_its_codecs() -> None:
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
 def test_a_payload_that_grows_past_its_bound(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_by_root", {})  # a test before may have opened the working directory
     monkeypatch.setenv("LASTWORD_DECOMPRESSION_MAX_BYTES", "1MiB")
     for size, fits in ((1 << 20, True), ((1 << 20) + 1, False)):
         value = bytes(size - 12)  # of a batch whose records take `size` bytes
@@ -199,6 +201,7 @@ def test_a_payload_that_grows_past_its_bound(codec: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_many_batches_that_grow_are_read_a_few_at_a_time(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_by_root", {})  # a test before may have opened the working directory
     monkeypatch.setenv("LASTWORD_DECOMPRESSION_MAX_BYTES", "1MiB")
     log = [encode_batch([Record(i, T, b"k", bytes(300_000))]) for i in range(30)]
     for codec in (1, 2, 3, 4):

@@ -15,6 +15,7 @@ PROOFS = {
     "differential",
     "soak",
     "pipeline",
+    "readers",
     "clusters",
     "kills-spark",
     "memory-spark",

@@ -50,7 +50,7 @@ def test_a_worker_without_the_package_says_what_to_do(tmp_path: Path) -> None:
     assert f"fix: install lastword {lastword.__version__} for that Python" in told[0].stderr
     assert "LogReader" in told[1].stdout
     error = shipping.typed(Exception(f"Job aborted: Traceback (most recent call last):\n{told[0].stderr}"))
-    assert isinstance(error, MissingError) and "pip install" in str(error.remedy)
+    assert isinstance(error, MissingError) and "install lastword" in str(error.remedy)
     planner = shipping.typed(Exception("ModuleNotFoundError: No module named 'lastword'"))
     assert isinstance(planner, MissingError) and "PYSPARK_PYTHON" in str(planner.remedy)
 

@@ -20,7 +20,8 @@ older than the last change of hands, and counts as a hint only (`Mark.is_current
 
 `LogEnd` brings together all that tells where a log must end:
 
-    mark             current: the log does not end below it, and the batches above it leave no gap
+    mark             current: the log does not end below it, and where no broker ever had the directory the
+                     batches above it leave no gap
     recovery point   everything below it was synced (a text file without a checksum)
     clean stop       the log ends at the recovery point, where the newest producer snapshot is, too
 """
@@ -52,10 +53,17 @@ RESTORE = "restore the file from a copy; `lastword verify` lists all damage"
 
 
 class Mark(NamedTuple):
-    """A synced mark. `offset` 0: none, or a damaged one. `is_current`: no broker led since it was written."""
+    """A synced mark.
+
+    offset       0: none, or a damaged one
+    is_current   no broker led since it was written
+    is_alone     no broker ever had the directory: one that follows a leader appends what the leader has, gaps
+                 of a compacted log included, and begins no epoch
+    """
 
     offset: int = 0
     is_current: bool = False
+    is_alone: bool = False
 
 
 class SyncedMark:
@@ -104,7 +112,9 @@ def read_mark(files: Files, directory: str) -> Mark:
     if offset == 0 or epoch is None:
         return Mark(offset)
     latest = LeaderEpochs.load(files, directory).latest
-    return Mark(offset, epoch == (_NO_EPOCH if latest is None else latest))
+    is_current = epoch == (_NO_EPOCH if latest is None else latest)
+    root = os.path.dirname(os.path.normpath(directory))
+    return Mark(offset, is_current, not files.exists(os.path.join(root, names.HIGH_WATERMARKS)))
 
 
 def _read(files: Files, directory: str) -> tuple[int, int | None]:
@@ -161,7 +171,8 @@ class LogEnd:
     @property
     def contiguous_from(self) -> int | None:
         """The batches above this offset follow each other without a gap; None: that is not known."""
-        return self.mark.offset if self.mark.offset and self.mark.is_current else None
+        mark = self.mark
+        return mark.offset if mark.offset and mark.is_current and mark.is_alone else None
 
     def contradicts(self, end: int) -> int | None:
         """Where the log must end if it cannot be `end`; None: it may end there.
