@@ -25,6 +25,7 @@ from lastword.errors import (
 from lastword.files import Files, OsFiles
 from lastword.logdir.log_dir import LogDirectory
 from lastword.records.builder import BatchBuilder
+from lastword.spark import snapshot
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogPartition, LogReader, read_batches
 from lastword.spark.schema import full_schema
@@ -329,6 +330,34 @@ def test_a_cleaning_between_planning_and_a_task_is_told(root: Path, view: str) -
         rows(tasks[0])
     assert rows(tasks[1]) == first[1]  # nothing was appended there: its end is that of the log
     assert all(rows(task) for task in reader.partitions())
+
+
+@pytest.mark.parametrize("view", ["latest", "changes"])
+def test_a_cleaning_while_the_end_is_computed_moves_it(
+    root: Path, view: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of "latest" was kept when the files were listed again for the last stable offset, and refused
+    as an end that the cleaning had passed."""
+    for snapshot_file in (root / "t-0").glob("*.snapshot"):
+        snapshot_file.unlink()  # so the last stable offset is looked for in every segment
+    reader = LogReader(
+        parse_read({"path": str(root), "assign": '{"t":[0]}', "view": view}), full_schema(False)
+    )
+    compute_end = snapshot._end_of
+    ends = []
+
+    def end_before_a_cleaning(*given: Any) -> int:
+        ends.append(compute_end(*given))
+        if len(ends) == 1:
+            append(root, "t", 0, [numbered(n, 10, 20) for n in range(300, 340, 10)])
+            cleaned(root)
+        return ends[-1]
+
+    monkeypatch.setattr(snapshot, "_end_of", end_before_a_cleaning)
+    (task,) = reader.partitions()
+    assert (ends, task.end) == ([300, 340], 340)
+    rows = [row for batch in reader.read(task) for row in batch.to_pylist()]
+    assert newest_by_hand(rows) == newest_by_hand(read_directly(root, assign='{"t":[0]}'))
 
 
 @pytest.mark.parametrize("view", ["latest", "changes"])

@@ -125,7 +125,40 @@ def _listed(partitions: Iterable[tuple[str, int]]) -> str:
 def _bounded(
     directory: LogDirectory, topic: str, number: int, topic_id: str | None, options: ReadOptions
 ) -> Chosen:
+    """Compute start and end of one partition from one listing of its files.
+
+    The view lists the files again when one of them vanishes while a time or the last stable offset is looked
+    up. Then both offsets are computed again: an end of "latest" that belongs to older files would be refused
+    as an end that a cleaning has passed.
+
+    Raises:
+        OffsetOutOfRangeError: the range was lost, or its newest values are not known any more (`moment`).
+            Each task checks the latter again, in the files that it has opened.
+        SparkOptionError: a start that was given is above the end.
+        ReadOvertakenError: files were replaced again and again.
+    """
     view = directory.view(topic, number)
+    for _ in range(_TRIES):
+        listed = view.segment_set
+        try:
+            chosen = _chosen(view, topic, number, topic_id, options)
+            if options.view != "log" and chosen.start < chosen.end:
+                check_answerable(view, chosen.end)
+        except FileVanishedError:
+            view.refresh()
+        except (OffsetOutOfRangeError, SparkOptionError):
+            if view.segment_set is listed:
+                raise
+        else:
+            if view.segment_set is listed:
+                return chosen
+    raise ReadOvertakenError.of(f"{topic}-{number}", view.directory)
+
+
+def _chosen(
+    view: PartitionView, topic: str, number: int, topic_id: str | None, options: ReadOptions
+) -> Chosen:
+    """Compute start and end of one partition from its view, which may list the files again meanwhile."""
     name = f"{topic}-{number}"
     given = _start_of(view, name, topic, number, options)
     start = view.log_end if given is None else given
@@ -150,8 +183,6 @@ def _bounded(
         if given is None:
             start = min(start, view.stable_offset)  # what is undecided is new once it is decided
         end = max(start, min(end, view.stable_offset))
-    if options.view != "log" and start < end:
-        _check_end(view, end)
     return Chosen(topic, number, view.directory, view, start, end, from_end=given is None, topic_id=topic_id)
 
 
@@ -168,18 +199,6 @@ def _check_order(view: PartitionView, name: str, given: int | None, end: int, op
             f"{name}: the read starts at offset {given}, above its end {end}",
             remedy="take an earlier start or a later end",
         )
-
-
-def _check_end(view: PartitionView, end: int) -> None:
-    """Raise OffsetOutOfRangeError if the newest values as of `end` are not known any more (`moment`). Each
-    task checks again, in the files that it has opened."""
-    for _ in range(_TRIES):
-        try:
-            check_answerable(view, end)
-            return
-        except FileVanishedError:
-            view.refresh()
-    raise ReadOvertakenError.of(f"{view.topic}-{view.partition}", view.directory)
 
 
 def _start_of(view: PartitionView, name: str, topic: str, number: int, options: ReadOptions) -> int | None:
