@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError, UnknownMagicError
+from lastword.errors import (
+    CorruptBatchError,
+    DataError,
+    DecompressionLimitError,
+    FileVanishedError,
+    UnknownMagicError,
+)
 from lastword.kernels import table as fields
 from lastword.records import limits
 from lastword.records.chunk import BytesSource, ChunkReader, chunk_of
@@ -137,6 +143,28 @@ def test_a_partial_tail(left: int) -> None:
 def test_a_file_shorter_than_its_owner_said() -> None:
     chunks = ChunkReader(BytesSource(GOOD[0]), "f", 0, 1000, stop_at_partial_tail=True)
     assert [chunk.rows for chunk in chunks] == [1]
+
+
+@pytest.mark.parametrize("batches_left", [0, 1, 2])
+@pytest.mark.parametrize("more", [0, 5, 40])
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_a_file_that_becomes_shorter_while_it_is_read(batches_left: int, more: int, chunk_bytes: int) -> None:
+    """The whole batches come first. The raw KeyError of a cut at a batch boundary was not typed, and a cut
+    behind a batch that was read in the same chunk ended the read without an error."""
+    data = b"".join(GOOD[:3])
+    left = b"".join(GOOD[:batches_left]) + GOOD[batches_left][:more]
+    for stops in (False, True):
+        chunks = ChunkReader(
+            BytesSource(left), "f", 0, len(data), chunk_bytes=chunk_bytes, stop_at_partial_tail=stops
+        )
+        rows = 0
+        if stops:
+            rows = sum(chunk.rows for chunk in chunks)
+        else:
+            with pytest.raises(FileVanishedError, match="f became shorter while it was read"):
+                for chunk in chunks:
+                    rows += chunk.rows
+        assert rows == batches_left
 
 
 def test_a_claimed_length_makes_no_memory() -> None:

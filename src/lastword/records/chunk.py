@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.errors import (
     CorruptBatchError,
+    FileVanishedError,
     UnknownMagicError,
 )
 from lastword.kernels import table as fields
@@ -167,7 +168,9 @@ class ChunkReader:
         stop_at_partial_tail: end quietly at a batch whose bytes are not all there, as a reader of a growing
             file must.
 
-    Raises CorruptBatchError, UnknownMagicError or DecompressionLimitError, with file, position and offset.
+    Raises CorruptBatchError, UnknownMagicError or DecompressionLimitError, with file, position and offset;
+    FileVanishedError after the whole batches of a source that ends before `end_position`: a truncation made
+    it shorter, so its owner lists the files again. With `stop_at_partial_tail` that is a quiet end.
     `position` is where the next chunk starts, `next_offset` one past the last batch read.
     """
 
@@ -191,6 +194,7 @@ class ChunkReader:
         self._source = source
         self._file = file
         self._end = end_position
+        self._is_short = False  # the source ended before `end_position`
         self._verify = verify
         self._verify_later = False
         self._inflates = inflate
@@ -227,9 +231,16 @@ class ChunkReader:
                 return chunk
             if status == kernels.MORE and self._grow():
                 continue
-            if status == kernels.MORE and self._stop_at_partial_tail:
+            if status in (kernels.OK, kernels.MORE) and (self._is_short or self._stop_at_partial_tail):
                 break
             self._raise(status)
+        if self._is_short and not self._stop_at_partial_tail:
+            raise FileVanishedError(
+                f"{self._file} became shorter while it was read",
+                remedy="read again",
+                file=self._file,
+                position=self.position,
+            )
         raise StopIteration
 
     def in_lanes(self, lanes: int, *, verify_later: bool = False) -> None:
@@ -268,6 +279,7 @@ class ChunkReader:
             got = self._source.pread_into(view[self._have : want], self.position + self._have)
             if got <= 0:  # shorter than its owner said: what is there may still be whole batches
                 self._end = self.position + self._have
+                self._is_short = True
                 return
             self._have += got
 
