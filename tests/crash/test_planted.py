@@ -227,8 +227,7 @@ def test_a_reader_that_knows_nothing_of_swaps(monkeypatch: Patch) -> None:
 
 def test_segments_behind_a_hole_are_kept(monkeypatch: Patch) -> None:
     monkeypatch.setattr(damage.Damage, "_remove_segment", nothing)
-    real = damage.Damage._judge
-    monkeypatch.setattr(damage.Damage, "_judge", lambda self, found, bases: real(self, {}, bases))
+    monkeypatch.setattr(damage.Damage, "_is_cut", lambda self, found, bases: True)
     monkeypatch.setattr(append_module.SegmentAppender, "sync_log", nothing)
     caught("append", "I2")
 

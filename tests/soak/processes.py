@@ -46,6 +46,7 @@ def write_on(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> N
         "log_cleaner_enable": background,
         "log_cleaner_backoff_ms": 50,
         "log_cleaner_dedupe_buffer_size": rng.choice(plan.map_bytes),
+        "file_delete_delay_ms": rng.choice((0, 200)),  # of this process; the topic's own is another
     }
     with opened(root, plan, "a", **settings) as logs:
         topic = logs.create_topic(
@@ -56,7 +57,6 @@ def write_on(root: str, plan: Plan, seed: int, tell: Callable[[str], None]) -> N
             cleanup_policy="compact",
             segment_bytes=plan.segment_bytes,
             delete_retention_ms=plan.delete_retention_ms,
-            file_delete_delay_ms=rng.choice((0, 200)),
         )
         end = topic.bounds()[0][1]
         tell(f"open {end}")
