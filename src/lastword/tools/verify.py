@@ -378,7 +378,9 @@ def _verify_names(files: Files, view: PartitionView, account: Account) -> None:
 
 
 def _verify_epochs(files: Files, view: PartitionView, account: Account) -> None:
-    """The leader epoch that the checkpoint gives a batch is the one in its header."""
+    """Report entries that do not ascend, and where no broker ever had the directory those that contradict the
+    headers of batches. A broker drops entries that conflict with its own epochs, and keeps the batches.
+    """
     path = os.path.join(view.directory, names.LEADER_EPOCHS)
     try:
         entries = [(number(start, path), number(epoch, path)) for epoch, start in read_lines(files, path, 2)]
@@ -388,6 +390,8 @@ def _verify_epochs(files: Files, view: PartitionView, account: Account) -> None:
         return
     if entries != sorted(entries) or len({epoch for _, epoch in entries}) < len(entries):
         account.add(path, None, None, "bad-epochs", "the entries do not ascend", False)
+        return
+    if files.exists(os.path.join(os.path.dirname(os.path.normpath(view.directory)), names.HIGH_WATERMARKS)):
         return
     starts = [start for start, _ in entries]
     for segment in view.segments:
