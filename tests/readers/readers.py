@@ -537,9 +537,18 @@ def _settings_read_once() -> Iterator[None]:
         Settings.load = real  # type: ignore[method-assign]
 
 
-def interleavings(history: History, count: int, kinds: list[str] | None = None) -> Iterator[Outcome]:
-    """The first so many interleavings of a history."""
-    files = TravellingFiles(history)
+def interleavings(
+    history: History,
+    count: int,
+    kinds: list[str] | None = None,
+    files: TravellingFiles | None = None,
+    *,
+    told_from: int | None = None,
+) -> Iterator[Outcome]:
+    """Yield the first `count` interleavings of a history. From `told_from` on `files` keeps operations."""
+    files = files or TravellingFiles(history)
     with _settings_read_once():
         for number in range(count):
+            if number == told_from:
+                files.told = []
             yield interleave(history, files, number, kinds)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.readers.history import make
-from tests.readers.readers import KINDS, Outcome, interleave, interleavings
+from tests.readers.readers import KINDS, Outcome, interleavings
 from tests.readers.travel import TravellingFiles
 
 PER_HISTORY = 1000
@@ -93,12 +93,15 @@ def tasks(
 
 
 def repeat(seed: int, number: int, kinds: list[str] | None) -> int:
-    """One interleaving, with the versions it passed and the whole error."""
+    """Repeat one interleaving, with the versions it passed and the whole error.
+
+    Those before it run first, as they did: what a process keeps (open handles, loaded kernels) decides which
+    file operations follow.
+    """
     history = make(seed)
     files = TravellingFiles(history)
-    files.told = []
-    outcome = interleave(history, files, number, kinds)
-    for line in files.told:
+    *_, outcome = interleavings(history, number + 1, kinds, files, told_from=number)
+    for line in files.told or ():
         print(line)
     print(outcome.label)
     print(f"settings: {history.settings}")
