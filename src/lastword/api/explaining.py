@@ -100,6 +100,7 @@ def _counted(logs: Verbs, topic: str, partition: int) -> Counted | None:
     from lastword.api.counts import count_each, segment_infos
     from lastword.tools.explain import Counted
 
+    # `logs` is a LogDir: `Verbs` is its base class, and nothing else derives from it.
     ((_, rows),) = count_each(logs, [(topic, partition)], segment_infos, None)  # type: ignore[arg-type]
     if isinstance(rows, LastwordError):
         return None
