@@ -212,3 +212,16 @@ def test_signals_in_a_thread_are_not_touched(data, number, capsys):
     thread.start()
     thread.join(60)
     assert codes == [0] and signal.getsignal(number) is before
+
+
+def test_expire_ends_between_two_partitions(tmp_path):
+    with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
+        topic = logs.create_topic(
+            "old", partitions=3, cleanup_policy="delete", retention_ms="1h", segment_bytes=2000
+        )
+        for number in range(90):
+            topic.append(b"k", b"." * 100, partition=number % 3, timestamp=1_000_000_000_000)
+        answers = iter([False, True])
+        (deletion,) = logs.expire(stop=lambda: next(answers))
+        assert deletion.partition == 0 and deletion.removes
+        assert [deletion.partition for deletion in logs.expire()] == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
     from lastword.retention import Deletion
 
 
-def expire(found: Found, topic: str | None, partition: int | None) -> list[Deletion]:
+def expire(
+    found: Found, topic: str | None, partition: int | None, stop: Callable[[], bool] | None = None
+) -> list[Deletion]:
     """See `LogDir.expire`."""
     from lastword.retention.expire import expire as expire_one
 
@@ -25,6 +28,8 @@ def expire(found: Found, topic: str | None, partition: int | None) -> list[Delet
     for name, number in chosen:
         if found._config(name).cleanup_policy is None:
             continue
+        if stop is not None and stop():  # between two partitions: each is whole
+            break
         try:
             deletion = expire_one(found._home(name, number), name, number)
         except (DataError, CapacityError, StorageError) as error:

@@ -79,16 +79,23 @@ class Verbs(Found):
             self, topic, partition, due=due, strategy=strategy, progress=progress, stop=stop
         )
 
-    def expire(self, topic: str | None = None, partition: int | None = None) -> list[Deletion]:
+    def expire(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[Deletion]:
         """Apply retention by time, size and log start now; returns a `Deletion` for each partition that lost
-        segments. Only what `cleanup.policy` allows; a quarantine of the cleaner does not stop it.
+        segments. Only what `cleanup.policy` allows; a quarantine of the cleaner does not stop it. `stop` is
+        called before each partition, and ends the call where it returns True.
 
         A partition whose files cannot be changed does not stop the others: its error is raised at the end,
         with `error.deletions`. NoPolicyError for a topic given by name whose policy is not known.
         """
         from lastword.api import retaining
 
-        return retaining.expire(self, topic, partition)
+        return retaining.expire(self, topic, partition, stop)
 
     def audit(
         self,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lastword.cli import signals
 from lastword.cli.options import (
     Directory,
     MoreDirs,
@@ -74,7 +75,7 @@ def expire(
     failed: LastwordError | None = None
     with out.change(target) as logs:
         try:
-            done = logs.expire(target.topic, target.partition)
+            done = logs.expire(target.topic, target.partition, stop=signals.noted)
         except LastwordError as error:
             # What was finished is told before what was not.
             done, failed = getattr(error, "deletions", []), error
@@ -89,7 +90,7 @@ def expire(
         text = None if failed else f"nothing to remove; `{dry_run_command}` tells why"
     out.summary(
         text,
-        ok=failed is None,
+        ok=failed is None and not signals.noted(),
         deletions=len(done),
         segments=sum(deletion.segments for deletion in done),
         freed_bytes=freed,
