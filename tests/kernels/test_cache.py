@@ -10,13 +10,6 @@ import pytest
 from lastword import kernels
 from lastword.kernels import cache
 
-PROGRAM = """
-from lastword import kernels
-kernels.warm(print)
-import numba
-print(numba.config.CACHE_DIR or "elsewhere untouched")
-"""
-
 
 def run(program: str, **environment: str) -> list[str]:
     done = subprocess.run(
@@ -27,18 +20,6 @@ def run(program: str, **environment: str) -> list[str]:
         check=True,
     )
     return done.stdout.splitlines()
-
-
-@pytest.mark.slow
-def test_compiled_once_and_said_once(tmp_path: Path) -> None:
-    first = run(PROGRAM, LASTWORD_CACHE_DIR=str(tmp_path))
-    assert first == ["compiling kernels (once)", "elsewhere untouched"]
-    (folder,) = tmp_path.iterdir()
-    assert folder.name == f"kernels-{cache.sources_digest()}"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    compiled = sorted(path.name for path in folder.rglob("*.nbc"))
-    assert run(PROGRAM, LASTWORD_CACHE_DIR=str(tmp_path)) == ["elsewhere untouched"]
-    assert sorted(path.name for path in folder.rglob("*.nbc")) == compiled
 
 
 def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.exhaustive import stride
+
 HEAD = """
 import os, resource, sys, time
 from pathlib import Path
@@ -102,6 +104,8 @@ print(round(opened, 3))
 """
 
 
-@pytest.mark.parametrize(("count", "limit"), [(100, 64), pytest.param(10_000, 256, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("count", "limit"), [(100, 64), pytest.param(10_000 // stride(4), 256, marks=pytest.mark.slow)]
+)
 def test_19_many_partitions(tmp_path: Path, count: int, limit: int) -> None:
     run(limit, tmp_path / "d", PARTITIONS.format(count=count, limit=limit))

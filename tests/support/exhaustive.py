@@ -1,0 +1,10 @@
+"""How much of an exhaustive proof a run does: a sample, or all of it in `make exhaustive`."""
+
+from __future__ import annotations
+
+import os
+
+
+def stride(sampled: int) -> int:
+    """Return the step between two cases: `sampled`, or 1 where LASTWORD_EXHAUSTIVE is set."""
+    return 1 if os.environ.get("LASTWORD_EXHAUSTIVE") else sampled
