@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.doubles.drives import MB, WAYS, WINDOW_SECONDS, Outcome, Usage, simulate
+from tests.fakes.drives import MB, WAYS, WINDOW_SECONDS, Outcome, Usage, simulate
 
 import lastword
 from bench.registry import Measured, Run, workload

@@ -17,7 +17,7 @@ settings.register_profile("lastword", deadline=None)
 settings.load_profile("lastword")
 
 # Crash tests make and remove thousands of directories. In memory that costs a tenth; what a disk may lose is
-# the business of tests/doubles, not of the disk below.
+# the business of tests/fakes, not of the disk below.
 MEMORY = "/dev/shm"
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)

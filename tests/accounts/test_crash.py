@@ -12,9 +12,9 @@ from lastword.config import TopicConfig
 from lastword.files import DEFAULT
 from lastword.resolve import resolve
 from tests.cleaner.test_accounted import HOUR, NOW, Log
-from tests.doubles.forgetful import ForgetfulFiles
-from tests.doubles.hasty import HastyFiles
-from tests.doubles.recording import RecordingFiles, Stopped
+from tests.fakes.forgetful import ForgetfulFiles
+from tests.fakes.hasty import HastyFiles
+from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.partitions import records_of
 
 CONFIG = TopicConfig(

@@ -17,7 +17,7 @@ from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.logdir import TopicPartition, ledgers
 from tests.cleaner.test_due import fill, newest, opened
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.recording import RecordingFiles
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000

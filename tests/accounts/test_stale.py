@@ -171,7 +171,7 @@ def test_kafka_cleaned_beneath_a_ledger_in_memory(log):
 
 
 def test_a_truncation_removes_it_before_anything_else(log):
-    from tests.doubles.recording import RecordingFiles
+    from tests.fakes.recording import RecordingFiles
 
     log.ledger.save()
     log.log.close()
@@ -262,7 +262,7 @@ def test_a_round_that_was_stopped_leaves_the_accounts_as_they_were(log):
 
 def test_a_round_that_fails_in_its_swap_spoils_them(log):
     from lastword.errors import StorageError
-    from tests.doubles.recording import RecordingFiles
+    from tests.fakes.recording import RecordingFiles
 
     def fail(call):
         return StorageError("broken", file=call.path) if ".swap" in str(call.detail) else None

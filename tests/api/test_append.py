@@ -172,7 +172,7 @@ def test_records_without_a_key_take_turns(logs):
 
 def test_ack_disk_syncs_once_for_a_call(tmp_path):
     from lastword.files import OsFiles
-    from tests.doubles.recording import RecordingFiles
+    from tests.fakes.recording import RecordingFiles
 
     files = RecordingFiles(OsFiles())
     with lastword.open(tmp_path / "data", "a", files=files) as logs:
@@ -205,7 +205,7 @@ def test_log_append_time(logs, clock):
 
 def test_a_full_drive_leaves_the_log_as_it_was(tmp_path):
     from lastword.files import OsFiles
-    from tests.doubles.recording import RecordingFiles
+    from tests.fakes.recording import RecordingFiles
 
     full = []
 

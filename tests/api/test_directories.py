@@ -24,7 +24,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.metrics import DIR_OFFLINE
-from tests.doubles.failing import FailingFiles
+from tests.fakes.failing import FailingFiles
 from tests.partition.nosync import UNSYNCED
 
 HOUR = 3_600_000

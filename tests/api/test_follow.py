@@ -14,8 +14,8 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.replay import Stability, replay
-from tests.doubles.hasty import HastyFiles
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.hasty import HastyFiles
+from tests.fakes.recording import RecordingFiles
 
 NOW = 1_700_000_000_000
 

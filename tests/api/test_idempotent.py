@@ -20,7 +20,7 @@ from lastword.files import DEFAULT
 from lastword.partition.producer_state import FIRST_NAMED_ID
 from lastword.partition.snapshots import Snapshots
 from tests.crash.memory import ROOT, MemoryFiles
-from tests.doubles import ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 from tests.support.exhaustive import stride
 

@@ -9,7 +9,7 @@ from lastword import files as storage
 from lastword.cli import main
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.recording import RecordingFiles
 
 FEW, MANY = 20, 200
 

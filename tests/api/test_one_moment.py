@@ -18,7 +18,7 @@ from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError
 from lastword.files import OsFiles
 from lastword.partition import scan
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.recording import RecordingFiles
 from tests.support.exhaustive import stride
 
 KEYS = [f"k{n:02d}" for n in range(8)]

@@ -13,7 +13,7 @@ import pytest
 import lastword
 from lastword.files import DEFAULT
 from tests.api.other_process import OtherProcess
-from tests.doubles import RecordingFiles, Stopped
+from tests.fakes import RecordingFiles, Stopped
 
 Rows = list[list]
 

@@ -16,7 +16,7 @@ from lastword.cleaner.steps import Stopped
 from lastword.errors import CorruptBatchError, DataError
 from lastword.records.lanes import second_thread
 from tests.build import LogBuilder
-from tests.doubles.hasty import HastyFiles
+from tests.fakes.hasty import HastyFiles
 
 
 def written(root: Path, *, deletes: bool = False) -> LogBuilder:

@@ -15,8 +15,8 @@ from lastword.cleaner.steps import Stopped
 from lastword.clock import ManualClock
 from lastword.errors import UsageError
 from lastword.segment.segment import Segment
-from tests.doubles.drives import MB, MIB, WINDOW_SECONDS, Usage, simulate
-from tests.doubles.simulated import SimulatedClock
+from tests.fakes.drives import MB, MIB, WINDOW_SECONDS, Usage, simulate
+from tests.fakes.simulated import SimulatedClock
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 
 

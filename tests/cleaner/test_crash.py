@@ -11,9 +11,9 @@ from lastword.clock import ManualClock
 from lastword.files import OsFiles
 from lastword.partition.view import PartitionView
 from tests.build import LogBuilder, records_of, state_of
-from tests.doubles.forgetful import ForgetfulFiles
-from tests.doubles.hasty import HastyFiles
-from tests.doubles.recording import RecordingFiles, Stopped
+from tests.fakes.forgetful import ForgetfulFiles
+from tests.fakes.hasty import HastyFiles
+from tests.fakes.recording import RecordingFiles, Stopped
 
 NEWEST = {b"a": b"3", b"b": b"2", b"c": b"only", b"d": b"only"}
 

@@ -15,7 +15,7 @@ from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.files import DEFAULT
 from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.recording import RecordingFiles
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000

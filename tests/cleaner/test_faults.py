@@ -28,7 +28,7 @@ from lastword.partition.view import PartitionView
 from lastword.records.batch import CHECKED_FROM, CRC_POSITION, read_header
 from lastword.records.builder import BatchBuilder
 from tests.build import LogBuilder
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.recording import RecordingFiles
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from lastword.partition.view import PartitionView
 from lastword.records.reader import read_records
 from tests.build import records_of
 from tests.cleaner.test_accounted import HOUR, NOW, Log
-from tests.doubles.hasty import HastyFiles
-from tests.doubles.recording import Call, RecordingFiles
+from tests.fakes.hasty import HastyFiles
+from tests.fakes.recording import Call, RecordingFiles
 
 STRATEGIES = ["kafka", "generational"]
 CONFIG = TopicConfig(

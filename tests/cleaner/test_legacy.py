@@ -27,9 +27,9 @@ from lastword.segment import names
 from lastword.segment.recover import inspect
 from tests.build import HOUR, LogBuilder, state_of
 from tests.cleaner.support import NOW, batch
-from tests.doubles.forgetful import ForgetfulFiles
-from tests.doubles.hasty import HastyFiles
-from tests.doubles.recording import RecordingFiles, Stopped
+from tests.fakes.forgetful import ForgetfulFiles
+from tests.fakes.hasty import HastyFiles
+from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support import partitions
 
 DAY = 24 * HOUR

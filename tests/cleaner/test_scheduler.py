@@ -23,7 +23,7 @@ from lastword.cleaner.tasks import Done, Stop, Urgency
 from lastword.clock import ManualClock, SystemClock
 from lastword.errors import BusyError
 from lastword.logdir import TopicPartition
-from tests.doubles.simulated import SimulatedClock
+from tests.fakes.simulated import SimulatedClock
 
 BACKOFF_MS = 15_000
 Body = Callable[["FakeTask", Stop], Done | None]

@@ -22,9 +22,9 @@ from tests.cleaner.transactional import (
     markers,
     offsets,
 )
-from tests.doubles.forgetful import ForgetfulFiles
-from tests.doubles.hasty import HastyFiles
-from tests.doubles.recording import RecordingFiles, Stopped
+from tests.fakes.forgetful import ForgetfulFiles
+from tests.fakes.hasty import HastyFiles
+from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.exhaustive import stride
 
 DAY = 24 * HOUR

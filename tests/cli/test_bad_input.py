@@ -135,7 +135,7 @@ def test_a_read_only_drive(data, capsys, monkeypatch):
     """The same with a drive mounted read-only, which the double stands for."""
     from lastword import files
     from lastword.errors import NotPermittedError
-    from tests.doubles.recording import RecordingFiles
+    from tests.fakes.recording import RecordingFiles
 
     refusing = RecordingFiles(
         files.OsFiles(),
@@ -176,7 +176,7 @@ def _read_only(data, capsys):
 def test_a_full_drive(data, capsys, monkeypatch):
     from lastword import files
     from lastword.errors import DiskFullError
-    from tests.doubles.recording import RecordingFiles
+    from tests.fakes.recording import RecordingFiles
 
     def fail(call):
         if call.name == "append" and call.path.endswith(".log"):

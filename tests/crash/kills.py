@@ -34,7 +34,7 @@ from lastword.partition import PartitionView
 from lastword.records.reader import read_records
 from tests.crash.invariants import MAP_BYTES, NOW
 from tests.crash.scenarios import one_batch, settings_of
-from tests.doubles.hasty import HastyFiles
+from tests.fakes.hasty import HastyFiles
 
 SETTINGS = settings_of(segment_bytes=4000, index_interval_bytes=500, delete_retention_ms=0)
 KEYS = 40

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from tests.doubles.forgetful import (
+from tests.fakes.forgetful import (
     PAGE,
     ROOT,
     ForgetfulFiles,

@@ -21,7 +21,7 @@ from tests.crash.history import Attempt, History
 from tests.crash.invariants import MAP_BYTES, NOW
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.crash.power import PowerCut
-from tests.doubles.forgetful import ForgetfulFiles
+from tests.fakes.forgetful import ForgetfulFiles
 
 HOUR = 3_600_000
 SALT = b"0123456789abcdef"

@@ -26,7 +26,7 @@ from tests.crash.history import History
 from tests.crash.invariants import NOW
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.crash.scenarios import SCENARIOS, Process, Run, Scenario, keyed, run
-from tests.doubles.forgetful import ForgetfulFiles, ForgetfulHandle
+from tests.fakes.forgetful import ForgetfulFiles, ForgetfulHandle
 
 Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from tests.crash.enumerate import judge_run, recoveries
 from tests.crash.power import PowerCuts
 from tests.crash.scenarios import SCENARIOS, from_seed, run
-from tests.doubles.forgetful import forget_all, keep_all, leave_out, names_only, seeded, torn
+from tests.fakes.forgetful import forget_all, keep_all, leave_out, names_only, seeded, torn
 
 STRIDES = {
     "indexes_grow": 2,

@@ -15,8 +15,8 @@ from lastword.files import DEFAULT
 from lastword.partition import snapshots
 from lastword.partition.producer_state import Producer, ProducerState, SequencedBatch
 from lastword.partition.snapshots import Snapshots
-from tests.doubles.forgetful import ForgetfulFiles
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.forgetful import ForgetfulFiles
+from tests.fakes.recording import RecordingFiles
 from tests.formats.batches import T, abort, control, data
 
 EMPTY = bytes.fromhex("000148674bc700000000")

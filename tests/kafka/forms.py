@@ -20,7 +20,7 @@ from lastword.files import DEFAULT, Files
 from lastword.logdir import LogDirectory
 from lastword.partition.log import PartitionLog
 from lastword.records.builder import BatchBuilder
-from tests.doubles.recording import RecordingFiles, Stopped
+from tests.fakes.recording import RecordingFiles, Stopped
 
 SETTINGS = {"segment_bytes": 2 << 10, "index_interval_bytes": 256}
 FIRST, SECOND, THIRD, FOURTH = range(900_001, 900_005)  # producer ids; the epoch of each is `EPOCHS`

@@ -18,7 +18,7 @@ from lastword.files import DEFAULT, Files
 from lastword.partition.open import open_log
 from lastword.records.builder import BatchBuilder
 from lastword.records.record import RawRecord
-from tests.doubles.recording import RecordingFiles, Stopped
+from tests.fakes.recording import RecordingFiles, Stopped
 from tests.kafka import traffic
 from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, adopt
 from tests.support.partitions import clean_partition, records_of

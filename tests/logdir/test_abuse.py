@@ -30,7 +30,7 @@ from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory
 from lastword.segment import names
 from tests.build import every_stop
-from tests.doubles.failing import KINDS, FailingFiles
+from tests.fakes.failing import KINDS, FailingFiles
 from tests.partition.logs import NOW, one, pair, records
 from tests.partition.nosync import UNSYNCED
 

@@ -12,7 +12,7 @@ import lastword
 from lastword.files import DEFAULT
 from lastword.logdir.broker import TOPIC, read_cluster_metadata
 from lastword.records.builder import BatchBuilder
-from tests.doubles import RecordingFiles
+from tests.fakes import RecordingFiles
 from tests.golden.loader import case
 
 ID, OTHER_ID = "irRpZm22Q6ahEBC1ZzWOyA", "8NF3-egPS7iQnuFlNIOLlg"

@@ -10,7 +10,7 @@ from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import Checkpoints, OffsetCheckpoint, TopicPartition, read_offsets
 from lastword.logdir.identity import format_partition_metadata, new_id, read_topic_id
 from lastword.partition.epochs import EpochEntry, LeaderEpochs
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.recording import RecordingFiles
 from tests.partition.nosync import UNSYNCED
 
 

@@ -22,8 +22,8 @@ from lastword.logdir.move import move
 from lastword.partition import adopting, block, staged
 from lastword.records.builder import BatchBuilder
 from lastword.retention.expire import expire
-from tests.doubles.forgetful import ForgetfulFiles
-from tests.doubles.recording import RecordingFiles, Stopped
+from tests.fakes.forgetful import ForgetfulFiles
+from tests.fakes.recording import RecordingFiles, Stopped
 
 NOW_MS = 1_795_168_800_000
 EVERY_FILE = 1 << 60

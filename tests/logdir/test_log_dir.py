@@ -27,8 +27,8 @@ from lastword.errors import (
 from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.segment import names
-from tests.doubles import ForgetfulFiles
-from tests.doubles.forgetful import keep_all
+from tests.fakes import ForgetfulFiles
+from tests.fakes.forgetful import keep_all
 from tests.golden.loader import case, value_matches
 from tests.partition.logs import NOW, batch, indexes_fit, one, pair, records
 from tests.partition.nosync import UNSYNCED

@@ -17,7 +17,7 @@ from lastword.logdir.moved_from import directory_name, write_note
 from lastword.logdir.spread import Spread
 from lastword.segment import names
 from tests.build import every_stop
-from tests.doubles import ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.logs import NOW, indexes_fit, one, pair, records
 from tests.partition.nosync import UNSYNCED
 

@@ -31,9 +31,9 @@ from lastword.clock import ManualClock
 from lastword.records.builder import BatchBuilder
 from lastword.records.record import RawRecord
 from tests.build import HOUR, LogBuilder, state_of
-from tests.doubles.forgetful import ForgetfulFiles, forget_all, keep_all, names_only, seeded, zero_filled
-from tests.doubles.hasty import HastyFiles
-from tests.doubles.recording import RecordingFiles, Stopped
+from tests.fakes.forgetful import ForgetfulFiles, forget_all, keep_all, names_only, seeded, zero_filled
+from tests.fakes.hasty import HastyFiles
+from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.partitions import records_of
 
 EXAMPLES = int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "300"))

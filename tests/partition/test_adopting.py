@@ -15,8 +15,8 @@ from lastword.files import DEFAULT, Files
 from lastword.partition import adopting
 from lastword.partition import staged as staging
 from lastword.partition.log import PartitionLog
-from tests.doubles.failing import KINDS, FailingFiles
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.failing import KINDS, FailingFiles
+from tests.fakes.recording import RecordingFiles
 from tests.partition.logs import NOW, SMALL, Pair, batch, fill, indexes_fit, make, one, opened, pair, records
 from tests.partition.nosync import UNSYNCED
 

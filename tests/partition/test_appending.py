@@ -20,8 +20,8 @@ from lastword.errors import CorruptBatchError, DiskFullError, LastwordError
 from lastword.partition import appending
 from lastword.partition.block import SLACK_BYTES, Block
 from lastword.records.builder import BatchBuilder
-from tests.doubles.failing import FailingFiles
-from tests.doubles.hasty import HastyFiles
+from tests.fakes.failing import FailingFiles
+from tests.fakes.hasty import HastyFiles
 from tests.partition.logs import NOW, batch, indexes_fit, make, opened, records
 
 CONFIGS = st.builds(

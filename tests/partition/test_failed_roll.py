@@ -8,7 +8,7 @@ import pytest
 
 from lastword.errors import StorageError
 from lastword.files import DEFAULT
-from tests.doubles import RecordingFiles
+from tests.fakes import RecordingFiles
 from tests.partition.logs import fill, indexes_fit, make, opened
 
 

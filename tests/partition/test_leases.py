@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lastword.errors import LastwordError, LeaseRefusedError, OffsetOutOfRangeError, UsageError
 from lastword.files import DEFAULT
 from lastword.partition import leases, lessee, losses
-from tests.doubles.forgetful import ForgetfulFiles
+from tests.fakes.forgetful import ForgetfulFiles
 
 NOW = 1_795_168_800_000
 DAY = 86_400_000

@@ -18,7 +18,7 @@ from lastword.partition import PartitionView
 from lastword.records.batch import crc_ok, read_header
 from lastword.segment import names
 from lastword.segment.recover import inspect
-from tests.doubles import RecordingFiles
+from tests.fakes import RecordingFiles
 from tests.partition.logs import NOW, SMALL, batch, fill, indexes_fit, make, one, opened, pair, records
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 

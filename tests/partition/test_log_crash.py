@@ -12,8 +12,8 @@ import pytest
 from lastword.errors import CorruptBatchError
 from lastword.files import DEFAULT
 from lastword.partition import PartitionView
-from tests.doubles import ForgetfulFiles, Image, RecordingFiles, Stopped
-from tests.doubles.forgetful import keep_all
+from tests.fakes import ForgetfulFiles, Image, RecordingFiles, Stopped
+from tests.fakes.forgetful import keep_all
 from tests.partition.logs import fill, indexes_fit, leftovers, make, opened, pair, records
 from tests.partition.nosync import UNSYNCED
 

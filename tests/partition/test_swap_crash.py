@@ -10,7 +10,7 @@ import pytest
 
 from lastword.files import DEFAULT
 from lastword.partition import PartitionLog, PartitionView
-from tests.doubles import ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.logs import compacted, fill, indexes_fit, leftovers, make, newest, opened, records
 from tests.partition.nosync import UNSYNCED
 

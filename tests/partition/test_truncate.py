@@ -15,7 +15,7 @@ from lastword.partition import PartitionLog, PartitionView
 from lastword.partition.snapshots import Snapshots
 from lastword.partition.synced import read_synced
 from lastword.segment import names
-from tests.doubles import ForgetfulFiles
+from tests.fakes import ForgetfulFiles
 from tests.partition.logs import batch, fill, indexes_fit, make, one, opened, pair, records
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 from tests.partition.test_producers import aborted, of, open_again, told

@@ -18,7 +18,7 @@ from lastword.errors import CorruptBatchError, LastwordError, StorageError
 from lastword.logdir import LogDirectory, TopicPartition
 from lastword.logdir.move import move
 from tests.build import LogBuilder
-from tests.doubles.recording import Call, RecordingFiles
+from tests.fakes.recording import Call, RecordingFiles
 from tests.partition.nosync import UNSYNCED
 from tests.properties.support import T, batch
 from tests.retention.support import HOUR, Log

@@ -17,7 +17,7 @@ from lastword.segment import names
 from lastword.segment.recover import inspect
 from lastword.segment.scan import headers
 from lastword.segment.segment import Segment
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.recording import RecordingFiles
 from tests.partition.nosync import UNSYNCED
 from tests.properties.support import (
     CONFIG,

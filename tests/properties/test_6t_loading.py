@@ -23,8 +23,8 @@ from lastword.segment import names
 from lastword.segment.recover import inspect
 from lastword.segment.txn_index import AbortedTransaction, encode_entries
 from tests.build import every_stop
-from tests.doubles import ForgetfulFiles
-from tests.doubles.recording import Call, RecordingFiles, Stopped
+from tests.fakes import ForgetfulFiles
+from tests.fakes.recording import Call, RecordingFiles, Stopped
 from tests.partition.logs import fill, indexes_fit, pair, records
 from tests.partition.nosync import UNSYNCED
 from tests.properties.support import (

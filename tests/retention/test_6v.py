@@ -185,7 +185,7 @@ class TestLogStart:
         log.close()
 
     def test_is_durable_before_a_file_loses_its_name(self, tmp_path: Path) -> None:
-        from tests.doubles import RecordingFiles
+        from tests.fakes import RecordingFiles
 
         files = RecordingFiles(UNSYNCED)
         log = Log(tmp_path, files=files, **DELETE).fill(15)

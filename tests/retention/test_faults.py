@@ -15,8 +15,8 @@ from lastword.clock import ManualClock
 from lastword.errors import LastwordError, StorageError
 from lastword.segment import names
 from tests.build import every_stop
-from tests.doubles import ForgetfulFiles, RecordingFiles, Stopped
-from tests.doubles.failing import KINDS, FailingFiles
+from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes.failing import KINDS, FailingFiles
 from tests.partition.logs import indexes_fit, records
 from tests.partition.nosync import UNSYNCED
 from tests.retention.support import DELETED, HOUR, NOW, Log

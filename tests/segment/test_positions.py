@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lastword.files import DEFAULT
 from lastword.segment import Segment, build_indexes, names
-from tests.doubles.recording import RecordingFiles
+from tests.fakes.recording import RecordingFiles
 from tests.naive.pack import Record, encode_batch
 
 

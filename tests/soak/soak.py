@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from lastword.config.topic import STRATEGIES
 from lastword.partition.view import PartitionView
-from tests.doubles.hasty import HastyFiles
+from tests.fakes.hasty import HastyFiles
 from tests.soak.processes import TOPIC, Child, Plan, digest, follow, opened, write_on
 from tests.soak.workload import Workload, key_of
 

@@ -79,7 +79,7 @@ def test_default_counts_up(logs):
 
 def test_update_and_clear_are_one_call_each(tmp_path):
     from lastword.files import OsFiles
-    from tests.doubles.recording import RecordingFiles
+    from tests.fakes.recording import RecordingFiles
 
     files = RecordingFiles(OsFiles())
     with lastword.open(tmp_path / "data", "a", files=files, lastword_ack="disk") as logs:
@@ -198,7 +198,7 @@ def test_what_the_serializers_refuse_changes_nothing(logs):
 
 def test_a_failed_append_does_not_show_in_the_mapping(tmp_path):
     from lastword.files import OsFiles
-    from tests.doubles.recording import RecordingFiles
+    from tests.fakes.recording import RecordingFiles
 
     full = []
     files = RecordingFiles(

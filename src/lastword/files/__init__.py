@@ -2,7 +2,7 @@
 
 `Files` (interface.py) is what the rest of lastword sees: open, pread, append, fsync, fsync_dir, rename,
 unlink, truncate, lock. `OsFiles` (real.py) and its handles (handle.py) do it on the operating system;
-failures.py tells what a failed call means. Tests put doubles under everything that record, stop, or forget.
+failures.py tells what a failed call means. Tests put fakes under everything that record, stop, or forget.
 The lock that excludes other processes, a running Kafka too, is in lock.py.
 
 Start reading at interface.py: it says what each call promises, above all what is durable when.

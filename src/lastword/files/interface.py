@@ -179,7 +179,7 @@ class Files(ABC):
         no drives is one."""
         return 0
 
-    # Composed of the above, so that doubles see each step.
+    # Composed of the above, so that fakes see each step.
 
     def exists(self, path: Path) -> bool:
         return self.stat(path) is not None

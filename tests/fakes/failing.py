@@ -14,7 +14,7 @@ from typing import Any
 
 from lastword.errors import DiskFullError, LastwordError, NotPermittedError, StorageError, SyncFailedError
 from lastword.files import Files
-from tests.doubles.recording import Call, RecordingFiles
+from tests.fakes.recording import Call, RecordingFiles
 
 WRITES = frozenset({"append", "pwrite", "create", "mkdir", "rename", "truncate"})
 CHANGES = WRITES | {"unlink", "rmdir", "set_mtime", "open_append"}

@@ -5,7 +5,7 @@
 leave them.
 """
 
-from tests.doubles.forgetful import ForgetfulFiles, Image
-from tests.doubles.recording import Call, RecordingFiles, Stopped
+from tests.fakes.forgetful import ForgetfulFiles, Image
+from tests.fakes.recording import Call, RecordingFiles, Stopped
 
 __all__ = ["Call", "ForgetfulFiles", "Image", "RecordingFiles", "Stopped"]

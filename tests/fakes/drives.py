@@ -17,7 +17,7 @@ from lastword.cleaner.scheduler import Scheduler
 from lastword.cleaner.states import States
 from lastword.cleaner.tasks import Done, Stop, Urgency
 from lastword.logdir import TopicPartition
-from tests.doubles.simulated import SimulatedClock
+from tests.fakes.simulated import SimulatedClock
 
 MB, MIB = 1_000_000, 1 << 20
 WAYS = ("own budgets", "one throttle", "Kafka's choice")

@@ -1,4 +1,4 @@
-"""The doubles must have power: a sync that is missing must show, and one that is there must help."""
+"""The fakes must have power: a sync that is missing must show, and one that is there must help."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from lastword.errors import DiskFullError, LogDirLockedError, StorageError
 from lastword.files import Files, OsFiles
-from tests.doubles import Call, ForgetfulFiles, RecordingFiles, Stopped
-from tests.doubles.forgetful import data_only, keep_all, leave_out, names_only, seeded, torn, zero_filled
+from tests.fakes import Call, ForgetfulFiles, RecordingFiles, Stopped
+from tests.fakes.forgetful import data_only, keep_all, leave_out, names_only, seeded, torn, zero_filled
 
 
 @pytest.fixture
