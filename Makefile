@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test exhaustive kernels test-fast test-slow test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden clean pipeline kills-spark clusters memory-spark
+.PHONY: help install java demo check test exhaustive kernels test-fast test-slow test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden figures clean pipeline kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -104,6 +104,9 @@ bench-spark: java $(READY) kernels ## the Spark workloads and the restore, besid
 
 golden: $(READY) kernels ## rewrite the expected text of the golden scripts, to be read in the diff
 	@LASTWORD_REWRITE=1 $(PY) -m pytest tests/cli -q
+
+figures: ## the structure of the source in figures: sizes, fragments, private reaches, parameters, circles, doubled names
+	@$(PYTHON) scripts/figures.py
 
 clean: ## remove the virtual environment and what tools left
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache demo-output

@@ -1,0 +1,125 @@
+"""scripts/figures.py on a package that has one example of each figure."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "figures.py"))
+
+SOURCES = {
+    "__init__.py": "",
+    "one.py": '''
+"""A docstring is no code.
+
+Nor are its further lines.
+"""
+
+from typing import TYPE_CHECKING
+
+from house.two import Shelf
+
+if TYPE_CHECKING:
+    from house.sub.four import Late
+
+
+class Room(Shelf):
+    _own = 1
+
+    def open(self, room: "Late") -> int:
+        return self._own + self._board + room._replace().size  # a comment
+''',
+    "two.py": """
+class Shelf:
+    def __init__(self) -> None:
+        self._board = 2
+""",
+    "sub/__init__.py": "",
+    "sub/one.py": "class Shelf: ...\n",
+    "sub/four.py": """
+from .. import two
+from ..one import Room
+
+
+class Late(Room):
+    def many(self, a, b, c, d, e, f, g, h, i, *j, **k):
+        from ..two import _hidden
+        return two._secret
+""",
+    "kernels/__init__.py": "",
+    "kernels/wide.py": "def wide(a, b, c, d, e, f, g, h, i, j, k): ...\n",
+}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    for name, source in SOURCES.items():
+        path = tmp_path / "house" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.lstrip("\n"), encoding="utf-8")
+    return tmp_path / "house"
+
+
+@pytest.fixture
+def result(house: Path) -> dict[str, Any]:
+    return SCRIPT["figures"]([house])
+
+
+def places(entries: list[str], house: Path) -> list[str]:
+    return [entry.replace(f"{house}/", "") for entry in entries]
+
+
+def test_sizes(result: dict[str, Any]) -> None:
+    assert (result["modules"], result["classes"], result["functions"]) == (8, 4, 4)
+    assert result["code_lines"] == 8 + 3 + 1 + 6 + 1
+    assert result["module_lines"]["max"] == 18 and result["function_lines"] == {
+        "median": 2,
+        "p90": 3,
+        "p99": 3,
+        "max": 3,
+    }
+
+
+def test_fragments(result: dict[str, Any], house: Path) -> None:
+    assert places(result["imported_once"], house) == ["one.py <- house.sub.four", "sub/four.py <- house.one"]
+    assert "two.py (3)" in places(result["small_modules"], house)
+
+
+def test_private_reaches(result: dict[str, Any], house: Path) -> None:
+    """`_own` is the module's own, and `_replace` belongs to named tuples."""
+    assert places(result["private_reaches"], house) == [
+        "one.py:18 self._board",
+        "sub/four.py:7 house.two._hidden",
+        "sub/four.py:8 two._secret",
+    ]
+
+
+def test_parameters(result: dict[str, Any], house: Path) -> None:
+    """`self` does not count; the kernel is exempt."""
+    assert places(result["many_parameters"], house) == ["sub/four.py:6 many (11)"]
+
+
+def test_circles(result: dict[str, Any]) -> None:
+    """A type-only import closes the circle."""
+    assert result["circles"] == [
+        {
+            "modules": ["house.one", "house.sub.four"],
+            "shortest": ["house.one", "house.sub.four", "house.one"],
+        }
+    ]
+
+
+def test_doubled_names(result: dict[str, Any]) -> None:
+    assert result["doubled_classes"] == ["Shelf: house.sub.one, house.two"]
+    assert result["doubled_modules"] == ["one: house.one, house.sub.one"]
+
+
+def test_both_forms(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    SCRIPT["main"](["--json", str(house)])
+    assert json.loads(capsys.readouterr().out) == SCRIPT["figures"]([house])
+    SCRIPT["main"]([str(house)])
+    assert "reaches into private members of other modules: 3\n" in capsys.readouterr().out
