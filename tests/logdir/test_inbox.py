@@ -549,5 +549,5 @@ def test_a_commit_that_is_refused_half_way_holds_nothing_back(
     (staging,) = (tmp_path / "t-0" / "lastword").glob("staging-j/*.batches")
     staging.write_bytes(b"?" * staging.stat().st_size)
     with LogDirectory.open(str(tmp_path), "a") as directory:
-        assert directory.log("t", 0).taking_in_from is None
+        assert directory.log("t", 0).incomplete_commit_offset is None
         assert list(tmp_path.glob("lastword.refused-*")) and not staging.exists()

@@ -14,6 +14,7 @@ from lastword.errors import CorruptBatchError, CorruptFileError, LastwordError, 
 from lastword.files import DEFAULT, Files
 from lastword.partition import adopting
 from lastword.partition import staged as staging
+from lastword.partition.incomplete_commit import BEGUN
 from lastword.partition.log import PartitionLog
 from tests.fakes.failing import KINDS, FailingFiles
 from tests.fakes.recording import RecordingFiles
@@ -165,7 +166,7 @@ def test_a_file_that_is_gone_and_not_in_the_log_is_missed(tmp_path: Path) -> Non
     log = begun(tmp_path)
     file = staged(log.directory, one(3))
     known = staging.StagedFile("users", 0, 0, os.path.basename(file), len(one(3)), 1)
-    (Path(file).parent / staging.BEGUN).write_text('{"log_end": 3}')
+    (Path(file).parent / BEGUN).write_text('{"log_end": 3}')
     Path(file).unlink()
     with pytest.raises(CorruptFileError, match="not in the log"):
         staging.take_in(log, "j", [known], sync=False)

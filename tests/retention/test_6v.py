@@ -23,7 +23,7 @@ def test_6V_296_only_up_to_the_high_watermark() -> None:
     segments = fakes(*[(100, 30 * DAY)] * 4)
     config = policy("delete", retention_ms=DAY)
     for top in range(41):
-        found = decided(segments, config, high_watermark=top)
+        found = decided(segments, config, upper_offset=top)
         assert found.log_start <= top and found.segments == top // 10
 
 

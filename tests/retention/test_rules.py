@@ -156,7 +156,7 @@ def test_as_the_specification_says(parts: list[tuple[int, int, int, int]], data:
     limit, age = data.draw(st.integers(-1, 12)), data.draw(st.integers(-1, 12))
     now = data.draw(st.integers(0, 25))
     config = policy("delete", retention_bytes=limit, retention_ms=age)
-    found = decided(segments, config, log_start=log_start, log_end=log_end, now_ms=now, high_watermark=top)
+    found = decided(segments, config, log_start=log_start, log_end=log_end, now_ms=now, upper_offset=top)
     assert found.segments == plainly(segments, log_start, log_end, top, now, limit, age)
     assert log_start <= found.log_start <= max(top, log_start)
     assert found.freed_bytes == sum(s.size for s in segments[: found.segments])

@@ -26,7 +26,7 @@ from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError
 from lastword.files import DEFAULT
 from lastword.logdir import inbox, moved_from
-from lastword.partition import front, losses, staged
+from lastword.partition import front, incomplete_commit, losses, staged
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
 from lastword.segment.txn_index import ENTRY as TXN_ENTRY
@@ -74,8 +74,8 @@ def build(root: Path) -> None:
     writer.write(builder.build(0), 1)
     file = writer.close(sync=True)
     assert file is not None
-    begun = Path(staged.staging_dir(str(third), "load")) / staged.BEGUN
-    staged.BEGUN_FORM.save(DEFAULT, str(begun), {"log_end": 24})
+    begun = Path(incomplete_commit.staging_dir(str(third), "load")) / incomplete_commit.BEGUN
+    incomplete_commit.BEGUN_FORM.save(DEFAULT, str(begun), {"log_end": 24})
     manifest = inbox.Manifest("load", (file,), sync=True, writer="w", sequence=4)
     (root / f"{names.INBOX}{NOW_MS:020d}-load").write_bytes(manifest.encoded())
     writers = inbox.Writers({})
@@ -137,7 +137,7 @@ def excused(mutant: Mutant) -> str | None:
             return None
         if name.endswith(".batches"):
             return "its commit was begun: a file that is gone is a segment, which taking in makes sure of"
-        if name in (staged.BEGUN,) or mutant.path.parent.name.startswith("sharded-"):
+        if name in (incomplete_commit.BEGUN,) or mutant.path.parent.name.startswith("sharded-"):
             return "a step that was not done: it is done again"
         return "absence is a valid state of this file" if parsed is None or _is_optional(mutant) else None
     if name == names.SETTINGS:

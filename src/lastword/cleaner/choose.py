@@ -81,7 +81,7 @@ def choose(
     log_start: int,
     log_end: int,
     stable_offset: int | None = None,
-    taking_in_from: int | None = None,
+    cleanable_offset: int | None = None,
     first_dirty: int | None,
     now_ms: int,
     map_bytes: int,
@@ -95,7 +95,9 @@ def choose(
     """Decide about one partition from its segments (in offset order; the last is the active one).
 
     stable_offset   no transaction below it is undecided; None: the log end
-    taking_in_from  from here on lies a part of a commit that is not in as a whole; None: there is none
+    cleanable_offset
+                    nothing at or above may be cleaned; below `stable_offset` if a commit is incomplete there.
+                    None: the stable offset
     first_dirty     the cleaner's checkpoint, None if there is none; corrected here where it makes no sense
     quarantine      why the partition is in quarantine, or None
     may_roll        nobody has asked whether the active segment is to be closed by its age, as a round that is
@@ -141,11 +143,12 @@ def choose(
         )
     if quarantine is not None:
         return plan.kept(QUARANTINED, quarantine)
-    ends = _Ends(log_end if stable_offset is None else stable_offset, taking_in_from)
+    stable_offset = log_end if stable_offset is None else stable_offset
+    ends = _Ends(stable_offset, stable_offset if cleanable_offset is None else cleanable_offset)
     rolls = not due or (may_roll and _rolls_by_age(segments, config, now_ms))
     outgrown = False
     if not rolls and may_roll:
-        decided = ends.stable_offset >= log_end and taking_in_from is None
+        decided = ends.cleanable_offset >= log_end
         rolls = outgrown = decided and is_outgrown(segments, config, dead_bytes, now_ms)
     plan, closed = _bounded(plan, segments, config, ends, rolls, dead_bytes)
     if outgrown and len(closed) == len(segments):
@@ -180,7 +183,7 @@ def choose_for(
         log_start=log.log_start,
         log_end=log.log_end,
         stable_offset=log.stable_offset,
-        taking_in_from=log.taking_in_from,
+        cleanable_offset=log.cleanable_offset,
         first_dirty=first_dirty,
         now_ms=now_ms,
         map_bytes=map_bytes,
@@ -213,7 +216,7 @@ def is_outgrown(segments: Sequence[Choosable], config: TopicConfig, dead_bytes: 
 def roll_for_cleaning(log: PartitionLog, config: TopicConfig, *, now_ms: int, dead_bytes: int = 0) -> bool:
     """Close the active segment if it is too old, or has outgrown the live bytes below it.
 
-    Costs sums over sizes. A segment in which a transaction is open, or a commit is not in as a whole, stays
+    Costs sums over sizes. A segment with an open transaction or an incomplete commit stays
     open: closing it would not let anything be cleaned.
 
     Args:
@@ -224,7 +227,7 @@ def roll_for_cleaning(log: PartitionLog, config: TopicConfig, *, now_ms: int, de
             return True
         if not is_outgrown(log.segments, config, dead_bytes, now_ms):
             return False
-        if log.stable_offset < log.log_end or log.taking_in_from is not None:
+        if log.cleanable_offset < log.log_end:
             return False
         log.roll()
         return True
@@ -241,7 +244,7 @@ class _Ends(NamedTuple):
     """Above which nothing may be cleaned, whatever its age."""
 
     stable_offset: int
-    taking_in_from: int | None
+    cleanable_offset: int
 
 
 def _bounded(
@@ -322,12 +325,11 @@ def _cleanable(
         count = decided
         held = f"a transaction at {ends.stable_offset} is undecided: records from there on may not count"
         reasons.insert(0, Reason(UNDECIDED_TRANSACTION, held))
-    if ends.taking_in_from is not None:
-        whole = sum(one.next_offset <= ends.taking_in_from for one in segments[:count])
-        if whole < count:
-            count = whole
-            held = f"a commit that begins at {ends.taking_in_from} is not in as a whole"
-            reasons.insert(0, Reason(UNFINISHED_COMMIT, held))
+    complete = sum(one.next_offset <= ends.cleanable_offset for one in segments[:count])
+    if complete < count:
+        count = complete
+        held = f"a commit that begins at {ends.cleanable_offset} is incomplete"
+        reasons.insert(0, Reason(UNFINISHED_COMMIT, held))
     lag_ms = config.min_compaction_lag_ms
     if lag_ms > 0:
         for i, one in enumerate(segments[:count]):

@@ -75,15 +75,15 @@ class Bounds:
     def raise_log_start(self, log: PartitionLog, offset: int, reason: str) -> bool:
         """Nothing below `offset` can be read from now on; False if the log starts there or above already.
 
-        OffsetOutOfRangeError above the log end, BusyError above where a commit begins that is not in as a
-        whole. `reason` is what readers are told who come too late.
+        OffsetOutOfRangeError above the log end, BusyError above where an incomplete commit begins. `reason`
+        is what readers are told who come too late.
         """
         with log.lock:
             if offset > log.log_end:
                 raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
             if offset <= log.log_start:
                 return False
-            if log.taking_in_from is not None and offset > log.taking_in_from:
+            if offset > log.removable_offset:
                 raise part_of_a_commit(log, f"cannot begin at {offset}")
             with self._lock:
                 self._checkpoints.log_starts.update({_name(log): offset})
@@ -120,9 +120,9 @@ class Bounds:
 
 
 def part_of_a_commit(log: PartitionLog, what: str) -> BusyError:
-    """What must wait until the commit that `log.taking_in_from` tells of is in."""
+    """Return the error of a change that must wait until the log's incomplete commit is complete."""
     return BusyError(
-        f"{log.name} {what}: the commit that begins at {log.taking_in_from} is not in as a whole",
+        f"{log.name} {what}: the commit that begins at {log.incomplete_commit_offset} is incomplete",
         remedy="make room on its drive: it is taken in as soon as that is possible",
         file=log.directory,
     )

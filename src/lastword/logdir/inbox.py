@@ -61,6 +61,7 @@ from lastword.files import Files
 from lastword.files.framed import Framed
 from lastword.logdir.side_by_side import side_by_side
 from lastword.partition import staged
+from lastword.partition.incomplete_commit import discard, staging_dir
 from lastword.partition.staged import StagedFile
 from lastword.segment import names
 
@@ -265,10 +266,10 @@ def _give_up(directory: LogDirectory, job: str) -> None:
     """What came in of a commit that is refused stays, and nothing waits for the rest of it."""
     for topic, number in directory.topic_partitions():
         place = directory.directory(topic, number)
-        if directory.files.exists(staged.staging_dir(place, job)):
-            staged.discard(directory.files, place, job)
+        if directory.files.exists(staging_dir(place, job)):
+            discard(directory.files, place, job)
             with suppress(LastwordError):  # one that does not open holds nothing back
-                directory.log(topic, number).taking_in_from = staged.begun_at(directory.files, place)
+                directory.log(topic, number).end_commit(job)
 
 
 def _apply(directory: LogDirectory, manifest: Manifest) -> int:
@@ -276,7 +277,7 @@ def _apply(directory: LogDirectory, manifest: Manifest) -> int:
     known = manifest.writer is not None and manifest.sequence is not None
     if known and writers.last(manifest.writer) >= (manifest.sequence or 0):
         for topic, number in {(one.topic, one.partition) for one in manifest.files}:
-            staged.discard(directory.files, directory.directory(topic, number), manifest.job)
+            discard(directory.files, directory.directory(topic, number), manifest.job)
         return 0
     parts: dict[tuple[str, int], list[StagedFile]] = {}
     for one in manifest.files:

@@ -478,8 +478,8 @@ class LogDirectory:
         """Nothing below `offset` can be read from now on, durably; whole segments below it may go then
         (`PartitionLog.remove_front`). False if the log starts there or above already.
 
-        OffsetOutOfRangeError above the log end, BusyError above where a commit begins that is not in as a
-        whole. `reason` is what readers are told who come too late.
+        OffsetOutOfRangeError above the log end, BusyError above where an incomplete commit
+        begins. `reason` is what readers are told who come too late.
         """
         return self._bounds.raise_log_start(self.log(topic, partition), offset, reason)
 

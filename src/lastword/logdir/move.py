@@ -41,7 +41,7 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
     """Move one partition; appends and reads go on, but for the last moment. Durable when it returns.
 
     Who holds the old `PartitionLog` gets a BusyError and asks for the new one. DiskFullError: nothing was
-    moved. UsageError: it is there already. BusyError: a commit is not in as a whole.
+    moved. UsageError: it is there already. BusyError: a commit is incomplete.
     """
     tp = TopicPartition(topic, partition)
     if source is target or target.holds(*tp):
@@ -68,7 +68,7 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
 
 def _check_whole(log: PartitionLog) -> None:
     """What is staged does not move along."""
-    if log.taking_in_from is not None:
+    if log.incomplete_commit_offset is not None:
         raise part_of_a_commit(log, "cannot be moved")
 
 

@@ -31,7 +31,7 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition import adopting, front, losses, swap, truncate
+from lastword.partition import adopting, front, incomplete_commit, losses, swap, truncate
 from lastword.partition.appending import AppendedBatch, Appending
 from lastword.partition.durability import Durability
 from lastword.partition.epochs import LeaderEpochs
@@ -67,7 +67,7 @@ class OpenState(NamedTuple):
     producers: ProducerState
     snapshots: Snapshots
     producer_expiration_ms: int = PRODUCER_EXPIRATION_MS
-    taking_in_from: int | None = None
+    incomplete_commit_offset: int | None = None
     recovered_to: int | None = None
 
 
@@ -123,9 +123,7 @@ class PartitionLog(Reads):
             epoch=lambda: (self._epoch if self._epochs.latest is None else self._epochs.latest) or 0,
             assign_epoch=self._assign_epoch,
         )
-        self.taking_in_from = state.taking_in_from
-        """From here on lies a part of a commit that is not in as a whole (`partition.staged`): its batches
-        stay as they are until it is, so nothing above is cleaned, trimmed or moved. None: there is none."""
+        self._incomplete_commit_offset = state.incomplete_commit_offset
         self.on_roll: Callable[[], None] | None = None
         """Called after each roll, with the lock held."""
         self._waste = front.Waste(files, clock)
@@ -200,6 +198,23 @@ class PartitionLog(Reads):
         """Last stable offset: every transaction that begins below it is decided. `read_committed` ends here,
         and nothing at or above it may be cleaned."""
         return self._tail.stable_offset
+
+    @property
+    def incomplete_commit_offset(self) -> int | None:
+        """The lowest offset at which an incomplete commit begins; None if all commits are complete."""
+        return self._incomplete_commit_offset
+
+    @property
+    def cleanable_offset(self) -> int:
+        """Nothing at or above may be cleaned: the last stable offset, or where an incomplete commit begins,
+        if that is lower."""
+        return incomplete_commit.below(self.stable_offset, self._incomplete_commit_offset)
+
+    @property
+    def removable_offset(self) -> int:
+        """No segment that ends above may be removed: the high watermark, or the beginning of an incomplete
+        commit."""
+        return incomplete_commit.below(self.high_watermark, self._incomplete_commit_offset)
 
     def producer(self, producer_id: int) -> Producer | None:
         """What is remembered of a producer id: its epoch, its last sequence, its open transaction."""
@@ -283,6 +298,26 @@ class PartitionLog(Reads):
     def _assign_epoch(self) -> None:
         if self._epochs.latest is None:
             self._epochs.assign(self._epoch, self.log_end)
+
+    def begin_commit(self, commit_id: str) -> int:
+        """Return the log end at which a commit began. The first call notes it durably.
+
+        Until `end_commit`, nothing above that offset is cleaned, trimmed or moved.
+        """
+        with self.lock:
+            began = incomplete_commit.begin(self.files, self.directory, commit_id, self.log_end)
+            self._find_incomplete_commit()
+            return began
+
+    def end_commit(self, commit_id: str) -> None:
+        """Remove what was staged for a commit, which is complete or refused, and release the log above it."""
+        incomplete_commit.discard(self.files, self.directory, commit_id)
+        with self.lock:
+            self._find_incomplete_commit()
+
+    def _find_incomplete_commit(self) -> None:
+        found = incomplete_commit.incomplete_commit_offset(self.files, self.directory)
+        self._incomplete_commit_offset = found
 
     def end_transaction(
         self, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int = 0
@@ -558,7 +593,7 @@ class PartitionLog(Reads):
                 self.log_start,
                 self.log_end,
                 stable_offset=self._tail.stable_offset,
-                taking_in_from=self.taking_in_from,
+                incomplete_commit_offset=self._incomplete_commit_offset,
                 trusted=True,
                 producer_expiration_ms=self.producer_expiration_ms,
                 load_again=self._view_again,

@@ -35,6 +35,7 @@ from lastword.files import Files
 from lastword.partition import leases
 from lastword.partition.damage import Damage
 from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.incomplete_commit import incomplete_commit_offset
 from lastword.partition.leftovers import finish_swaps, log_bases, remove_leftovers, split_overflowed
 from lastword.partition.log import OpenState, PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
@@ -42,7 +43,6 @@ from lastword.partition.recovery import Recovery, Repairs
 from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots, snapshot_offsets
-from lastword.partition.staged import begun_at
 from lastword.partition.synced import LogEnd, SyncedMark, read_mark
 from lastword.partition.view import check_directory
 from lastword.segment import names, txn_index
@@ -146,7 +146,7 @@ class _Opening:
             producers=producers,
             snapshots=snapshots,
             producer_expiration_ms=producer_expiration_ms,
-            taking_in_from=begun_at(files, directory),
+            incomplete_commit_offset=incomplete_commit_offset(files, directory),
             recovered_to=None if self.clean or created else log_end,
         )
         log = PartitionLog(files, directory, self.topic, self.partition, self.config, clock, state, rng)

@@ -16,8 +16,8 @@ Valid when: a commit (`logdir.inbox`) names the file. Durable: synced by its tas
 crash while taking in leaves a part of the batches in the log; `begun.json` says from where on to compare,
 batch by batch, what is there already, so the same commit can be made again and adds only what is missing. A
 file that is gone by then must be found there as a segment's beginning.
-Until it is in as a whole, what lies from there on stays as it was appended: it is neither cleaned nor
-trimmed nor moved (`begun_at`), or the batches that are there would not be known again, and come in twice.
+Until the commit is complete, records from there on are neither cleaned nor trimmed nor moved
+(`incomplete_commit`).
 Nobody else appends to the partition in between: the log's lock is held, and after a crash commits are
 finished before anything else. An abort removes staged files and never a record: what was taken in stays.
 
@@ -37,24 +37,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
 from lastword.files import Files, Handle
-from lastword.files.framed import Framed
 from lastword.partition import adopting
 from lastword.partition.block import Block, blocks_of
+from lastword.partition.incomplete_commit import BEGUN, STAGING, staging_dir
 from lastword.records.batch import HEADER_BYTES
 from lastword.segment import names
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog
 
-STAGING, COMMITTED, OPEN = "staging-", "committed-", "open-"
-BEGUN, BATCHES = "begun.json", ".batches"
-BEGUN_FORM = Framed(
-    "begun",
-    1,
-    "bad-begun",
-    "restore the file from a copy; without one the commit is refused when the directory is next opened to "
-    "write, and its batches that are in the log stay",
-)
+COMMITTED, OPEN = "committed-", "open-"
+BATCHES = ".batches"
 KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
 """How long a partition remembers that it took in a job, and how long a job may leave staged files behind."""
 
@@ -76,10 +69,6 @@ class StagedFile:
 
 def private_dir(directory: str) -> str:
     return os.path.join(directory, names.PRIVATE)
-
-
-def staging_dir(directory: str, job: str) -> str:
-    return os.path.join(private_dir(directory), STAGING + job)
 
 
 def open_job(files: Files, home: str, job: str) -> None:
@@ -202,13 +191,12 @@ def take_in(
     wanted = sorted(staged, key=lambda one: one.task)
     mark = os.path.join(private_dir(directory), COMMITTED + job)
     if not wanted or files.exists(mark):
-        discard(files, directory, job)
+        log.end_commit(job)
         return 0
     folder = staging_dir(directory, job)
     check(files, directory, job, wanted)
     with log.lock:  # nobody's batch may come between these, or a second try could not tell its own
-        already = _Already(files, _begin(log, folder))
-        log.taking_in_from = begun_at(files, directory)
+        already = _Already(files, _appended_since(log, log.begin_commit(job)))
         before = log.log_end
         for one in wanted:
             path = os.path.join(folder, one.name)
@@ -223,9 +211,8 @@ def take_in(
     if sync:
         log.sync()
     files.write_atomic(mark, b"")
-    discard(files, directory, job)
     _forget_old(files, directory, log.clock.now_ms(), waiting)
-    log.taking_in_from = begun_at(files, directory)
+    log.end_commit(job)
     return added
 
 
@@ -281,56 +268,13 @@ class _Already:
         return False
 
 
-def discard(files: Files, directory: str, job: str) -> None:
-    """Remove what was staged for a job in one partition, whoever left it."""
-    folder = staging_dir(directory, job)
-    if files.exists(folder):
-        files.remove_tree(folder)
-
-
-def begun_at(files: Files, directory: str) -> int | None:
-    """From which offset on a partition may hold a part of commits that are not in as a whole; None: there is
-    none. 0 where that cannot be read."""
-    found = []
-    try:
-        for name in files.listdir(private_dir(directory)):
-            path = os.path.join(private_dir(directory), name, BEGUN)
-            if name.startswith(STAGING) and files.exists(path):
-                found.append(_log_end_then(files, path))
-    except FileVanishedError:  # no private directory, or a commit has just come in
-        return min(found, default=None)
-    return min(found, default=None)
-
-
-def _log_end_then(files: Files, path: str) -> int:
-    try:
-        return read_begun(files, path)
-    except CorruptFileError:
-        return 0
-
-
-def read_begun(files: Files, path: str) -> int:
-    """Return where the log ended when the commit began. CorruptFileError if the file does not tell: batches
-    that are in the log already could not be recognized."""
-    fields = BEGUN_FORM.decode(files.read_bytes(path), path)
-    log_end = fields.get("log_end")
-    if not isinstance(log_end, int) or isinstance(log_end, bool) or log_end < 0:
-        raise BEGUN_FORM.damaged(path, "it names no log end")
-    return log_end
-
-
-def _begin(log: PartitionLog, folder: str) -> list[_Found]:
-    """The batches that an earlier try of this commit may have appended: all since it began."""
-    files, path = log.files, os.path.join(folder, BEGUN)
-    if not files.exists(path):
-        BEGUN_FORM.save(files, path, {"log_end": log.log_end})
-        return []
-    began = read_begun(files, path)
+def _appended_since(log: PartitionLog, offset: int) -> list[_Found]:
+    """The batches from `offset` on, which an earlier try of this commit may have appended."""
     found = []
     for segment in log.segments:
-        if segment.next_offset > began:
-            for header in segment.headers(segment.position_of(began)):
-                if header.base_offset >= began:
+        if segment.next_offset > offset:
+            for header in segment.headers(segment.position_of(offset)):
+                if header.base_offset >= offset:
                     found.append(_Found(_identity(segment.read_batch(header)), header.position == 0))
     return found
 

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING
 
 from lastword.errors import BusyError, CorruptFileError, DataError, FileVanishedError, NotAPartitionError
 from lastword.files import FileFacts, Files
-from lastword.partition import swap
+from lastword.partition import incomplete_commit, swap
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.partition.reads import Reads
 from lastword.partition.replay import Stability
 from lastword.partition.segment_set import SegmentSet
-from lastword.partition.staged import begun_at
 from lastword.partition.synced import read_log_end, wrong_end
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok
@@ -55,7 +54,7 @@ class PartitionView(Reads):
         log_end: int,
         *,
         stable_offset: int | None = None,
-        taking_in_from: int | None = None,
+        incomplete_commit_offset: int | None = None,
         trusted: bool = False,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
         load_again: Callable[[], PartitionView] | None = None,
@@ -69,7 +68,7 @@ class PartitionView(Reads):
         self.log_start = log_start
         self.log_end = log_end
         self._stable_offset = stable_offset
-        self._taking_in_from = taking_in_from
+        self._incomplete_commit_offset = incomplete_commit_offset
         self._stability = Stability()
         self._listed_bytes = segments.active.size if len(segments) else 0
         self.producer_expiration_ms = producer_expiration_ms
@@ -94,9 +93,21 @@ class PartitionView(Reads):
         return self._stable_offset
 
     @property
-    def taking_in_from(self) -> int | None:
-        """As of `PartitionLog`; of a directory that somebody else may be writing it is looked up."""
-        return self._taking_in_from if self.trusted else begun_at(self.files, self.directory)
+    def incomplete_commit_offset(self) -> int | None:
+        """As in `PartitionLog`. Reads the directory each time if another process may be writing it."""
+        if self.trusted:
+            return self._incomplete_commit_offset
+        return incomplete_commit.incomplete_commit_offset(self.files, self.directory)
+
+    @property
+    def cleanable_offset(self) -> int:
+        """As in `PartitionLog`."""
+        return incomplete_commit.below(self.stable_offset, self.incomplete_commit_offset)
+
+    @property
+    def removable_offset(self) -> int:
+        """As in `PartitionLog`."""
+        return incomplete_commit.below(self.log_end, self.incomplete_commit_offset)
 
     @classmethod
     def load(cls, files: Files, directory: str) -> PartitionView:
@@ -178,7 +189,7 @@ class PartitionView(Reads):
         self.segment_set, self.log_start, self.log_end = new.segment_set, new.log_start, new.log_end
         self._stable_offset, self._listed_bytes = new._stable_offset, new._listed_bytes
         self.damage = new.damage
-        self._taking_in_from, self.trusted = new._taking_in_from, new.trusted
+        self._incomplete_commit_offset, self.trusted = new._incomplete_commit_offset, new.trusted
 
     def held(self, start: int) -> PartitionView:
         """The same view for one read from `start` on, with its files open. They stay readable when a cleaning

@@ -22,7 +22,7 @@ def outlook(view: PartitionView, config: TopicConfig, now_ms: int) -> Deletion:
         log_start=view.log_start,
         log_end=view.log_end,
         now_ms=now_ms,
-        taking_in_from=view.taking_in_from,
+        upper_offset=view.removable_offset,
     )
 
 
@@ -46,8 +46,7 @@ def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
                 log_start=log.log_start,
                 log_end=log.log_end,
                 now_ms=home.clock.now_ms(),
-                high_watermark=getattr(log, "high_watermark", None),
-                taking_in_from=log.taking_in_from,
+                upper_offset=log.removable_offset,
             )
             if not found.removes:
                 return found

@@ -6,8 +6,8 @@ retention.bytes  oldest first, while what goes leaves at least the limit
 retention.ms     oldest first, while the newest record of the segment is older (strictly)
 ```
 
-Only a beginning of the log may go, and nothing at or above the high watermark, or where a commit begins that
-is not in as a whole. The last segment goes only if it holds records and everything before it goes; then the
+Only a beginning of the log may go, and nothing at or above the high watermark or the beginning of an
+incomplete commit. The last segment goes only if it holds records and everything before it goes; then the
 log continues, empty, at its end. Size and time count only if `cleanup.policy` has `delete`; without a known
 policy nothing goes at all.
 
@@ -87,11 +87,14 @@ def decide(
     log_start: int,
     log_end: int,
     now_ms: int,
-    high_watermark: int | None = None,
-    taking_in_from: int | None = None,
+    upper_offset: int | None = None,
 ) -> Deletion:
-    """Look at one partition. `segments` in offset order, the last is the active one; `high_watermark` None:
-    the log end; `taking_in_from`: from here on lies a part of a commit that is not in as a whole.
+    """Decide which segments of one partition go.
+
+    Args:
+        segments: In offset order; the last is the active one.
+        upper_offset: No segment that reaches above it goes: the high watermark, or where an incomplete commit
+            begins. None: the log end.
     """
     if config.cleanup_policy is None:
         return Deletion(
@@ -104,8 +107,7 @@ def decide(
             (NO_POLICY,),
             log_start,
         )
-    tops = log_end, high_watermark, taking_in_from
-    top = min(one for one in tops if one is not None)
+    top = log_end if upper_offset is None else min(log_end, upper_offset)
     found = _Prefix(segments, log_end, top)
     reasons: list[str] = []
     codes: list[str] = []

@@ -43,6 +43,7 @@ from lastword.files import DEFAULT, Files
 from lastword.logdir import inbox
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import staged
+from lastword.partition.incomplete_commit import discard
 from lastword.spark.brief import brief
 from lastword.spark.option_values import WriteOptions
 from lastword.spark.schema import SinkColumns
@@ -233,4 +234,4 @@ def discard_job(path: str, job: str, files: Files = DEFAULT) -> None:
     """Remove a job's staged files from every partition, found by listing."""
     directory = LogDirectory.open(path, "r", files)
     for tp in directory.topic_partitions():
-        staged.discard(files, directory.directory(tp.topic, tp.partition), job)
+        discard(files, directory.directory(tp.topic, tp.partition), job)

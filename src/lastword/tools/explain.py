@@ -356,9 +356,9 @@ class _Judge:
         stable = self.view.stable_offset
         if segment.next_offset > stable:
             return UNDECIDED_TRANSACTION, f"one that began at {stable} is open", None
-        begun = self.view.taking_in_from
-        if begun is not None and segment.next_offset > begun:
-            return UNFINISHED_COMMIT, f"one that begins at {begun} is not in as a whole", None
+        cleanable = self.view.cleanable_offset
+        if segment.next_offset > cleanable:
+            return UNFINISHED_COMMIT, f"one that begins at {cleanable} is incomplete", None
         lag_ms = self.config.min_compaction_lag_ms
         if lag_ms > 0 and segment.next_offset > self.plan.start:
             stamp = segment.largest_timestamp if segment.largest_timestamp >= 0 else segment.mtime_ms

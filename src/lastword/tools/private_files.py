@@ -20,7 +20,7 @@ from lastword.files import Files
 from lastword.files.framed import Framed
 from lastword.logdir import inbox, moved_from
 from lastword.logdir.spread import read_partition_list
-from lastword.partition import front, leases, losses, staged
+from lastword.partition import front, incomplete_commit, leases, losses, staged
 from lastword.partition.named import read_journal
 from lastword.partition.synced import decode_mark
 from lastword.segment import names
@@ -164,7 +164,7 @@ def _synced(files: Files, path: str) -> Fields:
 
 
 def _begun(files: Files, path: str) -> Fields:
-    yield "log_end", str(staged.read_begun(files, path))
+    yield "log_end", str(incomplete_commit.read_begun(files, path))
 
 
 def _manifest(files: Files, path: str) -> Fields:
@@ -236,7 +236,7 @@ _PREFIXES: dict[str, Reader] = {
     staged.COMMITTED: _marker,
     staged.OPEN: _marker,
 }
-_NAMES_BELOW: dict[str, Reader] = {staged.BEGUN: _begun}
+_NAMES_BELOW: dict[str, Reader] = {incomplete_commit.BEGUN: _begun}
 _EXTENSIONS_BELOW: dict[str, Reader] = {
     ".json": _job,
     ".npz": _arrays,
