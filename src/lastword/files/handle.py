@@ -6,9 +6,11 @@ import contextlib
 import errno
 import os
 import stat
+import sys
+from collections.abc import Callable
+from functools import cache
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
-from lastword.files.ahead import start_writing
 from lastword.files.descriptors import Descriptors
 from lastword.files.failures import NO_ROOM, Root, synced, translate
 from lastword.files.interface import Buffer, FileFacts, Handle
@@ -187,7 +189,7 @@ class OsHandle(Handle):
             with contextlib.suppress(LastwordError):  # whoever syncs hears of it
                 fd = self._take("sync")
                 try:
-                    start_writing(fd, position, size)
+                    _start_writeback(fd, position, size)
                 finally:
                     self._descriptors.give(self)
 
@@ -232,3 +234,34 @@ def facts_of(result: os.stat_result, *, link: bool = False) -> FileFacts:
     mode = result.st_mode
     kind = "link" if link else "file" if stat.S_ISREG(mode) else "dir" if stat.S_ISDIR(mode) else "other"
     return FileFacts(result.st_size, result.st_mtime_ns // 1_000_000, result.st_ino, kind)
+
+
+# ---- writeback
+
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if function is None:
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    function.restype = ctypes.c_int
+    return function
+
+
+def _start_writeback(fd: int, position: int, size: int) -> None:
+    """Start to write these bytes of an open file to the drive, and do not wait. Never fails.
+
+    SYNC_FILE_RANGE_WRITE alone leaves the error state of the file untouched: a later `fsync` still reports a
+    page that could not be written. (The flags that wait would consume that error.) Nothing depends on this
+    call, so its result is ignored.
+    """
+    function = _sync_file_range()
+    if function is not None:
+        function(fd, position, size, _SYNC_FILE_RANGE_WRITE)
