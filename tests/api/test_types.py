@@ -1,6 +1,7 @@
 """What a type checker knows of the package: a user's program passes and runs, and every mistake is found."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS
-from lastword.config.keywords import Keywords, TopicKeywords
+from lastword.config import INSTANCE_SETTINGS, TOPIC_SETTINGS, keywords
 from tests.api import typed_use
 
 
@@ -20,9 +20,12 @@ def test_it_runs(tmp_path):
 
 
 def test_the_keywords_are_the_settings():
+    script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "make_keywords.py"))
+    assert Path(keywords.__file__).read_text(encoding="utf-8") == script["module"](), "run make_keywords.py"
     topic = {setting.keyword for setting in TOPIC_SETTINGS.values()}
-    assert set(TopicKeywords.__annotations__) == topic
-    assert set(Keywords.__annotations__) == topic | {one.keyword for one in INSTANCE_SETTINGS.values()}
+    assert set(keywords.TopicKeywords.__annotations__) == topic
+    instance = {setting.keyword for setting in INSTANCE_SETTINGS.values()}
+    assert set(keywords.Keywords.__annotations__) == topic | instance
 
 
 PROGRAM = """\

@@ -1,6 +1,7 @@
-"""Settings as Python keywords, for type checkers and completion: a name that is no setting is an error there.
+"""Settings as Python keywords, so that type checkers complete the names and report an unknown name.
 
-A test compares these with the tables of `TopicConfig` and `LogConfig`. Values are checked when they are read.
+Written by `scripts/make_keywords.py` from `TopicConfig` and `LogConfig`: do not edit. Values are checked when
+they are read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Duration = int | str
 
 
 class TopicKeywords(TypedDict, total=False):
-    """Settings of a topic. None resets one to its default."""
+    """Settings of a topic. None resets a setting to its default."""
 
     cleanup_policy: str | Iterable[str] | None
     segment_bytes: Size | None
@@ -41,14 +42,14 @@ class TopicKeywords(TypedDict, total=False):
     message_timestamp_after_max_ms: Duration | None
     lastword_ack: str | None
     lastword_strategy: str | None
+    lastword_ttl_ms: Duration | None
     lastword_key_serializer: str | None
     lastword_value_serializer: str | None
     lastword_partitioner: str | None
-    lastword_ttl_ms: Duration | None
 
 
 class Keywords(TopicKeywords, total=False):
-    """Settings of the whole directory, and those of its topics."""
+    """Settings of the directory and of its topics."""
 
     log_dirs: str | Iterable[str] | None
     log_retention_check_interval_ms: Duration | None

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from lastword.errors import LastwordError
-from lastword.units import exact_bytes, exact_duration, parse_bytes, parse_duration_ms
+from lastword.parse import parse_bytes, parse_duration_ms
+from lastword.units import exact_bytes, exact_duration
 
 MAX_INT = 2**31 - 1
 MAX_LONG = 2**63 - 1
@@ -32,6 +33,7 @@ class Setting:
     parse: Callable[[Any], Any]
     show: Callable[[Any], str]
     allowed: str
+    annotation: str
 
     @property
     def keyword(self) -> str:
@@ -58,9 +60,18 @@ def _field(
     parse: Callable[[Any], Any],
     show: Callable[[Any], str],
     allowed: str,
+    annotation: str,
     default: Any,
 ) -> Any:
-    facts = {"unit": unit, "group": group, "text": text, "parse": parse, "show": show, "allowed": allowed}
+    facts = {
+        "unit": unit,
+        "group": group,
+        "text": text,
+        "parse": parse,
+        "show": show,
+        "allowed": allowed,
+        "annotation": annotation,
+    }
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=facts)
     return dataclasses.field(default=default, metadata=facts)
@@ -106,6 +117,7 @@ def size(default: str | int | None, group: Group, text: str, low: int = 0, high:
         _ranged(parse_bytes, low, high),
         lambda value: "none" if value is None else exact_bytes(value),
         _range_text("a size", low, high, _size_text),
+        "Size",
         None if default is None else parse_bytes(default),
     )
 
@@ -119,18 +131,19 @@ def duration(default: str | int, group: Group, text: str, low: int = 0, high: in
         _ranged(parse_duration_ms, low, high),
         lambda value: str(value) if value == MAX_LONG else exact_duration(value),
         _range_text("a duration", low, high, exact_duration),
+        "Duration",
         parse_duration_ms(default),
     )
 
 
 def count(default: int, group: Group, text: str, low: int = 0, high: int = MAX_LONG) -> Any:
     allowed = _range_text("a whole number", low, high, str)
-    return _field("count", group, text, _ranged(_whole, low, high), str, allowed, default)
+    return _field("count", group, text, _ranged(_whole, low, high), str, allowed, "int | str", default)
 
 
 def ratio(default: float, group: Group, text: str, low: float = 0, high: float = 1) -> Any:
     allowed = f"a number from {low:g} to {high:g}"
-    return _field("ratio", group, text, _ranged(_fraction, low, high), str, allowed, default)
+    return _field("ratio", group, text, _ranged(_fraction, low, high), str, allowed, "float | str", default)
 
 
 def flag(default: bool, group: Group, text: str) -> Any:
@@ -145,7 +158,16 @@ def flag(default: bool, group: Group, text: str) -> Any:
         except KeyError:
             raise ValueError from None
 
-    return _field("true or false", group, text, checked, lambda v: str(v).lower(), "true or false", default)
+    return _field(
+        "true or false",
+        group,
+        text,
+        checked,
+        lambda v: str(v).lower(),
+        "true or false",
+        "bool | str",
+        default,
+    )
 
 
 def choice(default: str | None, group: Group, text: str, known: tuple[str, ...]) -> Any:
@@ -154,7 +176,7 @@ def choice(default: str | None, group: Group, text: str, known: tuple[str, ...])
             raise ValueError
         return str(value)
 
-    return _field("", group, text, parse, str, "one of " + ", ".join(known), default)
+    return _field("", group, text, parse, str, "one of " + ", ".join(known), "str", default)
 
 
 def word(default: str | None, group: Group, text: str) -> Any:
@@ -163,7 +185,7 @@ def word(default: str | None, group: Group, text: str) -> Any:
             raise ValueError
         return value
 
-    return _field("", group, text, parse, lambda v: "none" if v is None else v, "a name", default)
+    return _field("", group, text, parse, lambda v: "none" if v is None else v, "a name", "str", default)
 
 
 def directory(group: Group, text: str) -> Any:
@@ -174,7 +196,9 @@ def directory(group: Group, text: str) -> Any:
             raise ValueError
         return None if value.strip().lower() == "off" else value
 
-    return _field("", group, text, parse, lambda v: "off" if v is None else v, "a directory, or off", None)
+    return _field(
+        "", group, text, parse, lambda v: "off" if v is None else v, "a directory, or off", "str", None
+    )
 
 
 def words(group: Group, text: str) -> Any:
@@ -184,7 +208,7 @@ def words(group: Group, text: str) -> Any:
         parts = value.split(",") if isinstance(value, str) else list(value)
         return tuple(str(part).strip() for part in parts if str(part).strip())
 
-    return _field("list", group, text, parse, ",".join, "a list of paths", ())
+    return _field("list", group, text, parse, ",".join, "a list of paths", "str | Iterable[str]", ())
 
 
 def policy(group: Group, text: str) -> Any:
@@ -200,7 +224,9 @@ def policy(group: Group, text: str) -> Any:
     def show(value: frozenset[str] | None) -> str:
         return "none" if value is None else ",".join(sorted(value))
 
-    return _field("list", group, text, parse, show, "compact, delete, or compact,delete", None)
+    return _field(
+        "list", group, text, parse, show, "compact, delete, or compact,delete", "str | Iterable[str]", None
+    )
 
 
 def sizes_by_path(group: Group, text: str) -> Any:
@@ -222,6 +248,7 @@ def sizes_by_path(group: Group, text: str) -> Any:
         "parse": parse,
         "show": show,
         "allowed": 'sizes by path, as drives."/srv/d2" = "20MiB"',
+        "annotation": "Mapping[str, Size] | str",
     }
     return dataclasses.field(default_factory=dict, metadata=facts)
 
