@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lastword.units import parse_bytes
+from lastword.parse import parse_bytes
 
 ROWS = 500_000
 VERSIONS = 5

@@ -28,7 +28,7 @@ from bench.registry import Measured, Run, compared, workload
 from bench.spark_floor import ThrowAway
 from bench.spark_rival import CONF, Rival, made_rows, timed_runs
 from bench.workloads import link_partition
-from lastword.units import parse_bytes
+from lastword.parse import parse_bytes
 
 PARTITIONS = 4
 

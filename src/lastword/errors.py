@@ -62,6 +62,8 @@ import shlex
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from lastword.units import format_bytes
+
 
 class LastwordError(Exception):
     """Base of all. Attributes: message, remedy, file, position (byte in the file), offset (of a record).
@@ -448,8 +450,6 @@ class DiskFullError(CapacityError):
 
     @classmethod
     def of(cls, what: str, where: str, needed_bytes: int, free_bytes: int, file: str) -> DiskFullError:
-        from lastword.units import format_bytes
-
         needed, free = format_bytes(needed_bytes), format_bytes(free_bytes)
         return cls(
             f"{what} needs {needed} on {where}, {free} free; log unchanged",

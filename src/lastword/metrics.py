@@ -204,7 +204,7 @@ def register(registry: Any = None) -> None:
     """Show all metrics in a prometheus_client registry (its default one if none is given)."""
     import platform
 
-    from lastword import __version__
+    from lastword.version import __version__
 
     BUILD_INFO.set(1, __version__, platform.python_version())
     try:

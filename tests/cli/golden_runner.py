@@ -26,7 +26,7 @@ from pathlib import Path
 from lastword.cli import options
 from lastword.cli.main import run
 from lastword.clock import ManualClock
-from lastword.units import parse_duration_ms
+from lastword.parse import parse_duration_ms
 
 BEGIN_MS = 1_795_168_800_000  # 2026-11-20 10:00:00Z
 

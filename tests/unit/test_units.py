@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lastword.clock import ManualClock, SystemClock
 from lastword.errors import UsageError
+from lastword.parse import parse_bytes, parse_duration_ms, parse_when, to_ms
 from lastword.units import (
     NO_TIMESTAMP,
     exact_bytes,
@@ -15,10 +16,6 @@ from lastword.units import (
     format_bytes,
     format_duration,
     format_time,
-    parse_bytes,
-    parse_duration_ms,
-    parse_when,
-    to_ms,
     to_time,
 )
 

@@ -19,9 +19,10 @@ from lastword.api.record import Record
 from lastword.config import TopicConfig
 from lastword.config.setting import MAX_INT
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
+from lastword.parse import to_ms
 from lastword.records.builder import BatchBuilder
 from lastword.records.record import Header
-from lastword.units import exact_bytes, format_bytes, to_ms
+from lastword.units import exact_bytes, format_bytes
 
 if TYPE_CHECKING:
     from lastword.api.producers import Call

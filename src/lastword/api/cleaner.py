@@ -18,7 +18,8 @@ from lastword.cleaner.states import Kind, State
 from lastword.cleaner.tasks import Done
 from lastword.errors import QuarantinedError
 from lastword.logdir.checkpoints import TopicPartition
-from lastword.units import format_bytes, parse_bytes
+from lastword.parse import parse_bytes
+from lastword.units import format_bytes
 from lastword.values import Handle, Value
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lastword.errors import LastwordError, LeaseRefusedError, UsageError
+from lastword.parse import parse_duration_ms
 from lastword.partition import leases, lessee
-from lastword.units import format_duration, format_time, parse_duration_ms
+from lastword.units import format_duration, format_time
 from lastword.values import Handle, Value
 
 if TYPE_CHECKING:

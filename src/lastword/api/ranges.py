@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.parse import to_ms
 from lastword.partition.front import read_note
 from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
-from lastword.units import to_ms
 
 Bound = str | int | datetime
 Bounds = Bound | Mapping[int, Bound]

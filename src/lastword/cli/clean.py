@@ -21,7 +21,8 @@ from lastword.cli.options import (
 )
 from lastword.cli.remedies import policy_remedy
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
-from lastword.units import format_bytes, parse_bytes, parse_duration_ms
+from lastword.parse import parse_bytes, parse_duration_ms
+from lastword.units import format_bytes
 from lastword.values import plural
 
 if TYPE_CHECKING:

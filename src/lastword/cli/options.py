@@ -22,7 +22,7 @@ from lastword.cli.help import Help
 from lastword.cli.output import Output
 from lastword.cli.remedies import PLACE, command_line
 from lastword.errors import LastwordError, UsageError, nearest
-from lastword.units import parse_duration_ms
+from lastword.parse import parse_duration_ms
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir
@@ -69,7 +69,7 @@ Sets = Annotated[
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from lastword import __version__
+        from lastword.version import __version__
 
         typer.echo(f"lastword {__version__}")
         raise typer.Exit()

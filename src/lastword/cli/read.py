@@ -12,7 +12,8 @@ from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target
 from lastword.cli.output import field_text, key_candidates
 from lastword.cli.text import escape, internal_text, key_text, value_text
 from lastword.errors import UsageError, nearest
-from lastword.units import format_time, parse_when
+from lastword.parse import parse_when
+from lastword.units import format_time
 
 if TYPE_CHECKING:
     from lastword.api.reader import View

@@ -9,7 +9,8 @@ import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.errors import UsageError
-from lastword.units import format_bytes, parse_when
+from lastword.parse import parse_when
+from lastword.units import format_bytes
 from lastword.values import plural
 
 EXAMPLES = """

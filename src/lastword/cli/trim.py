@@ -10,7 +10,7 @@ import typer
 from lastword.cli.confirm import Yes, confirm
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
 from lastword.errors import UsageError
-from lastword.units import parse_when
+from lastword.parse import parse_when
 from lastword.values import plural
 
 EXAMPLES = """

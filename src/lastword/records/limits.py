@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 
-from lastword.units import parse_bytes
+from lastword.parse import parse_bytes
 
 SETTING = "lastword.decompression.max.bytes"
 VARIABLE = "LASTWORD_DECOMPRESSION_MAX_BYTES"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.parse import to_ms
 from lastword.partition.view import PartitionView
-from lastword.units import to_ms
 
 
 def trim_offset(view: PartitionView, before: int | datetime) -> int:

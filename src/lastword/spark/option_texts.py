@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lastword.errors import LastwordError, nearest
+from lastword.parse import parse_bytes, parse_duration_ms
 from lastword.spark.option_values import EARLIEST, LATEST, Bound, Offsets
-from lastword.units import parse_bytes, parse_duration_ms
 
 Problem = ValueError
 """Collected, and told all at once."""

@@ -16,12 +16,13 @@ import re
 import socket
 from typing import Any
 
-from lastword import __version__, errors
+from lastword import errors
 from lastword.errors import LastwordError, MissingError, NotSharedError, UnknownTopicError, UsageError
 from lastword.files import DEFAULT
 from lastword.logdir.root import register_limits
 from lastword.segment.names import parse_partition_dir
 from lastword.spark import unpacking
+from lastword.version import __version__
 
 
 class Shipped:

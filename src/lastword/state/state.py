@@ -28,6 +28,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.metrics import STATE_RESTORE_SECONDS
+from lastword.parse import parse_duration_ms
 from lastword.partition import losses
 from lastword.partition.losses import Losses
 from lastword.partition.moment import Range
@@ -36,7 +37,7 @@ from lastword.records.record import Header
 from lastword.state.filling import Filling
 from lastword.state.newest import Pairs, newest, newest_pairs
 from lastword.state.ttl import NEVER, expires_at, header_of
-from lastword.units import format_bytes, parse_duration_ms
+from lastword.units import format_bytes
 from lastword.values import Handle, Progress, ProgressLike, Value, plural, table_html
 
 K = TypeVar("K")

@@ -1,0 +1,104 @@
+"""Read sizes, durations and timestamps that a user typed or passed; units.py shows them.
+
+Sizes are whole bytes, durations and timestamps whole milliseconds; timestamps count from 1970 in UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Literal
+
+from lastword.errors import UsageError
+from lastword.units import EPOCH, GIB, KIB, MIB, to_time
+
+_BYTE_UNITS = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1 << 40}
+_UNIT_NAMES = {"b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB", "tib": "TiB"}
+_MS_UNITS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_QUANTITY = re.compile(r"\s*([+-]?\d+(?:_\d+)*)(\.\d+)?\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def _parse(text: str | int, units: dict[str, int], kind: str) -> int:
+    if isinstance(text, bool) or not isinstance(text, str | int):
+        raise UsageError(f"{text!r} is not a {kind}")
+    if isinstance(text, int):
+        return text
+    match = _QUANTITY.fullmatch(text)
+    scale = units.get(match[3].lower()) if match else None
+    if match is None or scale is None:
+        names = " ".join(_UNIT_NAMES.get(name, name) for name in units if name)
+        raise UsageError(
+            f"{text!r} is not a {kind}", remedy=f"a whole number, or one with a unit of: {names}"
+        )
+    whole, part = int(match[1]) * scale, match[2]
+    if part is None:
+        return whole
+    fraction, rest = divmod(int(part[1:]) * scale, 10 ** (len(part) - 1))
+    if rest:
+        raise UsageError(
+            f"{text!r} is not a whole number of {'bytes' if units is _BYTE_UNITS else 'milliseconds'}"
+        )
+    return whole - fraction if match[1].startswith("-") else whole + fraction
+
+
+def parse_bytes(text: str | int) -> int:
+    """`"128MiB"`, `"1.5 GiB"` or a plain number of bytes."""
+    return _parse(text, _BYTE_UNITS, "size")
+
+
+def parse_duration_ms(text: str | int) -> int:
+    """`"7d"`, `"90 m"`, `"250ms"` or a plain number of milliseconds."""
+    return _parse(text, _MS_UNITS, "duration")
+
+
+def to_ms(when: datetime | int) -> int:
+    """Milliseconds of a moment. A datetime must know its zone; a part of a millisecond is cut off."""
+    if isinstance(when, datetime):
+        if when.tzinfo is None or when.utcoffset() is None:
+            raise UsageError(
+                f"{when.isoformat()} has no time zone",
+                remedy="use an aware datetime, such as datetime.now(UTC)",
+            )
+        return (when - EPOCH) // timedelta(milliseconds=1)
+    if isinstance(when, bool) or not isinstance(when, int):
+        raise UsageError(
+            f"{when!r} is not a timestamp", remedy="milliseconds since 1970, or an aware datetime"
+        )
+    return when
+
+
+def parse_when(text: str, *, now_ms: int) -> Literal["earliest", "latest"] | int | datetime:
+    """A place in a log as typed: `earliest`, `latest`, an offset, a time, or an age (`90m`).
+
+    A time is ISO 8601 with a zone, a date alone too (`2026-11-20Z`), or `@` and milliseconds since 1970.
+
+    Returns what `Topic.read` takes: the word, an int (offset), or an aware datetime.
+    """
+    word = text.strip()
+    if word == "earliest" or word == "latest":
+        return word  # type: ignore[return-value]
+    if re.fullmatch(r"\d+", word, re.ASCII):
+        return int(word)
+    remedy = (
+        "earliest, latest, an offset, a time with a zone (2026-11-20T10:02:11Z, 2026-11-20Z), milliseconds "
+        "(@1795168931000), or an age (90m)"
+    )
+    if re.fullmatch(r"@\d+", word, re.ASCII):
+        when = to_time(int(word[1:]))
+        if when is None:
+            raise UsageError(f"{text!r} is after any date", remedy=remedy)
+        return when
+    if date := re.fullmatch(r"(\d{4}-\d\d-\d\d)(Z|[+-]\d\d:?\d\d)", word, re.ASCII):
+        word = f"{date[1]}T00:00{date[2]}"
+    if re.fullmatch(r"\d+(\.\d+)?\s*(ms|s|m|h|d)", word, re.ASCII):
+        when = to_time(now_ms - parse_duration_ms(word))
+        if when is None:
+            raise UsageError(f"{text!r} lies before any date", remedy=remedy)
+        return when
+    try:
+        when = datetime.fromisoformat(word)
+    except ValueError:
+        raise UsageError(f"{text!r} is no place in a log", remedy=remedy) from None
+    if when.tzinfo is None:
+        raise UsageError(f"{text!r} has no time zone", remedy="add Z or an offset such as +02:00")
+    return when
