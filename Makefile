@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo check test exhaustive kernels test-fast test-slow test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden figures clean pipeline kills-spark clusters memory-spark
+.PHONY: help install java demo lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden figures clean pipeline kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -30,17 +30,19 @@ kernels: $(READY)
 demo: java $(READY) kernels ## the main job on real data: flights as a changelog, written, cleaned and restored with Spark and Python
 	@$(PY) examples/demo/main.py
 
-check: $(READY) kernels ## format, lint, types, layers, fast tests; about a minute with warm caches
+lint: $(READY) ## format, lint, types, layers
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo 2>&1 | tail -n 20; test $${PIPESTATUS[0]} -eq 0
+
+check: lint kernels ## lint and the fast tests; some minutes
 	@$(PY) -m pytest -n 2 --dist worksteal -m 'not slow and not spark and not kafka'
 
-test: java check test-slow test-engines ## check, then every other test: slow ones, Spark, real Kafka
+test: java lint test-local test-engines ## lint and every test: fast and slow ones, then Spark and a real Kafka
 
-test-slow: $(READY) kernels
-	@$(PY) -m pytest -n 2 --dist worksteal -m 'slow and not spark and not kafka'
+test-local: $(READY) kernels ## the tests that need neither Spark nor Kafka
+	@$(PY) -m pytest -n 2 --dist worksteal -m 'not spark and not kafka'
 
 test-engines: java $(READY) kernels ## only the tests that start Spark or a real Kafka, the two beside each other
 	@$(MAKE) --no-print-directory --output-sync=target -j 2 test-spark test-kafka

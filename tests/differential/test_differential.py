@@ -31,13 +31,13 @@ def kafka() -> Iterator[KafkaCleaner]:
 
 @pytest.mark.slow
 @pytest.mark.kafka
-def test_200_logs_beside_kafkas_own_cleaner(tmp_path: Path, kafka: KafkaCleaner) -> None:
+def test_100_logs_beside_kafkas_own_cleaner(tmp_path: Path, kafka: KafkaCleaner) -> None:
     totals = Totals()
-    compare(range(200), tmp_path, kafka, totals)
+    compare(range(100), tmp_path, kafka, totals)
     assert (
-        totals.logs == 200
+        totals.logs == 100
         and totals.refused < 10
-        and totals.modelled + totals.mistaken + totals.wrong == 200 - totals.refused
+        and totals.modelled + totals.mistaken + totals.wrong == 100 - totals.refused
     )
     assert totals.mistaken + totals.wrong < 5 and totals.kept < totals.records / 2
 
