@@ -47,7 +47,8 @@
     │   ├── FileVanishedError        also FileNotFoundError: gone since it was listed
     │   ├── NotSharedError           a worker does not see the directory that the driver works on
     │   └── FileTakenError           also FileExistsError
-    └── MissingError      exit 7, also ImportError: install something
+    ├── MissingError      exit 7, also ImportError: install something
+    └── PartialFailure    some partitions failed; has the others' results; also the first error's class
 
 `str(error)` has the message and, on a second line, the remedy. All errors pickle, so that Spark's tasks can
 send them home. Where a sentence is fixed, a class method of the error makes it, so that it reads the same
@@ -59,7 +60,7 @@ from __future__ import annotations
 import difflib
 import errno as _errno
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from lastword.units import format_bytes
@@ -105,6 +106,63 @@ def _rebuild(kind: type[LastwordError], args: tuple[Any, ...], state: dict[str, 
     error.args = args
     error.__dict__.update(state)
     return error
+
+
+class PartialFailure(LastwordError):
+    """Some parts of a call failed, and the call did its work for the other parts.
+
+    `of` makes an error that is also of the class of its first error, with its message, remedy, place and exit
+    code. So `except DataError` catches the failure of a damaged partition, whether it was one of many or not.
+
+    Attributes:
+        results: What the call returns, without the parts that failed.
+        errors: The errors of the parts that failed, in the order in which they occurred.
+        note: The end of the message: what was done for the other parts. Empty if the results show it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        results: Any = None,
+        errors: Sequence[LastwordError] = (),
+        note: str = "",
+        **facts: Any,
+    ) -> None:
+        super().__init__(message, **facts)
+        self.results = results
+        self.errors = tuple(errors)
+        self.note = note
+
+    @classmethod
+    def of(cls, results: Any, errors: Sequence[LastwordError], note: str = "") -> PartialFailure:
+        """Return the error for `errors`, of which there is at least one. `note` is added to the message."""
+        first = errors[0]
+        message = f"{first.message}; {note}" if note else first.message
+        own = {"message": message, "results": results, "errors": tuple(errors), "note": note}
+        error = _rebuild(_partial_class(type(first)), (message,), first.__dict__ | own)
+        if isinstance(error, StorageError) and isinstance(first, StorageError):
+            error.errno = first.errno  # a C slot of OSError, not in __dict__
+        assert isinstance(error, PartialFailure)
+        return error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self.errors:
+            return super().__reduce__()
+        return PartialFailure.of, (self.results, self.errors, self.note)
+
+
+_partial_classes: dict[type[LastwordError], type[LastwordError]] = {}
+
+
+def _partial_class(kind: type[LastwordError]) -> type[LastwordError]:
+    """Return the class of a PartialFailure whose first error is of class `kind`."""
+    if issubclass(kind, PartialFailure):
+        return kind
+    if kind not in _partial_classes:
+        name = f"PartialFailure[{kind.__name__}]"
+        _partial_classes[kind] = type(name, (PartialFailure, kind), {"__module__": __name__})
+    return _partial_classes[kind]
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -415,6 +473,16 @@ class LogDirLockedError(BusyError):
         super().__init__(message, **facts)
         self.pid = pid
         self.process = process
+
+    @classmethod
+    def held_here(cls, path: str, pid: int, holder: object, opened_at: str) -> LogDirLockedError:
+        return cls(
+            f"{path} is open to append in this process ({pid}) already: {holder!r}, opened at {opened_at}",
+            remedy=f"use that object, or close() it; to look beside it: lastword.open({path!r})",
+            file=path,
+            pid=pid,
+            process="this process",
+        )
 
     @classmethod
     def held(cls, path: str, pid: int | None, process: str | None) -> LogDirLockedError:

@@ -17,7 +17,7 @@ import pytest
 
 import lastword
 from lastword.cli.main import run
-from lastword.errors import DataError, LastwordError, NotAPartitionError, StorageError
+from lastword.errors import DataError, LastwordError, NotAPartitionError, PartialFailure, StorageError
 from lastword.files import OsFiles
 from lastword.files.failures import translate
 
@@ -121,23 +121,26 @@ def spoil(root, kind):
         pytest.skip("only root makes devices")
 
 
-def collect(call, attribute=None):
-    """(results, error) of a verb: what it returns, or what its error carries."""
+def collect(call):
+    """Return the results and the error of a verb."""
     try:
         return call(), None
+    except PartialFailure as error:
+        assert error.errors[0].message in error.message
+        return error.results, error
     except LastwordError as error:
-        return getattr(error, attribute) if attribute else [], error
+        return [], error
 
 
 def partitions_of(results):
     return sorted({(one.topic, one.partition) for one in results if getattr(one, "topic", "")})
 
 
-def every(attribute, call):
+def every(call):
     """A verb over all partitions: the others have results, the odd one an error."""
 
     def check(logs):
-        results, error = collect(lambda: call(logs, None, None), attribute)
+        results, error = collect(lambda: call(logs, None, None))
         assert partitions_of(results) == OTHERS
         return error
 
@@ -188,11 +191,11 @@ def describe(logs):
 
 READING = {
     "topics": lambda logs: "listed" if [t.name for t in logs.topics()] == ["other", "t"] else None,
-    "plan": every("plans", lambda logs, topic, partition: logs.plan(topic, partition)),
-    "plan due": every("plans", lambda logs, topic, partition: logs.plan(topic, partition, due=True)),
-    "simulate": every("simulations", lambda logs, topic, partition: logs.simulate(topic, partition)),
-    "duplication": every("rows", lambda logs, topic, partition: logs.duplication(topic, partition)),
-    "exact": every("rows", lambda logs, topic, partition: logs.duplication(topic, partition, exact=True)),
+    "plan": every(lambda logs, topic, partition: logs.plan(topic, partition)),
+    "plan due": every(lambda logs, topic, partition: logs.plan(topic, partition, due=True)),
+    "simulate": every(lambda logs, topic, partition: logs.simulate(topic, partition)),
+    "duplication": every(lambda logs, topic, partition: logs.duplication(topic, partition)),
+    "exact": every(lambda logs, topic, partition: logs.duplication(topic, partition, exact=True)),
     "explain": explain,
     "audit": audit,
     "restore": restore,
@@ -201,9 +204,9 @@ READING = {
     "describe": describe,
 }
 WRITING = {
-    "clean": every("rounds", lambda logs, topic, partition: logs.clean(topic, partition)),
-    "clean due": lambda logs: collect(lambda: logs.clean(due=True), "rounds")[1],
-    "expire": lambda logs: collect(lambda: logs.expire(), "deletions")[1],
+    "clean": every(lambda logs, topic, partition: logs.clean(topic, partition)),
+    "clean due": lambda logs: collect(lambda: logs.clean(due=True))[1],
+    "expire": lambda logs: collect(logs.expire)[1],
     "append": lambda logs: (
         collect(lambda: [logs.topic(t).append(b"k", b"v", partition=n) for t, n in OTHERS]) and "appended"
     ),

@@ -12,7 +12,7 @@ from lastword.cleaner.part import part_of
 from lastword.cleaner.runs import Run
 from lastword.cleaner.transactions import NOTHING
 from lastword.clock import ManualClock
-from lastword.errors import LastwordError
+from lastword.errors import PartialFailure
 from lastword.files import DEFAULT
 from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
 from tests.fakes.recording import RecordingFiles
@@ -197,9 +197,9 @@ def test_one_damaged_partition_stops_no_other(tmp_path, clock):
     data[100] ^= 1
     file.write_bytes(data)
     with opened(tmp_path, clock) as logs:
-        with pytest.raises(LastwordError) as told:
+        with pytest.raises(PartialFailure) as told:
             logs.clean(due=True)
-        assert {one.topic for one in told.value.rounds} == {"b"}
+        assert {one.topic for one in told.value.results} == {"b"}
         assert logs.plan("a", due=True)[0].reasons[0].code == "quarantined"
 
 

@@ -11,7 +11,7 @@ import pytest
 import lastword
 from lastword import metrics
 from lastword.cleaner import quarantine
-from lastword.errors import CorruptBatchError, DataError, UnknownMagicError
+from lastword.errors import CorruptBatchError, DataError, PartialFailure, UnknownMagicError
 from tests.build import LogBuilder
 from tests.properties.strategies import by_strategy
 
@@ -80,10 +80,10 @@ def test_6H_74_75_garbage_sets_one_partition_aside_and_the_gauges_tell(tmp_path:
     content[200] ^= 0xFF
     path.write_bytes(content)
     with lastword.open(data, "a", log_cleaner_enable=False) as logs:
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(PartialFailure) as caught:
             logs.clean(strategy=strategy)
-        assert caught.value.file == str(path)
-        assert [(r.topic, r.records_kept) for r in caught.value.rounds] == [("good", 1)]  # type: ignore[attr-defined]
+        assert isinstance(caught.value, DataError) and caught.value.file == str(path)
+        assert [(r.topic, r.records_kept) for r in caught.value.results] == [("good", 1)]
         assert [p.action for p in logs.plan("bad")] == ["keep"]
         count, size = gauges(logs, data)
         assert count == 1 and size >= len(content)

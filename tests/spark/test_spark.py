@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 import lastword.spark
 from lastword.cleaner import cleaner
-from lastword.errors import NoPolicyError
+from lastword.errors import DataError, NoPolicyError, PartialFailure
 from lastword.logdir.log_dir import LogDirectory
 from tests.spark.conftest import append, create, numbered
 
@@ -212,9 +212,11 @@ def test_damage_in_one_partition_leaves_the_others_cleaned(spark: SparkSession, 
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(bytes(data))
-    with pytest.raises(Exception, match="CRC") as caught:
+    with pytest.raises(PartialFailure, match="CRC") as caught:
         lastword.spark.clean(spark, str(root))
-    assert "1 other partitions were cleaned, 1 were not" in "".join(caught.value.__notes__)
+    assert caught.value.note == "1 other partitions were cleaned, 1 were not"
+    assert isinstance(caught.value, DataError)
+    assert [result.partition for result in caught.value.results] == [1]
     rows = lastword.spark.plan(spark, str(root)).collect()
     assert [(row.partition, row.action, row.reasons[0].code) for row in rows if row.partition == 0] == [
         (0, "keep", "quarantined")

@@ -20,6 +20,7 @@ from lastword.errors import (
     MissingError,
     NoPolicyError,
     OffsetOutOfRangeError,
+    PartialFailure,
     ReadOnlyError,
     StorageError,
     SyncFailedError,
@@ -66,6 +67,21 @@ def test_fixed_sentences_pickle_too(error: LastwordError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.__dict__) == (type(error), str(error), error.__dict__)
     assert getattr(again, "errno", None) == getattr(error, "errno", None)
+
+
+@pytest.mark.parametrize("first", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_a_partial_failure_is_of_the_class_of_its_first_error(first: LastwordError) -> None:
+    text = first.message
+    error = PartialFailure.of(["done"], [first, DataError("second")], "1 other cleaned")
+    again = pickle.loads(pickle.dumps(error))
+    for one in (error, again):
+        assert isinstance(one, PartialFailure) and isinstance(one, type(first))
+        assert one.message == f"{text}; 1 other cleaned" and str(one).startswith(one.message)
+        assert one.results == ["done"] and [failed.message for failed in one.errors] == [text, "second"]
+        assert type(one).exit_code == type(first).exit_code and one.remedy == first.remedy
+        assert getattr(one, "errno", None) == getattr(first, "errno", None)
+    assert first.message == text
+    assert type(again) is type(error)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

@@ -9,7 +9,7 @@ from lastword.api.audited import delivered_of
 from lastword.api.partitioners import Partitioner
 from lastword.api.progress import Meter
 from lastword.api.ranges import ranges
-from lastword.errors import DataError, LastwordError, StorageError, UnknownTopicError
+from lastword.errors import DataError, LastwordError, PartialFailure, StorageError, UnknownTopicError
 from lastword.tools.audit import KINDS, Audit, AuditRow, Logged, audit
 from lastword.values import ProgressLike
 
@@ -60,8 +60,7 @@ def audited(
         ok &= found.ok
     result = Audit(ok and not failed, dict(counts), tuple(rows), left_off)
     if failed:
-        failed[0].audit = result  # type: ignore[attr-defined]  # of the other topics, for who catches it
-        raise failed[0]
+        raise PartialFailure.of(result, failed) from failed[0]
     return result
 
 

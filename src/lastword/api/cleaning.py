@@ -17,6 +17,7 @@ from lastword.errors import (
     DataError,
     LastwordError,
     NoPolicyError,
+    PartialFailure,
     QuarantinedError,
     StorageError,
 )
@@ -97,9 +98,7 @@ def plan_chosen(
         except (DataError, StorageError) as error:
             failed.append(error)
     if failed:
-        failed[0].plans = plans  # type: ignore[attr-defined]  # of the sound partitions, for who catches it
-        failed[0].others = failed[1:]  # type: ignore[attr-defined]
-        raise failed[0]
+        raise PartialFailure.of(plans, failed) from failed[0]
     return plans
 
 
@@ -154,14 +153,11 @@ def clean(
         except (DataError, CapacityError, StorageError) as error:
             failed.append(error)
     if failed:
-        first = failed[0]
+        note = ""
         if len(compacted) + len(accounts) > 1:
-            cleaned = {(one.topic, one.partition) for one in rounds}
-            first.message += f"; {plural(len(cleaned), 'other')} cleaned"
-            first.args = (first.message,)
-        first.rounds = rounds  # type: ignore[attr-defined]  # what was done, for who catches it
-        first.others = failed[1:]  # type: ignore[attr-defined]
-        raise first
+            cleaned = {(result.topic, result.partition) for result in rounds}
+            note = f"{plural(len(cleaned), 'other')} cleaned"
+        raise PartialFailure.of(rounds, failed, note) from failed[0]
     return rounds
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from lastword.api.progress import Meter
-from lastword.errors import DataError, LastwordError, StorageError, UsageError, nearest
+from lastword.errors import DataError, LastwordError, PartialFailure, StorageError, UsageError, nearest
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def duplication(
     most_passes = 1 if not exact else 2 if by == "segment" else 3
     meter = Meter("duplication", progress, size * most_passes)
     found: list[Duplication] = []
-    failed: LastwordError | None = next(iter(errors), None)
+    failed = list(errors)
     for name, of_topic in views.items():
         whole = len(of_topic) == len(logs._partitions(name))
         try:
@@ -45,10 +45,9 @@ def duplication(
             else:
                 found += estimated(name, of_topic, by, meter.part, whole=whole)
         except (DataError, StorageError) as error:
-            failed = failed or error
-    if failed is not None:
-        failed.rows = found  # type: ignore[attr-defined]  # of the sound topics, for who catches it
-        raise failed
+            failed.append(error)
+    if failed:
+        raise PartialFailure.of(found, failed) from failed[0]
     return found
 
 

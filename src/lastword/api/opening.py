@@ -150,12 +150,7 @@ def _directory(
     except LogDirLockedError as error:
         holder = next((one for one in writers() if _among(path, one.paths)), None)
         if holder is not None and error.pid == os.getpid():
-            error.message = (
-                f"{path} is open to append in this process ({error.pid}) already: {holder!r}, "
-                f"opened at {holder._opened_at}"
-            )
-            error.remedy = f"use that object, or close() it; to look beside it: lastword.open({path!r})"
-            error.args = (error.message,)
+            raise LogDirLockedError.held_here(path, error.pid, holder, holder._opened_at) from None
         raise
 
 

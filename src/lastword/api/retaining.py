@@ -6,7 +6,14 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from lastword.errors import CapacityError, DataError, LastwordError, NoPolicyError, StorageError
+from lastword.errors import (
+    CapacityError,
+    DataError,
+    LastwordError,
+    NoPolicyError,
+    PartialFailure,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from lastword.api.found import Found
@@ -24,7 +31,7 @@ def expire(
     if topic is not None and found._config(topic).cleanup_policy is None:
         raise NoPolicyError.of(topic, found.paths[0])
     done: list[Deletion] = []
-    failed: LastwordError | None = None
+    failed: list[LastwordError] = []
     for name, number in chosen:
         if found._config(name).cleanup_policy is None:
             continue
@@ -33,23 +40,22 @@ def expire(
         try:
             deletion = expire_one(found._home(name, number), name, number)
         except (DataError, CapacityError, StorageError) as error:
-            failed = failed or error
+            failed.append(error)
             continue
         if deletion.removes:
             done.append(deletion)
     for home in found._directories:
         home.remove_waste()
-    if failed is not None:
-        failed.deletions = done  # type: ignore[attr-defined]  # likewise
-        raise failed
+    if failed:
+        raise PartialFailure.of(done, failed) from failed[0]
     return done
 
 
 def expire_outlook(found: Found, topic: str | None, partition: int | None) -> list[Deletion]:
     """What `expire` would do with every partition, also with those that lose nothing.
 
-    A partition that cannot be viewed does not stop the others: its error is raised at the end, with
-    `error.deletions`.
+    A partition that cannot be viewed does not stop the others: PartialFailure, raised at the end, holds
+    their deletions.
     """
     from lastword.retention.expire import outlook
 
@@ -63,8 +69,7 @@ def expire_outlook(found: Found, topic: str | None, partition: int | None) -> li
         except (DataError, StorageError) as error:
             failed.append(error)
     if failed:
-        failed[0].deletions = done  # type: ignore[attr-defined]  # of the others, for who catches it
-        raise failed[0]
+        raise PartialFailure.of(done, failed) from failed[0]
     return done
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lastword.api.progress import Meter
-from lastword.errors import DataError, FileVanishedError, StorageError, UsageError
+from lastword.errors import DataError, FileVanishedError, PartialFailure, StorageError, UsageError
 from lastword.partition.outcomes import Outcomes
 from lastword.values import ProgressLike
 
@@ -71,8 +71,7 @@ def simulations(
                 drives.append(drive.drive)
     simulations = [simulation for answer in answers for simulation in answer] + drives
     if failed:
-        failed[0].simulations = simulations  # type: ignore[attr-defined]  # of the others, for who catches it
-        raise failed[0]
+        raise PartialFailure.of(simulations, failed) from failed[0]
     return simulations
 
 

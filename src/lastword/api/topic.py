@@ -31,7 +31,7 @@ from lastword.api.serializers import Serializer, SerializerLike, contradicts, sa
 from lastword.api.topic_verbs import TopicVerbs
 from lastword.config import TopicConfig
 from lastword.config.keywords import TopicKeywords
-from lastword.errors import InvalidSettingError, LastwordError, UsageError
+from lastword.errors import InvalidSettingError, LastwordError, PartialFailure, UsageError
 from lastword.values import ProgressLike, table_html
 
 if TYPE_CHECKING:
@@ -246,10 +246,10 @@ class Topic(TopicVerbs[K], Generic[K, V]):
                     size += sum(len(batch) for batch in batches)
                 appended += group.records
         except LastwordError as error:
-            if appended:
-                error.message += f"; the {appended} records before are in the log"
-                error.args = (error.message,)
-            raise
+            if not appended:
+                raise
+            note = f"the {appended} records before are in the log"
+            raise PartialFailure.of(appended, [error], note) from error
         if call is not None:
             self._finish(call, level)
         elif level == "disk":

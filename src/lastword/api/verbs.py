@@ -43,8 +43,8 @@ class Verbs(Found):
         """What `clean` with these arguments and `expire` would do now, or leave, and why: a `Plan` for each
         partition, and one more with the action `delete` where retention would remove something.
 
-        A partition that is damaged does not stop the others: its error is raised at the end, with
-        `error.plans`; further errors are in `error.others`.
+        A partition that is damaged does not stop the others: PartialFailure, raised at the end, holds their
+        plans in `results` and each error in `errors`. It is also of the first error's class.
         """
         from lastword.api import cleaning
 
@@ -68,10 +68,10 @@ class Verbs(Found):
         strategy  which segments a round takes; None: the setting lastword.strategy
         stop      asked while it runs; True ends it at the next safe point
 
-        A partition that is damaged, or for which there is no room, does not stop the others: its error is
-        raised at the end, with `error.rounds`; further errors are in `error.others`. One that is quarantined
-        already is passed over, unless its topic is named. NoPolicyError for a topic given by name that may
-        not be compacted.
+        A partition that is damaged, or for which there is no room, does not stop the others: PartialFailure,
+        raised at the end, holds their rounds in `results` and each error in `errors`. A partition that is
+        quarantined already is skipped, unless its topic is named. NoPolicyError for a topic given by name
+        that may not be compacted.
         """
         from lastword.api import cleaning
 
@@ -90,8 +90,8 @@ class Verbs(Found):
         segments. Only what `cleanup.policy` allows; a quarantine of the cleaner does not stop it. `stop` is
         called before each partition, and ends the call where it returns True.
 
-        A partition whose files cannot be changed does not stop the others: its error is raised at the end,
-        with `error.deletions`. NoPolicyError for a topic given by name whose policy is not known.
+        A partition whose files cannot be changed does not stop the others: PartialFailure, raised at the end,
+        holds their deletions. NoPolicyError for a topic given by name whose policy is not known.
         """
         from lastword.api import retaining
 

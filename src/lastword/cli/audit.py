@@ -10,7 +10,7 @@ import typer
 from lastword.api.json_form import bytes_json
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
 from lastword.cli.text import key_text
-from lastword.errors import DataError, LastwordError, StorageError, UsageError
+from lastword.errors import LastwordError, PartialFailure, UsageError
 from lastword.values import plural
 
 EXAMPLES = """
@@ -71,11 +71,8 @@ def audit(
             found = logs.audit(
                 target.topic, target.partition, delivered=delivered, most_rows=most_rows, progress=progress
             )
-        except (DataError, StorageError) as error:
-            if getattr(error, "audit", None) is None:
-                raise
-            # The other topics are shown before what cannot be audited is told.
-            found, failed = error.audit, error  # type: ignore[union-attr]
+        except PartialFailure as error:
+            found, failed = error.results, error  # results are shown before errors
     for row in found.rows:
         out.row("audit", row.to_dict() | {"key": bytes_json(row.key)})
         where = row.topic if row.partition is None else f"{row.topic}-{row.partition}"

@@ -19,6 +19,7 @@ from lastword.cli.options import (
     command,
     what_if,
 )
+from lastword.cli.output import split_failure
 from lastword.cli.remedies import policy_remedy
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.parse import parse_bytes, parse_duration_ms
@@ -116,8 +117,7 @@ def clean(
                     target.topic, target.partition, due=due, strategy=strategy, progress=progress
                 )
             except (DataError, StorageError) as error:
-                # The others are planned before what cannot be looked at is told.
-                plans, wrong = getattr(error, "plans", []), [error, *getattr(error, "others", [])]
+                plans, wrong = split_failure(error)  # plans are shown before errors
         plans = [plan for plan in plans if plan.action != "delete"]  # those are `lastword expire`'s
         _show_plans(out, plans, target, ok=not wrong)
         out.raise_all(wrong)
@@ -139,8 +139,7 @@ def clean(
                 stop=signals.noted,
             )
         except LastwordError as error:
-            # What was finished is told before what was not.
-            rounds, failed = getattr(error, "rounds", []), [error, *getattr(error, "others", [])]
+            rounds, failed = split_failure(error)  # results are shown before errors
         told = [error.message for error in failed]
         failed += [one for one in aside if not any(text.startswith(one.message) for text in told)]
     for round_ in rounds:

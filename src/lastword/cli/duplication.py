@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.output import split_failure
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes
 from lastword.values import plural
@@ -56,8 +57,7 @@ def duplication(
                 target.topic, target.partition, exact=exact, by=cast("By", by), progress=progress
             )
         except (DataError, StorageError) as error:
-            # What was counted is told before what could not be.
-            rows, failed = getattr(error, "rows", []), error
+            rows, (failed, *_) = split_failure(error)  # results are shown before errors
     for row in rows:
         out.row("duplication", row.to_dict())
     out.table(

@@ -18,6 +18,7 @@ from lastword.cli.options import (
     command,
     what_if,
 )
+from lastword.cli.output import split_failure
 from lastword.cli.remedies import policy_remedy
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes
@@ -67,7 +68,7 @@ def expire(
             try:
                 found = expire_outlook(logs, target.topic, target.partition)
             except (DataError, StorageError) as error:
-                found, wrong = getattr(error, "deletions", []), error
+                found, (wrong, *_) = split_failure(error)
         _show(out, found, target, ok=wrong is None)
         if wrong is not None:
             raise wrong
@@ -77,8 +78,7 @@ def expire(
         try:
             done = logs.expire(target.topic, target.partition, stop=signals.noted)
         except LastwordError as error:
-            # What was finished is told before what was not.
-            done, failed = getattr(error, "deletions", []), error
+            done, (failed, *_) = split_failure(error)  # results are shown before errors
     for deletion in done:
         out.row("deletion", deletion.to_dict())
         out.line(str(deletion))

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from lastword.api.json_form import bytes_json, field_bytes, field_json, is_base64_form
 from lastword.cli.remedies import remedy_of
 from lastword.cli.text import cut, json_escaped, json_text, table, terminal_width, unescape
-from lastword.errors import LastwordError
+from lastword.errors import LastwordError, PartialFailure
 from lastword.values import Progress
 
 BAR_AFTER_SECONDS = 1.0
@@ -34,6 +34,13 @@ def wants_color(color: str, stream: TextIO) -> bool:
 
 def painted(text: str, color: str) -> str:
     return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
+
+
+def split_failure(error: LastwordError) -> tuple[list[Any], list[LastwordError]]:
+    """Return the results and the errors of a call that failed; the first error has the call's message."""
+    if isinstance(error, PartialFailure):
+        return error.results, [error, *error.errors[1:]]
+    return [], [error]
 
 
 class Output:
@@ -121,12 +128,13 @@ class Output:
     def error(self, error: BaseException) -> None:
         """`error: ...` and `  fix: ...`, or one object; never a traceback."""
         message = error.message if isinstance(error, LastwordError) else str(error)
+        kind = type(error.errors[0] if isinstance(error, PartialFailure) else error)
         remedy = remedy_of(error)
         if self.as_json:
             self._talk(
                 "error",
                 {
-                    "class": type(error).__name__,
+                    "class": kind.__name__,
                     "message": message,
                     "remedy": remedy,
                     "file": None if getattr(error, "file", None) is None else str(error.file),  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from lastword.cli.options import (
     command,
     settings_of,
 )
+from lastword.cli.output import split_failure
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes
 
@@ -79,8 +80,7 @@ def simulate(
                 target.topic, target.partition, strategy=strategy, progress=progress, **config
             )
         except (DataError, StorageError) as error:
-            # The others are shown before what cannot be replayed is told.
-            found, failed = getattr(error, "simulations", []), error
+            found, (failed, *_) = split_failure(error)  # results are shown before errors
     for one in found:
         out.row("simulation", one.to_dict())
     out.table(_COLUMNS, [_row(one) for one in found], "lllrrrrrr", spare=("PEAK", "READ"))

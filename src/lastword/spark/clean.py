@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from lastword.errors import NoPolicyError, UnknownTopicError
+from lastword.errors import NoPolicyError, PartialFailure, UnknownTopicError
 from lastword.spark import clean_tasks
 from lastword.spark.clean_due import by_accounts, clean_due, opening, plan_due
 from lastword.spark.clean_publish import Publishing
@@ -108,8 +108,8 @@ def clean(
             clean_due(spark, directory, accounted, strategy, publishing)
     rounds, failed = publishing.rounds, publishing.failed
     if failed:
-        failed[0].add_note(f"{len(rounds)} other partitions were cleaned, {len(failed)} were not")
-        raise failed[0]
+        note = f"{len(rounds)} other partitions were cleaned, {len(failed)} were not"
+        raise PartialFailure.of(rounds, failed, note) from failed[0]
     rounds.sort(key=lambda one: (one.topic, one.partition))  # those of one partition stay in their order
     return frame_of(spark, CleanRound, rounds)
 
