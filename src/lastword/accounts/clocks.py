@@ -14,10 +14,13 @@ was no room.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lastword.partition.leases import NO_FLOOR
+from lastword.partition.tombstones import MAY_GO, TombstoneFacts, held_by
 
 
 class LiveTombstones(Protocol):
@@ -72,13 +75,32 @@ class TombstoneClocks:
         now_ms: int,
         delete_retention_ms: int,
         *,
-        floor: int = (1 << 63) - 1,
+        floor: int = NO_FLOOR,
         keep: int = -1,
     ) -> NDArray[np.int64]:
-        """Offsets of the tombstones that may go now: below `floor` (somebody still has to read from there on)
-        and other than `keep`."""
+        """Return the offsets of the tombstones that may go now."""
+        return self.offset[self.held_by(found, now_ms, delete_retention_ms, floor=floor, keep=keep) == MAY_GO]
+
+    def held_by(
+        self,
+        found: LiveTombstones,
+        now_ms: int,
+        delete_retention_ms: int,
+        *,
+        floor: int = NO_FLOOR,
+        keep: int = -1,
+    ) -> Any:
+        """Return what keeps each tombstone whose clock runs (`partition.tombstones`).
+
+        Args:
+            floor: the lowest offset that a reader with a lease has yet to read.
+            keep: the offset at the log end, if no empty batch could take its place.
+        """
         due_ms = self.due_ms(found, delete_retention_ms)
-        return self.offset[(due_ms <= now_ms) & (self.offset < floor) & (self.offset != keep)]
+        has_older = found.copies[np.searchsorted(found.offset, self.offset)] > 1
+        ends_file = self.offset == keep
+        facts = TombstoneFacts(self.offset, due_ms, has_older=has_older, ends_file=ends_file)
+        return held_by(facts, now_ms, floor)
 
     def first_due(self, found: LiveTombstones, delete_retention_ms: int) -> tuple[int, int]:
         """(offset, ms) of the one that is due first; (-1, -1) if no clock runs."""

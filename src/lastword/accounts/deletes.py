@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from lastword.accounts.clocks import TombstoneClocks
 from lastword.accounts.tracking import Tracking
+from lastword.partition.leases import NO_FLOOR
+from lastword.partition.tombstones import LEASE
 
 if TYPE_CHECKING:
     from lastword.resolve import SegmentFacts
-
-NO_FLOOR = (1 << 63) - 1
 
 Clocks = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Offsets of tombstones, and since when each has had no older copy, in ms since 1970."""
@@ -153,9 +153,8 @@ class Deletes:
         """Offsets at or above `floor` that would be due by their clocks: a reader with a lease keeps them."""
         if not self.tracking.exact:
             return np.empty(0, np.int64)
-        found = self.found()
-        over = self.clocks.due(found, now_ms, delete_retention_ms)
-        return over[over >= floor]
+        held = self.clocks.held_by(self.found(), now_ms, delete_retention_ms, floor=floor)
+        return self.clocks.offset[held == LEASE]
 
     def due_ms(self, offset: int, delete_retention_ms: int) -> int | None:
         """When the tombstone at `offset` may go, in ms since 1970 (0: it is garbage already); None while no

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lastword.accounts import saved, snapshot
-from lastword.accounts.deletes import NO_FLOOR, Deletes
+from lastword.accounts.deletes import Deletes
 from lastword.accounts.entries import Entry, begin_ages, has_old, keep_ages, private_path
 from lastword.accounts.statement import dead_bytes, statement
 from lastword.accounts.survivorship import Survivorship
@@ -33,6 +33,7 @@ from lastword.accounts.values import PartitionAccount
 from lastword.accounts.watched import Watched
 from lastword.errors import CorruptFileError
 from lastword.files import Files
+from lastword.partition.leases import NO_FLOOR
 from lastword.records.chunk import CHUNK_BYTES
 from lastword.segment import names
 from lastword.segment.segment import Segment

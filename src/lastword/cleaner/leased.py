@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lastword.cleaner.plan import LEASE, Reason
+from lastword.cleaner import plan as codes
+from lastword.cleaner.plan import Reason
 from lastword.cleaner.steps import Stopped
 from lastword.clock import Clock
 from lastword.files import Files
 from lastword.partition import leases, losses
 from lastword.partition.leases import Leases
+from lastword.partition.tombstones import LEASE, MAY_GO, TombstoneFacts, held_by
 from lastword.units import format_time
 
 if TYPE_CHECKING:
@@ -50,8 +52,7 @@ def highest_due(
         if one.due_tombstones and one.base_offset < due_below:
             found = NONE_DROPPED
             for chunk in source.chunk_reader(verify=True):
-                offsets = _had_their_time(chunk, now_ms, old_too=True)
-                offsets = offsets[offsets < due_below]
+                offsets = _held_by(MAY_GO, chunk, now_ms, due_below, old_due=True)
                 offsets = offsets[dead.mask(offsets)]
                 found = max(found, int(offsets.max()) if offsets.size else NONE_DROPPED)
             if found != NONE_DROPPED:
@@ -75,8 +76,7 @@ def held_back(
     for source, one in zip(sources, facts, strict=True):
         if one.tombstones and one.next_offset > floor:
             for chunk in source.chunk_reader(verify=True):
-                offsets = _had_their_time(chunk, now_ms, old_too=False)
-                offsets = offsets[offsets >= floor]
+                offsets = _held_by(LEASE, chunk, now_ms, floor, old_due=False)
                 found.append(offsets[~dead.mask(offsets)])
     return np.concatenate(found)
 
@@ -88,27 +88,30 @@ def reason(held: Leases, offsets: NDArray[np.int64]) -> Reason | None:
         return None
     what = "1 tombstone waits" if offsets.size == 1 else f"{offsets.size} tombstones wait"
     lapses = format_time(lowest.lapses_ms)
-    return Reason(LEASE, f"{lowest.name} is at {lowest.position}, lapses {lapses}: {what}")
+    return Reason(codes.LEASE, f"{lowest.name} is at {lowest.position}, lapses {lapses}: {what}")
 
 
-def _had_their_time(chunk: Chunk, now_ms: int, *, old_too: bool) -> NDArray[np.int64]:
-    """Offsets of tombstones in batches whose delete horizon has passed; `old_too`: and in those of magic 0
-    and 1, which have none."""
+def _held_by(reason: int, chunk: Chunk, now_ms: int, floor: int, *, old_due: bool) -> NDArray[np.int64]:
+    """Return the offsets of the tombstones of a chunk that this reason keeps.
+
+    Args:
+        old_due: tombstones of magic 0 and 1 count as due; these formats have no delete horizon.
+    """
     import numpy as np
 
     from lastword.kernels import table as fields
     from lastword.records.columns import decode_columns
 
-    attributes, magic = chunk.table[:, fields.ATTRIBUTES], chunk.table[:, fields.MAGIC]
-    clocked = (attributes & fields.HORIZON) != 0
-    due = clocked & (chunk.table[:, fields.BASE_TIMESTAMP] <= now_ms)
-    if old_too:
-        due |= magic < 2
-    if not (due & chunk.data_rows()).any():
+    old = (chunk.table[:, fields.MAGIC] < 2) & old_due
+    has_horizon = ((chunk.table[:, fields.ATTRIBUTES] & fields.HORIZON) != 0) | old
+    horizon_ms = np.where(old, now_ms, chunk.table[:, fields.BASE_TIMESTAMP])
+    if not (has_horizon & (horizon_ms <= now_ms) & chunk.data_rows()).any():
         return np.empty(0, np.int64)
     columns = decode_columns(chunk)
-    asked = (columns.value_length < 0) & (columns.key_length >= 0) & due[columns.row]
-    return np.ascontiguousarray(columns.offset[asked])
+    row = columns.row
+    held = held_by(TombstoneFacts(columns.offset, horizon_ms[row], has_horizon[row]), now_ms, floor)
+    wanted = (columns.value_length < 0) & (columns.key_length >= 0) & (held == reason)
+    return np.ascontiguousarray(columns.offset[wanted])
 
 
 def check(files: Files, directory: str, clock: Clock, dropped_tombstone: int) -> None:

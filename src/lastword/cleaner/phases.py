@@ -31,6 +31,7 @@ from lastword.errors import BusyError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases, losses
 from lastword.partition.log import PartitionLog
+from lastword.partition.tombstones import MAY_GO, TombstoneFacts, held_by
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
 from lastword.values import ProgressLike
@@ -323,16 +324,24 @@ def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
     tombstones: if the last record of a log went, with no empty batch in its place, no consumer would ever
     reach the log's end.
     """
-    times_ms = [one.mtime_now_ms() for one in sources]
-    clean = [t for t, one in zip(times_ms, sources, strict=True) if one.base_offset < plan.start]
-    if not clean:
+    times_ms = [segment.mtime_now_ms() for segment in sources]
+    clean_ms = [t for t, segment in zip(times_ms, sources, strict=True) if segment.base_offset < plan.start]
+    if not clean_ms:
         return [False] * len(sources)
-    horizon_ms = clean[-1] - plan.delete_retention_ms
-    due = [
-        one.next_offset <= plan.start and t <= horizon_ms for t, one in zip(times_ms, sources, strict=True)
+    last = max((i for i, segment in enumerate(sources) if segment.size), default=-1)
+    return [
+        held_by(
+            TombstoneFacts(
+                segment.base_offset,
+                t + plan.delete_retention_ms,
+                has_horizon=segment.next_offset <= plan.start,
+                ends_file=number == last,
+            ),
+            now_ms=clean_ms[-1],
+        )
+        == MAY_GO
+        for number, (t, segment) in enumerate(zip(times_ms, sources, strict=True))
     ]
-    due[max((i for i, one in enumerate(sources) if one.size), default=-1)] = False
-    return due
 
 
 def below(segments: Sequence[Segment], limit: int) -> list[Segment]:

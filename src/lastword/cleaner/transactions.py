@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.errors import CorruptFileError
 from lastword.partition.producer_state import FIRST_NAMED_ID, PRODUCER_EXPIRATION_MS
+from lastword.partition.tombstones import MAY_GO, NO_HORIZON, TombstoneFacts, held_by
 from lastword.partition.transactions import Decisions, MarkerTracker, OpenTransactions, control_of
 from lastword.records.batch import BatchHeader, check_crc
 from lastword.records.control import ControlRecord
@@ -95,12 +96,11 @@ class Transactions:
 
 
 class _Control(NamedTuple):
-    """A control batch that may go."""
+    """A control batch of whose transaction no batch is left."""
 
     segment: int
     offset: int
     producer_id: int
-    emptied: bool
     horizon_ms: int | None
 
 
@@ -151,8 +151,8 @@ class _Walk:
             self.spoke_ms[producer_id] = header.max_timestamp
         if header.control:
             if self.tracker.control(header, marker):
-                horizon_ms = header.delete_horizon_ms
-                self.may_go.append(_Control(number, offset, producer_id, marker is None, horizon_ms))
+                horizon_ms = 0 if marker is None else header.delete_horizon_ms  # emptied: nothing to wait for
+                self.may_go.append(_Control(number, offset, producer_id, horizon_ms))
             return
         self.tracker.data(header)
         if producer_id >= 0:
@@ -171,15 +171,19 @@ class _Walk:
     def found(self, now_ms: int, expiration_ms: int) -> Found:
         due, unclocked, worth = set(), set(), set()
         for one in self.may_go:
-            if self.last.get(one.producer_id) == one.offset:
-                spoke_ms = self.spoke_ms[one.producer_id]
-                if not is_forgotten(one.producer_id, spoke_ms, now_ms, expiration_ms):
-                    continue
-            if one.emptied or (one.horizon_ms is not None and one.horizon_ms <= now_ms):
+            marker = TombstoneFacts(
+                one.offset,
+                now_ms if one.horizon_ms is None else one.horizon_ms,
+                has_horizon=one.horizon_ms is not None,
+                last_of_producer=self.last.get(one.producer_id) == one.offset
+                and not is_forgotten(one.producer_id, self.spoke_ms[one.producer_id], now_ms, expiration_ms),
+            )
+            held = held_by(marker, now_ms)
+            if held == MAY_GO:  # `ends_file` is known only when the output is written (`rewrite`)
                 due.add(one.offset)
                 if self.ends[one.segment] != one.offset:
                     worth.add(one.segment)
-            elif one.horizon_ms is None:
+            elif held == NO_HORIZON:
                 unclocked.add(one.offset)
                 worth.add(one.segment)
         for number, offset, producer_id in self.emptied:

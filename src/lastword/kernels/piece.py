@@ -36,9 +36,10 @@ ORDINAL = 1  # of the record in its row
 FILLED = 2
 PAGES_MET = 3
 KEYLESS_GO = 4  # 1: records without a key are dead
-NOW = 5  # tombstones whose batch has a horizon at or before it are dead
-OLD_DUE = 6  # 1: tombstones of magic 0 and 1 are
-DUE_BELOW = 7  # but none from this offset on
+# What keeps a tombstone, by the numbers of `partition.tombstones`: 3 no horizon, 4 horizon, 5 lease.
+NOW = 5  # 4: a horizon after it has not passed
+OLD_DUE = 6  # 1: the horizon of tombstones of magic 0 and 1, told by file times, has passed
+DUE_BELOW = 7  # 5: a lease keeps tombstones from this offset on
 FIRST_PASS = 8
 KEEP_COPIES = 9  # 1: keys of aborted records are wanted too
 SAMPLED = 10  # 1: of records without a key too, only a share is wanted
@@ -177,9 +178,9 @@ def fill_piece(plain, table, fates, rows, cursor, words, hashes, spans, pages):
                     size |= GONE
                 elif value_length < 0:
                     size |= TOMBSTONE
-                    if due_batch and offset < due_below:
+                    if due_batch and offset < due_below:  # neither of 3, 4, 5
                         size |= DUE
-                    elif not clocked:
+                    elif not clocked:  # 3
                         size |= UNCLOCKED
                 spans[KEY_POSITION, filled] = key_position
                 spans[KEY_LENGTH, filled] = key_length

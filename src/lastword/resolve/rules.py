@@ -13,7 +13,8 @@ class Rules:
 
     decided       a transaction whose end is not known is an error
     keyless_go    records without a key are dead
-    now_ms        tombstones below `due_below` whose batch has a delete horizon at or before it are dead
+    now_ms        tombstones below `due_below` whose delete horizon is at or before it are dead: reasons
+                  3 to 5 of `partition.tombstones`
     keep_copies   aborted records count as copies of their keys
     last_hash     only keys up to this hash are looked at
     """

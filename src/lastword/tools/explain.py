@@ -31,10 +31,11 @@ from lastword.cleaner.plan import (
 from lastword.cleaner.quarantine import Quarantine
 from lastword.config import TopicConfig
 from lastword.errors import FileVanishedError
-from lastword.partition import leases, scan
+from lastword.partition import leases, scan, tombstones
 from lastword.partition.leases import Leases
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.reads import read_batches, read_chunks
+from lastword.partition.tombstones import HORIZON, MAY_GO, OLDER_RECORD, TombstoneFacts, held_by
 from lastword.partition.transactions import Fate
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
@@ -318,22 +319,23 @@ class _Judge:
             return rule(True, NEWEST, f"{NEWEST}; {NO_POLICY}, nothing is compacted")
         wait = format_duration(self.config.delete_retention_ms)
         held = self._held(one.segment)
-        may_go_ms = one.header.delete_horizon_ms
+        may_go_ms, elsewhere = one.header.delete_horizon_ms, 0
         if self.plan.strategy == "generational":
             elsewhere = sum(copy.segment != one.segment for copy in older)
-            if elsewhere:
-                copies = "1 older copy" if elsewhere == 1 else f"{elsewhere} older copies"
-                text = f"{OLDER_SEGMENT}, {copies} on disk: may go {wait} after the last has gone"
-                return rule(True, OLDER_SEGMENT, f"{NEWEST}; {text}")
             may_go_ms = None if older else self.due_ms(one.offset)
+        reason = self._held_by(one.offset, may_go_ms, has_older=elsewhere > 0)
+        if reason == OLDER_RECORD:
+            copies = "1 older copy" if elsewhere == 1 else f"{elsewhere} older copies"
+            text = f"{OLDER_SEGMENT}, {copies} on disk: may go {wait} after the last has gone"
+            return rule(True, OLDER_SEGMENT, f"{NEWEST}; {text}")
         if may_go_ms is None or (held is not None and held[0] != QUARANTINED):
             text = f"{TOMBSTONE_HORIZON}: may go {wait} after the round that cleans it"
             return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}")
-        if may_go_ms > self.now_ms:
+        if reason == HORIZON:
             text = f"{TOMBSTONE_HORIZON}: may go at {format_time(may_go_ms)}"
             return rule(True, TOMBSTONE_HORIZON, f"{NEWEST}; {text}", may_go_ms)
         lowest = self.leases.lowest
-        if lowest is not None and lowest.position <= one.offset:
+        if reason == tombstones.LEASE and lowest is not None:
             text = f"{LEASE}: {lowest.name} is at {lowest.position}, lapses {_minute(lowest.lapses_ms)}"
             return rule(True, LEASE, f"{NEWEST}; {text}", lowest.lapses_ms)
         if held is not None:
@@ -343,8 +345,13 @@ class _Judge:
         return rule(False, NEXT_ROUND, f"{TOMBSTONE_HORIZON} passed{when}; {NEXT_ROUND}")
 
     def _had_its_time(self, one: _Found) -> bool:
-        horizon_ms = one.header.delete_horizon_ms
-        return horizon_ms is not None and horizon_ms <= self.now_ms and one.offset < self.leases.floor
+        return self._held_by(one.offset, one.header.delete_horizon_ms) == MAY_GO
+
+    def _held_by(self, offset: int, may_go_ms: int | None, *, has_older: bool = False) -> int:
+        """Return the reason that keeps a tombstone (`partition.tombstones`)."""
+        horizon_ms, has_horizon = (0, False) if may_go_ms is None else (may_go_ms, True)
+        facts = TombstoneFacts(offset, horizon_ms, has_horizon, has_older)
+        return int(held_by(facts, self.now_ms, self.leases.floor))
 
     def _held(self, number: int) -> tuple[str, str, int | None] | None:
         """What keeps a due round from covering a segment: code, text, until when."""
