@@ -23,7 +23,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lastword.cli import options
+from lastword.cli.command import CONTEXT
 from lastword.cli.main import run
 from lastword.clock import ManualClock
 from lastword.parse import parse_duration_ms
@@ -101,13 +101,13 @@ def execute(block: Block, clock: ManualClock) -> list[str]:
         sys.stdin,
         io.TextIOWrapper(io.BytesIO("".join(f"{x}\n" for x in block.stdin).encode())),
     )
-    options.CONTEXT.clock = clock
+    CONTEXT.clock = clock
     try:
         with redirect_stdout(out), redirect_stderr(err):
             code = run([part for word in words[1:] for part in _globbed(word)])
     finally:
         sys.stdin = stdin
-        options.CONTEXT.clock = None
+        CONTEXT.clock = None
     told = [line for line in err.getvalue().splitlines() if not line.startswith("compiling kernels")]
     lines = out.getvalue().splitlines() + [f"! {line}" for line in told]  # a cold cache is no matter
     if code:

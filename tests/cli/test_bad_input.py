@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import lastword
-from lastword.cli import main, options
+from lastword.cli import main
+from lastword.cli.command import CONTEXT
 from lastword.errors import LastwordError
 from tests.api.conftest import tree_digest
 
@@ -203,7 +204,7 @@ def test_errors_have_a_class_with_its_code_in_the_contract():
             yield from leaves(one)
 
     assert {kind.exit_code for kind in leaves(LastwordError)} == {2, 3, 4, 5, 6, 7, 70}
-    assert options.CONTEXT.clock is None
+    assert CONTEXT.clock is None
 
 
 def test_duplication_tells_what_it_counted_before_what_is_damaged(tmp_path, capsys):

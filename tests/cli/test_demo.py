@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lastword.cli import demo, main
-from lastword.cli.options import session
+from lastword.cli.command import session
 from lastword.config.topic import STRATEGIES
 
 UPDATES = 2_000

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.cli import main, options
+from lastword.cli import main
+from lastword.cli.command import CONTEXT
 from lastword.clock import ManualClock
 
 README = Path(__file__).parents[2] / "README.md"
@@ -116,9 +117,9 @@ def test_what_explain_says_in_the_readme(here: Path) -> None:
             users[key] = {"city": city}
             clock.advance(1000)
         del users["bob"]
-    options.CONTEXT.clock = clock
+    CONTEXT.clock = clock
     try:
         _, told, _ = typed("lastword explain data users --key bob")
     finally:
-        options.CONTEXT.clock = None
+        CONTEXT.clock = None
     assert told.decode() == shown.group(1)

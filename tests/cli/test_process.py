@@ -13,7 +13,7 @@ import pytest
 
 import lastword
 from lastword import kernels
-from lastword.cli import confirm, main
+from lastword.cli import command, main
 from lastword.errors import DiskFullError
 
 COMMAND = [sys.executable, "-m", "lastword"]
@@ -104,7 +104,7 @@ def test_ctrl_c_while_cleaning_stops_at_a_safe_point(data, monkeypatch, capsys):
 def test_an_answer_of_no_changes_nothing(data, monkeypatch, capsys):
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
-    monkeypatch.setattr(confirm.typer, "confirm", lambda *asked, **more: False)
+    monkeypatch.setattr(command.typer, "confirm", lambda *asked, **more: False)
     assert main.run(["drop", str(data), "users"]) == 2
     assert "not confirmed: nothing was changed" in capsys.readouterr().err
     with lastword.open(data) as logs:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cli import options
+from lastword.cli.command import CONTEXT
 from lastword.cli.main import run
 from lastword.clock import ManualClock
 from tests.cli.golden_runner import BEGIN_MS, execute, parse
@@ -87,7 +87,7 @@ def carried_out(command: str, clock: ManualClock) -> tuple[int, str]:
     if words[1] == "create":
         words = ["a-new-one" if word == "users" else word for word in words]
     out, err = io.StringIO(), io.StringIO()
-    before, sys.stdin, options.CONTEXT.clock = sys.stdin, io.TextIOWrapper(io.BytesIO(b"")), clock
+    before, sys.stdin, CONTEXT.clock = sys.stdin, io.TextIOWrapper(io.BytesIO(b"")), clock
     here = Path.cwd()
     copy = here.parent / "copy"
     shutil.rmtree(copy, ignore_errors=True)
@@ -98,7 +98,7 @@ def carried_out(command: str, clock: ManualClock) -> tuple[int, str]:
             code = run(words[1:])
     finally:
         os.chdir(here)
-        sys.stdin, options.CONTEXT.clock = before, None
+        sys.stdin, CONTEXT.clock = before, None
     return code, err.getvalue()
 
 

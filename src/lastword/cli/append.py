@@ -11,9 +11,9 @@ import typer
 
 from lastword.api.json_form import field_bytes
 from lastword.cli import signals
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
-from lastword.cli.output import argument_bytes, key_candidates
-from lastword.cli.text import unescape
+from lastword.cli.command import Session, command
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.cli.text import argument_bytes, key_candidates, unescape
 from lastword.errors import UsageError, nearest
 from lastword.values import plural
 

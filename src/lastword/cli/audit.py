@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from lastword.api.json_form import bytes_json
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.command import Session, command
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.cli.text import key_text
 from lastword.errors import LastwordError, PartialFailure, UsageError
 from lastword.values import plural

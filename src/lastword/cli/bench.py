@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lastword.cli.options import Session, command
+from lastword.cli.command import Session, command
 
 if TYPE_CHECKING:
     from lastword.api.logs import LogDir

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from lastword.cli.confirm import Yes, confirm
-from lastword.cli.options import Directory, MoreDirs, Session, Sets, Target, TopicName, command, settings_of
+from lastword.cli.command import Session, Yes, command, confirm
+from lastword.cli.target import Directory, MoreDirs, Sets, Target, TopicName, settings_of
 from lastword.values import plural
 
 EXAMPLES = """

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from lastword.cli import signals
-from lastword.cli.confirm import Yes, confirm
-from lastword.cli.options import Directory, MoreDirs, Session, Sets, Target, command, settings_of
+from lastword.cli.command import Session, Yes, command, confirm
+from lastword.cli.target import Directory, MoreDirs, Sets, Target, settings_of
 from lastword.values import plural
 
 EXAMPLES = """

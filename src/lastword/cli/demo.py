@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import Session, command
+from lastword.cli.command import Session, command
 from lastword.units import format_bytes
 from lastword.values import Value
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli.confirm import Yes, confirm
-from lastword.cli.options import Directory, MoreDirs, Session, Target, TopicName, command
+from lastword.cli.command import Session, Yes, command, confirm
+from lastword.cli.target import Directory, MoreDirs, Target, TopicName
 from lastword.errors import UsageError
 from lastword.units import format_bytes
 from lastword.values import plural

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.command import Session, command
 from lastword.cli.output import split_failure
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes
 from lastword.values import plural

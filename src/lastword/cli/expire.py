@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli import signals
-from lastword.cli.options import (
-    Directory,
-    MoreDirs,
-    Partition,
-    Session,
-    Target,
-    TopicName,
-    WhatIf,
-    command,
-    what_if,
-)
+from lastword.cli.command import Session, command
 from lastword.cli.output import split_failure
 from lastword.cli.remedies import policy_remedy
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, WhatIf, what_if
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes
 from lastword.values import plural

@@ -6,21 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lastword.cli.options import (
-    Directory,
-    MoreDirs,
-    Partition,
-    Session,
-    Target,
-    TopicName,
-    WhatIf,
-    command,
-    now_ms,
-    what_if,
-)
-from lastword.cli.output import field_text, key_candidates
+from lastword.cli.command import Session, command, now_ms
 from lastword.cli.remedies import policy_remedy
-from lastword.cli.text import key_text
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, WhatIf, what_if
+from lastword.cli.text import field_text, key_candidates, key_text
 from lastword.errors import LastwordError
 from lastword.units import format_duration, format_time
 

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from lastword.cli import signals
-from lastword.cli.options import Session, Target
+from lastword.cli.command import Session
+from lastword.cli.target import Target
 from lastword.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lastword.cli import signals
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
+from lastword.cli.command import Session, command, now_ms
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.errors import LeaseRefusedError, UsageError
 from lastword.units import format_time
 from lastword.values import plural

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.command import Session, command
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes, format_time
 from lastword.values import plural

@@ -43,8 +43,7 @@ from lastword.cli import (
     verify,
     warm,
 )
-from lastword.cli.help import Commands
-from lastword.cli.options import ClosedPipe, version_option
+from lastword.cli.command import ClosedPipe, Commands, version_option
 from lastword.cli.output import INTERRUPTED, Output
 from lastword.cli.remedies import PLACE
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest

@@ -12,13 +12,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from lastword.api.json_form import bytes_json, field_bytes, field_json, is_base64_form
+from lastword.api.json_form import bytes_json
 from lastword.cli.remedies import remedy_of
-from lastword.cli.text import cut, json_escaped, json_text, table, terminal_width, unescape
+from lastword.cli.table import cut, table, terminal_width
+from lastword.cli.text import json_escaped
 from lastword.errors import LastwordError, PartialFailure
 from lastword.values import Progress
 
@@ -257,68 +258,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return str(value)
-
-
-def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
-    """The bytes of a key or value to append: text as it is typed, numbers and JSON parsed."""
-    from lastword.api.serializers import SERIALIZERS
-    from lastword.errors import UsageError
-
-    if serializer is None or serializer in ("bytes", "str"):
-        return os.fsencode(text)
-    parse: Callable[[str], Any] = json.loads
-    if serializer in ("int32", "int64"):
-        parse = int
-    elif serializer == "float64":
-        parse = float
-    try:
-        parsed = parse(text)
-    except ValueError:
-        example = "text is JSON in double quotes, as in '\"ada\"'"
-        raise UsageError(
-            f"the {what} is not {serializer}, which this topic stores",
-            remedy=example if serializer == "json" else f"give {serializer}",
-        ) from None
-    return SERIALIZERS[serializer].encode(parsed, what)
-
-
-def key_candidates(text: str, serializer: str | None) -> list[bytes]:
-    """The keys that `text` may stand for where a key is looked up: the one that is shown as `text`, and the
-    one whose JSON form it is. The likelier one comes first."""
-    from lastword.errors import UsageError
-
-    found: list[bytes] = []
-    if text.lstrip().startswith("{"):
-        with suppress(ValueError, UsageError):
-            form = json.loads(text)
-            if is_base64_form(form):
-                found.append(field_bytes(form, "bytes", "key") or b"")
-    if serializer in (None, "bytes", "str"):
-        found.append(unescape(text))
-    else:
-        try:
-            found.append(argument_bytes(text, serializer, "key"))
-        except UsageError:
-            if not found and unescape(text) == os.fsencode(text):
-                raise
-        if serializer == "json":  # spelled in another way than this package's serializer does
-            found.append(os.fsencode(text))
-        if unescape(text) != os.fsencode(text):  # bytes that are not what the topic stores
-            found.append(unescape(text))
-    return list(dict.fromkeys(found))
-
-
-def field_text(data: bytes | None, serializer: str | None, null: Callable[[bytes | None], str]) -> str:
-    """A key or value in text: digits and JSON of topics that store them, else its bytes, escaped.
-
-    `null`: `key_text` or `value_text`.
-    """
-    if data is not None and serializer == "json":
-        with suppress(ValueError, RecursionError):
-            json.loads(data)
-            return json_text(data)
-    elif data is not None and serializer in ("int32", "int64", "float64"):
-        value = field_json(data, serializer)
-        if not isinstance(value, dict):
-            return str(value)
-    return null(data)

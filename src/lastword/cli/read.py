@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from lastword.api.json_form import bytes_json, field_json
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
-from lastword.cli.output import field_text, key_candidates
-from lastword.cli.text import escape, internal_text, key_text, value_text
+from lastword.cli.command import Session, command, now_ms
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
+from lastword.cli.text import escape, field_text, internal_text, key_candidates, key_text, value_text
 from lastword.errors import UsageError, nearest
 from lastword.parse import parse_when
 from lastword.units import format_time

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
+from lastword.cli.command import Session, command, now_ms
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.errors import UsageError
 from lastword.parse import parse_when
 from lastword.units import format_bytes

@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import (
-    Directory,
-    MoreDirs,
-    Partition,
-    Session,
-    Sets,
-    Target,
-    TopicName,
-    command,
-    settings_of,
-)
+from lastword.cli.command import Session, command
 from lastword.cli.output import split_failure
+from lastword.cli.target import Directory, MoreDirs, Partition, Sets, Target, TopicName, settings_of
 from lastword.errors import DataError, LastwordError, StorageError, UsageError
 from lastword.units import format_bytes
 

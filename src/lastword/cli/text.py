@@ -12,15 +12,16 @@ import base64
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
+
+from lastword.api.json_form import field_bytes, field_json, is_base64_form
+from lastword.errors import UsageError
 
 if TYPE_CHECKING:
     from lastword.records.internal import InternalRecord
 
-_PLAIN = "\x1b[0m"
-_COLOR = re.compile("(\x1b\\[[0-9;]*m)")
 NO_KEY = "<no key>"
 TOMBSTONE = "<tombstone>"
 _NULLS = (NO_KEY, TOMBSTONE)
@@ -121,83 +122,63 @@ def _or_null(data: bytes | str | None, null: str) -> str:
     return "\\" + text if text in _NULLS else text
 
 
-def table(
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: str = "",
-    *,
-    width: int | None = None,
-    spare: Sequence[str] = (),
-) -> list[str]:
-    """Lines of one table.
+def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
+    """The bytes of a key or value to append: text as it is typed, numbers and JSON parsed."""
+    from lastword.api.serializers import SERIALIZERS
 
-    Args:
-        header: The titles of the columns.
-        rows: Cells of text, as many as there are titles.
-        right: An `r` for every column that is set to the right, else `l`.
-        width: Fit the lines to this width; None: as wide as they are.
-        spare: Titles of columns that are left out, in this order, where the width does not suffice. Then
-            columns of text are cut, the widest first.
+    if serializer is None or serializer in ("bytes", "str"):
+        return os.fsencode(text)
+    parse: Callable[[str], Any] = json.loads
+    if serializer in ("int32", "int64"):
+        parse = int
+    elif serializer == "float64":
+        parse = float
+    try:
+        parsed = parse(text)
+    except ValueError:
+        example = "text is JSON in double quotes, as in '\"ada\"'"
+        raise UsageError(
+            f"the {what} is not {serializer}, which this topic stores",
+            remedy=example if serializer == "json" else f"give {serializer}",
+        ) from None
+    return SERIALIZERS[serializer].encode(parsed, what)
+
+
+def key_candidates(text: str, serializer: str | None) -> list[bytes]:
+    """The keys that `text` may stand for where a key is looked up: the one that is shown as `text`, and the
+    one whose JSON form it is. The likelier one comes first."""
+    found: list[bytes] = []
+    if text.lstrip().startswith("{"):
+        with suppress(ValueError, UsageError):
+            form = json.loads(text)
+            if is_base64_form(form):
+                found.append(field_bytes(form, "bytes", "key") or b"")
+    if serializer in (None, "bytes", "str"):
+        found.append(unescape(text))
+    else:
+        try:
+            found.append(argument_bytes(text, serializer, "key"))
+        except UsageError:
+            if not found and unescape(text) == os.fsencode(text):
+                raise
+        if serializer == "json":  # spelled in another way than this package's serializer does
+            found.append(os.fsencode(text))
+        if unescape(text) != os.fsencode(text):  # bytes that are not what the topic stores
+            found.append(unescape(text))
+    return list(dict.fromkeys(found))
+
+
+def field_text(data: bytes | None, serializer: str | None, null: Callable[[bytes | None], str]) -> str:
+    """A key or value in text: digits and JSON of topics that store them, else its bytes, escaped.
+
+    `null`: `key_text` or `value_text`.
     """
-    columns = list(range(len(header)))
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in columns]
-    if width is not None:
-        for title in spare:
-            if _width(widths, columns) > width:
-                columns.remove(header.index(title))
-        _shrink(widths, [c for c in columns if right[c : c + 1] != "r"], columns, header, width)
-    lines = []
-    for row in (header, *rows):
-        cells = []
-        for column in columns:
-            cell = cut(row[column], widths[column])
-            on_the_right = right[column : column + 1] == "r"
-            cells.append(cell.rjust(widths[column]) if on_the_right else cell.ljust(widths[column]))
-        line = "  ".join(cells).rstrip()
-        lines.append(line if width is None else cut(line, width))
-    return lines
-
-
-def _width(widths: Sequence[int], columns: Sequence[int]) -> int:
-    return sum(widths[column] for column in columns) + 2 * (len(columns) - 1)
-
-
-def _shrink(
-    widths: list[int], texts: Sequence[int], columns: Sequence[int], header: Sequence[str], width: int
-) -> None:
-    """Make columns of text narrower, the widest first, not below their titles or 12 characters."""
-    while (over := _width(widths, columns) - width) > 0:
-        can = [column for column in texts if widths[column] > max(12, len(header[column]))]
-        if not can:
-            return
-        widest = max(can, key=lambda column: widths[column])
-        others = [widths[column] for column in can if widths[column] < widths[widest]]
-        floor = max(12, len(header[widest]), max(others, default=0))
-        widths[widest] = max(floor, widths[widest] - over)
-
-
-def cut(line: str, width: int) -> str:
-    """At most `width` characters that are seen: colours take no room, and the last one ends."""
-    if len(_COLOR.sub("", line)) <= width:
-        return line
-    kept, left, end = [], max(0, width - 1), ""
-    for part in _COLOR.split(line):  # text, colour, text, ...
-        if _COLOR.fullmatch(part):
-            kept.append(part)
-            end = _PLAIN
-            continue
-        kept.append(part[:left])
-        left -= len(kept[-1])
-        if not left:
-            break
-    return "".join(kept) + "…" + end
-
-
-def terminal_width(stream: TextIO) -> int:
-    """Columns of the terminal that `stream` writes to; `COLUMNS` wins, as in every program."""
-    with suppress(ValueError):
-        if (columns := int(os.environ.get("COLUMNS", "0"))) > 0:
-            return columns
-    with suppress(OSError, ValueError):
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    return 80
+    if data is not None and serializer == "json":
+        with suppress(ValueError, RecursionError):
+            json.loads(data)
+            return json_text(data)
+    elif data is not None and serializer in ("int32", "int64", "float64"):
+        value = field_json(data, serializer)
+        if not isinstance(value, dict):
+            return str(value)
+    return null(data)

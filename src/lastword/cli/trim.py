@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lastword.cli.confirm import Yes, confirm
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command, now_ms
+from lastword.cli.command import Session, Yes, command, confirm, now_ms
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.errors import UsageError
 from lastword.parse import parse_when
 from lastword.values import plural

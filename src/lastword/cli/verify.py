@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lastword.cli.options import Directory, MoreDirs, Partition, Session, Target, TopicName, command
+from lastword.cli.command import Session, command
+from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName
 from lastword.units import format_bytes
 from lastword.values import plural
 

@@ -6,7 +6,7 @@ import time
 
 import typer
 
-from lastword.cli.options import Session, command
+from lastword.cli.command import Session, command
 from lastword.units import format_bytes
 from lastword.values import plural
 
