@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from lastword.wire import INT64_MAX
+
 NO_TIMESTAMP = -1
 """Kafka's mark for a record, or a batch, without a timestamp."""
+
+NEVER = INT64_MAX
+"""A timestamp, or an offset, that is never reached."""
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

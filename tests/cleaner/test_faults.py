@@ -25,8 +25,9 @@ from lastword.files import OsFiles
 from lastword.kernels import table as fields
 from lastword.kernels.repack import JOINED, MIXED
 from lastword.partition.view import PartitionView
-from lastword.records.batch import CHECKED_FROM, CRC_POSITION, read_header
+from lastword.records.batch import read_header
 from lastword.records.builder import BatchBuilder
+from lastword.wire import ATTRIBUTES_AT, CONTROL_BIT, CRC_AT
 from tests.build import LogBuilder
 from tests.fakes.recording import RecordingFiles
 
@@ -163,8 +164,8 @@ def change_written(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], by
 def sealed(data: bytes) -> bytes:
     from google_crc32c import value
 
-    crc = value(data[CHECKED_FROM:]).to_bytes(4, "big")
-    return data[:CRC_POSITION] + crc + data[CHECKED_FROM:]
+    crc = value(data[ATTRIBUTES_AT:]).to_bytes(4, "big")
+    return data[:CRC_AT] + crc + data[ATTRIBUTES_AT:]
 
 
 def test_a_changed_value(each: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +244,7 @@ def test_a_changed_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, posit
     def flush(self: Any) -> None:
         for row in range(self._row):
             start, size = int(self._table[row, fields.POSITION]), int(self._table[row, fields.SIZE])
-            if self._table[row, fields.ATTRIBUTES] & fields.CONTROL:
+            if self._table[row, fields.ATTRIBUTES] & CONTROL_BIT:
                 data = bytearray(self._out[start : start + size].tobytes())
                 data[position if position < 61 else size - 9] ^= 1
                 self._out[start : start + size] = np.frombuffer(sealed(bytes(data)), np.uint8)

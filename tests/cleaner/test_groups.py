@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from lastword.cleaner.groups import MAX_OFFSET_RANGE, Limits, group, needs_rewrite
+from lastword.cleaner.groups import Limits, group, needs_rewrite
+from lastword.segment.names import MAX_RELATIVE_OFFSET
 
 LIMITS = Limits(segment_bytes=1000, segment_index_bytes=10 << 20, index_interval_bytes=4096)
 
@@ -90,7 +91,7 @@ def test_a_merged_log_is_not_crowded_any_more() -> None:
 
 
 def test_offsets_of_an_output_stay_within_an_index_entry() -> None:
-    far = MAX_OFFSET_RANGE
+    far = MAX_RELATIVE_OFFSET
     facts = [Facts(0, 10, 50, 1, 40), Facts(far - 5, far + 1, 50, 1, 40), Facts(far + 1, far + 2, 50, 1, 40)]
     assert [(g.first, g.last) for g in group(facts, LIMITS)] == [(0, 1), (2, 2)]
 

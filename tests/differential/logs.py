@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lastword.config import TopicConfig
-from lastword.records.batch import MAX_INT, write_batch
+from lastword.records.batch import write_batch
 from lastword.records.builder import BatchBuilder
 from lastword.records.control import ABORT, COMMIT, control_key, marker_value
 from lastword.records.legacy_build import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from lastword.segment import names
+from lastword.wire import INT32_MAX
 
 T = 1_700_000_000_000
 TOPIC = "random"
@@ -125,7 +126,7 @@ class _Writer:
         appended = rng.random() < 0.15
         known = producer >= 0
         if known and producer not in self.sequences:
-            self.sequences[producer] = self.rare.choice((0, 0, MAX_INT, MAX_INT - 6))
+            self.sequences[producer] = self.rare.choice((0, 0, INT32_MAX, INT32_MAX - 6))
         builder = BatchBuilder(
             codec,
             timestamp_type=LOG_APPEND if appended else 0,
@@ -146,7 +147,7 @@ class _Writer:
             last_offset_delta=last,
         )
         if known:
-            self.sequences[producer] = (self.sequences[producer] + last + 1) & MAX_INT
+            self.sequences[producer] = (self.sequences[producer] + last + 1) & INT32_MAX
         self.put(data, base + last + 1)
 
     def end(self, producer: int, kind: int) -> None:
@@ -177,7 +178,7 @@ class _Writer:
             payload=b"",
         )
         if known:
-            self.sequences[producer] = (sequence + count) & MAX_INT
+            self.sequences[producer] = (sequence + count) & INT32_MAX
         self.put(data, self.offset + count)
 
     def something_rare(self, producers: list[int]) -> None:

@@ -182,7 +182,7 @@ def job_commits(root: Path, told: Story) -> None:
     manifest = inbox.Manifest("j", (closed,), sync=True, writer="nightly", sequence=1)
     before = len(list((root / "life1-0").glob("*.log")))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(adopting, "PART", 1 << 60)
+        patched.setattr(adopting, "MIN_SIZE_RATIO", 0.0)
         inbox.commit(
             str(root),
             manifest,

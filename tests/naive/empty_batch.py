@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from lastword.records.batch import (
-    CONTROL_BIT,
-    LOG_APPEND_BIT,
-    TRANSACTIONAL_BIT,
-    BatchHeader,
-    write_batch,
-)
+from lastword.records.batch import BatchHeader, write_batch
+from lastword.wire import CONTROL_BIT, LOG_APPEND_BIT, TRANSACTIONAL_BIT
 
 
 def empty_batch(header: BatchHeader) -> bytes:

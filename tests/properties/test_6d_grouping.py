@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner.groups import MAX_OFFSET_RANGE, Limits, group
+from lastword.cleaner.groups import Limits, group
+from lastword.segment.names import MAX_RELATIVE_OFFSET
 from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer
 from tests.properties.strategies import by_strategy
@@ -78,12 +79,14 @@ def test_6D_34_three_fit(count: int) -> None:
     assert ranges(facts(count), limits) == expected
 
 
-@pytest.mark.parametrize(("span", "together"), [(MAX_OFFSET_RANGE, True), (MAX_OFFSET_RANGE + 1, False)])
+@pytest.mark.parametrize(
+    ("span", "together"), [(MAX_RELATIVE_OFFSET, True), (MAX_RELATIVE_OFFSET + 1, False)]
+)
 def test_6D_35_37_offsets_of_a_group_fit_an_index_entry(span: int, together: bool) -> None:
     """The last offset of a group lies at most 2^31 - 1 above its first base."""
     two = [Facts(0, 10), Facts(span, span + 1)]
     assert ranges(two, HUGE) == ([(0, 1)] if together else [(0, 0), (1, 1)])
-    assert MAX_OFFSET_RANGE == (1 << 31) - 1
+    assert MAX_RELATIVE_OFFSET == (1 << 31) - 1
 
 
 @by_strategy
@@ -123,7 +126,7 @@ def test_6D_38_an_index_that_understates_the_data(tmp_path: Path, strategy: str)
     log.roll().clean(strategy=strategy)
     assert log.offsets()[:2] == [3, far + 3] and len(log.offsets()) == 8
     bases = [one.base_offset for one in log.log.segments]
-    assert all(b - a <= MAX_OFFSET_RANGE or a == 0 for a, b in pairwise(bases))
+    assert all(b - a <= MAX_RELATIVE_OFFSET or a == 0 for a, b in pairwise(bases))
     log.close()
 
 

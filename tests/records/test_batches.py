@@ -19,14 +19,9 @@ from lastword.records import (
     read_records,
     set_base_offset,
 )
-from lastword.records.batch import (
-    CHECKED_FROM,
-    HEADER_BYTES,
-    BatchHeader,
-    check_crc,
-    computed_crc,
-)
+from lastword.records.batch import BatchHeader, check_crc, computed_crc
 from lastword.records.control import ABORT, COMMIT, control_key, marker_value, parse_control
+from lastword.wire import ATTRIBUTES_AT, HEADER_BYTES
 from tests.naive.empty_batch import empty_batch
 
 T = 1_700_000_000_000
@@ -272,7 +267,7 @@ class TestRefusals:
             BatchBuilder().build()
 
     def test_what_does_not_fit_a_length_field_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("lastword.records.builder.MAX_INT", 100)
+        monkeypatch.setattr("lastword.records.builder.INT32_MAX", 100)
         with pytest.raises(RecordTooLargeError, match="a record of 45 bytes"):
             BatchBuilder().append(T, b"k", b"x" * 38)
         builder = BatchBuilder()
@@ -347,7 +342,7 @@ class TestDamage:
 
     def test_every_flipped_bit_under_the_checksum_is_found(self) -> None:
         raw = bytes.fromhex(HEADERS)
-        for position in range(CHECKED_FROM, len(raw)):
+        for position in range(ATTRIBUTES_AT, len(raw)):
             for bit in range(8):
                 bad = bytearray(raw)
                 bad[position] ^= 1 << bit

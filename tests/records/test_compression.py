@@ -19,18 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError
-from lastword.records.compression import (
-    CODEC_NAMES,
-    GZIP,
-    LZ4,
-    SNAPPY,
-    ZSTD,
-    compress,
-    decompress,
-    decompress_into,
-    located,
-    xxh32,
-)
+from lastword.records.compression import CODEC_NAMES, compress, decompress, decompress_into, located, xxh32
+from lastword.wire import GZIP, LZ4, SNAPPY, ZSTD
 
 PACKING = [GZIP, SNAPPY, LZ4, ZSTD]
 ALL = [0, *PACKING]

@@ -18,7 +18,6 @@ from lastword.files import DEFAULT, Handle
 from lastword.partition.transactions import Decisions
 from lastword.resolve import resolve
 from lastword.resolve.bitmaps import bits_of, joined
-from lastword.resolve.resolver import NEVER
 from lastword.resolve.rules import LAST_HASH, Rules
 from lastword.resolve.shards import (
     Extent,
@@ -29,6 +28,7 @@ from lastword.resolve.shards import (
     resolve_shard,
 )
 from lastword.segment.txn_index import AbortedTransaction
+from lastword.units import NEVER
 from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import T, batches
 from tests.resolve.support import MemorySegment, segments

@@ -9,11 +9,11 @@ import pytest
 
 from lastword.errors import CorruptBatchError
 from lastword.files import DEFAULT
-from lastword.records.batch import HEADER_BYTES
 from lastword.records.builder import BatchBuilder
 from lastword.records.legacy_build import build_message
 from lastword.segment import names, recover
 from lastword.segment.recover import Inspection, inspect
+from lastword.wire import HEADER_BYTES
 
 BASE = 1000
 T = 1_750_000_000_000

@@ -13,7 +13,8 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import UsageError
 from lastword.state import ttl as engine
-from lastword.state.ttl import NEVER, Watch, expire_values, expires_at, header_of
+from lastword.state.ttl import Watch, expire_values, expires_at, header_of
+from lastword.units import NEVER
 
 HOUR = 3_600_000
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import lastword
+from lastword.config.instance import DEFAULT_MAP_BYTES
 from lastword.files import DEFAULT
 from lastword.partition.view import PartitionView
 from lastword.tools import md5
@@ -34,7 +35,7 @@ def test_the_two_keys_are_what_they_should_be() -> None:
     assert hashlib.md5(KEYS[1]).hexdigest() == DIGEST
 
 
-@pytest.mark.parametrize("memory_bytes", [md5.DEFAULT_MEMORY_BYTES, 40_000, 12_000])
+@pytest.mark.parametrize("memory_bytes", [DEFAULT_MAP_BYTES, 40_000, 12_000])
 def test_both_keys_are_found_among_many_in_any_memory(tmp_path: Path, memory_bytes: int) -> None:
     log = LogBuilder(tmp_path, segment_bytes=20_000)
     for number in range(30):

@@ -16,10 +16,11 @@ from lastword.errors import UnknownSettingError, UsageError
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.builder import BatchBuilder
-from lastword.tools.death import NEVER, Deaths, _Kept, deaths_between, deaths_of
+from lastword.tools.death import Deaths, _Kept, deaths_between, deaths_of
 from lastword.tools.picture import picture
 from lastword.tools.replay import PaperLog, closings
 from lastword.tools.simulate import Part, simulate
+from lastword.units import NEVER
 from tests.api.conftest import tree_digest
 from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer

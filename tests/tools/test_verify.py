@@ -8,9 +8,9 @@ import pytest
 import lastword
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT, OsFiles
-from lastword.records.batch import HEADER_BYTES
 from lastword.segment import names
 from lastword.tools.verify import verify
+from lastword.wire import HEADER_BYTES
 from tests.api.conftest import tree_digest
 from tests.golden.loader import case
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from lastword.partition.leases import NO_FLOOR
 from lastword.partition.tombstones import MAY_GO, TombstoneFacts, held_by
+from lastword.wire import INT64_MAX
 
 
 class LiveTombstones(Protocol):
@@ -115,5 +116,5 @@ class TombstoneClocks:
         if not self.offset.size:
             return np.empty(0, np.int64)
         horizon_ms = found.horizon_ms[np.searchsorted(found.offset, self.offset)]
-        room_ms = (1 << 63) - 1 - np.maximum(self.since_ms, 0)
+        room_ms = INT64_MAX - np.maximum(self.since_ms, 0)
         return np.maximum(self.since_ms + np.minimum(delete_retention_ms, room_ms), horizon_ms)

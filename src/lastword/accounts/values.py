@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lastword.values import Value
+from lastword.wire import INT64_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class PartitionAccount(Value):
     log_start: int = 0
     segment_bytes: int = 1 << 30
     min_cleanable_dirty_ratio: float = 0.5
-    max_compaction_lag_ms: int = (1 << 63) - 1
+    max_compaction_lag_ms: int = INT64_MAX
     quarantined: bool = False
     strategy: str = "generational"
     file_bytes: int = 0

@@ -17,12 +17,12 @@ from lastword.api import pairs, partitioners
 from lastword.api.placing import Placing
 from lastword.api.record import Record
 from lastword.config import TopicConfig
-from lastword.config.setting import MAX_INT
 from lastword.errors import KeyRequiredError, RecordTooLargeError, UsageError
 from lastword.parse import to_ms
 from lastword.records.builder import BatchBuilder
 from lastword.records.record import Header
 from lastword.units import exact_bytes, format_bytes
+from lastword.wire import INT32_MAX
 
 if TYPE_CHECKING:
     from lastword.api.producers import Call
@@ -395,4 +395,4 @@ def _both(size_bytes: int) -> str:
 
 def _enough(size_bytes: int) -> str:
     """The next power of two, as a setting is written."""
-    return exact_bytes(min(1 << (size_bytes - 1).bit_length(), MAX_INT))
+    return exact_bytes(min(1 << (size_bytes - 1).bit_length(), INT32_MAX))

@@ -27,18 +27,11 @@ from lastword.api.record import Appended
 from lastword.errors import UsageError
 from lastword.partition.appending import AppendedBatch
 from lastword.partition.log import PartitionLog
-from lastword.partition.named import (
-    COMPACT_BYTES,
-    MAX_CALL_SEQUENCE,
-    Journal,
-    NamedProducer,
-    Part,
-    WholeCall,
-    read_journal,
-)
+from lastword.partition.named import COMPACT_BYTES, Journal, NamedProducer, Part, WholeCall, read_journal
 from lastword.partition.view import PartitionView
-from lastword.records.batch import CHECKED_FROM, CRC_POSITION, MAX_INT, check_crc, read_header
+from lastword.records.batch import check_crc, read_header
 from lastword.records.reader import read_records
+from lastword.wire import ATTRIBUTES_AT, CRC_AT, INT32_MAX, INT64_MAX
 
 EPOCH = 0
 MAX_NAME = 249
@@ -133,7 +126,7 @@ class Share:
         state = log.producer(producer.producer_id)
         ahead = 0
         if state is not None and state.batches:
-            ahead = (state.last_sequence + 1 - known.written) & MAX_INT
+            ahead = (state.last_sequence + 1 - known.written) & INT32_MAX
             ahead = 0 if ahead >= _HALF else ahead
         self.log = log
         self.before = known.written
@@ -151,7 +144,7 @@ class Share:
         if self._leftovers is None:
             self._leftovers = self._read()
         while self._next is None or self._next.number < self.written:
-            self._next = next(self._leftovers, Leftover(MAX_INT, self.last_offset, None, None))
+            self._next = next(self._leftovers, Leftover(INT32_MAX, self.last_offset, None, None))
         found = self._next
         if found.number == self.written:
             if (found.key, found.value) != (key, value):
@@ -173,7 +166,7 @@ class Share:
             check_crc(data, header, segment.file, position=0)
             for record in read_records(data, header, segment.file, position=0):
                 sequence = header.base_sequence + record.offset - header.base_offset
-                number = self.before + ((sequence - self.before) & MAX_INT)
+                number = self.before + ((sequence - self.before) & INT32_MAX)
                 yield Leftover(number, record.offset, record.key, record.value)
 
     def append(self, batches: list[Any]) -> list[AppendedBatch]:
@@ -181,7 +174,7 @@ class Share:
         at = self.written
         for batch in batches:
             data = bytearray(batch)
-            at += stamp(data, self._producer_id, at & MAX_INT)
+            at += stamp(data, self._producer_id, at & INT32_MAX)
             stamped.append(data)
         done = self.log.append_batches(stamped)
         self.written, self.last_offset = at, done[-1].last_offset
@@ -243,7 +236,7 @@ def check(name: object, sequence: object) -> tuple[str, int]:
         raise UsageError(f"sequence={sequence!r} without a producer", remedy='give both: producer="loader"')
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
         raise UsageError(f"{name!r} is no producer name", remedy=f"a str of 1 to {MAX_NAME} characters")
-    if isinstance(sequence, bool) or not isinstance(sequence, int) or not 0 <= sequence <= MAX_CALL_SEQUENCE:
+    if isinstance(sequence, bool) or not isinstance(sequence, int) or not 0 <= sequence <= INT64_MAX:
         raise UsageError(
             f"producer {name!r} with sequence {sequence!r}",
             remedy="sequence= is the call's number, 0 or more",
@@ -255,7 +248,7 @@ def stamp(batch: bytearray, producer_id: int, sequence: int) -> int:
     """Make a ready batch one of that producer's; returns how many sequences it takes."""
     header = read_header(batch, 0, len(batch), "<append>")
     _PRODUCER.pack_into(batch, _PRODUCER_POSITION, producer_id, EPOCH, sequence)
-    _CRC.pack_into(batch, CRC_POSITION, google_crc32c.value(bytes(batch[CHECKED_FROM:])))
+    _CRC.pack_into(batch, CRC_AT, google_crc32c.value(bytes(batch[ATTRIBUTES_AT:])))
     return header.last_offset - header.base_offset + 1
 
 
@@ -263,7 +256,7 @@ def _is_there(producer: NamedProducer, log: PartitionLog, part: Part) -> bool:
     """Does the log hold that many of the producer's records, or did it once?"""
     state = log.producer(producer.producer_id)
     if state is not None and state.batches:
-        return ((state.last_sequence + 1 - part.written) & MAX_INT) < _HALF
+        return ((state.last_sequence + 1 - part.written) & INT32_MAX) < _HALF
     # Nobody remembers the producer: a broker forgot it, or the log lost all that it wrote.
     if part.last_offset >= log.log_end:
         return False

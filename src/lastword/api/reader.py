@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from lastword.api.record import TIMESTAMP_TYPES, K, Record, V
+from lastword.config.instance import DEFAULT_MAP_BYTES
 from lastword.errors import UsageError, nearest
 from lastword.partition import scan
 from lastword.partition.moment import Range
@@ -69,7 +70,7 @@ class Reader(Handle, Iterator[Record[K, V]], Generic[K, V]):
         *,
         view: str = "log",
         keys: frozenset[bytes] | None = None,
-        map_bytes: int = 128 << 20,
+        map_bytes: int = DEFAULT_MAP_BYTES,
         committed: bool = True,
         follow: Callable[[dict[int, int]], Follow] | None = None,
     ) -> None:

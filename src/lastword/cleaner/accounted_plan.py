@@ -20,6 +20,7 @@ from lastword.cleaner.runs import Run, all_garbage
 from lastword.cleaner.steps import Steps
 from lastword.clock import Clock
 from lastword.config import TopicConfig
+from lastword.config.instance import DEFAULT_SPACE_TARGET
 from lastword.files import Files
 from lastword.partition import leases
 from lastword.partition.leases import Leases
@@ -40,7 +41,7 @@ def plan(
     clock: Clock,
     ledger: Ledger | None = None,
     runs: Sequence[Run] | None = None,
-    space_target: float = 1.5,
+    space_target: float = DEFAULT_SPACE_TARGET,
     clocks: Clocks | None = None,
     salt: bytes | None = None,
     progress: ProgressLike | None = None,

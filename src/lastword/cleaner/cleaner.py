@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from lastword.cleaner import account, leased
 from lastword.cleaner.groups import group
 from lastword.cleaner.phases import (
-    DEFAULT_MAP_BYTES,
     alone,
     below,
     build_whole,
@@ -31,6 +30,7 @@ from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import Transactions
 from lastword.clock import Clock
 from lastword.config import TopicConfig
+from lastword.config.instance import DEFAULT_MAP_BYTES, DEFAULT_SPACE_TARGET, DEFAULT_SURVIVORSHIP_ALPHA
 from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.partition import leases
@@ -61,8 +61,8 @@ def clean(
     budget: DriveBudget | None = None,
     ledger: Ledger | None = None,
     run: Run | None = None,
-    space_target: float = 1.5,
-    alpha: float = 0.3,
+    space_target: float = DEFAULT_SPACE_TARGET,
+    alpha: float = DEFAULT_SURVIVORSHIP_ALPHA,
     threads: int = 1,
 ) -> CleanRound | None:
     """One round over `log`; None when the plan is to keep it (`plan` tells why).
@@ -139,7 +139,7 @@ def plan(
     due: bool = False,
     strategy: str = "kafka",
     map_bytes: int = DEFAULT_MAP_BYTES,
-    space_target: float = 1.5,
+    space_target: float = DEFAULT_SPACE_TARGET,
     clocks: Clocks | None = None,
     salt: bytes | None = None,
     progress: ProgressLike | None = None,

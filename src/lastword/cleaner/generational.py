@@ -30,6 +30,7 @@ from functools import cached_property
 from typing import Literal
 
 from lastword.accounts import DriveAccount, PartitionAccount
+from lastword.cleaner.groups import is_crowded
 from lastword.cleaner.runs import BEST, Columns, Run, all_garbage, best_runs, merge
 from lastword.units import format_bytes, format_duration
 from lastword.values import Value
@@ -39,8 +40,6 @@ __all__ = ["Choice", "Obligation", "Run", "all_garbage", "choose_drive", "crowde
 Obligation = Literal["overdue", "ceiling", "target", "files", "none"]
 
 SMALLEST_CEILING_SEGMENTS = 4
-FILES_FOR_ONE = 3
-FILES_FREE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,7 @@ def choose_drive(drive: DriveAccount, now_ms: int) -> Choice:
 
 def crowded(partition: PartitionAccount) -> bool:
     """Has it so many files that neighbours should merge, although nothing in them is dead?"""
-    full = -(-partition.total_bytes // partition.segment_bytes)
-    return len(partition.segments) > FILES_FOR_ONE * full + FILES_FREE
+    return is_crowded(len(partition.segments), partition.total_bytes, partition.segment_bytes)
 
 
 def _ours(partition: PartitionAccount) -> bool:

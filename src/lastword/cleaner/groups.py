@@ -25,10 +25,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lastword.segment.recover import MAX_FILE_BYTES
+from lastword.segment.names import MAX_FILE_BYTES, MAX_RELATIVE_OFFSET
 
-MAX_OFFSET_RANGE = (1 << 31) - 1  # an index entry's relative offset is a signed 32-bit number
-SMALL_SHARE = 20  # 1/20 of segment.bytes: what one file less is worth, in bytes moved
+SMALL_RATIO = 0.05
+"""A clean segment of at most this share of `segment.bytes` is rewritten with its neighbours: one file less is
+worth as many bytes moved."""
+SMALL_RATIO_WHEN_CROWDED = 0.5
+FILES_FOR_ONE = 3
+FILES_FREE = 64
 TIME_INDEX_ENTRY_BYTES = 12
 
 
@@ -94,14 +98,22 @@ def needs_rewrite(facts: Facts) -> bool:
     return facts.dead_records > 0 or facts.tombstones_without_horizon > 0
 
 
+def is_crowded(files: int, size_bytes: int, segment_bytes: int) -> bool:
+    """Return whether a log has so many files that neighbours merge although nothing in them is dead.
+
+    The limit is `FILES_FOR_ONE` files for each one that `size_bytes` would fill, and `FILES_FREE`.
+    """
+    return files > FILES_FOR_ONE * -(-size_bytes // segment_bytes) + FILES_FREE
+
+
 def group(facts: Sequence[Facts], limits: Limits, worth: Collection[int] = ()) -> tuple[Group, ...]:
     """The groups to rewrite, in offset order; segments in none of them stay as they are.
 
     worth: indexes of segments that need a rewrite for more than their facts tell.
     """
     total_bytes = sum(one.size_bytes for one in facts)
-    crowded = len(facts) > 3 * -(-total_bytes // limits.segment_bytes) + 64
-    small_bytes = limits.segment_bytes // (2 if crowded else SMALL_SHARE)
+    crowded = is_crowded(len(facts), total_bytes, limits.segment_bytes)
+    small_bytes = int(limits.segment_bytes * (SMALL_RATIO_WHEN_CROWDED if crowded else SMALL_RATIO))
     groups: list[Group] = []
     run: list[int] = []
 
@@ -152,7 +164,7 @@ def _filled(
 
 
 def _fits(facts: Sequence[Facts], run: Sequence[int], one: Facts, limits: Limits) -> bool:
-    if one.next_offset - 1 - facts[run[0]].base_offset > MAX_OFFSET_RANGE:
+    if one.next_offset - 1 - facts[run[0]].base_offset > MAX_RELATIVE_OFFSET:
         return False
     return limits.fit(sum(facts[i].live_bytes for i in run) + one.live_bytes) and limits.hold(
         sum(facts[i].size_bytes for i in run) + one.size_bytes

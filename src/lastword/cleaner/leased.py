@@ -20,6 +20,7 @@ from lastword.partition import leases, losses
 from lastword.partition.leases import Leases
 from lastword.partition.tombstones import LEASE, MAY_GO, TombstoneFacts, held_by
 from lastword.units import format_time
+from lastword.wire import DELETE_HORIZON_BIT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,7 +104,7 @@ def _held_by(reason: int, chunk: Chunk, now_ms: int, floor: int, *, old_due: boo
     from lastword.records.columns import decode_columns
 
     old = (chunk.table[:, fields.MAGIC] < 2) & old_due
-    has_horizon = ((chunk.table[:, fields.ATTRIBUTES] & fields.HORIZON) != 0) | old
+    has_horizon = ((chunk.table[:, fields.ATTRIBUTES] & DELETE_HORIZON_BIT) != 0) | old
     horizon_ms = np.where(old, now_ms, chunk.table[:, fields.BASE_TIMESTAMP])
     if not (has_horizon & (horizon_ms <= now_ms) & chunk.data_rows()).any():
         return np.empty(0, np.int64)

@@ -30,7 +30,7 @@ from lastword.kernels.repack import (
     repack_rows,
     room_needed,
 )
-from lastword.records.batch import CHECKED_FROM, CRC_POSITION, HEADER_BYTES, read_header
+from lastword.records.batch import read_header
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
 from lastword.records.compression import compress
@@ -41,6 +41,19 @@ from lastword.resolve import DeadBitmaps
 from lastword.segment import names
 from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.txn_index import AbortedTransaction, encode_entries
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    CONTROL_BIT,
+    CRC_AT,
+    DELETE_HORIZON_BIT,
+    HEADER_BYTES,
+    LEADER_EPOCH_AT,
+    LENGTH_AT,
+    MAX_TIMESTAMP_AT,
+    OVERHEAD_BYTES,
+    PRODUCER_ID_AT,
+)
 
 OUT_BYTES = 4 << 20
 OUT_ROWS = 1 << 14
@@ -194,7 +207,7 @@ class Writer:
         ends = table[:, fields.LAST_OFFSET].copy()
         whole = ~self._dead.mask(ends)  # of an uncompressed entry: its only message
         parts: list[tuple[int, int, bytes]] = []  # rows [a, b): a wrapper that was cut
-        for row in np.flatnonzero(table[:, fields.ATTRIBUTES] & fields.CODEC).tolist():
+        for row in np.flatnonzero(table[:, fields.ATTRIBUTES] & CODEC_MASK).tolist():
             gone = self._dead.count(int(table[row, fields.BASE_OFFSET]), int(ends[row]) + 1)
             whole[row] = gone == 0
             if 0 < gone < table[row, fields.COUNT]:
@@ -281,7 +294,7 @@ class Writer:
         out, table, classes = full.out, full.table[: full.rows], full.classes[: full.rows]
         attributes = table[:, fields.ATTRIBUTES]
         joined = classes == JOINED
-        coded = (attributes & fields.CODEC) != 0
+        coded = (attributes & CODEC_MASK) != 0
         compressed = ((classes == MIXED) | joined) & coded
         for row in np.flatnonzero(joined & ~coded).tolist():
             seal_batch(out, int(table[row, fields.POSITION]), int(table[row, fields.SIZE]))
@@ -294,7 +307,7 @@ class Writer:
             start = int(table[row, fields.POSITION])
             parts.append(out[done:start].data)
             done = start + int(table[row, fields.SIZE])
-            parts.append(_compressed(int(attributes[row]) & fields.CODEC, out[start:done]))
+            parts.append(_compressed(int(attributes[row]) & CODEC_MASK, out[start:done]))
         rest = out[done : full.bytes]
         data = b"".join([*parts, rest.data]) if parts else rest
         if len(data):
@@ -304,8 +317,8 @@ class Writer:
 
     def _note_first_due(self, table: NDArray[np.int64]) -> None:
         """Remember the batch whose horizon comes first, to name its tombstone in the report."""
-        special = table[:, fields.ATTRIBUTES] & (fields.HORIZON | fields.CONTROL)
-        clocked = np.flatnonzero((special == fields.HORIZON) & (table[:, fields.COUNT] > 0))
+        special = table[:, fields.ATTRIBUTES] & (DELETE_HORIZON_BIT | CONTROL_BIT)
+        clocked = np.flatnonzero((special == DELETE_HORIZON_BIT) & (table[:, fields.COUNT] > 0))
         if clocked.size:
             row = clocked[np.argmin(table[clocked, fields.BASE_TIMESTAMP])]
             horizon_ms = int(table[row, fields.BASE_TIMESTAMP])
@@ -313,8 +326,8 @@ class Writer:
                 start, size = int(table[row, fields.POSITION]), int(table[row, fields.SIZE])
                 batch = self._out[start : start + size].tobytes()
                 if self._classes[row] in (MIXED, JOINED):  # its records are still plain
-                    attributes = int(table[row, fields.ATTRIBUTES]) & ~fields.CODEC
-                    batch = batch[:CHECKED_FROM] + attributes.to_bytes(2, "big") + batch[CHECKED_FROM + 2 :]
+                    attributes = int(table[row, fields.ATTRIBUTES]) & ~CODEC_MASK
+                    batch = batch[:ATTRIBUTES_AT] + attributes.to_bytes(2, "big") + batch[ATTRIBUTES_AT + 2 :]
                 self._first_due = (horizon_ms, batch)
 
 
@@ -322,20 +335,20 @@ def _without_timestamp(header: NDArray[np.uint8]) -> None:
     """A header that only holds the end of the range has no record with a timestamp, so it has none either:
     an index entry for it would point at a time that no record has.
     """
-    header[35:43] = 0xFF
-    crc = crc32c(header[CHECKED_FROM:].tobytes())
-    header[CRC_POSITION:CHECKED_FROM] = np.frombuffer(crc.to_bytes(4, "big"), np.uint8)
+    header[MAX_TIMESTAMP_AT:PRODUCER_ID_AT] = 0xFF
+    crc = crc32c(header[ATTRIBUTES_AT:].tobytes())
+    header[CRC_AT:ATTRIBUTES_AT] = np.frombuffer(crc.to_bytes(4, "big"), np.uint8)
 
 
 def _compressed(codec: int, batch: NDArray[np.uint8]) -> bytes:
     """The batch with its plain records compressed, length and checksum set anew."""
     data = batch.tobytes()
-    checked = data[CHECKED_FROM:HEADER_BYTES] + compress(codec, data[HEADER_BYTES:])
-    length = len(checked) + CHECKED_FROM - 12
+    checked = data[ATTRIBUTES_AT:HEADER_BYTES] + compress(codec, data[HEADER_BYTES:])
+    length = len(checked) + ATTRIBUTES_AT - OVERHEAD_BYTES
     return (
-        data[:8]
+        data[:LENGTH_AT]
         + length.to_bytes(4, "big")
-        + data[12:CRC_POSITION]
+        + data[LEADER_EPOCH_AT:CRC_AT]
         + crc32c(checked).to_bytes(4, "big")
         + checked
     )

@@ -27,6 +27,7 @@ from lastword.cleaner.steps import Steps, Stopped
 from lastword.cleaner.transactions import Found, Transactions
 from lastword.clock import Clock
 from lastword.config import TopicConfig
+from lastword.config.instance import DEFAULT_MAP_BYTES
 from lastword.errors import BusyError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases, losses
@@ -39,8 +40,6 @@ from lastword.values import ProgressLike
 if TYPE_CHECKING:
     from lastword.cleaner.budget import DriveBudget
     from lastword.resolve import Resolution
-
-DEFAULT_MAP_BYTES = 128 << 20
 
 
 def prepare(

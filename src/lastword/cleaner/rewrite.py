@@ -54,6 +54,7 @@ from lastword.records.lanes import in_lanes, prepared
 from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
 from lastword.resolve.bitmaps import joined
 from lastword.segment.segment import Segment
+from lastword.wire import CONTROL_BIT
 
 _MASK = (1 << 64) - 1
 _MOST_ENDS = 1 << 17  # offsets that wait to become bits
@@ -243,7 +244,7 @@ def _retain(
 ) -> NDArray[np.uint8]:
     """What the kernel is to do with each batch of the chunk, other than its bits say."""
     last_offsets = chunk.table[:, fields.LAST_OFFSET]
-    control = (chunk.table[:, fields.ATTRIBUTES] & fields.CONTROL) != 0
+    control = (chunk.table[:, fields.ATTRIBUTES] & CONTROL_BIT) != 0
     at_end = last_offsets == next_offset - 1
     retain = np.where(at_end & ~control, np.uint8(RETAIN), np.uint8(AS_BITS))
     ids = chunk.table[:, fields.PRODUCER_ID]

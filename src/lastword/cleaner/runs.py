@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword.accounts import PartitionAccount
+from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.units import format_bytes
 from lastword.values import Value
 
@@ -41,7 +42,6 @@ FILE_COST_RATIO = 0.05  # of segment.bytes, while nothing was measured
 FILE_COST_BOUNDS = (0.01, 0.2)
 MOST_QUIET = 4.0
 SLOWEST_RATE = 0.02  # of the live bytes, over the segment's age
-MAX_OFFSET_RANGE = (1 << 31) - 1  # from a segment's base to its last offset
 BEST = 10
 
 
@@ -188,7 +188,7 @@ def merge(partition: PartitionAccount, columns: Columns) -> Run | None:
         if length == 1:
             continue
         fits = live <= partition.most_bytes
-        fits &= ends[length - 1 :] - 1 - bases[: live.size] <= MAX_OFFSET_RANGE
+        fits &= ends[length - 1 :] - 1 - bases[: live.size] <= MAX_RELATIVE_OFFSET
         if not fits.any():
             break  # a longer one only holds more
         price = np.where(fits, (live + columns.file_cost_bytes) / (length - 1), np.inf)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from lastword.config.setting import (
-    MAX_INT,
     choice,
     count,
     directory,
@@ -18,6 +17,12 @@ from lastword.config.setting import (
     words,
 )
 from lastword.config.topic import ACKS, STRATEGIES
+from lastword.units import MIB
+from lastword.wire import INT32_MAX
+
+DEFAULT_MAP_BYTES = 128 * MIB
+DEFAULT_SPACE_TARGET = 1.5
+DEFAULT_SURVIVORSHIP_ALPHA = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +51,7 @@ class LogConfig:
         high=1024,
     )
     log_cleaner_dedupe_buffer_size: int = size(
-        "128MiB",
+        DEFAULT_MAP_BYTES,
         "cost",
         "Memory of all threads' key maps. Too small for a log's keys: more passes, never a wrong result.",
         low=1 << 16,
@@ -70,14 +75,17 @@ class LogConfig:
         "generational", "cost", "As the topic setting, for all topics that do not say.", STRATEGIES
     )
     lastword_space_target: float = ratio(
-        1.5,
+        DEFAULT_SPACE_TARGET,
         "cost",
         "What a drive may hold, as a multiple of its live data. Higher: less rewriting, longer restores.",
         low=1.1,
         high=10,
     )
     lastword_survivorship_alpha: float = ratio(
-        0.3, "cost", "Weight of the newest observation where garbage can only be estimated.", low=0.01
+        DEFAULT_SURVIVORSHIP_ALPHA,
+        "cost",
+        "Weight of the newest observation where garbage can only be estimated.",
+        low=0.01,
     )
     lastword_decompression_max_bytes: int = size(
         "256MiB",
@@ -85,7 +93,7 @@ class LogConfig:
         "What the records of one batch may take when decompressed; a larger batch is DecompressionLimitError "
         "for every reader. Reading a batch of that size takes up to three times as much memory.",
         low=1 << 16,
-        high=MAX_INT,
+        high=INT32_MAX,
     )
     sources: dict[str, str] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 

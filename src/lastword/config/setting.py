@@ -13,9 +13,8 @@ from typing import Any, Literal
 from lastword.errors import LastwordError
 from lastword.parse import parse_bytes, parse_duration_ms
 from lastword.units import exact_bytes, exact_duration
+from lastword.wire import INT32_MAX, INT64_MAX
 
-MAX_INT = 2**31 - 1
-MAX_LONG = 2**63 - 1
 POLICIES = ("compact", "delete")
 
 Group = Literal["behaviour", "cost"]
@@ -100,7 +99,7 @@ def _fraction(value: Any) -> float:
 
 
 def _range_text(kind: str, low: int, high: int, show: Callable[[int], str]) -> str:
-    return f"{kind} from {show(low)}" + (f" to {show(high)}" if high < MAX_INT else "")
+    return f"{kind} from {show(low)}" + (f" to {show(high)}" if high < INT32_MAX else "")
 
 
 def _size_text(size_bytes: int) -> str:
@@ -108,7 +107,7 @@ def _size_text(size_bytes: int) -> str:
     return f"{text} B" if text.isdigit() and size_bytes else text
 
 
-def size(default: str | int | None, group: Group, text: str, low: int = 0, high: int = MAX_LONG) -> Any:
+def size(default: str | int | None, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
     """Bytes. A default of None means: not set, and no value says so but its absence."""
     return _field(
         "bytes",
@@ -122,21 +121,21 @@ def size(default: str | int | None, group: Group, text: str, low: int = 0, high:
     )
 
 
-def duration(default: str | int, group: Group, text: str, low: int = 0, high: int = MAX_LONG) -> Any:
+def duration(default: str | int, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
     """Milliseconds."""
     return _field(
         "ms",
         group,
         text,
         _ranged(parse_duration_ms, low, high),
-        lambda value: str(value) if value == MAX_LONG else exact_duration(value),
+        lambda value: str(value) if value == INT64_MAX else exact_duration(value),
         _range_text("a duration", low, high, exact_duration),
         "Duration",
         parse_duration_ms(default),
     )
 
 
-def count(default: int, group: Group, text: str, low: int = 0, high: int = MAX_LONG) -> Any:
+def count(default: int, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
     allowed = _range_text("a whole number", low, high, str)
     return _field("count", group, text, _ranged(_whole, low, high), str, allowed, "int | str", default)
 

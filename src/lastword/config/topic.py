@@ -5,19 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lastword.config.setting import (
-    MAX_INT,
-    MAX_LONG,
-    choice,
-    count,
-    duration,
-    flag,
-    policy,
-    ratio,
-    size,
-    table,
-    word,
-)
+from lastword.config.setting import choice, count, duration, flag, policy, ratio, size, table, word
+from lastword.wire import INT32_MAX, INT64_MAX
 
 STRATEGIES = ("kafka", "generational")
 ACKS = ("os", "disk")
@@ -39,7 +28,7 @@ class TopicConfig:
         "cost",
         "A segment is closed before it grows past this. Smaller: cleaning moves less at a time, more files.",
         low=14,
-        high=MAX_INT,
+        high=INT32_MAX,
     )
     segment_ms: int = duration(
         "7d",
@@ -55,15 +44,15 @@ class TopicConfig:
         "cost",
         "Room in each index of a segment; a full one closes the segment.",
         low=4,
-        high=MAX_INT,
+        high=INT32_MAX,
     )
     index_interval_bytes: int = size(
         4096,
         "cost",
         "Log bytes between two index entries. Smaller: faster lookups, larger indexes.",
-        high=MAX_INT,
+        high=INT32_MAX,
     )
-    max_message_bytes: int = size(1048588, "behaviour", "Largest batch that is accepted.", high=MAX_INT)
+    max_message_bytes: int = size(1048588, "behaviour", "Largest batch that is accepted.", high=INT32_MAX)
     retention_ms: int = duration(
         "7d", "behaviour", "With policy delete: segments whose newest record is older go. -1: none.", low=-1
     )
@@ -79,7 +68,7 @@ class TopicConfig:
         0, "behaviour", "Records younger than this are not cleaned. Longer: more history, more garbage."
     )
     max_compaction_lag_ms: int = duration(
-        MAX_LONG,
+        INT64_MAX,
         "behaviour",
         "Dirty records older than this are cleaned whatever the ratio. Shorter: more rewriting.",
         low=1,
@@ -92,9 +81,9 @@ class TopicConfig:
     file_delete_delay_ms: int = duration(
         "1m", "cost", "How long a removed segment's files stay for readers that are still in them."
     )
-    flush_messages: int = count(MAX_LONG, "cost", "Sync after this many records, whatever the ack.", low=1)
+    flush_messages: int = count(INT64_MAX, "cost", "Sync after this many records, whatever the ack.", low=1)
     flush_ms: int = duration(
-        MAX_LONG, "cost", "At an append: sync if the last sync is older than this, whatever the ack."
+        INT64_MAX, "cost", "At an append: sync if the last sync is older than this, whatever the ack."
     )
     preallocate: bool = flag(
         False,
@@ -123,10 +112,10 @@ class TopicConfig:
         ("CreateTime", "LogAppendTime"),
     )
     message_timestamp_before_max_ms: int = duration(
-        MAX_LONG, "behaviour", "Refuse records with a timestamp further back than this."
+        INT64_MAX, "behaviour", "Refuse records with a timestamp further back than this."
     )
     message_timestamp_after_max_ms: int = duration(
-        MAX_LONG, "behaviour", "Refuse records with a timestamp further ahead than this."
+        INT64_MAX, "behaviour", "Refuse records with a timestamp further ahead than this."
     )
     lastword_ack: str = choice(
         "os",

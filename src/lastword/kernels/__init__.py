@@ -1,8 +1,8 @@
 """Loops over arrays: everything that is done once for each record, compiled by Numba.
 
-Stands on NumPy, Numba and llvmlite, and on nothing of ours. A kernel takes arrays and integers and gives
-back a status, never an exception: the callers in `records` and `resolve` turn statuses into errors that
-name the file. Start reading at `table.py` (one row a batch: what every kernel walks), then `batches.py`,
+Stands on NumPy, Numba, llvmlite and the constants of `lastword.wire`. A kernel takes arrays and integers
+and gives back a status, never an exception: the callers in `records` and `resolve` turn statuses into errors
+that name the file. Start reading at `table.py` (one row a batch: what every kernel walks), then `batches.py`,
 `columns.py`, `piece.py`, `offset_map.py`.
 
 Rules that make unchecked loads safe:

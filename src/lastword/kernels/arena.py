@@ -17,6 +17,7 @@ import numpy as np
 
 from lastword.kernels import inline
 from lastword.kernels.memory import copy_wide, load8, load32, load64, store8, store32
+from lastword.wire import INT64_MAX
 
 ARENA_START = 8  # so that no entry lies at 0, the empty slot
 COPIES_AT = 12
@@ -33,7 +34,7 @@ TOMBSTONE = 1 << 31
 KIND = DUE | TOMBSTONE
 VACANT = DUE  # of KIND: no record counts
 LEAVING = UNCLOCKED  # of a tombstone that is due: the rewrite under way leaves it out
-NO_OFFSET = (1 << 63) - 1  # in a vacant entry
+NO_OFFSET = INT64_MAX  # in a vacant entry
 
 
 @inline

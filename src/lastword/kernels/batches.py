@@ -4,8 +4,6 @@ offsets are checked.
 
 from __future__ import annotations
 
-import numpy as np
-
 from lastword.kernels import (
     BAD_COUNT,
     BAD_CRC,
@@ -28,11 +26,9 @@ from lastword.kernels.table import (
     BASE_OFFSET,
     BASE_SEQUENCE,
     BASE_TIMESTAMP,
-    CODEC,
     COUNT,
     CRC,
     FILE_POSITION,
-    HEADER_BYTES,
     LAST_OFFSET,
     LEADER_EPOCH,
     MAGIC,
@@ -43,7 +39,34 @@ from lastword.kernels.table import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
     SIZE,
+)
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    BASE_SEQUENCE_AT,
+    BASE_TIMESTAMP_AT,
+    CODEC_MASK,
+    COUNT_AT,
+    CRC_AT,
+    GZIP,
+    GZIP_GROWTH,
+    HEADER_BYTES,
+    INT64_MAX,
+    LAST_OFFSET_DELTA_AT,
+    LEADER_EPOCH_AT,
+    LENGTH_AT,
+    LZ4,
+    LZ4_GROWTH,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    OVERHEAD_BYTES,
+    PRODUCER_EPOCH_AT,
+    PRODUCER_ID_AT,
+    SMALLEST_LENGTH,
     SMALLEST_RECORD_BYTES,
+    SNAPPY,
+    SNAPPY_GROWTH,
+    STEP_BYTES,
+    ZSTD_BLOCK_BYTES,
 )
 
 
@@ -61,17 +84,17 @@ def walk_batches(raw, position, end, file_position, next_offset, verify, table, 
     while position < end:
         if row >= table.shape[0]:
             return row, position, next_offset, FULL
-        if end - position < 17:
+        if end - position < STEP_BYTES:
             return row, position, next_offset, MORE
-        length = load32_be(raw, position + 8)
-        if length < 14:  # less than any magic needs; also what a zero-filled tail looks like
+        length = load32_be(raw, position + LENGTH_AT)
+        if length < SMALLEST_LENGTH:  # less than any magic needs; also what a zero-filled tail looks like
             return row, position, next_offset, BAD_LENGTH
-        magic = load8(raw, position + 16)
+        magic = load8(raw, position + MAGIC_AT)
         if magic > 2:
             return row, position, next_offset, BAD_MAGIC
-        if magic == 2 and length < HEADER_BYTES - 12:
+        if magic == 2 and length < HEADER_BYTES - OVERHEAD_BYTES:
             return row, position, next_offset, BAD_LENGTH
-        size = length + 12
+        size = length + OVERHEAD_BYTES
         if size > end - position:
             return row, position, next_offset, MORE
         if magic < 2:
@@ -83,17 +106,17 @@ def walk_batches(raw, position, end, file_position, next_offset, verify, table, 
             row += 1
             continue
         base_offset = load64_be(raw, position)
-        delta = load32_be(raw, position + 23)
-        crc = load32_be(raw, position + 17) & 0xFFFFFFFF
-        if verify and crc_of(raw, position + 21, size - 21) != crc:
+        delta = load32_be(raw, position + LAST_OFFSET_DELTA_AT)
+        crc = load32_be(raw, position + CRC_AT) & 0xFFFFFFFF
+        if verify and crc_of(raw, position + ATTRIBUTES_AT, size - ATTRIBUTES_AT) != crc:
             return row, position, next_offset, BAD_CRC
-        if base_offset < next_offset or delta < 0 or base_offset > np.iinfo(np.int64).max - 1 - delta:
+        if base_offset < next_offset or delta < 0 or base_offset > INT64_MAX - 1 - delta:
             return row, position, next_offset, BAD_OFFSET
-        attributes = load16_be(raw, position + 21)
-        count = load32_be(raw, position + 57)
+        attributes = load16_be(raw, position + ATTRIBUTES_AT)
+        count = load32_be(raw, position + COUNT_AT)
         if count < 0 or count > delta + 1:
             return row, position, next_offset, BAD_COUNT
-        if attributes & CODEC == 0 and count > (size - HEADER_BYTES) // SMALLEST_RECORD_BYTES:
+        if attributes & CODEC_MASK == 0 and count > (size - HEADER_BYTES) // SMALLEST_RECORD_BYTES:
             return row, position, next_offset, BAD_COUNT
         table[row, POSITION] = position
         table[row, FILE_POSITION] = file_position + position
@@ -102,12 +125,12 @@ def walk_batches(raw, position, end, file_position, next_offset, verify, table, 
         table[row, LAST_OFFSET] = base_offset + delta
         table[row, ATTRIBUTES] = attributes
         table[row, COUNT] = count
-        table[row, BASE_TIMESTAMP] = load64_be(raw, position + 27)
-        table[row, MAX_TIMESTAMP] = load64_be(raw, position + 35)
-        table[row, PRODUCER_ID] = load64_be(raw, position + 43)
-        table[row, PRODUCER_EPOCH] = load16_be(raw, position + 51)
-        table[row, BASE_SEQUENCE] = load32_be(raw, position + 53)
-        table[row, LEADER_EPOCH] = load32_be(raw, position + 12)
+        table[row, BASE_TIMESTAMP] = load64_be(raw, position + BASE_TIMESTAMP_AT)
+        table[row, MAX_TIMESTAMP] = load64_be(raw, position + MAX_TIMESTAMP_AT)
+        table[row, PRODUCER_ID] = load64_be(raw, position + PRODUCER_ID_AT)
+        table[row, PRODUCER_EPOCH] = load16_be(raw, position + PRODUCER_EPOCH_AT)
+        table[row, BASE_SEQUENCE] = load32_be(raw, position + BASE_SEQUENCE_AT)
+        table[row, LEADER_EPOCH] = load32_be(raw, position + LEADER_EPOCH_AT)
         table[row, CRC] = crc
         table[row, MAGIC] = magic
         table[row, PLAIN_POSITION] = position + HEADER_BYTES
@@ -128,31 +151,29 @@ def sound_rows(data, table, rows):
     while row + 4 <= rows:
         found = crc_of_four(
             data,
-            table[row, POSITION] + 21,
-            table[row, SIZE] - 21,
-            table[row + 1, POSITION] + 21,
-            table[row + 1, SIZE] - 21,
-            table[row + 2, POSITION] + 21,
-            table[row + 2, SIZE] - 21,
-            table[row + 3, POSITION] + 21,
-            table[row + 3, SIZE] - 21,
+            table[row, POSITION] + ATTRIBUTES_AT,
+            table[row, SIZE] - ATTRIBUTES_AT,
+            table[row + 1, POSITION] + ATTRIBUTES_AT,
+            table[row + 1, SIZE] - ATTRIBUTES_AT,
+            table[row + 2, POSITION] + ATTRIBUTES_AT,
+            table[row + 2, SIZE] - ATTRIBUTES_AT,
+            table[row + 3, POSITION] + ATTRIBUTES_AT,
+            table[row + 3, SIZE] - ATTRIBUTES_AT,
         )
         for one in range(4):
             if found[one] != table[row + one, CRC]:
                 return row + one
         row += 4
     while row < rows:
-        if crc_of(data, table[row, POSITION] + 21, table[row, SIZE] - 21) != table[row, CRC]:
+        if (
+            crc_of(data, table[row, POSITION] + ATTRIBUTES_AT, table[row, SIZE] - ATTRIBUTES_AT)
+            != table[row, CRC]
+        ):
             return row
         row += 1
     return rows
 
 
-GZIP_GROWTH = 1032
-SNAPPY_GROWTH = 64
-LZ4_GROWTH = 255
-ZSTD_BLOCK_BYTES = 128 << 10
-_GZIP, _SNAPPY, _LZ4 = 1, 2, 3
 _ZSTD_FRAME = 0xFD2FB528
 
 
@@ -199,13 +220,13 @@ def rows_within(raw, table, rows, unwanted, most):
     for row in range(rows):
         if row < unwanted.size and unwanted[row]:
             continue
-        codec = table[row, ATTRIBUTES] & CODEC
+        codec = table[row, ATTRIBUTES] & CODEC_MASK
         size = table[row, SIZE]
-        if codec == _GZIP:
+        if codec == GZIP:
             size *= GZIP_GROWTH
-        elif codec == _SNAPPY:
+        elif codec == SNAPPY:
             size *= SNAPPY_GROWTH
-        elif codec == _LZ4:
+        elif codec == LZ4:
             size *= LZ4_GROWTH
         elif codec:
             position = table[row, POSITION]

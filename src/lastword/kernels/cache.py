@@ -17,9 +17,15 @@ import numba
 import numpy
 
 
+def kernel_sources() -> list[Path]:
+    """List the files that compiled code depends on: this package, and the constants of `lastword.wire`."""
+    package = Path(__file__).parent
+    return [*sorted(package.glob("*.py")), package.parent / "wire.py"]
+
+
 @functools.cache
 def sources_digest() -> str:
-    """16 hex digits over every source file of this package and the versions that compile it.
+    """16 hex digits over every source file that is compiled and the versions that compile it.
 
     Numba's own cache looks only at the file of the function that is called, so an edit of a step it uses
     would go unnoticed.
@@ -27,7 +33,7 @@ def sources_digest() -> str:
     digest = hashlib.blake2b(digest_size=8)
     versions = (platform.python_version(), numba.__version__, llvmlite.__version__, numpy.__version__)
     digest.update(repr((versions, bool(numba.config.BOUNDSCHECK))).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in kernel_sources():
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

@@ -8,16 +8,14 @@ from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
-    CONTROL,
     COUNT,
     LAST_OFFSET,
-    LOG_APPEND,
     MAX_TIMESTAMP,
     PLAIN_END,
     PLAIN_POSITION,
-    SMALLEST_RECORD_BYTES,
 )
 from lastword.kernels.varint import read_varint, read_varlong
+from lastword.wire import CONTROL_BIT, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
 
 
 @inline
@@ -96,7 +94,7 @@ def decode_rows(
     done = 0
     for row in range(rows):
         attributes = table[row, ATTRIBUTES]
-        if attributes & CONTROL and not with_control:
+        if attributes & CONTROL_BIT and not with_control:
             continue
         position = table[row, PLAIN_POSITION]
         end = table[row, PLAIN_END]
@@ -110,7 +108,7 @@ def decode_rows(
         base_offset = table[row, BASE_OFFSET]
         span = table[row, LAST_OFFSET] - base_offset
         base_timestamp = table[row, BASE_TIMESTAMP]
-        log_append = attributes & LOG_APPEND != 0
+        log_append = attributes & LOG_APPEND_BIT != 0
         previous = -1
         for i in range(done, done + count):
             body, body_end, sound = read_bounds(plain, position, end)

@@ -38,15 +38,8 @@ from lastword.kernels.offset_map import (
 )
 from lastword.kernels.pages import find_page, test_bit
 from lastword.kernels.piece import DIGEST0, DIGEST1, RANGE_FIRST, RANGE_LAST, SEED0, SEED1
-from lastword.kernels.table import (
-    ATTRIBUTES,
-    BASE_OFFSET,
-    CONTROL,
-    COUNT,
-    PLAIN_END,
-    PLAIN_POSITION,
-    SMALLEST_RECORD_BYTES,
-)
+from lastword.kernels.table import ATTRIBUTES, BASE_OFFSET, COUNT, PLAIN_END, PLAIN_POSITION
+from lastword.wire import CONTROL_BIT, SMALLEST_RECORD_BYTES
 
 
 @kernel
@@ -100,7 +93,7 @@ def note_going(plain, table, rows, arena, slots, words, page_ids, page_slots, pa
     range_first = words[RANGE_FIRST]
     range_width = words[RANGE_LAST] - range_first
     for row in range(rows):
-        if table[row, ATTRIBUTES] & CONTROL:
+        if table[row, ATTRIBUTES] & CONTROL_BIT:
             continue
         position = table[row, PLAIN_POSITION]
         end = table[row, PLAIN_END]

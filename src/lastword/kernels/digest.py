@@ -21,13 +21,9 @@ from lastword.kernels.table import (
     BASE_OFFSET,
     BASE_SEQUENCE,
     BASE_TIMESTAMP,
-    CODEC,
-    CONTROL,
     COUNT,
-    HORIZON,
     LAST_OFFSET,
     LEADER_EPOCH,
-    LOG_APPEND,
     MAGIC,
     MAX_TIMESTAMP,
     PLAIN_END,
@@ -36,6 +32,7 @@ from lastword.kernels.table import (
     PRODUCER_ID,
 )
 from lastword.kernels.varint import varint_size
+from lastword.wire import CODEC_MASK, CONTROL_BIT, DELETE_HORIZON_BIT, LOG_APPEND_BIT
 
 _MIX0 = np.uint64(0xA0761D6478BD642F)
 _MIX1 = np.uint64(0xE7037ED1A0B428DB)
@@ -53,7 +50,7 @@ def sum_pairs(plain, table, rows, seed0, seed1):
     total = np.uint64(0)
     records = 0
     for row in range(rows):
-        if table[row, ATTRIBUTES] & CONTROL:
+        if table[row, ATTRIBUTES] & CONTROL_BIT:
             continue
         if _bad_row(plain, table, row):
             return total, records, row, NO_SLACK
@@ -128,7 +125,7 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, ho
     pages = page_ids.size
     for row in range(rows):
         attributes = table[row, ATTRIBUTES]
-        control = attributes & CONTROL != 0
+        control = attributes & CONTROL_BIT != 0
         ends[row] = 0
         largest[row] = table[row, MAX_TIMESTAMP]
         if control and retain[row] == DROP:
@@ -142,7 +139,9 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, ho
             # Its header stays: it holds the end of a range, or a producer's sequence. Magic 2 only.
             if retain[row] and table[row, MAGIC] == 2:
                 timestamp = table[row, MAX_TIMESTAMP] if table[row, PRODUCER_ID] >= 0 else -1
-                batches += _empty_digest(table, row, attributes & ~(CODEC | HORIZON), -1, timestamp)
+                batches += _empty_digest(
+                    table, row, attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT), -1, timestamp
+                )
             continue
         if count == 0 and not control:
             if retain[row]:
@@ -151,7 +150,7 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, ho
             continue
         if _bad_row(plain, table, row):
             return total, batches, controls, records, row, NO_SLACK
-        sets_horizon = horizon_ms >= 0 and attributes & HORIZON == 0 and table[row, MAGIC] == 2
+        sets_horizon = horizon_ms >= 0 and attributes & DELETE_HORIZON_BIT == 0 and table[row, MAGIC] == 2
         clocked = sets_horizon and control and retain[row] == CLOCK and count > 0
         position = table[row, PLAIN_POSITION]
         end = table[row, PLAIN_END]
@@ -168,7 +167,7 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, ho
             timestamp = table[row, BASE_TIMESTAMP] + delta
             most = max(most, timestamp)
             if dead == 0 or not test_bit(page_ids, pages, page_slots, page_bits, offset):
-                if attributes & LOG_APPEND:
+                if attributes & LOG_APPEND_BIT:
                     timestamp = table[row, MAX_TIMESTAMP]
                 start = key_at - varint_size(key_length)
                 mixed = np.uint64(crc_of(plain, start, body_end - start)) ^ _MIX0
@@ -184,18 +183,18 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, ho
             position = body_end
         if position != end:
             return total, batches, controls, records, row, BAD_RECORD
-        if table[row, MAGIC] == 2 and attributes & LOG_APPEND == 0 and count > 0:
+        if table[row, MAGIC] == 2 and attributes & LOG_APPEND_BIT == 0 and count > 0:
             largest[row] = most
         horizon = np.int64(0)
         if clocked:
-            attributes |= HORIZON
+            attributes |= DELETE_HORIZON_BIT
             horizon = horizon_ms
-        elif attributes & HORIZON:
+        elif attributes & DELETE_HORIZON_BIT:
             horizon = table[row, BASE_TIMESTAMP]
         digest = _of_batch(table, row, attributes, horizon)
         if control:
             timestamp = table[row, MAX_TIMESTAMP]
-            if clocked and attributes & LOG_APPEND == 0:
+            if clocked and attributes & LOG_APPEND_BIT == 0:
                 timestamp = most
             controls += _mixed(_mixed(_mixed(digest, of_records), count), timestamp)
         else:

@@ -17,12 +17,9 @@ from lastword.kernels.table import (
     BASE_OFFSET,
     BASE_SEQUENCE,
     BASE_TIMESTAMP,
-    CONTROL,
     COUNT,
-    HORIZON,
     LAST_OFFSET,
     LEADER_EPOCH,
-    LOG_APPEND,
     MAGIC,
     MAX_TIMESTAMP,
     PLAIN_END,
@@ -31,9 +28,20 @@ from lastword.kernels.table import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
     SIZE,
-    TRANSACTIONAL,
 )
 from lastword.kernels.varint import read_varint, read_varlong, varint_size, write_varint
+from lastword.wire import (
+    CONTROL_BIT,
+    COUNT_AT,
+    DELETE_HORIZON_BIT,
+    INT32_MAX,
+    LAST_OFFSET_DELTA_AT,
+    LENGTH_AT,
+    LOG_APPEND_BIT,
+    MAX_TIMESTAMP_AT,
+    OVERHEAD_BYTES,
+    TRANSACTIONAL_BIT,
+)
 
 # Fields of `joining` (int64).
 TARGET_BYTES = 0
@@ -49,7 +57,6 @@ OPEN_PLAIN = 3
 JOINING_FIELDS = 4
 
 _RECORD_GROWTH = 16  # a timestamp delta, an offset delta and a length, each in its longest form
-_MOST_OFFSETS = (1 << 31) - 1
 
 
 @inline
@@ -57,7 +64,7 @@ def joinable(table, row):
     """May this batch be one with another at all?"""
     return (
         table[row, MAGIC] == 2
-        and table[row, ATTRIBUTES] & (CONTROL | TRANSACTIONAL) == 0
+        and table[row, ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT) == 0
         and table[row, PRODUCER_ID] < 0
         and table[row, PRODUCER_EPOCH] < 0
         and table[row, BASE_SEQUENCE] < 0
@@ -73,11 +80,11 @@ def alike(out_table, first, table, row, attributes, base_timestamp):
         return False
     if out_table[first, LEADER_EPOCH] != table[row, LEADER_EPOCH]:
         return False
-    if attributes & HORIZON and out_table[first, BASE_TIMESTAMP] != base_timestamp:
+    if attributes & DELETE_HORIZON_BIT and out_table[first, BASE_TIMESTAMP] != base_timestamp:
         return False
-    if attributes & LOG_APPEND and out_table[first, MAX_TIMESTAMP] != table[row, MAX_TIMESTAMP]:
+    if attributes & LOG_APPEND_BIT and out_table[first, MAX_TIMESTAMP] != table[row, MAX_TIMESTAMP]:
         return False
-    return table[row, LAST_OFFSET] - out_table[first, BASE_OFFSET] <= _MOST_OFFSETS
+    return table[row, LAST_OFFSET] - out_table[first, BASE_OFFSET] <= INT32_MAX
 
 
 @inline
@@ -116,7 +123,7 @@ def append_kept(plain, table, row, page_ids, pages, page_slots, page_bits, out, 
     position = table[row, PLAIN_POSITION]
     end = table[row, PLAIN_END]
     old_base = table[row, BASE_TIMESTAMP]
-    log_append = table[row, ATTRIBUTES] & LOG_APPEND != 0
+    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
     new_base = out_table[first, BASE_TIMESTAMP]
     moved = table[row, BASE_OFFSET] - out_table[first, BASE_OFFSET]
     largest = out_table[first, MAX_TIMESTAMP]
@@ -154,8 +161,8 @@ def append_kept(plain, table, row, page_ids, pages, page_slots, page_bits, out, 
     out_table[first, MAX_TIMESTAMP] = largest
     out_table[first, SIZE] = write - start
     out_table[first, PLAIN_END] = write
-    store32_be(out, start + 8, write - start - 12)
-    store32_be(out, start + 23, table[row, LAST_OFFSET] - out_table[first, BASE_OFFSET])
-    store64_be(out, start + 35, largest)
-    store32_be(out, start + 57, out_table[first, COUNT])
+    store32_be(out, start + LENGTH_AT, write - start - OVERHEAD_BYTES)
+    store32_be(out, start + LAST_OFFSET_DELTA_AT, table[row, LAST_OFFSET] - out_table[first, BASE_OFFSET])
+    store64_be(out, start + MAX_TIMESTAMP_AT, largest)
+    store32_be(out, start + COUNT_AT, out_table[first, COUNT])
     return write, kept, OK

@@ -30,13 +30,11 @@ from lastword.kernels.table import (
     BASE_OFFSET,
     BASE_SEQUENCE,
     BASE_TIMESTAMP,
-    CODEC,
     COUNT,
     CRC,
     FILE_POSITION,
     LAST_OFFSET,
     LEADER_EPOCH,
-    LOG_APPEND,
     MAGIC,
     MAX_TIMESTAMP,
     PLAIN_END,
@@ -47,11 +45,24 @@ from lastword.kernels.table import (
     SIZE,
 )
 from lastword.kernels.varint import varint_size, write_varint
+from lastword.wire import (
+    CODEC_MASK,
+    INT32_MAX,
+    INT64_MAX,
+    LEGACY_ATTRIBUTES_AT,
+    LEGACY_CRC_AT,
+    LEGACY_TIMESTAMP_AT,
+    LENGTH_AT,
+    LOG_APPEND_BIT,
+    LZ4,
+    MAGIC_AT,
+    OVERHEAD_BYTES,
+    SMALLEST_ENTRY_BYTES,
+    SMALLEST_LENGTH,
+)
 
-OVERHEAD_BYTES = 12
 GROWTH_BYTES = 8
 """A message in the layout of magic 2 takes at most this much more than its entry does."""
-MAX_DELTA = 2**31 - 1
 
 
 def _crc_table() -> np.ndarray:
@@ -104,19 +115,21 @@ def read_entry(raw, position, size, magic, file_position, next_offset, verify, t
     A wrapper's row has LAST_OFFSET only: BASE_OFFSET is the same and COUNT -1 until `translate_wrapper` has
     seen inside.
     """
-    if size < 26 + 8 * magic:
+    if size < SMALLEST_ENTRY_BYTES + 8 * magic:
         return BAD_LENGTH
     offset = load64_be(raw, position)
-    crc = load32_be(raw, position + 12) & 0xFFFFFFFF
-    if verify and crc32_of(raw, position + 16, size - 16) != crc:
+    crc = load32_be(raw, position + LEGACY_CRC_AT) & 0xFFFFFFFF
+    if verify and crc32_of(raw, position + MAGIC_AT, size - MAGIC_AT) != crc:
         return BAD_CRC
-    if offset < next_offset or offset == np.iinfo(np.int64).max:
+    if offset < next_offset or offset == INT64_MAX:
         return BAD_OFFSET
-    attributes = load8(raw, position + 17) & (CODEC | LOG_APPEND if magic == 1 else CODEC)
-    codec = attributes & CODEC
-    if codec > 3:  # the first that these magics do not know
+    attributes = load8(raw, position + LEGACY_ATTRIBUTES_AT) & (
+        CODEC_MASK | LOG_APPEND_BIT if magic == 1 else CODEC_MASK
+    )
+    codec = attributes & CODEC_MASK
+    if codec > LZ4:  # these magics do not have zstd
         return BAD_RECORD
-    timestamp = load64_be(raw, position + 18) if magic == 1 else -1
+    timestamp = load64_be(raw, position + LEGACY_TIMESTAMP_AT) if magic == 1 else -1
     table[row, POSITION] = position
     table[row, FILE_POSITION] = file_position + position
     table[row, SIZE] = size
@@ -140,12 +153,12 @@ def read_entry(raw, position, size, magic, file_position, next_offset, verify, t
 @kernel
 def read_entry_row(raw, position, end, file_position, next_offset, verify, table, row):
     """`read_entry` for one entry with its own checks of length and magic: (position after it, status)."""
-    if end > raw.size - SLACK or position < 0 or end - position < 26:
+    if end > raw.size - SLACK or position < 0 or end - position < SMALLEST_ENTRY_BYTES:
         return position, BAD_LENGTH
-    length = load32_be(raw, position + 8)
-    if length < 14 or length > end - position - OVERHEAD_BYTES:
+    length = load32_be(raw, position + LENGTH_AT)
+    if length < SMALLEST_LENGTH or length > end - position - OVERHEAD_BYTES:
         return position, BAD_LENGTH
-    magic = load8(raw, position + 16)
+    magic = load8(raw, position + MAGIC_AT)
     if magic > 1:
         return position, BAD_MAGIC
     size = length + OVERHEAD_BYTES
@@ -161,8 +174,8 @@ def read_spans(data, position, end, magic):
 
     Its entry has at least the smallest size of its magic. Bytes behind the value are ignored.
     """
-    timestamp = load64_be(data, position + 18) if magic == 1 else -1
-    at = position + 18 + 8 * magic
+    timestamp = load64_be(data, position + LEGACY_TIMESTAMP_AT) if magic == 1 else -1
+    at = position + LEGACY_TIMESTAMP_AT + 8 * magic
     key_length = load32_be(data, at)
     key_at = at + 4
     if key_length < -1 or max(key_length, 0) > end - key_at - 4:
@@ -209,7 +222,7 @@ def translate_messages(raw, table, row, rows, plain, done):
     """
     while row < rows:
         magic = table[row, MAGIC]
-        if magic > 1 or table[row, ATTRIBUTES] & CODEC:
+        if magic > 1 or table[row, ATTRIBUTES] & CODEC_MASK:
             break
         position = table[row, POSITION]
         end = position + table[row, SIZE]
@@ -241,19 +254,22 @@ def survey_inner(inner, size):
     position = 0
     while size - position >= OVERHEAD_BYTES:
         offset = load64_be(inner, position)
-        length = load32_be(inner, position + 8)
-        if length < 14:
+        length = load32_be(inner, position + LENGTH_AT)
+        if length < SMALLEST_LENGTH:
             return count, first, last, BAD_LENGTH
         if length > size - position - OVERHEAD_BYTES:
             break
-        magic = load8(inner, position + 16)
+        magic = load8(inner, position + MAGIC_AT)
         if magic > 1:
             return count, first, last, BAD_MAGIC
-        if length < 14 + 8 * magic:
+        if length < SMALLEST_LENGTH + 8 * magic:
             return count, first, last, BAD_LENGTH
-        if load8(inner, position + 17) & CODEC:
+        if load8(inner, position + LEGACY_ATTRIBUTES_AT) & CODEC_MASK:
             return count, first, last, BAD_RECORD
-        if crc32_of(inner, position + 16, length - 4) != load32_be(inner, position + 12) & 0xFFFFFFFF:
+        if (
+            crc32_of(inner, position + MAGIC_AT, length - 4)
+            != load32_be(inner, position + LEGACY_CRC_AT) & 0xFFFFFFFF
+        ):
             return count, first, last, BAD_CRC
         if offset < 0 or (count > 0 and offset <= last):
             return count, first, last, BAD_OFFSET
@@ -281,18 +297,18 @@ def translate_wrapper(inner, count, first, last, table, row, plain, done):
         if wrapper_offset < last:
             return done, BAD_OFFSET
         shift = wrapper_offset - last
-    if last - first > MAX_DELTA:
+    if last - first > INT32_MAX:
         return done, BAD_OFFSET
-    log_append = table[row, ATTRIBUTES] & LOG_APPEND != 0
+    log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
     base_timestamp = table[row, BASE_TIMESTAMP]
     start = done
     position = 0
     for _ in range(count):
-        end = position + OVERHEAD_BYTES + load32_be(inner, position + 8)
+        end = position + OVERHEAD_BYTES + load32_be(inner, position + LENGTH_AT)
         if end - position + GROWTH_BYTES > plain.size - SLACK - done:
             return start, FULL
         timestamp, key_at, key_length, value_at, value_length, sound = read_spans(
-            inner, position, end, load8(inner, position + 16)
+            inner, position, end, load8(inner, position + MAGIC_AT)
         )
         if not sound:
             return start, BAD_RECORD

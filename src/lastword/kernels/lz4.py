@@ -9,16 +9,8 @@ from __future__ import annotations
 
 from lastword.kernels import FULL, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.memory import copy_exact, copy_wide, load8, load16, load32, load64, store8, store64
-from lastword.kernels.table import (
-    ATTRIBUTES,
-    CODEC,
-    HEADER_BYTES,
-    MAGIC,
-    PLAIN_END,
-    PLAIN_POSITION,
-    POSITION,
-    SIZE,
-)
+from lastword.kernels.table import ATTRIBUTES, MAGIC, PLAIN_END, PLAIN_POSITION, POSITION, SIZE
+from lastword.wire import CODEC_MASK, HEADER_BYTES, LZ4
 
 OTHER = 100
 """Status: this batch is for somebody else."""
@@ -26,7 +18,6 @@ OTHER = 100
 BLOCK_BYTES = 64 << 10
 _FRAME = 0x184D2204
 _FRAME_HEAD_BYTES = 7
-_LZ4 = 3
 _SHORT = 16  # literals up to here are copied without a loop; reads and writes pass the end by less than SLACK
 _SHORTEST_MATCH = 4
 
@@ -151,7 +142,7 @@ def inflate_lz4_rows(raw, table, row, rows, unwanted, plain, done):
         end = table[row, POSITION] + table[row, SIZE]
         if start < 0 or end < start or end > raw.size - SLACK:
             return row, done, NO_SLACK
-        codec = table[row, ATTRIBUTES] & CODEC
+        codec = table[row, ATTRIBUTES] & CODEC_MASK
         if table[row, MAGIC] != 2:
             return row, done, OTHER
         after = done
@@ -162,7 +153,7 @@ def inflate_lz4_rows(raw, table, row, rows, unwanted, plain, done):
                 return row, done, FULL
             copy_exact(plain, done, raw, start, end - start)
             after = done + end - start
-        elif codec == _LZ4:
+        elif codec == LZ4:
             after, status = inflate_frame(raw, start, end, plain, done, limit)
             if status != OK:
                 return row, done, status

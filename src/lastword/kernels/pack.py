@@ -13,8 +13,24 @@ from lastword.kernels.memory import (
     store32_be,
     store64_be,
 )
-from lastword.kernels.table import HEADER_BYTES, LOG_APPEND
 from lastword.kernels.varint import varint_size, write_varint
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    BASE_SEQUENCE_AT,
+    BASE_TIMESTAMP_AT,
+    COUNT_AT,
+    CRC_AT,
+    HEADER_BYTES,
+    LAST_OFFSET_DELTA_AT,
+    LEADER_EPOCH_AT,
+    LENGTH_AT,
+    LOG_APPEND_BIT,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    OVERHEAD_BYTES,
+    PRODUCER_EPOCH_AT,
+    PRODUCER_ID_AT,
+)
 
 # Columns of `batches`, int64, one row a packed batch.
 PACKED_POSITION = 0
@@ -27,8 +43,8 @@ PACKED_FIELDS = 4
 @inline
 def seal(data, position, size):
     """Set a batch's length and CRC."""
-    store32_be(data, position + 8, size - 12)
-    store32_be(data, position + 17, crc_of(data, position + 21, size - 21))
+    store32_be(data, position + LENGTH_AT, size - OVERHEAD_BYTES)
+    store32_be(data, position + CRC_AT, crc_of(data, position + ATTRIBUTES_AT, size - ATTRIBUTES_AT))
 
 
 @inline
@@ -146,19 +162,19 @@ def pack_records(
                         end += note_length[j]
             largest = max(largest, timestamp[i])
             count += 1
-        if attributes & LOG_APPEND:
+        if attributes & LOG_APPEND_BIT:
             largest = append_time
         store64_be(out, start, 0)
-        store32_be(out, start + 12, 0)
-        store8(out, start + 16, 2)
-        store16_be(out, start + 21, attributes)
-        store32_be(out, start + 23, count - 1)
-        store64_be(out, start + 27, base)
-        store64_be(out, start + 35, largest)
-        store64_be(out, start + 43, -1)
-        store16_be(out, start + 51, -1)
-        store32_be(out, start + 53, -1)
-        store32_be(out, start + 57, count)
+        store32_be(out, start + LEADER_EPOCH_AT, 0)
+        store8(out, start + MAGIC_AT, 2)
+        store16_be(out, start + ATTRIBUTES_AT, attributes)
+        store32_be(out, start + LAST_OFFSET_DELTA_AT, count - 1)
+        store64_be(out, start + BASE_TIMESTAMP_AT, base)
+        store64_be(out, start + MAX_TIMESTAMP_AT, largest)
+        store64_be(out, start + PRODUCER_ID_AT, -1)
+        store16_be(out, start + PRODUCER_EPOCH_AT, -1)
+        store32_be(out, start + BASE_SEQUENCE_AT, -1)
+        store32_be(out, start + COUNT_AT, count)
         seal(out, start, end - start)
         batches[done, PACKED_POSITION] = start
         batches[done, PACKED_SIZE] = end - start
@@ -190,13 +206,13 @@ def rebase_batches(data, end, base_offset, leader_epoch):
     largest = -1
     batches = 0
     while end - position >= HEADER_BYTES and end <= data.size:
-        size = load32_be(data, position + 8) + 12
-        delta = load32_be(data, position + 23)
+        size = load32_be(data, position + LENGTH_AT) + OVERHEAD_BYTES
+        delta = load32_be(data, position + LAST_OFFSET_DELTA_AT)
         if size < HEADER_BYTES or size > end - position or delta < 0:
             break
         store64_be(data, position, base_offset)
-        store32_be(data, position + 12, leader_epoch)
-        largest = max(largest, load64_be(data, position + 35))
+        store32_be(data, position + LEADER_EPOCH_AT, leader_epoch)
+        largest = max(largest, load64_be(data, position + MAX_TIMESTAMP_AT))
         base_offset += delta + 1
         position += size
         batches += 1

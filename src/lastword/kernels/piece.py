@@ -19,16 +19,14 @@ from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
-    CONTROL,
     COUNT,
-    HORIZON,
     LAST_OFFSET,
     MAGIC,
     PLAIN_END,
     PLAIN_POSITION,
-    SMALLEST_RECORD_BYTES,
 )
 from lastword.kernels.table import SIZE as BATCH_BYTES
+from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT, SMALLEST_RECORD_BYTES
 
 # Fields of `cursor`, int64: where the next piece starts, what the last one holds, and the rules.
 ROW = 0
@@ -110,7 +108,7 @@ def fill_piece(plain, table, fates, rows, cursor, words, hashes, spans, pages):
         aborted = fate == FATE_ABORTED
         # What an undecided transaction will have replaced is not known yet. The bits of an aborted one's
         # records were set in the first pass.
-        if attributes & CONTROL or (fate != 0 and not (aborted and first_pass)):
+        if attributes & CONTROL_BIT or (fate != 0 and not (aborted and first_pass)):
             row += 1
             continue
         position = table[row, PLAIN_POSITION]
@@ -132,7 +130,7 @@ def fill_piece(plain, table, fates, rows, cursor, words, hashes, spans, pages):
                 return BAD_RECORD
             _delta, previous, _key_position, _key_length, _value_at, _sound = read_key(plain, body, body_end)
             position = body_end
-        clocked = attributes & HORIZON != 0
+        clocked = attributes & DELETE_HORIZON_BIT != 0
         due_batch = clocked and table[row, BASE_TIMESTAMP] <= now
         if table[row, MAGIC] < 2:  # no place for a horizon: the segment's time decides
             clocked = True

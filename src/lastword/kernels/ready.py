@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from lastword.kernels import SLACK, kernel
 from lastword.kernels.batches import sound_rows
 from lastword.kernels.memory import load8, load16_be, load32_be, load64_be, store32_be, store64_be
@@ -15,7 +13,6 @@ from lastword.kernels.table import (
     COUNT,
     CRC,
     FILE_POSITION,
-    HEADER_BYTES,
     LAST_OFFSET,
     LEADER_EPOCH,
     MAGIC,
@@ -26,6 +23,23 @@ from lastword.kernels.table import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
     SIZE,
+)
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    BASE_SEQUENCE_AT,
+    BASE_TIMESTAMP_AT,
+    COUNT_AT,
+    CRC_AT,
+    HEADER_BYTES,
+    INT64_MAX,
+    LAST_OFFSET_DELTA_AT,
+    LEADER_EPOCH_AT,
+    LENGTH_AT,
+    MAGIC_AT,
+    MAX_TIMESTAMP_AT,
+    OVERHEAD_BYTES,
+    PRODUCER_EPOCH_AT,
+    PRODUCER_ID_AT,
 )
 
 
@@ -43,28 +57,31 @@ def place_ready(data, sizes, next_offset, epoch, table):
         size = sizes[rows]
         if size < HEADER_BYTES or size > room - position:
             break
-        if load32_be(data, position + 8) != size - 12 or load8(data, position + 16) != 2:
+        if (
+            load32_be(data, position + LENGTH_AT) != size - OVERHEAD_BYTES
+            or load8(data, position + MAGIC_AT) != 2
+        ):
             break
-        delta = load32_be(data, position + 23)
-        count = load32_be(data, position + 57)
-        if delta < 0 or count < 0 or next_offset > np.iinfo(np.int64).max - 1 - delta:
+        delta = load32_be(data, position + LAST_OFFSET_DELTA_AT)
+        count = load32_be(data, position + COUNT_AT)
+        if delta < 0 or count < 0 or next_offset > INT64_MAX - 1 - delta:
             break
-        if load64_be(data, position + 43) != -1:
+        if load64_be(data, position + PRODUCER_ID_AT) != -1:
             break
         table[rows, POSITION] = position
         table[rows, FILE_POSITION] = position
         table[rows, SIZE] = size
         table[rows, BASE_OFFSET] = next_offset
         table[rows, LAST_OFFSET] = next_offset + delta
-        table[rows, ATTRIBUTES] = load16_be(data, position + 21)
+        table[rows, ATTRIBUTES] = load16_be(data, position + ATTRIBUTES_AT)
         table[rows, COUNT] = count
-        table[rows, BASE_TIMESTAMP] = load64_be(data, position + 27)
-        table[rows, MAX_TIMESTAMP] = load64_be(data, position + 35)
+        table[rows, BASE_TIMESTAMP] = load64_be(data, position + BASE_TIMESTAMP_AT)
+        table[rows, MAX_TIMESTAMP] = load64_be(data, position + MAX_TIMESTAMP_AT)
         table[rows, PRODUCER_ID] = -1
-        table[rows, PRODUCER_EPOCH] = load16_be(data, position + 51)
-        table[rows, BASE_SEQUENCE] = load32_be(data, position + 53)
+        table[rows, PRODUCER_EPOCH] = load16_be(data, position + PRODUCER_EPOCH_AT)
+        table[rows, BASE_SEQUENCE] = load32_be(data, position + BASE_SEQUENCE_AT)
         table[rows, LEADER_EPOCH] = epoch
-        table[rows, CRC] = load32_be(data, position + 17) & 0xFFFFFFFF
+        table[rows, CRC] = load32_be(data, position + CRC_AT) & 0xFFFFFFFF
         table[rows, MAGIC] = 2
         table[rows, PLAIN_POSITION] = position + HEADER_BYTES
         table[rows, PLAIN_END] = position + size
@@ -76,7 +93,7 @@ def place_ready(data, sizes, next_offset, epoch, table):
         return sound
     for row in range(rows):
         store64_be(data, table[row, POSITION], table[row, BASE_OFFSET])
-        store32_be(data, table[row, POSITION] + 12, epoch)
+        store32_be(data, table[row, POSITION] + LEADER_EPOCH_AT, epoch)
     return rows
 
 

@@ -27,15 +27,10 @@ from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
     BASE_TIMESTAMP,
-    CODEC,
-    CONTROL,
     COUNT,
     FIELDS,
     FILE_POSITION,
-    HEADER_BYTES,
-    HORIZON,
     LAST_OFFSET,
-    LOG_APPEND,
     MAGIC,
     MAX_TIMESTAMP,
     PLAIN_END,
@@ -44,6 +39,17 @@ from lastword.kernels.table import (
     SIZE,
 )
 from lastword.kernels.varint import read_varlong, varint_size, write_varint
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    BASE_TIMESTAMP_AT,
+    CODEC_MASK,
+    CONTROL_BIT,
+    COUNT_AT,
+    DELETE_HORIZON_BIT,
+    HEADER_BYTES,
+    LOG_APPEND_BIT,
+    MAX_TIMESTAMP_AT,
+)
 
 # What became of a batch.
 DROPPED = 0
@@ -84,14 +90,14 @@ def _rewrite(
     attributes = table[row, ATTRIBUTES]
     base_offset = table[row, BASE_OFFSET]
     old_base = table[row, BASE_TIMESTAMP]
-    log_append = attributes & LOG_APPEND != 0
-    control = attributes & CONTROL != 0  # a marker's record stays, whatever its bit says
+    log_append = attributes & LOG_APPEND_BIT != 0
+    control = attributes & CONTROL_BIT != 0  # a marker's record stays, whatever its bit says
     largest = table[row, MAX_TIMESTAMP] if log_append else -1
     new_base = old_base
-    settled = attributes & HORIZON != 0  # a horizon once set stays, and then all deltas stay too
+    settled = attributes & DELETE_HORIZON_BIT != 0  # a horizon once set stays, and then all deltas stay too
     if not settled and horizon_ms >= 0:
         new_base = horizon_ms
-        attributes |= HORIZON
+        attributes |= DELETE_HORIZON_BIT
         settled = True
     if not settled and base_rule == KEEP_BASE:
         settled = True
@@ -137,10 +143,10 @@ def _rewrite(
         copy_wide(out, write, plain, run, position - run)
         write += position - run
     copy_exact(out, start, raw, table[row, POSITION], HEADER_BYTES)
-    store16_be(out, start + 21, attributes)
-    store64_be(out, start + 27, new_base)
-    store64_be(out, start + 35, largest)
-    store32_be(out, start + 57, kept)
+    store16_be(out, start + ATTRIBUTES_AT, attributes)
+    store64_be(out, start + BASE_TIMESTAMP_AT, new_base)
+    store64_be(out, start + MAX_TIMESTAMP_AT, largest)
+    store32_be(out, start + COUNT_AT, kept)
     seal(out, start, write - start)
     return write - start, kept, largest, attributes, new_base, OK
 
@@ -150,11 +156,11 @@ def _empty(raw, table, row, out, start):
     """The header alone: no codec, no horizon, no base timestamp, no records; everything else stays.
     Gives its attributes.
     """
-    attributes = table[row, ATTRIBUTES] & ~(CODEC | HORIZON)
+    attributes = table[row, ATTRIBUTES] & ~(CODEC_MASK | DELETE_HORIZON_BIT)
     copy_exact(out, start, raw, table[row, POSITION], HEADER_BYTES)
-    store16_be(out, start + 21, attributes)
-    store64_be(out, start + 27, -1)
-    store32_be(out, start + 57, 0)
+    store16_be(out, start + ATTRIBUTES_AT, attributes)
+    store64_be(out, start + BASE_TIMESTAMP_AT, -1)
+    store32_be(out, start + COUNT_AT, 0)
     seal(out, start, HEADER_BYTES)
     return attributes
 
@@ -241,10 +247,15 @@ def repack_rows(
         kind = VERBATIM
         horizon = -1
         dead = 0
-        if attributes & CONTROL != 0:
+        if attributes & CONTROL_BIT != 0:
             if retain[row] == DROP:
                 kind = DROPPED
-            elif retain[row] == CLOCK and attributes & HORIZON == 0 and horizon_ms >= 0 and count > 0:
+            elif (
+                retain[row] == CLOCK
+                and attributes & DELETE_HORIZON_BIT == 0
+                and horizon_ms >= 0
+                and count > 0
+            ):
                 kind = MIXED
                 horizon = horizon_ms
         else:
@@ -259,7 +270,7 @@ def repack_rows(
                 else:
                     if dead > 0:
                         kind = MIXED
-                    if horizon_ms >= 0 and attributes & HORIZON == 0:
+                    if horizon_ms >= 0 and attributes & DELETE_HORIZON_BIT == 0:
                         found, status = _has_kept_tombstone(
                             plain, table, row, page_ids, pages, page_slots, page_bits
                         )
@@ -277,7 +288,7 @@ def repack_rows(
             new_attributes = attributes
             new_base = table[row, BASE_TIMESTAMP]
             if horizon >= 0:
-                new_attributes |= HORIZON
+                new_attributes |= DELETE_HORIZON_BIT
                 new_base = horizon
             if alike(out_table, first, table, row, new_attributes, new_base):
                 start = out_table[first, POSITION]
@@ -323,7 +334,7 @@ def repack_rows(
             if kind == VERBATIM:
                 copy_exact(out, out_position, raw, position, size)
                 total += count
-                if joins and attributes & CODEC:
+                if joins and attributes & CODEC_MASK:
                     copy_exact(side, 0, plain, table[row, PLAIN_POSITION], plain_bytes)
                     joining[OPEN_PLAIN] = plain_bytes
             elif kind == EMPTIED:
@@ -377,6 +388,6 @@ def mark_dead_rows(table, rows, page_ids, page_slots, page_bits, marks):
     for row in range(rows):
         count = table[row, COUNT]
         marks[row] = 0
-        if table[row, MAGIC] == 2 and table[row, ATTRIBUTES] & CONTROL == 0 and count > 0:
+        if table[row, MAGIC] == 2 and table[row, ATTRIBUTES] & CONTROL_BIT == 0 and count > 0:
             first, last = table[row, BASE_OFFSET], table[row, LAST_OFFSET]
             marks[row] = bits_between(page_ids, page_ids.size, page_slots, page_bits, first, last) >= count

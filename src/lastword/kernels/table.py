@@ -25,16 +25,3 @@ MAGIC = 14
 PLAIN_POSITION = 15
 PLAIN_END = 16
 FIELDS = 17
-
-# Bits of ATTRIBUTES.
-CODEC = 0x07
-LOG_APPEND = 0x08
-TRANSACTIONAL = 0x10
-CONTROL = 0x20
-HORIZON = 0x40
-
-HEADER_BYTES = 61
-SMALLEST_RECORD_BYTES = 7
-"""Length, attributes, timestamp delta, offset delta, key length, value length, header count: one byte
-each.
-"""

@@ -18,16 +18,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lastword.files import Files
-from lastword.records.batch import HEADER_BYTES, OVERHEAD_BYTES, read_header
+from lastword.records.batch import read_header
 from lastword.segment import time_index
+from lastword.wire import HEADER_BYTES, OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from lastword.config import TopicConfig
     from lastword.partition.rolling import RollRule
 
-PART, PART_IF_KEPT = 32, 8
-"""A file is adopted if it has at least this part of `segment.bytes`; it must have more in a topic whose
-segments no cleaner ever joins."""
+MIN_SIZE_RATIO, MIN_SIZE_RATIO_IF_KEPT = 1 / 32, 1 / 8
+"""A file is adopted if it has at least this share of `segment.bytes`; the second applies to a topic that is
+not compacted, where no cleaner joins small segments."""
 
 _PLACE = struct.Struct(">qii")  # base offset, length of what follows, leader epoch
 
@@ -35,8 +36,8 @@ _PLACE = struct.Struct(">qii")  # base offset, length of what follows, leader ep
 def suits(config: TopicConfig, size_bytes: int) -> bool:
     """Is a file of this size worth a segment of its own? One whose batches must be stamped is not."""
     stamped = config.message_timestamp_type == "LogAppendTime"
-    part = PART if config.compacts else PART_IF_KEPT
-    return not stamped and config.segment_bytes <= part * size_bytes and size_bytes <= config.segment_bytes
+    ratio = MIN_SIZE_RATIO if config.compacts else MIN_SIZE_RATIO_IF_KEPT
+    return not stamped and ratio * config.segment_bytes <= size_bytes <= config.segment_bytes
 
 
 class PlacedBatch(NamedTuple):

@@ -22,7 +22,8 @@ from lastword.partition.pending import Batch, Pending, repeated
 from lastword.partition.producer_state import SequencedBatch
 from lastword.partition.rolling import RollRule
 from lastword.partition.tail import Tail
-from lastword.records.batch import CHECKED_FROM, CRC_POSITION, computed_crc
+from lastword.records.batch import computed_crc
+from lastword.wire import ATTRIBUTES_AT, CRC_AT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,8 +108,8 @@ class Appending:
     def _check_checksums(self, batches: Sequence[Batch]) -> None:
         """What is too short to have one is told by who reads its header."""
         for data in batches:
-            if len(data) > CHECKED_FROM:
-                stored = _CRC.unpack_from(data, CRC_POSITION)[0]
+            if len(data) > ATTRIBUTES_AT:
+                stored = _CRC.unpack_from(data, CRC_AT)[0]
                 computed = computed_crc(data, len(data))
                 if stored != computed:
                     offset = _BASE_OFFSET.unpack_from(data)[0]

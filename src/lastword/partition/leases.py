@@ -47,8 +47,9 @@ from lastword.partition import losses
 from lastword.partition.losses import Losses, make_private, whole
 from lastword.segment import names
 from lastword.values import Value
+from lastword.wire import INT64_MAX
 
-NO_FLOOR = (1 << 63) - 1
+NO_FLOOR = INT64_MAX
 """The floor while no lease is live: every tombstone lies below it."""
 
 DEFAULT_MAX_AGE_MS = 7 * 86_400_000

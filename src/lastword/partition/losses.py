@@ -52,8 +52,9 @@ from lastword.files.framed import Framed
 from lastword.partition.checkpoint_file import number, read_lines
 from lastword.segment import names
 from lastword.values import Value
+from lastword.wire import INT64_MAX
 
-EVERYTHING = (1 << 63) - 1
+EVERYTHING = INT64_MAX
 _MOST_CUTS = 64
 
 FORM = Framed(

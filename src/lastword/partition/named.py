@@ -46,7 +46,6 @@ from lastword.segment import names
 
 COMPACT_BYTES = 1 << 20
 """From this size on the journal is written anew, with the newest call of each producer only."""
-MAX_CALL_SEQUENCE = 2**63 - 1
 VERSION = 2
 _FIRST_LINE = {"version": VERSION, "name": "", "id": -1}
 

@@ -25,9 +25,10 @@ from lastword.files import Files
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.transactions import Decisions, Fate, scan
 from lastword.partition.walk import walk
-from lastword.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
+from lastword.records.batch import BatchHeader
 from lastword.records.control import ControlRecord
 from lastword.segment.segment import Segment
+from lastword.wire import CONTROL_BIT, TRANSACTIONAL_BIT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +83,7 @@ class Outcomes:
         from lastword.kernels import table as fields
 
         attributes = chunk.table[:, fields.ATTRIBUTES]
-        if not (attributes & fields.TRANSACTIONAL).any():
+        if not (attributes & TRANSACTIONAL_BIT).any():
             return None
         columns = (fields.ATTRIBUTES, fields.PRODUCER_ID, fields.BASE_OFFSET, fields.LAST_OFFSET)
         found = self.fates(*(chunk.table[:, column] for column in columns))

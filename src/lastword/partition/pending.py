@@ -10,16 +10,10 @@ import google_crc32c
 
 from lastword.partition.producer_state import ProducerState, SequencedBatch
 from lastword.partition.transactions import control_of
-from lastword.records.batch import (
-    CHECKED_FROM,
-    CRC_POSITION,
-    LOG_APPEND_BIT,
-    BatchHeader,
-    read_header,
-    set_base_offset,
-)
+from lastword.records.batch import BatchHeader, read_header, set_base_offset
 from lastword.records.builder import BatchBuilder
 from lastword.records.control import ABORT, COMMIT, control_key, marker_value
+from lastword.wire import ATTRIBUTES_AT, CRC_AT, LOG_APPEND_BIT
 
 Batch = bytes | bytearray | memoryview
 
@@ -68,11 +62,11 @@ class Pending:
 
 def _stamp(data: bytearray, position: int, now_ms: int) -> None:
     """Make a batch carry the time of its append: timestamp type bit, largest timestamp, checksum."""
-    attributes = _ATTRIBUTES.unpack_from(data, position + CHECKED_FROM)[0] | LOG_APPEND_BIT
-    _ATTRIBUTES.pack_into(data, position + CHECKED_FROM, attributes)
+    attributes = _ATTRIBUTES.unpack_from(data, position + ATTRIBUTES_AT)[0] | LOG_APPEND_BIT
+    _ATTRIBUTES.pack_into(data, position + ATTRIBUTES_AT, attributes)
     _MAX_TIMESTAMP.pack_into(data, position + _MAX_TIMESTAMP_POSITION, now_ms)
-    crc = google_crc32c.value(bytes(memoryview(data)[position + CHECKED_FROM :]))
-    _CRC.pack_into(data, position + CRC_POSITION, crc)
+    crc = google_crc32c.value(bytes(memoryview(data)[position + ATTRIBUTES_AT :]))
+    _CRC.pack_into(data, position + CRC_AT, crc)
 
 
 def repeated(

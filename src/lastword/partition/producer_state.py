@@ -40,9 +40,10 @@ from lastword.errors import (
     TransactionStateError,
 )
 from lastword.partition.transactions import CompletedTransaction, OpenTransactions
-from lastword.records.batch import MAX_INT, BatchHeader
+from lastword.records.batch import BatchHeader
 from lastword.records.control import ControlRecord
 from lastword.segment.txn_index import AbortedTransaction
+from lastword.wire import INT32_MAX
 
 NO_PRODUCER = -1
 NO_SEQUENCE = -1
@@ -58,12 +59,12 @@ flight."""
 
 def add_sequence(sequence: int, increment: int) -> int:
     """`sequence + increment`, wrapping from 2^31-1 to 0."""
-    return (sequence + increment) & MAX_INT
+    return (sequence + increment) & INT32_MAX
 
 
 def subtract_sequence(sequence: int, decrement: int) -> int:
     """`sequence - decrement`, wrapping from 0 to 2^31-1."""
-    return (sequence - decrement) & MAX_INT
+    return (sequence - decrement) & INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.partition.pending import Pending
-from lastword.records.batch import MAX_LONG, BatchHeader
+from lastword.records.batch import BatchHeader
 from lastword.segment.append import SegmentAppender
-from lastword.segment.names import MAX_RELATIVE_OFFSET
+from lastword.segment.names import MAX_FILE_BYTES, MAX_RELATIVE_OFFSET
+from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     import numpy as np
 
     from lastword.partition.adopting import PlacedBatch
-
-MAX_FILE_BYTES = 2**31 - 1
 
 
 class RollRule:
@@ -85,8 +84,8 @@ class RollRule:
                 table.shape[0],
                 active.size,
                 self._most_bytes,
-                min(active.base_offset + MAX_RELATIVE_OFFSET, MAX_LONG),
-                0 if by_clock else min(began + self._roll_ms, MAX_LONG),
+                min(active.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX),
+                0 if by_clock else min(began + self._roll_ms, INT64_MAX),
                 by_clock and self._clock.now_ms() - self._created_ms > self._roll_ms,
                 by_clock,
             )

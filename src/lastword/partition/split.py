@@ -28,7 +28,6 @@ import os
 
 from lastword.errors import DataError, LastwordError
 from lastword.files import Files
-from lastword.records.batch import MAX_LONG
 from lastword.segment import names
 from lastword.segment.names import (
     CLEANED,
@@ -45,6 +44,7 @@ from lastword.segment.recover import build_indexes
 from lastword.segment.scan import headers
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction, TransactionIndex, encode_entries
+from lastword.wire import INT64_MAX
 
 _COPY_BYTES = 1 << 20
 
@@ -75,7 +75,7 @@ def split(files: Files, segment: Segment, private: str, *, index_interval_bytes:
     try:
         for number, (base, start, end) in enumerate(parts):
             _build(files, segment, private, base, start, end, index_interval_bytes)
-            above = parts[number + 1][0] if number + 1 < len(parts) else MAX_LONG
+            above = parts[number + 1][0] if number + 1 < len(parts) else INT64_MAX
             _build_txn_index(
                 files, private, base, [one for one in aborted if base <= one.last_offset < above]
             )

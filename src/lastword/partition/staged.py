@@ -40,8 +40,8 @@ from lastword.files import Files, Handle
 from lastword.partition import adopting
 from lastword.partition.block import Block, blocks_of
 from lastword.partition.incomplete_commit import BEGUN, STAGING, staging_dir
-from lastword.records.batch import HEADER_BYTES
 from lastword.segment import names
+from lastword.wire import HEADER_BYTES
 
 if TYPE_CHECKING:
     from lastword.partition.log import PartitionLog

@@ -14,6 +14,7 @@ from lastword.records.batch import BatchHeader
 from lastword.records.control import ControlRecord
 from lastword.records.formats import check_crc
 from lastword.segment.segment import Segment
+from lastword.wire import CONTROL_BIT, TRANSACTIONAL_BIT
 
 KERNEL_BYTES = 8 << 20
 """From here on the kernels are sooner done, loading them (about 0.4 s, once a process) included."""
@@ -50,7 +51,7 @@ def _by_kernels(
     from lastword.kernels import table as fields
 
     for chunk in segment.chunk_reader(first, verify=verify, inflate=False):
-        wanted = (chunk.table[:, fields.ATTRIBUTES] & (fields.TRANSACTIONAL | fields.CONTROL)) != 0
+        wanted = (chunk.table[:, fields.ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)) != 0
         wanted |= chunk.table[:, fields.PRODUCER_ID] >= 0
         for row in wanted.nonzero()[0].tolist():
             header = chunk.header(row)

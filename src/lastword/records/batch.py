@@ -1,4 +1,4 @@
-"""The header of a record batch, magic 2.
+"""The header of a record batch, magic 2. Its positions and bits as constants: `lastword.wire`.
 
     pos size type  field
       0    8 i64   base offset            ┐ outside the checksum: the log assigns them
@@ -31,22 +31,21 @@ from typing import Any
 from google_crc32c import value as crc32c
 
 from lastword.errors import CorruptBatchError, UnknownMagicError
-
-HEADER_BYTES = 61
-OVERHEAD_BYTES = 12  # base offset and length: what the length does not count
-STEP_BYTES = 17  # up to and with the magic
-SMALLEST_LENGTH = 14  # of an entry of any magic
-CRC_POSITION = 17
-CHECKED_FROM = 21
-
-CODEC_MASK = 0x07
-LOG_APPEND_BIT = 0x08
-TRANSACTIONAL_BIT = 0x10
-CONTROL_BIT = 0x20
-DELETE_HORIZON_BIT = 0x40
-
-MAX_INT = 2**31 - 1
-MAX_LONG = 2**63 - 1
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    HEADER_BYTES,
+    INT32_MAX,
+    INT64_MAX,
+    LEADER_EPOCH_AT,
+    LOG_APPEND_BIT,
+    OVERHEAD_BYTES,
+    SMALLEST_LENGTH,
+    STEP_BYTES,
+    TRANSACTIONAL_BIT,
+)
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEAD = struct.Struct(">qiibI")  # what lies before the checksummed part, and the checksum
@@ -110,7 +109,7 @@ class BatchHeader:
         """-1 if there is no producer. Sequences wrap from 2^31 - 1 to 0."""
         if self.base_sequence < 0:
             return -1
-        return (self.base_sequence + self.last_offset - self.base_offset) & MAX_INT
+        return (self.base_sequence + self.last_offset - self.base_offset) & INT32_MAX
 
 
 _new = object.__new__
@@ -150,7 +149,7 @@ def read_header(
         )
     (_, _, _, _, crc, attributes, delta, base_timestamp, max_timestamp, producer_id, producer_epoch, sequence,
      count) = HEADER.unpack_from(buffer, position)  # fmt: skip
-    if base_offset < 0 or delta < 0 or count < 0 or base_offset > MAX_LONG - 1 - delta:
+    if base_offset < 0 or delta < 0 or count < 0 or base_offset > INT64_MAX - 1 - delta:
         raise _corrupt(
             f"base offset {base_offset}, last offset delta {delta}, count {count} contradict each other",
             "bad-header",
@@ -194,7 +193,7 @@ def _corrupt(text: str, code: str, file: str, position: int, offset: int | None 
 
 def computed_crc(buffer: Any, size: int, position: int = 0) -> int:
     """CRC-32C of the checksummed part of the batch of `size` bytes at `buffer[position]`."""
-    return int(crc32c(bytes(memoryview(buffer)[position + CHECKED_FROM : position + size])))
+    return int(crc32c(bytes(memoryview(buffer)[position + ATTRIBUTES_AT : position + size])))
 
 
 def crc_ok(buffer: Any, header: BatchHeader, position: int | None = None) -> bool:
@@ -215,7 +214,7 @@ def set_base_offset(buffer: bytearray, position: int, base_offset: int, leader_e
     """Give the batch at `buffer[position]` its place in the log. The checksum stays right: it does not cover
     these."""
     _BASE_OFFSET.pack_into(buffer, position, base_offset)
-    _LEADER_EPOCH.pack_into(buffer, position + OVERHEAD_BYTES, leader_epoch)
+    _LEADER_EPOCH.pack_into(buffer, position + LEADER_EPOCH_AT, leader_epoch)
 
 
 def write_batch(
@@ -246,5 +245,5 @@ def write_batch(
         )
         + payload
     )
-    length = len(checked) + CHECKED_FROM - OVERHEAD_BYTES
+    length = len(checked) + ATTRIBUTES_AT - OVERHEAD_BYTES
     return HEAD.pack(base_offset, length, leader_epoch, 2, crc32c(checked)) + checked

@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lastword.errors import RecordTooLargeError, UsageError
-from lastword.records.batch import (
-    CONTROL_BIT,
-    HEADER_BYTES,
-    LOG_APPEND_BIT,
-    MAX_INT,
-    MAX_LONG,
-    TRANSACTIONAL_BIT,
-    write_batch,
-)
+from lastword.records.batch import write_batch
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, Header
 from lastword.records.varint import encode
 from lastword.units import NO_TIMESTAMP
+from lastword.wire import CONTROL_BIT, HEADER_BYTES, INT32_MAX, INT64_MAX, LOG_APPEND_BIT, TRANSACTIONAL_BIT
 
 _NULL = encode(-1)
 _NO_HEADERS = encode(0)
@@ -113,9 +106,9 @@ class BatchBuilder:
         """Add a record. `offset_delta`: its place after the base offset, if there are gaps; by default the
         next one."""
         delta = self._last_delta + 1 if offset_delta is None else offset_delta
-        if delta <= self._last_delta or delta > MAX_INT:
+        if delta <= self._last_delta or delta > INT32_MAX:
             raise UsageError(f"offset delta {delta} after {self._last_delta}: offsets rise within a batch")
-        if timestamp < NO_TIMESTAMP or timestamp > MAX_LONG:
+        if timestamp < NO_TIMESTAMP or timestamp > INT64_MAX:
             raise UsageError(f"{timestamp} is not a timestamp")
         if self._count == 0:
             self._base_timestamp = timestamp
@@ -136,7 +129,7 @@ class BatchBuilder:
             parts.append(_NO_HEADERS)
         body = b"".join(parts)
         size = len(body)
-        if size > MAX_INT - HEADER_BYTES - 5:
+        if size > INT32_MAX - HEADER_BYTES - 5:
             raise RecordTooLargeError(f"a record of {size} bytes exceeds what a batch can hold")
         record = encode(size) + body
         self._records.append(record)
@@ -177,7 +170,7 @@ class BatchBuilder:
             from lastword.records.compression import compress
 
             payload = compress(self.codec, payload, self.level)
-        if len(payload) > MAX_INT - HEADER_BYTES:
+        if len(payload) > INT32_MAX - HEADER_BYTES:
             raise RecordTooLargeError(f"a batch of {len(payload)} bytes does not fit its length field")
         return write_batch(
             base_offset=base_offset,

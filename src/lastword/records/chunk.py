@@ -28,12 +28,24 @@ from lastword.kernels.batches import rows_within, sound_rows, walk_batches
 from lastword.kernels.crc32c import crc32c
 from lastword.records.batch import BatchHeader
 from lastword.records.plain import PlainBuffer, Unwanted
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    CONTROL_BIT,
+    CRC_AT,
+    HEADER_BYTES,
+    LEADER_EPOCH_AT,
+    LEGACY_CRC_AT,
+    LENGTH_AT,
+    MAGIC_AT,
+    OVERHEAD_BYTES,
+    SMALLEST_ENTRY_BYTES,
+)
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
 
 CHUNK_BYTES = 1 << 20
-SMALLEST_ENTRY_BYTES = 26  # of magic 0
 _HEADER_COLUMNS = (
     fields.FILE_POSITION,
     fields.SIZE,
@@ -133,7 +145,7 @@ class Chunk:
 
     def data_rows(self) -> NDArray[np.bool_]:
         """Which batches hold users' records, not control records."""
-        return (self.table[:, fields.ATTRIBUTES] & fields.CONTROL) == 0
+        return (self.table[:, fields.ATTRIBUTES] & CONTROL_BIT) == 0
 
     def raise_status(self, row: int, status: int) -> NoReturn:
         """Raise the error for a kernel's bad status about batch `row`."""
@@ -201,7 +213,7 @@ class ChunkReader:
         self._unwanted = unwanted
         self._max_batch_bytes = max_batch_bytes
         self._stop_at_partial_tail = stop_at_partial_tail
-        capacity = max(min(chunk_bytes, end_position - start_position), fields.HEADER_BYTES)
+        capacity = max(min(chunk_bytes, end_position - start_position), HEADER_BYTES)
         self._raw = np.empty(capacity + kernels.SLACK, np.uint8)
         self._have = 0  # bytes in `_raw`, the first of them from `position`
         self._used = 0  # of those, bytes given out
@@ -307,7 +319,7 @@ class ChunkReader:
         if rows == 1 or not self._inflates or not self._splits:
             return rows, used, next_offset
         table = self._table[:rows]
-        if not (table[:, fields.ATTRIBUTES] & fields.CODEC).any():
+        if not (table[:, fields.ATTRIBUTES] & CODEC_MASK).any():
             return rows, used, next_offset
         within = int(
             rows_within(self._raw, table, rows, self._plain.unwanted(table), self._plain.limit_bytes)
@@ -347,7 +359,10 @@ class ChunkReader:
         return True
 
     def _first_size(self) -> int:
-        return int.from_bytes(self._raw[8:12].tobytes(), "big", signed=True) + 12
+        return (
+            int.from_bytes(self._raw[LENGTH_AT:LEADER_EPOCH_AT].tobytes(), "big", signed=True)
+            + OVERHEAD_BYTES
+        )
 
     def _chunk(self, rows: int, first_offset: int) -> Chunk:
         table = self._table[:rows]
@@ -357,7 +372,7 @@ class ChunkReader:
         chunk = Chunk(self._raw, self._raw, table, self._file, self._scratch)
         old = (table[:, fields.MAGIC] < 2).any()
         chunk.unverified = self._leaves_checksums and not old
-        coded = old or (table[:, fields.ATTRIBUTES] & fields.CODEC).any()
+        coded = old or (table[:, fields.ATTRIBUTES] & CODEC_MASK).any()
         if coded and self._inflates:
             chunk.compressed = self._plain, first_offset
             if old or not self._waiting:  # the table of old ones says nothing before
@@ -366,7 +381,7 @@ class ChunkReader:
 
     def _raise(self, status: int) -> NoReturn:
         """Raise for the batch at `position`, which is at the start of `_raw`."""
-        head = self._raw[: min(self._have, fields.HEADER_BYTES)].tobytes()
+        head = self._raw[: min(self._have, HEADER_BYTES)].tobytes()
         offset = int.from_bytes(head[:8], "big", signed=True)
         at: dict[str, Any] = {"file": self._file, "position": self.position, "offset": offset}
         remedy = "restore the file from a copy; `lastword verify` lists all damage"
@@ -380,7 +395,7 @@ class ChunkReader:
             )
         if status == kernels.BAD_MAGIC:
             raise UnknownMagicError(
-                f"offset {offset} has unknown magic {head[16]}",
+                f"offset {offset} has unknown magic {head[MAGIC_AT]}",
                 remedy="restore the file from a copy, or use a version that knows this format",
                 **at,
             )
@@ -397,16 +412,18 @@ class ChunkReader:
 
 def _bad_crc(raw: Bytes, at: int, file: str, position: int) -> CorruptBatchError:
     """For the batch at raw[at:], which lies at `position` in its file."""
-    head = raw[at : at + fields.HEADER_BYTES].tobytes()
+    head = raw[at : at + HEADER_BYTES].tobytes()
     offset = int.from_bytes(head[:8], "big", signed=True)
-    size = int.from_bytes(head[8:12], "big", signed=True) + 12
-    if head[16] < 2:
-        stored = int.from_bytes(head[12:16], "big")
+    size = int.from_bytes(head[LENGTH_AT:LEADER_EPOCH_AT], "big", signed=True) + OVERHEAD_BYTES
+    if head[MAGIC_AT] < 2:
+        stored = int.from_bytes(head[LEGACY_CRC_AT:MAGIC_AT], "big")
         return CorruptBatchError.crc(
-            file, position, offset, stored, zlib.crc32(raw.data[at + 16 : at + size])
+            file, position, offset, stored, zlib.crc32(raw.data[at + MAGIC_AT : at + size])
         )
-    stored = int.from_bytes(head[17:21], "big")
-    return CorruptBatchError.crc(file, position, offset, stored, int(crc32c(raw, at + 21, size - 21)))
+    stored = int.from_bytes(head[CRC_AT:ATTRIBUTES_AT], "big")
+    return CorruptBatchError.crc(
+        file, position, offset, stored, int(crc32c(raw, at + ATTRIBUTES_AT, size - ATTRIBUTES_AT))
+    )
 
 
 def chunk_of(data: bytes | bytearray | memoryview, file: str = "<memory>", *, verify: bool = True) -> Chunk:

@@ -19,6 +19,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.columns import decode_headers, decode_rows
 from lastword.kernels.gather import gather_spans, span_bytes
 from lastword.records.chunk import Bytes, Chunk
+from lastword.wire import INT32_MAX, INT64_MAX, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +70,7 @@ def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColu
     The arrays are reused by the next chunk of the same reader: `select` with a mask or indices copies.
     """
     table = chunk.table
-    room = (table[:, fields.PLAIN_END] - table[:, fields.PLAIN_POSITION]) // fields.SMALLEST_RECORD_BYTES
+    room = (table[:, fields.PLAIN_END] - table[:, fields.PLAIN_POSITION]) // SMALLEST_RECORD_BYTES
     counts = np.minimum(table[:, fields.COUNT], room)  # a count is believed only as far as the bytes go
     if not include_control:
         counts = counts[chunk.data_rows()]
@@ -114,7 +115,7 @@ def to_arrow(
         elif name == "offset":
             arrays.append(_fixed(columns.offset.copy(), pa.int64()))
         elif name == "timestamp":
-            most = np.iinfo(np.int64).max // 1000
+            most = INT64_MAX // 1000
             micros = np.clip(columns.timestamp, -most, most) * 1000
             arrays.append(_fixed(micros, pa.timestamp("us", tz="UTC")))
         elif name == "timestampType":
@@ -128,7 +129,7 @@ def to_arrow(
 
 def timestamp_types(columns: RecordColumns, chunk: Chunk) -> Int32s:
     """Of each record: 0 create, 1 log append, -1 none (magic 0)."""
-    types = ((chunk.table[:, fields.ATTRIBUTES] & fields.LOG_APPEND) != 0).astype(np.int32)
+    types = ((chunk.table[:, fields.ATTRIBUTES] & LOG_APPEND_BIT) != 0).astype(np.int32)
     types[chunk.table[:, fields.MAGIC] == 0] = -1
     return types[columns.row]
 
@@ -138,7 +139,7 @@ def binary_array(source: Bytes, position: Int64s, length: Int32s) -> pa.Array:
     import pyarrow as pa
 
     total, nulls = span_bytes(length)
-    if total > np.iinfo(np.int32).max:
+    if total > INT32_MAX:
         raise ValueError("more than 2 GiB in one Arrow column: decode smaller chunks")
     size = int(position.size)
     offsets = np.empty(size + 1, np.int32)

@@ -26,22 +26,18 @@ from typing import Any, NamedTuple
 from lastword.errors import CorruptBatchError, DataError, DecompressionLimitError
 from lastword.records import limits
 from lastword.units import format_bytes
+from lastword.wire import LZ4_GROWTH, SNAPPY_GROWTH
 
-NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 
 _XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK = 32 << 10
-_SNAPPY_MOST = 64
-"""No snappy stream grows by more: its densest element turns 3 bytes into 64."""
 
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_HEAD = _LZ4_MAGIC + b"\x60\x40\x82"
 _LZ4_BLOCKS = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
 _LZ4_FAST = 9
 """Kafka's default level, which selects the fast compressor; every other selects the thorough one."""
-_LZ4_MOST = 255
-"""No lz4 block grows by more: one byte of a match length adds at most 255."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -234,7 +230,7 @@ def _snappy_blocks(data: Any, limit: int) -> Iterator[tuple[memoryview, int]]:
             content = cramjam.snappy.decompress_raw_len(block)
         except cramjam.DecompressionError as error:
             raise _corrupt("snappy", error) from None
-        if content > size * _SNAPPY_MOST:
+        if content > size * SNAPPY_GROWTH:
             raise _corrupt("snappy", f"block of {size} bytes claims {content}")
         left -= content
         if left < 0:
@@ -341,11 +337,11 @@ def _unlz4_parts(data: Any, limit: int) -> Iterator[Any]:
     for block, packed, most in _lz4_blocks(data):
         part: Any = block
         if packed:
-            room = min(most, len(block) * _LZ4_MOST, left + 1)
+            room = min(most, len(block) * LZ4_GROWTH, left + 1)
             try:
                 part = unpack(block, uncompressed_size=room)
             except LZ4BlockError as error:
-                if room == left + 1 and room < min(most, len(block) * _LZ4_MOST):
+                if room == left + 1 and room < min(most, len(block) * LZ4_GROWTH):
                     raise _too_large("lz4", len(data), limit) from None
                 raise _corrupt("lz4", error) from None
         left -= len(part)

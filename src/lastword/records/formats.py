@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from lastword.records import batch, legacy, reader
 from lastword.records.batch import BatchHeader
 from lastword.records.record import RawRecord
-
-MAGIC_POSITION = 16
+from lastword.wire import MAGIC_AT
 
 
 class Format(NamedTuple):
@@ -40,7 +39,7 @@ def read_header(
     Of magic 0 and 1: no producer, leader epoch -1, `base_offset` equal to `last_offset`, `count` -1 for a
     compressed entry.
     """
-    magic = buffer[position + MAGIC_POSITION] if end - position > MAGIC_POSITION else 2
+    magic = buffer[position + MAGIC_AT] if end - position > MAGIC_AT else 2
     read = legacy.read_header if magic < 2 else batch.read_header
     return read(buffer, position, end, file, file_position=file_position)
 

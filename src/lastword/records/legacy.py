@@ -42,20 +42,26 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from lastword.errors import CorruptBatchError, UnknownMagicError
-from lastword.records.batch import MAX_LONG, BatchHeader
+from lastword.records.batch import BatchHeader
 from lastword.records.compression import decompress, located
 from lastword.records.limits import limit_of
 from lastword.records.lz4_header import with_checksum
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP_TYPE, RawRecord
+from lastword.wire import (
+    INT64_MAX,
+    LEGACY_CRC_AT,
+    LEGACY_TIMESTAMP_AT,
+    LENGTH_AT,
+    MAGIC_AT,
+    OVERHEAD_BYTES,
+    SMALLEST_LENGTH,
+)
 
 Buffer = Any
 
-OVERHEAD_BYTES = 12
 """Offset and size: what comes before the counted bytes."""
-CRC_POSITION = 12
-MAGIC_POSITION = 16
-KEY_LENGTH_POSITION = (18, 26)
-MIN_SIZE = (14, 22)
+KEY_LENGTH_AT = (LEGACY_TIMESTAMP_AT, LEGACY_TIMESTAMP_AT + 8)
+MIN_SIZE = (SMALLEST_LENGTH, SMALLEST_LENGTH + 8)
 """Smallest value of the size field, by magic: null key, null value."""
 
 CODEC_MASK = 0x07
@@ -113,11 +119,11 @@ def read_header(
         )
     attributes &= ATTRIBUTES_MASK[magic]
     codec = attributes & CODEC_MASK
-    if not 0 <= offset < MAX_LONG or codec not in CODECS:
+    if not 0 <= offset < INT64_MAX or codec not in CODECS:
         raise _bad(
             f"offset {offset} or codec {codec} cannot be in magic {magic}", "bad-header", file, at, offset
         )
-    timestamp = _LONG.unpack_from(buffer, position + 18)[0] if magic else NO_TIMESTAMP
+    timestamp = _LONG.unpack_from(buffer, position + LEGACY_TIMESTAMP_AT)[0] if magic else NO_TIMESTAMP
     return BatchHeader(
         position=at,
         size=size + OVERHEAD_BYTES,
@@ -138,7 +144,7 @@ def read_header(
 
 def computed_crc(buffer: Buffer, size: int, position: int = 0) -> int:
     """CRC-32 of the checksummed part of the entry of `size` bytes at `buffer[position]`."""
-    return zlib.crc32(memoryview(buffer)[position + MAGIC_POSITION : position + size])
+    return zlib.crc32(memoryview(buffer)[position + MAGIC_AT : position + size])
 
 
 def crc_ok(buffer: Buffer, header: BatchHeader, position: int | None = None) -> bool:
@@ -253,19 +259,19 @@ def _inner_messages(data: bytes, wrapper: BatchHeader, file: str) -> Iterator[Me
     position, end = 0, len(data)
     while end - position >= OVERHEAD_BYTES:
         offset = _LONG.unpack_from(data, position)[0]
-        size = _INT.unpack_from(data, position + 8)[0]
+        size = _INT.unpack_from(data, position + LENGTH_AT)[0]
         try:
             if size < MIN_SIZE[0]:
                 raise ValueError(f"impossible size {size}")
             if size > end - position - OVERHEAD_BYTES:
                 return  # cut off: a fetch of old ended anywhere, and the rest came with the next one
-            crc, magic, attributes = _INNER.unpack_from(data, position + CRC_POSITION)
+            crc, magic, attributes = _INNER.unpack_from(data, position + LEGACY_CRC_AT)
             if magic not in (0, 1) or size < MIN_SIZE[magic]:
                 raise ValueError(f"magic {magic}, size {size}")
             if attributes & CODEC_MASK:
                 raise ValueError("compressed inside a compressed entry")
             entry_end = position + OVERHEAD_BYTES + size
-            if zlib.crc32(memoryview(data)[position + MAGIC_POSITION : entry_end]) != crc:
+            if zlib.crc32(memoryview(data)[position + MAGIC_AT : entry_end]) != crc:
                 raise ValueError("checksum mismatch")
             message = _message(data, position, entry_end, magic, offset)
         except ValueError as error:
@@ -278,8 +284,8 @@ def _inner_messages(data: bytes, wrapper: BatchHeader, file: str) -> Iterator[Me
 def _message(buffer: Buffer, position: int, end: int, magic: int, offset: int) -> Message:
     """The message whose entry is buffer[position:end]. ValueError for lengths that cannot be; bytes behind
     the value are ignored, as Kafka does."""
-    timestamp = _LONG.unpack_from(buffer, position + 18)[0] if magic else NO_TIMESTAMP
-    at = position + KEY_LENGTH_POSITION[magic]
+    timestamp = _LONG.unpack_from(buffer, position + LEGACY_TIMESTAMP_AT)[0] if magic else NO_TIMESTAMP
+    at = position + KEY_LENGTH_AT[magic]
     key_length = _INT.unpack_from(buffer, at)[0]
     key_position = at + 4
     if key_length < -1 or key_length > end - key_position - 4:
@@ -289,7 +295,7 @@ def _message(buffer: Buffer, position: int, end: int, magic: int, offset: int) -
     value_position = at + 4
     if value_length < -1 or value_length > end - value_position:
         raise ValueError(f"value of {value_length} bytes, {end - value_position} are there")
-    start = position + CRC_POSITION
+    start = position + LEGACY_CRC_AT
     return Message(
         offset, magic, timestamp, key_position, key_length, value_position, value_length, start, end
     )

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from lastword.records.batch import BatchHeader
 from lastword.records.compression import compress
-from lastword.records.legacy import CODECS, LOG_APPEND, LZ4, NO_TIMESTAMP, Buffer, key_and_value, messages
+from lastword.records.legacy import CODECS, LOG_APPEND, NO_TIMESTAMP, Buffer, key_and_value, messages
 from lastword.records.lz4_header import with_checksum
 from lastword.records.record import RawRecord
+from lastword.wire import LZ4
 
 
 class Filtered(NamedTuple):

@@ -19,6 +19,7 @@ from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
 from lastword.records import legacy
 from lastword.records.batch import BatchHeader
+from lastword.wire import CODEC_MASK
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
@@ -127,7 +128,7 @@ def header_of(table: Table, row: int) -> BatchHeader:
         producer_id=-1,
         producer_epoch=-1,
         base_sequence=-1,
-        count=1 if attributes & fields.CODEC == 0 else legacy.UNKNOWN_COUNT,
+        count=1 if attributes & CODEC_MASK == 0 else legacy.UNKNOWN_COUNT,
     )
 
 

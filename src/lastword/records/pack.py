@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.errors import RecordTooLargeError
 from lastword.kernels import pack as loops
-from lastword.kernels import table as fields
+from lastword.wire import HEADER_BYTES, LOG_APPEND_BIT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,12 +149,12 @@ def pack(
 
     `rebase` gives them their offsets. Raises RecordTooLargeError for a record that no batch can hold.
     """
-    attributes = codec | (0 if log_append_ms is None else fields.LOG_APPEND)
+    attributes = codec | (0 if log_append_ms is None else LOG_APPEND_BIT)
     append_time = -1 if log_append_ms is None else log_append_ms
     room = room or Room()
     most, count = columns.most_bytes, len(columns)
     batches_most = min(count, 2 * most // max(batch_bytes, 1) + 1)
-    size = most + fields.HEADER_BYTES * (batches_most + 1)
+    size = most + HEADER_BYTES * (batches_most + 1)
     out = room.of(min(size, max(4 << 20, 2 * batch_bytes)) + kernels.SLACK)
     batches = np.empty((max(min(batches_most, 4096), 1), loops.PACKED_FIELDS), np.int64)
     record = 0
@@ -196,9 +196,7 @@ def _run(data: memoryview, table: NDArray[np.int64], codec: int, level: int | No
 def _compressed(batch: memoryview, codec: int, level: int | None) -> bytearray:
     from lastword.records.compression import compress
 
-    data = bytearray(batch[: fields.HEADER_BYTES]) + compress(
-        codec, bytes(batch[fields.HEADER_BYTES :]), level
-    )
+    data = bytearray(batch[:HEADER_BYTES]) + compress(codec, bytes(batch[HEADER_BYTES:]), level)
     loops.seal_batch(np.frombuffer(data, np.uint8), 0, len(data))
     return data
 

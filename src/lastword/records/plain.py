@@ -14,12 +14,12 @@ from lastword.kernels import table as fields
 from lastword.kernels.lz4 import BLOCK_BYTES, inflate_lz4_rows
 from lastword.records.legacy_rows import inflate_rows
 from lastword.records.limits import limit_of
+from lastword.wire import CODEC_MASK, HEADER_BYTES, LZ4
 
 Bytes = NDArray[np.uint8]
 Table = NDArray[np.int64]
 Unwanted = Callable[[Table], NDArray[np.uint8]]
 
-LZ4 = 3  # attribute bits
 _NONE = np.empty(0, np.uint8)
 
 
@@ -72,7 +72,7 @@ class PlainBuffer:
         """The room to try next for a batch that did not fit into `room` bytes. DecompressionLimitError when
         its bound was already tried."""
         size = int(table[row, fields.SIZE])
-        if int(table[row, fields.ATTRIBUTES]) & fields.CODEC == 0:
+        if int(table[row, fields.ATTRIBUTES]) & CODEC_MASK == 0:
             return size
         most = self.limit_bytes + BLOCK_BYTES  # the kernel wants room for a whole block before each
         if room >= most:
@@ -84,27 +84,27 @@ class PlainBuffer:
         sizes = table[:, fields.PLAIN_END] - table[:, fields.PLAIN_POSITION]
         if sizes.size and int(sizes.max()) > self.limit_bytes:
             for row in (sizes > self.limit_bytes).nonzero()[0].tolist():
-                if table[row, fields.MAGIC] == 2 and table[row, fields.ATTRIBUTES] & fields.CODEC:
+                if table[row, fields.MAGIC] == 2 and table[row, fields.ATTRIBUTES] & CODEC_MASK:
                     self._raise_too_large(table, row)
 
     def _raise_too_large(self, table: Table, row: int) -> NoReturn:
         from lastword.records.compression import too_large
 
-        codec = int(table[row, fields.ATTRIBUTES]) & fields.CODEC
+        codec = int(table[row, fields.ATTRIBUTES]) & CODEC_MASK
         raise self._located(too_large(codec, int(table[row, fields.SIZE]), self.limit_bytes), table, row)
 
     def _inflate_alike(
         self, raw: Bytes, table: Table, row: int, unwanted: NDArray[np.uint8], done: int
     ) -> tuple[int, int]:
         """The batch at `row` and those after it with the same codec, through its library."""
-        codec = int(table[row, fields.ATTRIBUTES]) & fields.CODEC
-        alike = (table[row:, fields.MAGIC] == 2) & (table[row:, fields.ATTRIBUTES] & fields.CODEC == codec)
+        codec = int(table[row, fields.ATTRIBUTES]) & CODEC_MASK
+        alike = (table[row:, fields.MAGIC] == 2) & (table[row:, fields.ATTRIBUTES] & CODEC_MASK == codec)
         if codec == LZ4:  # an odd one
             end = row + 1
         else:
             end = table.shape[0] if alike.all() else row + int(np.argmin(alike))
-        starts = table[row:end, fields.POSITION] + fields.HEADER_BYTES
-        ends = starts + table[row:end, fields.SIZE] - fields.HEADER_BYTES
+        starts = table[row:end, fields.POSITION] + HEADER_BYTES
+        ends = starts + table[row:end, fields.SIZE] - HEADER_BYTES
         if unwanted.size:
             ends[unwanted[row:end] != 0] = 0
         places = [done]

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from lastword.errors import CorruptBatchError
-from lastword.records.batch import HEADER_BYTES, BatchHeader
+from lastword.records.batch import BatchHeader
 from lastword.records.limits import limit_of
 from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, Header, RawRecord
 from lastword.records.varint import read_varint, read_varlong
+from lastword.wire import HEADER_BYTES
 
 
 def read_records(

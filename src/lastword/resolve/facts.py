@@ -14,6 +14,7 @@ from lastword.kernels import table as fields
 from lastword.partition.transactions import Fate
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps
+from lastword.wire import CONTROL_BIT, TRANSACTIONAL_BIT
 
 
 class SegmentSource(Protocol):
@@ -135,11 +136,11 @@ def fates_of(chunk: Chunk, fates: Fates | None, *, decided: bool = False) -> NDA
     UnsupportedBatchError for a transaction without `fates`, and with `decided` for an undecided one.
     """
     attributes = chunk.table[:, fields.ATTRIBUTES]
-    special = (attributes & (fields.TRANSACTIONAL | fields.CONTROL)) != 0
+    special = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) != 0
     if not special.any():
         return np.zeros(chunk.rows, np.uint8)
     if fates is None:
-        data = (attributes & (fields.TRANSACTIONAL | fields.CONTROL)) == fields.TRANSACTIONAL
+        data = (attributes & (TRANSACTIONAL_BIT | CONTROL_BIT)) == TRANSACTIONAL_BIT
         if data.any():
             _refuse(chunk, int(data.argmax()), "a transactional batch, and its outcome was not looked up")
         return np.where(special, np.uint8(Fate.CONTROL), np.uint8(0))

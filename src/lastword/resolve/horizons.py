@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from lastword.kernels import table as fields
 from lastword.records.chunk import Chunk
+from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT
 
 _FEW = 1024
 
@@ -36,8 +37,8 @@ class Horizons:
 
     def add(self, chunk: Chunk) -> None:
         """The batches of a chunk above all others."""
-        special = fields.HORIZON | fields.CONTROL
-        rows = (chunk.table[:, fields.ATTRIBUTES] & special == fields.HORIZON) & (
+        special = DELETE_HORIZON_BIT | CONTROL_BIT
+        rows = (chunk.table[:, fields.ATTRIBUTES] & special == DELETE_HORIZON_BIT) & (
             chunk.table[:, fields.MAGIC] == 2
         )
         if rows.any():

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from lastword.config.instance import DEFAULT_MAP_BYTES
 from lastword.records.record import RawRecord
 from lastword.records.varint import encode
 from lastword.resolve.digest_map import DigestMap
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from lastword.partition.view import PartitionView
 
 LOAD_FACTOR = 0.9
-DEFAULT_MAP_BYTES = 128 << 20
 _HEADER_BYTES = 61
 
 

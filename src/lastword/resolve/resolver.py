@@ -14,10 +14,10 @@ from lastword.resolve.offset_map import too_large_key
 from lastword.resolve.rules import LAST_HASH, Rules
 from lastword.resolve.spill import spill_in
 from lastword.resolve.walk import Walk, records_at_most
+from lastword.units import NEVER
 
 _FILL = 0.97  # share of the map that a range is planned to fill
 _WINDOW = 16  # chunks over which the rate of new keys is measured
-NEVER = (1 << 63) - 1
 
 
 def resolve(

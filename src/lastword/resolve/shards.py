@@ -51,6 +51,7 @@ from lastword.resolve.sections import (
     read_section,
 )
 from lastword.resolve.tally import Tally
+from lastword.wire import INT64_MAX
 
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 32 << 20  # of rows and keys that a unit keeps in memory before it writes them
@@ -216,7 +217,7 @@ class _ShardResolver(Resolver):
         made.spans[piece.KEY_LENGTH, :count] = section.key_lengths
         made.spans[piece.OFFSET, :count] = offsets
         made.spans[piece.SIZE, :count] = section.sizes
-        table = np.full((1, fields.FIELDS), np.iinfo(np.int64).max)
+        table = np.full((1, fields.FIELDS), INT64_MAX)
         table[0, fields.FILE_POSITION] = entry[POSITION]
         chunk = Chunk(section.keys, section.keys, table, unit.path)
         bases = self.walk.tally.bases

@@ -14,6 +14,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.arena import NO_OFFSET
 from lastword.records.chunk import Chunk
 from lastword.resolve.facts import SegmentFacts, SegmentSource
+from lastword.wire import INT64_MAX
 
 _COLUMNS = (
     "bases",
@@ -78,7 +79,7 @@ class Tally:
         after = max(int(self.bases[segment]), int(self.ends[segment]))
         if segment:
             after = max(after, int(self.ends[segment - 1]))
-        limit = self.bases[segment + 1] if segment + 1 < self.bases.size else np.iinfo(np.int64).max
+        limit = self.bases[segment + 1] if segment + 1 < self.bases.size else INT64_MAX
         if chunk.table[0, fields.BASE_OFFSET] < after:
             chunk.raise_status(0, kernels.BAD_OFFSET)
         if chunk.table[-1, fields.LAST_OFFSET] >= limit:

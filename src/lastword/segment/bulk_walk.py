@@ -20,6 +20,7 @@ from lastword.kernels.batches import sound_rows, walk_batches
 from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.scan import Gap
+from lastword.wire import HEADER_BYTES, LEADER_EPOCH_AT, LENGTH_AT, OVERHEAD_BYTES
 
 _BLOCK_BYTES = 1 << 20
 _ROWS = 8192
@@ -148,5 +149,7 @@ def _note(found: BulkWalk, table: np.ndarray) -> None:
 
 def _size_of_first(buffer: np.ndarray, have: int) -> int:
     return (
-        int.from_bytes(buffer[8:12].tobytes(), "big", signed=True) + 12 if have >= fields.HEADER_BYTES else 0
+        int.from_bytes(buffer[LENGTH_AT:LEADER_EPOCH_AT].tobytes(), "big", signed=True) + OVERHEAD_BYTES
+        if have >= HEADER_BYTES
+        else 0
     )

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lastword.errors import InvalidTopicError
+from lastword.wire import INT32_MAX, INT64_MAX
 
 LOG = ".log"
 INDEX = ".index"
@@ -85,7 +86,8 @@ DROPPED_TOMBSTONES = "dropped-tombstones"
 LOG_START_NOTE = "log-start"
 MOVED_FROM = "moved-from"
 
-MAX_RELATIVE_OFFSET = 2**31 - 1
+MAX_FILE_BYTES = INT32_MAX
+MAX_RELATIVE_OFFSET = INT32_MAX
 """Offsets in a segment lie at most this far above its base: indexes hold them in four bytes."""
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -95,8 +97,6 @@ _SEGMENT_FILE = re.compile(
 _METADATA_SNAPSHOT = re.compile(r"(\d{20,})-(\d{10,})\.checkpoint")
 _MARKED = re.compile(r"(.+)-(\d+)\.([0-9a-f]{32})-(delete|future|stray)")
 _PLAIN = re.compile(r"(.+)-(\d+)")
-_MAX_OFFSET = 2**63 - 1
-_MAX_PARTITION = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def parse_segment_file(name: str) -> SegmentFile | None:
     if match is None:
         return None
     base_offset = int(match[1])
-    if base_offset > _MAX_OFFSET:
+    if base_offset > INT64_MAX:
         return None
     return SegmentFile(base_offset, match[2], match[3] or "")
 
@@ -161,7 +161,7 @@ def parse_partition_dir(name: str) -> PartitionDir | None:
     if match is None or not _is_topic(match[1]):
         return None
     partition = int(match[2])
-    if partition > _MAX_PARTITION or (not marker and match[2] != str(partition)):
+    if partition > INT32_MAX or (not marker and match[2] != str(partition)):
         return None  # "t-01" would be a second directory of t-1
     return PartitionDir(match[1], partition, marker)
 
@@ -192,7 +192,7 @@ def check_topic(name: str) -> str:
 
 def check_partition(partition: int) -> int:
     """The number itself, if a partition can have it; otherwise InvalidTopicError."""
-    if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= _MAX_PARTITION:
+    if isinstance(partition, bool) or not isinstance(partition, int) or not 0 <= partition <= INT32_MAX:
         raise InvalidTopicError(f"{partition!r} is no partition number", remedy="partitions count from 0")
     return partition
 

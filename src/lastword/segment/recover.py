@@ -18,6 +18,7 @@ from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
 from lastword.segment import names
 from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.names import MAX_FILE_BYTES
 from lastword.segment.scan import Damage, Gap, SoundWalk, sound_batch_after
 
 BULK_BYTES = 256 << 10
@@ -31,7 +32,6 @@ def is_bulk(size_bytes: int) -> bool:
     return size_bytes >= (BULK_BYTES if "lastword.kernels" in sys.modules else LOADING_BYTES)
 
 
-MAX_FILE_BYTES = 2**31 - 1
 """Of a segment's log, in Kafka too: positions in its index have four bytes."""
 
 

@@ -12,16 +12,20 @@ from dataclasses import dataclass
 
 from lastword.errors import CorruptBatchError, DataError, UnknownMagicError
 from lastword.files import Handle
-from lastword.records.batch import (
-    HEADER_BYTES,
-    OVERHEAD_BYTES,
-    SMALLEST_LENGTH,
-    STEP_BYTES,
-    BatchHeader,
-)
+from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok, read_header
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment.names import MAX_RELATIVE_OFFSET
+from lastword.wire import (
+    ATTRIBUTES_AT,
+    HEADER_BYTES,
+    LEADER_EPOCH_AT,
+    LENGTH_AT,
+    MAGIC_AT,
+    OVERHEAD_BYTES,
+    SMALLEST_LENGTH,
+    STEP_BYTES,
+)
 
 _BLOCK_BYTES = 1 << 16
 _WALK_BYTES = 1 << 20
@@ -227,13 +231,13 @@ def _is_sound(handle: Handle, file: str, position: int, end: int, min_offset: in
     prefix = handle.pread(min(HEADER_BYTES, end - position), position)
     if len(prefix) < STEP_BYTES:
         return False
-    offset = int.from_bytes(prefix[:8], "big")
-    length = int.from_bytes(prefix[8:12], "big", signed=True)
+    offset = int.from_bytes(prefix[:LENGTH_AT], "big")
+    length = int.from_bytes(prefix[LENGTH_AT:LEADER_EPOCH_AT], "big", signed=True)
     if length < SMALLEST_LENGTH or length > end - position - OVERHEAD_BYTES:
         return False
     if offset < min_offset or offset - base_offset > MAX_RELATIVE_OFFSET:
         return False
-    if prefix[16] == 2 and (length < HEADER_BYTES - OVERHEAD_BYTES or prefix[21] != 0):
+    if prefix[MAGIC_AT] == 2 and (length < HEADER_BYTES - OVERHEAD_BYTES or prefix[ATTRIBUTES_AT] != 0):
         return False
     entry = handle.pread(length + OVERHEAD_BYTES, position)
     try:

@@ -24,6 +24,7 @@ from lastword.api.places import Places
 from lastword.errors import UsageError
 from lastword.partition import losses
 from lastword.spark.partition_keys import BULK
+from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -123,7 +124,7 @@ def _pieces(topic: str, partition: int, directory: str, segments: Sequence[tuple
             starts.append(base_offset)
             size = 0
         size += size_bytes
-    ends = [*starts[1:], (1 << 63) - 1]
+    ends = [*starts[1:], INT64_MAX]
     return [_Piece(topic, partition, directory, first, end) for first, end in zip(starts, ends, strict=True)]
 
 

@@ -41,6 +41,7 @@ def folder_name() -> str:
     versions = (platform.python_version(), version("numba"), version("llvmlite"), version("numpy"))
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr((versions, checked)).encode())
-    for path in sorted((Path(__file__).parents[1] / "kernels").glob("*.py")):
+    package = Path(__file__).parents[1]
+    for path in [*sorted((package / "kernels").glob("*.py")), package / "wire.py"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"kernels-{digest.hexdigest()}"

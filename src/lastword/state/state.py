@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from lastword.config.instance import DEFAULT_MAP_BYTES
 from lastword.errors import (
     FileVanishedError,
     ReadOnlyError,
@@ -36,8 +37,8 @@ from lastword.partition.view import PartitionView
 from lastword.records.record import Header
 from lastword.state.filling import Filling
 from lastword.state.newest import Pairs, newest, newest_pairs
-from lastword.state.ttl import NEVER, expires_at, header_of
-from lastword.units import format_bytes
+from lastword.state.ttl import expires_at, header_of
+from lastword.units import NEVER, format_bytes
 from lastword.values import Handle, Progress, ProgressLike, Value, plural, table_html
 
 K = TypeVar("K")
@@ -162,7 +163,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         first_dirty: Callable[[int], int | None] = lambda partition: None,
         default: Callable[[], V] | None = None,
         max_bytes: int | None = None,
-        map_bytes: int = 128 << 20,
+        map_bytes: int = DEFAULT_MAP_BYTES,
         snapshot: Snapshot | None = None,
         progress: ProgressLike | None = None,
         ttl_ms: int = -1,

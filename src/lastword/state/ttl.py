@@ -26,6 +26,7 @@ from lastword.partition import scan
 from lastword.partition.moment import Range
 from lastword.records.builder import BatchBuilder
 from lastword.state.newest import newest
+from lastword.units import NEVER
 
 if TYPE_CHECKING:
     from lastword.config import TopicConfig
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from lastword.records.record import Header
 
 HEADER = "lastword.ttl.ms"
-NEVER = (1 << 63) - 1
 MOST_AT_ONCE = 100_000  # keys of one pass
 BATCH_KEYS = 500
 SHORTEST_PAUSE_MS = 60_000

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lastword.units import NEVER
+
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
     from lastword.resolve import SegmentSource
@@ -25,7 +27,6 @@ Bools = NDArray[np.bool_]
 _Rows = tuple[NDArray[Any], ...]
 
 MOST_ROWS = 1_000_000  # kept at once: 33 bytes each, and about 100 more while they are put in order
-NEVER = int(np.iinfo(np.int64).max)
 HOT_RATIO = 0.001  # of all bytes: a key with more is hot
 _HOT = np.uint64(2**64 - 1)  # stands for all of them; no sample reaches it
 _RECORD_BYTES = 8  # a record's own fields, about

@@ -41,8 +41,8 @@ from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import check_crc, read_records
 from lastword.segment.segment import Segment
-from lastword.state.ttl import NEVER, expires_at
-from lastword.units import format_bytes, format_duration, format_time, to_time
+from lastword.state.ttl import expires_at
+from lastword.units import NEVER, format_bytes, format_duration, format_time, to_time
 from lastword.values import Value
 
 LEASE = "lease"

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lastword.config.instance import DEFAULT_MAP_BYTES
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.columns import decode_columns
 from lastword.resolve import Resolution, resolve
 from lastword.values import Value
 
-DEFAULT_MEMORY_BYTES = 128 << 20
 _ENTRY_BYTES = 24  # a collected prefix, its share of the sorted copy, and what Python needs meanwhile
 _ALL = 1 << 64
 
@@ -59,7 +59,7 @@ class Md5Check(Value):
 def md5_collisions(
     view: PartitionView,
     *,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    memory_bytes: int = DEFAULT_MAP_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> Md5Check:
     """All collisions of a log. `progress` hears the bytes of each pass as they are read.

@@ -19,6 +19,7 @@ from lastword.cleaner.choose import choose
 from lastword.cleaner.generational import choose_drive
 from lastword.cleaner.groups import Limits, group
 from lastword.config import TopicConfig
+from lastword.config.instance import DEFAULT_SPACE_TARGET
 from lastword.tools.death import Deaths
 from lastword.tools.replay import PaperLog, by_source_size
 from lastword.units import format_bytes
@@ -103,7 +104,7 @@ def simulate(
     parts: Sequence[Part],
     *,
     strategy: str | None = None,
-    space_target: float = 1.5,
+    space_target: float = DEFAULT_SPACE_TARGET,
     file_cost_bytes: float = 0.0,
     settings: dict[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,

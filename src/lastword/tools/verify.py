@@ -280,7 +280,8 @@ def _md5_check(
     progress: ProgressLike | None,
 ) -> Md5Check | None:
     """None, and a problem more, for a log whose keys cannot all be read."""
-    from lastword.tools.md5 import DEFAULT_MEMORY_BYTES, md5_collisions
+    from lastword.config.instance import DEFAULT_MAP_BYTES
+    from lastword.tools.md5 import md5_collisions
 
     size = sum(segment.size for segment in view.segments)
 
@@ -290,7 +291,7 @@ def _md5_check(
 
     for _ in range(_TRIES):
         try:
-            return md5_collisions(view, memory_bytes=memory_bytes or DEFAULT_MEMORY_BYTES, progress=heard)
+            return md5_collisions(view, memory_bytes=memory_bytes or DEFAULT_MAP_BYTES, progress=heard)
         except FileVanishedError:
             view.refresh()  # a rewrite was published meanwhile
         except DataError as error:

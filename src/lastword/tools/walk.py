@@ -13,15 +13,11 @@ from dataclasses import dataclass
 
 from lastword.errors import DataError
 from lastword.files import Handle
-from lastword.records.batch import (
-    OVERHEAD_BYTES,
-    SMALLEST_LENGTH,
-    STEP_BYTES,
-    BatchHeader,
-)
+from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok, read_header
 from lastword.segment.scan import Damage, sound_batch_after
 from lastword.tools.problem import Problem
+from lastword.wire import OVERHEAD_BYTES, SMALLEST_LENGTH, STEP_BYTES
 
 _BLOCK_BYTES = 1 << 20
 
