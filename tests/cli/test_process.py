@@ -1,7 +1,9 @@
 """The command as a process: pipes that close, interruptions, bugs, the clock of the machine."""
 
+import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,8 +15,9 @@ import pytest
 
 import lastword
 from lastword import kernels
-from lastword.cli import command, main
+from lastword.cli import command, main, output
 from lastword.errors import DiskFullError
+from lastword.values import Progress
 
 COMMAND = [sys.executable, "-m", "lastword"]
 
@@ -196,6 +199,24 @@ def test_progress_lines(data, capsys):
         and {one["type"] for one in told} == {"progress"}
         and told[-1]["done_bytes"] == told[-1]["total_bytes"]
     )
+
+
+def test_the_progress_bar_is_not_red(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for name in ("NO_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(output, "BAR_AFTER_SECONDS", 0.0)
+    with output.Output().progress("clean") as update:
+        update(Progress.at("clean", 1, 2, 1.0))
+        update(Progress.at("clean", 2, 2, 2.0))
+    shown = sys.stderr.getvalue()
+    assert "\x1b[36m" in shown  # cyan
+    assert not re.search(r"\x1b\[(31|91|38;5;(197|1|9)|38;2;249)m", shown)
 
 
 def test_quiet(data, capsys):

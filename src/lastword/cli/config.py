@@ -57,11 +57,12 @@ def config(
         if target.topic is not None:
             logs.topic(target.topic)  # UnknownTopicError names the nearest
         rows = logs.settings.rows(target.topic)
+        values = logs.settings.values(target.topic)
         if target.topic is None:
-            own = {name for name, *_ in rows}
-            rows += [row for row in logs.settings.rows("") if row[0] not in own]
-    for name, value, source in rows:
-        out.row("setting", {"topic": target.topic, "name": name, "value": value, "source": source})
+            rows += [row for row in logs.settings.rows("") if row[0] not in values]
+            values = {**logs.settings.values(""), **values}
+    for name, _, source in rows:
+        out.row("setting", {"topic": target.topic, "name": name, "value": values[name], "source": source})
     out.table(("SETTING", "VALUE", "SOURCE"), rows)
     out.summary(settings=len(rows))
 

@@ -24,6 +24,7 @@ from lastword.errors import LastwordError, PartialFailure
 from lastword.values import Progress
 
 BAR_AFTER_SECONDS = 1.0
+BAR_COLOR = "cyan"  # rich's own is red, and red means damaged
 INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 COLORS = {"red": "31", "yellow": "33", "dim": "2"}
 
@@ -215,7 +216,7 @@ def _bar(verb: str) -> Iterator[Any]:
     began = time.monotonic()
     bar = Bar(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(complete_style=BAR_COLOR, finished_style=BAR_COLOR, pulse_style=BAR_COLOR),
         DownloadColumn(binary_units=True),
         TimeRemainingColumn(),
         console=Console(stderr=True),

@@ -137,12 +137,21 @@ class Settings:
 
     def rows(self, topic: str | None = None) -> list[tuple[str, str, str]]:
         """(name, value as text, source) of every setting: of the process, or of a topic."""
-        config: LogConfig | TopicConfig = self.instance if topic is None else self.topic(topic)
-        known = INSTANCE_SETTINGS if topic is None else TOPIC_SETTINGS
+        config, known = self._config_of(topic)
         return [
             (name, setting.show(getattr(config, setting.keyword)), config.source(name))
             for name, setting in known.items()
         ]
+
+    def values(self, topic: str | None = None) -> dict[str, Any]:
+        """Return the value of every setting in its own type: of the process, or of a topic."""
+        config, known = self._config_of(topic)
+        return {name: getattr(config, setting.keyword) for name, setting in known.items()}
+
+    def _config_of(self, topic: str | None) -> tuple[LogConfig | TopicConfig, dict[str, Setting]]:
+        if topic is None:
+            return self.instance, INSTANCE_SETTINGS
+        return self.topic(topic), TOPIC_SETTINGS
 
     def is_set(self, name: str, topic: str | None, *, own: bool = False) -> bool:
         """Whether the file sets `name` for a topic, or with None for all; `own`: argument and environment
