@@ -412,6 +412,11 @@ def test_closing_ends_it_soon_and_leaves_nothing_behind(slow):
 
 @pytest.mark.parametrize("verb", ["trim", "clean", "expire", "delete", "pause", "policy"])
 def test_nobody_waits_for_it(slow, verb):
+    """6K.114: A topic that changes from compact to delete has its cleaning aborted, once for each
+    partition.
+
+    Here: A background cleaning is aborted; a cleaning that was called ends under the settings it began with.
+    """
     logs, topic = slow
     began = time.monotonic()
     if verb == "trim":

@@ -121,6 +121,7 @@ def test_min_compaction_lag_holds_for_clean_now(tmp_path: Path) -> None:
 
 class TestTombstones:
     def test_6E_40_life_of_one(self, users: LogBuilder) -> None:
+        """6E.40: Keys that tombstones deleted do not reappear; their values are gone after cleaning."""
         users.put("a", 1).delete("a").put("b", 1)
         users.clean()
         assert users.offsets() == [1, 2]
@@ -133,6 +134,9 @@ class TestTombstones:
         assert (round_.removed.tombstone, users.offsets()) == (1, [2])
 
     def test_6E_41_the_clock_starts_with_the_first_round_not_with_the_delete(self, users: LogBuilder) -> None:
+        """6E.41: A tombstone is kept by the first and second cleaning however old its timestamp is: its
+        time starts with the first cleaning.
+        """
         users.put("a", 1).delete("a").put("b", 1).wait(10 * DAY)
         users.clean()
         assert users.offsets() == [1, 2]
@@ -212,6 +216,7 @@ def test_segment_bytes_bounds_an_output(users: LogBuilder) -> None:
 
 
 def test_stopping_before_the_first_swap_leaves_the_log(users: LogBuilder) -> None:
+    """6C.27: A stop that is requested while records are copied ends the cleaning."""
     users.put("a", 1).put("a", 2).roll()
     before = users.tree()
     round_ = users.clean(stop=lambda: True)
@@ -223,6 +228,7 @@ def test_stopping_before_the_first_swap_leaves_the_log(users: LogBuilder) -> Non
 
 
 def test_stopping_between_two_swaps_keeps_what_was_swapped(users: LogBuilder) -> None:
+    """6C.27: A stop that is requested while records are copied ends the cleaning."""
     for i in range(4):
         users.put("a", i).put(f"b{i}", "x" * 300).roll()
     users.topic("users", segment_bytes=450)

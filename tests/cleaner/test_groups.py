@@ -91,6 +91,7 @@ def test_a_merged_log_is_not_crowded_any_more() -> None:
 
 
 def test_offsets_of_an_output_stay_within_an_index_entry() -> None:
+    """6S.234: Copying batches from a file stops before the first batch that would overflow the segment."""
     far = MAX_RELATIVE_OFFSET
     facts = [Facts(0, 10, 50, 1, 40), Facts(far - 5, far + 1, 50, 1, 40), Facts(far + 1, far + 2, 50, 1, 40)]
     assert [(g.first, g.last) for g in group(facts, LIMITS)] == [(0, 1), (2, 2)]

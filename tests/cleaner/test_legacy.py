@@ -110,6 +110,7 @@ def test_a_wrapper_is_cut_as_in_kafka(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", [1, 2, 3])
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6I_77_duplicates_inside_wrappers(tmp_path: Path, magic: int, codec: int) -> None:
+    """6I.77: Duplicates inside compressed wrappers of magic 0 and 1 are removed."""
     one = [(i, b"k%d" % (i % 4), b"v%d" % i * 9) for i in range(10)]
     two = [(i, b"k%d" % (i % 3), b"w%d" % i * 9) for i in range(10, 20)]
     dead = [(20, b"x", b"1"), (22, b"x", b"2")]
@@ -124,7 +125,11 @@ def test_6I_77_duplicates_inside_wrappers(tmp_path: Path, magic: int, codec: int
 
 
 def test_6I_78_a_wrapper_of_magic_1_with_messages_of_magic_0(tmp_path: Path) -> None:
-    """As librdkafka wrote them: relative offsets and messages without timestamps."""
+    """6I.78: A wrapper of magic 1 with inner messages of magic 0 is rewritten with inner messages of magic 1
+    and right offsets.
+
+    As librdkafka wrote them: relative offsets and messages without timestamps.
+    """
     import gzip
 
     inner = b"".join(build_message(0, i, b"k%d" % i, b"v") for i in range(3))
@@ -139,6 +144,9 @@ def test_6I_78_a_wrapper_of_magic_1_with_messages_of_magic_0(tmp_path: Path) -> 
 
 
 def test_6I_76_a_log_that_changed_its_format_on_the_way(tmp_path: Path) -> None:
+    """6I.76: A log with magic 0, then 1, then 2 is cleaned: the newest values are preserved, and the log
+    shrinks.
+    """
     batches, offset, expected = [], 0, {}
     for magic in (0, 1):
         for codec in (0, 1, 2, 3):

@@ -46,7 +46,11 @@ def one_batch(data: bytes) -> tuple[object, list[object]]:
 
 
 def test_6E_42_a_surviving_tombstone_starts_its_clock_as_in_kafka(tmp_path: Path) -> None:
-    """Kafka's own bytes for everything kept, now T+1000, delete.retention.ms 500."""
+    """6E.42: The first cleaning of a tombstone sets the batch's delete horizon to now +
+    `delete.retention.ms`; all records read back with their own timestamps.
+
+    Kafka's own bytes for everything kept, now T+1000, delete.retention.ms 500.
+    """
     segment = write_segment(tmp_path / "s", 40, [A5_SOURCE])
     ((_, new),) = rewrite_all([segment], tmp_path / "o", plan(now_ms=NOW + 1000, delete_retention_ms=500))
     assert Path(new.file).read_bytes() == A5_HORIZON
@@ -69,6 +73,9 @@ def test_a_batch_without_dead_records_is_copied_byte_for_byte(tmp_path: Path) ->
 
 
 def test_the_last_batch_of_a_group_stays_as_a_header(tmp_path: Path) -> None:
+    """6C.26: If every key of a group is superseded, one segment with one empty batch is left, whose last
+    offset is that of the group.
+    """
     first = write_segment(tmp_path / "s", 0, [batch(0, [(0, b"x", b"1")]), batch(1, [(1, b"a", b"1")])])
     second = write_segment(tmp_path / "s", 2, [batch(2, [(2, b"a", b"2")]), batch(3, [(3, b"x", b"2")])])
     tight = plan(segment_bytes=140)
@@ -235,6 +242,7 @@ def test_what_is_left_is_what_the_naive_cleaner_leaves(
 
 
 def test_a_small_output_buffer_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """6M.131: An output buffer that is too small is replaced; every retained record is written once."""
     rows = [(i, b"k%d" % (i % 50), b"v" * (i % 90)) for i in range(300)]
     batches = [batch(i, rows[i : i + 7], codec=(0, 3)[i % 2]) for i in range(0, 294, 7)]
     segment = write_segment(tmp_path / "s", 0, batches)

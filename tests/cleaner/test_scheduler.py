@@ -117,6 +117,10 @@ def drain(scheduler: Scheduler) -> list[TopicPartition]:
 
 
 def test_the_most_urgent_first_and_the_overdue_before_all() -> None:
+    """6J.80: The log with the highest dirty ratio is cleaned first.
+
+    Here: The most urgent log is cleaned first; the ratio is one measure of urgency.
+    """
     work = FakeWork()
     for number, (drive, rank, less) in enumerate(
         [("a", 2, -0.6), ("b", 2, -0.9), ("a", 1, -0.1), ("b", 3, -9.0), ("a", 0, -5.0), ("b", 0, -7.0)]
@@ -182,6 +186,10 @@ def test_no_drive_waits_while_another_has_two(
 
 
 def test_what_is_paused_quarantined_or_running_is_not_taken() -> None:
+    """6J.81: Partitions that were set aside are not chosen.
+    6J.82: Partitions that are being cleaned are not chosen.
+    6J.83: If every partition is paused, set aside or being cleaned, none is chosen.
+    """
     work = FakeWork()
     scheduler = scheduler_of(work)
     for number in range(4):
@@ -225,6 +233,10 @@ def test_what_fails_is_left_alone_for_longer_and_longer() -> None:
 
 
 def test_one_that_fails_stops_no_other() -> None:
+    """6J.84: An exception while a log is evaluated is reported with the log and the cause.
+
+    Here: The error names file and position, and the other logs are cleaned.
+    """
     work = FakeWork()
     work.add(0, rank=0, body=failing)
     for number in (1, 2):
@@ -601,8 +613,18 @@ TestTransitions.settings = settings(max_examples=30, stateful_step_count=25, dea
 
 
 def test_6K_110_111_112_113_states_as_the_manager_has_them() -> None:
-    """Pauses are counted, ending what does not run is illegal, and a round that was aborted by a pause leaves
-    the partition paused."""
+    """6K.110: After a pause by retention, an abort with a pause, and two resumes, the partition has no state.
+    6K.111: After a pause by retention, an abort by a topic deletion, and a resume, the partition has no
+    state.
+    6K.112: A cleaning can only be finished while it is in progress. Finished, it leaves no state and the
+    checkpoint at its end; aborted, it leaves a paused partition and no new checkpoint.
+    6K.113: A deletion by retention has the same rules, without a checkpoint.
+
+    Here: The checkpoint moves when a cleaning is done, and only then.
+
+    Pauses are counted, ending what does not run is illegal, and a round that was aborted by a pause leaves
+    the partition paused.
+    """
     states = States(ManualClock())
     for event in ("end", "damage", "resume", "retry", "abort"):
         with pytest.raises(IllegalState):

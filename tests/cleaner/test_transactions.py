@@ -36,6 +36,9 @@ def users(tmp_path: Path) -> LogBuilder:
 
 
 def test_6F_44_only_committed_data_survives_and_markers_stay(users: LogBuilder) -> None:
+    """6F.44: Only committed data survives a cleaning. Aborted data goes immediately; markers stay, and the
+    transaction index is unchanged.
+    """
     one, two = Producer(users, 1), Producer(users, 2)
     one.put(("a", 1), ("b", 1))  # 0 1
     two.put(("a", "no"), ("c", "no"))  # 2 3
@@ -72,6 +75,9 @@ def test_an_index_that_lost_its_entries_costs_no_record(users: LogBuilder) -> No
 
 
 def test_6F_45_the_abort_marker_of_the_first_segments_data_lies_in_a_later_one(users: LogBuilder) -> None:
+    """6F.45: Cleaning the first segment alone removes the data of a transaction whose abort marker is in a
+    later segment.
+    """
     aborted, kept = Producer(users, 1), Producer(users, 2)
     aborted.put(("a", "no"))
     kept.put(("b", 1)).commit()
@@ -84,12 +90,14 @@ def test_6F_45_the_abort_marker_of_the_first_segments_data_lies_in_a_later_one(u
 
 
 def test_6F_46_a_later_round_takes_the_rest(users: LogBuilder) -> None:
+    """6F.46: A later cleaning of the other segments leaves committed keys only."""
     test_6F_45_the_abort_marker_of_the_first_segments_data_lies_in_a_later_one(users)
     users.put("y", 2).clean()
     assert offsets(users) == [1, 3, 6]
 
 
 def test_6F_48_no_transaction_is_left_open_by_cleaning(users: LogBuilder) -> None:
+    """6F.48: Cleaning leaves no transaction open in the producer state."""
     for value in range(4):
         Producer(users, value).put(("k", value)).put(("k", value)).commit()
     Producer(users, 9).put(("k", "no")).abort()
@@ -102,6 +110,10 @@ def test_6F_48_no_transaction_is_left_open_by_cleaning(users: LogBuilder) -> Non
 
 
 def test_6F_49_50_a_commit_marker_outlives_its_data_by_the_retention(users: LogBuilder) -> None:
+    """6F.49: A commit marker stays while its transaction has records.
+    6F.50: A commit marker without records gets a horizon from the cleaning that finds this, and goes when the
+    horizon has passed.
+    """
     one = Producer(users)
     one.put(("a", 1)).put(("b", 1)).commit()  # 0 1 marker 2
     one.put(("b", 2)).commit()  # 3 marker 4
@@ -123,6 +135,9 @@ def test_6F_49_50_a_commit_marker_outlives_its_data_by_the_retention(users: LogB
 
 
 def test_6F_51_an_abort_marker_and_its_index_entry(users: LogBuilder) -> None:
+    """6F.51: An abort marker survives the cleaning that removes its data, gets a horizon, and goes when
+    the horizon has passed.
+    """
     one = Producer(users)
     one.put(("a", "no")).abort()  # 0 marker 1
     one.put(("b", 1)).commit()  # 2 marker 3
@@ -137,6 +152,10 @@ def test_6F_51_an_abort_marker_and_its_index_entry(users: LogBuilder) -> None:
 
 
 def test_6F_52_54_an_empty_batch_holds_its_marker(users: LogBuilder) -> None:
+    """6F.52: A commit marker stays while an empty batch of its transaction is in the log.
+    6F.54: The cleaning that drops the last empty batch does not set the marker's horizon; the next one does,
+    and the one after the horizon drops the marker.
+    """
     one = Producer(users)
     one.put(("a", 1)).commit()  # 0 marker 1
     users.put("a", 2).roll().clean()  # 2
@@ -154,6 +173,9 @@ def test_6F_52_54_an_empty_batch_holds_its_marker(users: LogBuilder) -> None:
 
 
 def test_6F_53_the_same_for_an_abort_marker_with_its_index_entry(users: LogBuilder) -> None:
+    """6F.53: An abort marker stays while an empty batch of its transaction is in the log, and so does its
+    index entry.
+    """
     one = Producer(users)
     one.put(("a", 1)).abort()
     users.put("a", 2).roll().clean()
@@ -168,6 +190,7 @@ def test_6F_53_the_same_for_an_abort_marker_with_its_index_entry(users: LogBuild
 
 
 def test_6F_55_a_committed_transaction_over_two_segments_keeps_both(users: LogBuilder) -> None:
+    """6F.55: A committed transaction with data in one segment and its marker in the next keeps both."""
     one = Producer(users).put(("a", 1))
     users.roll()
     one.commit()
@@ -176,6 +199,9 @@ def test_6F_55_a_committed_transaction_over_two_segments_keeps_both(users: LogBu
 
 
 def test_6F_56_an_aborted_one_keeps_its_batch_empty_and_its_marker(users: LogBuilder) -> None:
+    """6F.56: An aborted transaction with data in one segment and its marker in the next keeps the marker
+    and its batch, which is empty.
+    """
     one = Producer(users).put(("a", 1))
     users.roll()
     one.abort()
@@ -188,7 +214,13 @@ def test_6F_56_an_aborted_one_keeps_its_batch_empty_and_its_marker(users: LogBui
 
 
 def test_6F_57_the_marker_of_a_producer_without_data_is_kept_whole(users: LogBuilder) -> None:
-    """Kafka empties it, and then its own replay does not know the producer any more."""
+    """6F.57: The marker of a producer without data may be emptied after its horizon, and is cleaned again
+    without an error.
+
+    Here: The last marker of a producer is kept whole: an emptied one would lose its epoch.
+
+    Kafka empties it, and then its own replay does not know the producer any more.
+    """
     Producer(users, 3).abort()
     users.put("a", 1).put("a", 2).roll()
     for _ in range(3):
@@ -200,6 +232,9 @@ def test_6F_57_the_marker_of_a_producer_without_data_is_kept_whole(users: LogBui
 
 
 def test_6F_58_with_sequences_from_0_in_each_transaction(users: LogBuilder) -> None:
+    """6F.58: If the sequences of a producer start at 0 in each transaction, older empty batches and
+    markers still go; only the last batch is kept empty.
+    """
     for epoch in range(4):
         Producer(users, 7, epoch).put(("a", epoch), ("b", epoch)).commit()
     users.put("a", "x").put("b", "x").roll()
@@ -211,6 +246,7 @@ def test_6F_58_with_sequences_from_0_in_each_transaction(users: LogBuilder) -> N
 
 
 def test_6F_60_user_keys_with_the_bytes_of_marker_keys(users: LogBuilder) -> None:
+    """6F.60: User keys with the bytes of a marker's key neither remove markers nor are removed by them."""
     for key in (b"\0\0\0\0", b"\0\0\0\1"):
         users.put(key, 1).put(key, 2)
     one = Producer(users).put((b"\0\0\0\1", 3)).commit()
@@ -221,6 +257,9 @@ def test_6F_60_user_keys_with_the_bytes_of_marker_keys(users: LogBuilder) -> Non
 
 
 def test_6F_61_undecided_data_is_not_cleaned(users: LogBuilder) -> None:
+    """6F.61: Records of an open transaction are not cleanable, even after the compaction lag. After the
+    abort they are cleanable up to the marker.
+    """
     users.put("a", 1).put("a", 2).roll()
     one = Producer(users).put(("a", 3))
     users.put("a", 4).roll().put("a", 5)
@@ -243,6 +282,10 @@ def test_a_log_that_is_all_undecided_is_kept(users: LogBuilder) -> None:
 
 
 def test_6G_62_64_the_last_batch_of_each_producer_stays(users: LogBuilder) -> None:
+    """6G.62: Cleaning changes neither the last sequence nor the last offset of a producer.
+    6G.64: The last batch of each producer is retained, empty if need be; earlier batches without live records
+    go.
+    """
     one, two = Producer(users, 1), Producer(users, 2)
     one.put(("a", 1)).put(("a", 2)).commit()  # 0 1 marker 2
     two.put(("a", 3), ("b", 3), transactional=False)  # 3 4
@@ -259,7 +302,10 @@ def test_6G_62_64_the_last_batch_of_each_producer_stays(users: LogBuilder) -> No
 
 
 def test_6G_62_of_a_silent_producer_nothing_stays(users: LogBuilder) -> None:
-    """What the log has forgotten needs no batch to be remembered by: neither an empty one nor a marker."""
+    """6G.62: Cleaning changes neither the last sequence nor the last offset of a producer.
+
+    What the log has forgotten needs no batch to be remembered by: neither an empty one nor a marker.
+    """
     one, two = Producer(users, 1), Producer(users, 2)
     one.put(("a", 1)).commit()
     two.put(("b", 1)).abort()
@@ -282,6 +328,9 @@ def state_of(log: LogBuilder) -> dict[int, tuple[int, int, int]]:
 
 
 def test_6G_65_an_old_empty_batch_goes_after_a_newer_one(users: LogBuilder) -> None:
+    """6G.65: The last batch is retained for aborted data as well; it goes after the producer's next
+    append.
+    """
     one = Producer(users)
     one.put(("a", 1)).abort()
     users.put("z", 0).roll().clean()

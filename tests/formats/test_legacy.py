@@ -1,5 +1,5 @@
-"""Magic 0 and 1: golden bytes, the wrapper's rules, damage. Names tell the property of the specification
-(6.N, 6.M)."""
+"""Magic 0 and 1: golden bytes, the wrapper's rules, damage. Docstrings state the properties
+of sections 6M and 6N."""
 
 from __future__ import annotations
 
@@ -175,6 +175,7 @@ def test_cleaner_vectors_drop_the_first_of_three(magic: int, codec: str) -> None
 
 
 def test_6M_138_checksums_of_fixed_records() -> None:
+    """6M.138: The checksums of fixed records are fixed values, for each magic."""
     for magic, timestamp, checksum in ((0, -1, 1978725405), (1, 283843, 109425508)):
         assert header_of(legacy_build.build_message(magic, 0, b"key1", b"value1", timestamp)).crc == checksum
 
@@ -183,6 +184,7 @@ def test_6M_138_checksums_of_fixed_records() -> None:
 
 
 def test_6N_164_magic_0_takes_no_timestamp() -> None:
+    """6N.164: Magic 0 takes no timestamp, and magic 0 and 1 take no leader epoch."""
     for options in ({"timestamp": T}, {"log_append": True}):
         with pytest.raises(ValueError, match="no timestamps"):
             legacy_build.build_message(0, 0, b"k", b"v", **options)  # type: ignore[arg-type]
@@ -192,11 +194,13 @@ def test_6N_164_magic_0_takes_no_timestamp() -> None:
 
 @pytest.mark.parametrize("offsets", [[], [1, 1], [2, 1], [0, 5, 4]])
 def test_6N_168_offsets_of_a_wrapper_must_rise(offsets: list[int]) -> None:
+    """6N.168: Offsets that do not increase are refused by the builder."""
     with pytest.raises(ValueError, match="offsets rise"):
         legacy_build.build_wrapper(1, 1, [record(offset, b"k", b"v") for offset in offsets])
 
 
 def test_6N_160_v1_wrapper_offset_moves_all_its_records() -> None:
+    """6N.160: Setting the last offset of a magic-1 wrapper moves all of its records."""
     data = bytearray(legacy_build.build_wrapper(1, 1, [record(n, b"k", b"v", T) for n in range(3)]))
     struct.pack_into(">q", data, 0, 500)
     assert [r.offset for r in records_of(bytes(data))] == [498, 499, 500]
@@ -204,11 +208,13 @@ def test_6N_160_v1_wrapper_offset_moves_all_its_records() -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6N_161_wrapper_offset_0_holds_offsets_from_0(magic: int) -> None:
+    """6N.161: A wrapper with offset 0 has inner offsets from 0, in magic 0 and 1."""
     data = wrapper(magic, 0, [inner(magic, n) for n in range(3)])
     assert [r.offset for r in records_of(data)] == [0, 1, 2]
 
 
 def test_6N_162_v1_wrapper_below_its_last_inner_offset() -> None:
+    """6N.162: A magic-1 wrapper whose offset is below its last inner offset is an error."""
     data = wrapper(1, 1, [inner(1, n) for n in range(3)])
     with pytest.raises(CorruptBatchError, match="above the wrapper") as error:
         records_of(data)
@@ -216,6 +222,7 @@ def test_6N_162_v1_wrapper_below_its_last_inner_offset() -> None:
 
 
 def test_6N_163_log_append_wrapper_overrides_inner_timestamps() -> None:
+    """6N.163: Log append time on a magic-1 wrapper overrides all inner timestamps; create time does not."""
     entries = [inner(1, 0, timestamp=T), inner(1, 1, timestamp=T + 9)]
     stamped = records_of(wrapper(1, 11, entries, timestamp=T + 500, log_append=True))
     assert [(r.timestamp, r.timestamp_type) for r in stamped] == [(T + 500, 1)] * 2
@@ -224,6 +231,7 @@ def test_6N_163_log_append_wrapper_overrides_inner_timestamps() -> None:
 
 
 def test_6N_165_wrapper_without_value_or_without_entries() -> None:
+    """6N.165: A wrapper without a value, or without inner records, is an error."""
     for magic in (0, 1):
         with pytest.raises(CorruptBatchError, match="without a value"):
             records_of(legacy_build.build_message(magic, 5, None, None, codec=1))
@@ -234,6 +242,7 @@ def test_6N_165_wrapper_without_value_or_without_entries() -> None:
 
 
 def test_6N_166_too_short_or_wrong_checksum() -> None:
+    """6N.166: A legacy record that is shorter than its header, or has a wrong checksum, is corrupt."""
     data = bytes.fromhex(next(iter(UNCOMPRESSED)))
     for end in range(len(data)):
         with pytest.raises(CorruptBatchError) as error:
@@ -248,6 +257,9 @@ def test_6N_166_too_short_or_wrong_checksum() -> None:
 
 @pytest.mark.parametrize("text", UNCOMPRESSED)
 def test_6N_167_any_byte_changed_is_noticed(text: str) -> None:
+    """6N.167: Any changed byte of a legacy record breaks its checksum; otherwise its fields read back as
+    written.
+    """
     data = bytes.fromhex(text)
     for position in range(12, len(data)):
         for bit in range(8):
@@ -261,6 +273,9 @@ def test_6N_167_any_byte_changed_is_noticed(text: str) -> None:
 
 
 def test_6N_171_lz4_frame_header_of_magic_0_is_written_broken_and_not_looked_at() -> None:
+    """6N.171: lz4 in magic 0 writes a broken header checksum and ignores it when reading; magic 1 writes
+    and checks the right one.
+    """
     for magic, checksum in ((0, 0x1A), (1, 0x82)):
         records = [record(n, b"k%d" % n, b"v" * 100, -1, kind=magic - 1) for n in range(3)]
         data = bytearray(legacy_build.build_wrapper(magic, 3, records))
@@ -288,6 +303,9 @@ def test_lz4_of_magic_0_with_a_content_size_in_its_frame_header() -> None:
 @pytest.mark.parametrize("codec", sorted(CODECS.values()))
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6N_175_payloads_round_trip(magic: int, codec: int) -> None:
+    """6N.175: Payloads of every codec round-trip for each magic that allows it, at the lowest, the default
+    and the highest level.
+    """
     for value in (b"", b"x", bytes(range(256)) * 400, b"\0" * 200_000):
         records = [record(3, b"k", value, T if magic else -1), record(9, None, None, T + 1 if magic else -1)]
         assert records_of(legacy_build.build_wrapper(magic, codec, records)) == records
@@ -295,6 +313,7 @@ def test_6N_175_payloads_round_trip(magic: int, codec: int) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6M_136_zstd_is_refused_in_old_formats(magic: int) -> None:
+    """6M.136: zstd with magic 0 or 1 is refused."""
     with pytest.raises(ValueError, match="no codec 4"):
         legacy_build.build_wrapper(magic, 4, [record(0, b"k", b"v")])
     data = bytearray(inner(magic, 0))
@@ -352,12 +371,18 @@ def test_inflation_is_bounded() -> None:
 
 
 def test_6I_79_v1_wrapper_with_v0_messages_is_read() -> None:
-    """KAFKA-4298: the wrapper's magic decides that offsets are relative."""
+    """6I.79: A wrapper of magic 1 with inner messages of magic 0 is read with right offsets.
+
+    KAFKA-4298: the wrapper's magic decides that offsets are relative.
+    """
     data = wrapper(1, 33, [inner(0, 0), inner(0, 1), inner(0, 3)], timestamp=T)
     assert [(r.offset, r.timestamp) for r in records_of(data)] == [(30, -1), (31, -1), (33, -1)]
 
 
 def test_6I_78_v1_wrapper_with_v0_messages_becomes_v1_when_cleaned() -> None:
+    """6I.78: A wrapper of magic 1 with inner messages of magic 0 is rewritten with inner messages of magic
+    1 and right offsets.
+    """
     data = wrapper(1, 33, [inner(0, 0, b"a"), inner(0, 1, b"b"), inner(0, 3, b"c")], timestamp=T)
     for keep, offsets in (([True] * 3, [30, 31, 33]), ([False, True, True], [31, 33])):
         filtered = legacy_build.filter_entry(data, header_of(data), keep)
@@ -375,6 +400,9 @@ def test_v1_message_in_a_v0_wrapper_keeps_its_timestamp_when_cleaned() -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_6M_129_gaps_stay_and_everything_gone_is_nothing(magic: int) -> None:
+    """6M.129: In a batch of magic 2 gaps stay: base and last offset are unchanged. Entries of magic 0 and
+    1 get the offsets of what is left.
+    """
     source = legacy_build.build_wrapper(magic, 1, [record(n, b"k", b"%d" % n) for n in (0, 3, 8, 10)])
     header = header_of(source)
     for keep, left in (([0, 0, 1, 0], [8]), ([1, 0, 0, 1], [0, 10]), ([0, 1, 1, 1], [3, 8, 10])):
@@ -389,6 +417,7 @@ def test_6M_129_gaps_stay_and_everything_gone_is_nothing(magic: int) -> None:
 
 
 def test_6M_134_log_append_time_is_kept() -> None:
+    """6M.134: Log append time is preserved: the type and the timestamp."""
     stamped = legacy_build.build_wrapper(
         1, 1, [record(n, b"k", b"v", T) for n in range(3)], log_append_ms=T + 77
     )

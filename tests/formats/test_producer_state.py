@@ -1,4 +1,4 @@
-"""Producer state. Names tell the property of the specification (6.W, 6.G, 6.N)."""
+"""Producer state. Each docstring states its property (sections 6G, 6N, 6W)."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def producer(state: ProducerState) -> Producer:
 
 
 def test_6N_142_sequences_wrap_at_max_int() -> None:
+    """6N.142: Adding to and subtracting from a sequence wrap at 2^31 - 1 and 0."""
     assert add_sequence(MAX, 1) == 0
     assert add_sequence(MAX - 1, 3) == 1
     assert subtract_sequence(0, 1) == MAX
@@ -59,11 +60,15 @@ def test_6N_142_sequences_wrap_at_max_int() -> None:
 
 
 def test_6N_141_a_batch_across_the_wrap_keeps_first_and_last_sequence() -> None:
+    """6N.141: The sequences of a batch wrap from 2^31 - 1 to 0."""
     (batch,) = producer(state_after(data(PID, 0, MAX - 1, count=3))).batches
     assert (batch.first_sequence, batch.last_sequence) == (MAX - 1, 0)
 
 
 def test_6W_308_gaps_repetitions_and_epochs() -> None:
+    """6W.308: Repeated and out-of-order sequences are refused; a new epoch starts at 0; an older epoch is
+    fenced.
+    """
     state = state_after(data(PID, 0, 0), data(PID, 1, 1))
     for sequence in (3, 9, MAX):
         with pytest.raises(SequenceGapError, match="2 is next") as error:
@@ -117,6 +122,7 @@ def test_a_refused_or_repeated_batch_changes_nothing_and_later_ones_of_the_call_
 
 
 def test_6W_309_a_marker_of_an_unknown_producer() -> None:
+    """6W.309: A marker without a known producer creates an entry without a sequence."""
     state = ProducerState()
     assert append(state, control(PID, 10, epoch=3), abort(5)) == []
     known = producer(state)
@@ -127,6 +133,9 @@ def test_6W_309_a_marker_of_an_unknown_producer() -> None:
 
 
 def test_6W_310_wrapping_is_in_sequence() -> None:
+    """6W.310: After sequence 2^31 - 1 comes 0, and 1 is refused; a batch across the wrap keeps its first
+    and last sequence.
+    """
     state = state_after(data(PID, 0, MAX))
     with pytest.raises(SequenceGapError, match="0 is next"):
         append(state, data(PID, 1, 1))
@@ -134,6 +143,7 @@ def test_6W_310_wrapping_is_in_sequence() -> None:
 
 
 def test_6W_311_replay_accepts_unknown_producers_gaps_and_older_epochs() -> None:
+    """6W.311: Replaying a log accepts unknown producers and gaps."""
     state = ProducerState()
     for header in (data(PID, 0, 5), data(PID, 1, 50), data(PID, 9, 3, epoch=4), data(PID, 10, 900, epoch=4)):
         assert state.update(header) is None
@@ -142,6 +152,7 @@ def test_6W_311_replay_accepts_unknown_producers_gaps_and_older_epochs() -> None
 
 
 def test_6W_312_a_marker_with_a_higher_epoch_clears_batches_and_transaction() -> None:
+    """6W.312: A marker with a higher epoch clears the producer's batches and its transaction."""
     state = state_after(data(PID, 0, 0, transactional=True))
     assert append(state, control(PID, 1, epoch=1), abort()) == [AbortedTransaction(PID, 0, 1, 2)]
     known = producer(state)
@@ -151,6 +162,7 @@ def test_6W_312_a_marker_with_a_higher_epoch_clears_batches_and_transaction() ->
 
 
 def test_6W_313_no_plain_batch_inside_a_transaction() -> None:
+    """6W.313: A batch outside a transaction is refused while the producer has a transaction open."""
     state = state_after(data(PID, 4, 0, transactional=True))
     with pytest.raises(TransactionStateError, match="opened at offset 4") as error:
         append(state, data(PID, 5, 1))
@@ -158,6 +170,9 @@ def test_6W_313_no_plain_batch_inside_a_transaction() -> None:
 
 
 def test_6W_314_markers_of_older_epochs_and_coordinators() -> None:
+    """6W.314: A marker of an older epoch is refused; a lower coordinator epoch is fenced, an equal one
+    accepted, also after a reload.
+    """
     state = state_after(data(PID, 0, 0, epoch=5, transactional=True))
     with pytest.raises(ProducerFencedError):
         append(state, control(PID, 1, epoch=4), commit())
@@ -172,6 +187,7 @@ def test_6W_314_markers_of_older_epochs_and_coordinators() -> None:
 
 
 def test_6W_319_expiry_spares_open_transactions() -> None:
+    """6W.319: Idle producers expire; producers with an open transaction do not."""
     state = state_after(data(1, 0, 0), data(2, 1, 0, transactional=True), data(3, 2, 0, timestamp=T + 1))
     assert state.expire(T + 99, 100) == []
     assert state.expire(T + 100, 100) == [1]
@@ -181,6 +197,9 @@ def test_6W_319_expiry_spares_open_transactions() -> None:
 
 
 def test_6W_320_the_first_unstable_offset_waits_for_the_high_watermark() -> None:
+    """6W.320: The first unstable offset stays until the high watermark passes the marker, also with
+    several transactions.
+    """
     state = state_after(data(1, 5, 0, transactional=True), data(2, 6, 0, transactional=True))
     assert state.last_stable_offset(3) == 3
     assert state.last_stable_offset(7) == 5
@@ -194,6 +213,9 @@ def test_6W_320_the_first_unstable_offset_waits_for_the_high_watermark() -> None
 
 
 def test_6W_321_what_the_index_records_as_last_stable_offset() -> None:
+    """6W.321: The last stable offset that a completed transaction records is the first offset of the
+    oldest other open transaction, else the marker's offset + 1.
+    """
     state = state_after(
         data(1, 0, 0, transactional=True),
         data(2, 1, 0, transactional=True),
@@ -205,6 +227,7 @@ def test_6W_321_what_the_index_records_as_last_stable_offset() -> None:
 
 
 def test_6W_322_markers_without_data_complete_nothing() -> None:
+    """6W.322: A marker without data completes nothing."""
     state = ProducerState()
     assert append(state, control(PID, 0), abort()) == []
     append(state, data(PID, 1, 0, transactional=True))
@@ -213,7 +236,10 @@ def test_6W_322_markers_without_data_complete_nothing() -> None:
 
 
 def test_6W_323_an_emptied_marker_opens_nothing_and_keeps_its_epoch() -> None:
-    """Kafka's replay forgets the epoch here, and lets a zombie of an older one write."""
+    """6W.323: An empty control batch leaves no transaction open and does not fail.
+
+    Kafka's replay forgets the epoch here, and lets a zombie of an older one write.
+    """
     state = ProducerState()
     assert state.update(control(PID, 23, epoch=5, kept=0)) is None
     assert state.open_transactions() == {}
@@ -228,7 +254,11 @@ def test_6W_323_an_emptied_marker_opens_nothing_and_keeps_its_epoch() -> None:
 
 @pytest.mark.parametrize("leader", [True, False])
 def test_6W_326_index_entries_of_the_reference_interleaving(leader: bool) -> None:
-    """As leader and by replay; four transactions, two of them aborted, and plain batches between."""
+    """6W.326: The reference interleaving of transactions writes the aborted entries (producer 1, 0 to 29,
+    stable 8) and (producer 2, 8 to 74, stable 36).
+
+    As leader and by replay; four transactions, two of them aborted, and plain batches between.
+    """
     sequences = dict.fromkeys((1, 2, 3, 4), 0)
     state = ProducerState()
     found = []
@@ -256,18 +286,23 @@ def test_6W_326_index_entries_of_the_reference_interleaving(leader: bool) -> Non
 
 
 def test_6W_327_the_last_stable_offset_is_not_below_the_log_start() -> None:
+    """6W.327: The last stable offset is never below the log start."""
     state = state_after(data(PID, 5, 0, count=10, transactional=True), data(9, 15, 0))
     assert state.last_stable_offset(16) == 5
     assert state.last_stable_offset(16, log_start=12) == 12
 
 
 def test_6G_66_a_compacted_batch_gives_its_original_last_sequence() -> None:
+    """6G.66: Reading a compacted batch, which misses records, gives the producer the batch's original last
+    sequence.
+    """
     state = ProducerState()
     state.update(data(PID, 40, 10, count=5, kept=1))
     assert producer(state).batches == (SequencedBatch(14, 44, 4, T),)
 
 
 def test_6G_68_so_does_an_empty_one() -> None:
+    """6G.68: An empty batch gives the original last sequence as well."""
     state = ProducerState()
     state.update(data(PID, 40, 10, count=5, kept=0))
     assert (producer(state).last_sequence, producer(state).last_data_offset) == (14, 44)

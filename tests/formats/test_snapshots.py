@@ -1,4 +1,4 @@
-"""Producer snapshots. Names tell the property of the specification (6.W)."""
+"""Producer snapshots. Each docstring states its property (section 6W)."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def state_at(offset: int) -> ProducerState:
 
 
 def test_6W_315_vectors() -> None:
+    """6W.315: A snapshot round-trips open, finished and empty transactions."""
     assert snapshots.encode([]) == EMPTY
     assert snapshots.decode(EMPTY, "x") == []
     assert snapshots.encode(reversed(TWO)) == VECTOR
@@ -75,12 +76,14 @@ producers = st.builds(
 
 @given(st.lists(producers, unique_by=lambda p: p.producer_id))
 def test_6W_315_round_trip(these: list[Producer]) -> None:
+    """6W.315: A snapshot round-trips open, finished and empty transactions."""
     found = snapshots.decode(snapshots.encode(these), "x")
     assert found == sorted(these, key=lambda p: p.producer_id)
 
 
 @given(st.integers(0, len(VECTOR) - 1), st.integers(1, 255))
 def test_6W_316_any_byte_changed_is_noticed(position: int, change: int) -> None:
+    """6W.316: Empty, truncated and corrupt snapshot files are skipped and deleted; the one before is used."""
     damaged = bytearray(VECTOR)
     damaged[position] ^= change
     with pytest.raises(CorruptFileError) as error:
@@ -91,6 +94,7 @@ def test_6W_316_any_byte_changed_is_noticed(position: int, change: int) -> None:
 
 @pytest.mark.parametrize("size", range(len(VECTOR)))
 def test_6W_316_any_cut_is_noticed(size: int) -> None:
+    """6W.316: Empty, truncated and corrupt snapshot files are skipped and deleted; the one before is used."""
     with pytest.raises(CorruptFileError):
         snapshots.decode(VECTOR[:size], "x")
 
@@ -108,6 +112,7 @@ def test_a_count_is_not_believed() -> None:
 
 
 def test_6W_316_damaged_ones_are_skipped_and_removed(tmp_path: Path) -> None:
+    """6W.316: Empty, truncated and corrupt snapshot files are skipped and deleted; the one before is used."""
     store = store_in(tmp_path, *(state_at(n) for n in (10, 20, 30, 40)))
     Path(store.path(20)).write_bytes(b"")
     Path(store.path(30)).write_bytes(VECTOR[:-1])
@@ -138,6 +143,7 @@ def test_taking_one_replaces_another_storys_file_of_that_offset(tmp_path: Path) 
 
 
 def test_6W_317_after_a_truncation(tmp_path: Path) -> None:
+    """6W.317: After a truncation no snapshot is left above the log end or at or below the log start."""
     store = store_in(tmp_path, *(state_at(n) for n in (10, 20, 30, 40)))
     store.remove_outside(10, 30)
     assert store.offsets() == [20, 30]
@@ -145,6 +151,7 @@ def test_6W_317_after_a_truncation(tmp_path: Path) -> None:
 
 
 def test_6W_318_nothing_is_written_twice(tmp_path: Path) -> None:
+    """6W.318: No snapshot is written if the offset has not changed."""
     files = RecordingFiles(DEFAULT)
     store = Snapshots(files, str(tmp_path))
     assert store.take(state_at(10))
@@ -158,6 +165,7 @@ def test_6W_318_nothing_is_written_twice(tmp_path: Path) -> None:
 
 
 def test_6W_319_expired_producers_are_not_loaded(tmp_path: Path) -> None:
+    """6W.319: Idle producers expire; producers with an open transaction do not."""
     store = store_in(tmp_path, ProducerState(23, TWO))
     state = store.load(0, 50, now_ms=T + 1000, expiration_ms=500)
     assert [p.producer_id for p in state.producers] == [5]  # its transaction is open
@@ -166,6 +174,7 @@ def test_6W_319_expired_producers_are_not_loaded(tmp_path: Path) -> None:
 
 
 def test_6W_324_stray_ones(tmp_path: Path) -> None:
+    """6W.324: Of stray snapshots only those at segment bases, and the newest beyond them, are kept."""
     for left, bases, kept in (
         ([2, 3, 5, 7], [3, 5], [3, 5, 7]),
         ([2, 3, 5], [3, 5], [3, 5]),
@@ -181,6 +190,9 @@ def test_6W_324_stray_ones(tmp_path: Path) -> None:
 
 
 def test_6W_325_marking_for_deletion_renames(tmp_path: Path) -> None:
+    """6W.325: Marking a snapshot for deletion renames it to `.deleted`; if it is gone already, nothing is
+    returned.
+    """
     store = store_in(tmp_path, state_at(10))
     renamed = store.mark_deleted(10)
     assert renamed is not None

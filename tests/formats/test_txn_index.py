@@ -1,4 +1,4 @@
-"""The transaction index. Names tell the property of the specification (6.R)."""
+"""The transaction index. Each docstring states its property (section 6R)."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def filled(directory: Path, entries: list[AbortedTransaction] = FIVE) -> Transac
 
 
 def test_6R_216_vector() -> None:
+    """6R.216: An entry round-trips through its bytes."""
     assert txn_index.encode_entries(ENTRIES) == VECTOR
     assert txn_index.decode_entries(VECTOR, "x") == ENTRIES
 
@@ -49,6 +50,7 @@ offsets = st.integers(0, 2**63 - 1)
 
 @given(st.lists(st.tuples(st.integers(-1, 2**63 - 1), offsets, offsets, offsets)))
 def test_6R_216_round_trip_ignoring_a_fragment(rows: list[tuple[int, int, int, int]]) -> None:
+    """6R.216: An entry round-trips through its bytes."""
     entries = [AbortedTransaction(*row) for row in rows]
     data = txn_index.encode_entries(entries)
     assert len(data) == 34 * len(entries)
@@ -56,6 +58,7 @@ def test_6R_216_round_trip_ignoring_a_fragment(rows: list[tuple[int, int, int, i
 
 
 def test_6R_209_reopening_appends_behind_existing_entries(tmp_path: Path) -> None:
+    """6R.209: Opening an existing index continues behind its entries."""
     filled(tmp_path, FIVE[:2]).close()
     again = index_at(tmp_path)
     again.append(FIVE[2])
@@ -76,6 +79,7 @@ def test_a_fragment_at_the_end_is_cut_before_the_next_append(tmp_path: Path) -> 
 
 
 def test_6R_210_entries_below_the_base_offset_are_corrupt(tmp_path: Path) -> None:
+    """6R.210: Entries below the base offset make the index corrupt."""
     filled(tmp_path).close()
     Path(tmp_path / f"{0:020d}.txnindex").rename(tmp_path / f"{100:020d}.txnindex")
     with pytest.raises(CorruptFileError) as error:
@@ -104,6 +108,7 @@ def test_entries_that_contradict_each_other_are_corrupt(
 
 @pytest.mark.parametrize("last", [50, 49, 15, 0])
 def test_6R_211_last_offsets_must_rise(last: int, tmp_path: Path) -> None:
+    """6R.211: A last offset that is equal to or lower than the previous is refused."""
     index = filled(tmp_path)
     with pytest.raises(ValueError, match="after one that ends at 50"):
         index.append(AbortedTransaction(7, 0, last, last + 1))
@@ -122,6 +127,9 @@ def test_6R_211_last_offsets_must_rise(last: int, tmp_path: Path) -> None:
     ],
 )
 def test_6R_212_collect(fetch: int, upper: int, found: list[int], complete: bool, tmp_path: Path) -> None:
+    """6R.212: `collect` returns the aborted transactions that overlap a range, and whether later entries
+    may matter.
+    """
     assert filled(tmp_path).collect(fetch, upper) == ([FIVE[n] for n in found], complete)
 
 
@@ -149,6 +157,9 @@ def test_whatever_was_aborted_in_a_range_is_collected(fetch: int, upper: int) ->
 
 
 def test_6R_213_truncate_and_reset(tmp_path: Path) -> None:
+    """6R.213: Truncation to an offset keeps the transactions that end before it; a reset empties the
+    index.
+    """
     index = filled(tmp_path)
     index.truncate(51)
     assert index.entries == index_at(tmp_path).entries == FIVE
@@ -161,6 +172,7 @@ def test_6R_213_truncate_and_reset(tmp_path: Path) -> None:
 
 
 def test_6R_214_rename_with_an_open_handle(tmp_path: Path) -> None:
+    """6R.214: A rename with an open handle keeps the entries and takes more."""
     index = filled(tmp_path, FIVE[:2])
     renamed = Path(index.path + ".swap")
     Path(index.path).rename(renamed)
@@ -171,6 +183,7 @@ def test_6R_214_rename_with_an_open_handle(tmp_path: Path) -> None:
 
 
 def test_6R_215_sync_before_the_first_append(tmp_path: Path) -> None:
+    """6R.215: A sync before the first append does not fail; after an append the file has content."""
     index = index_at(tmp_path)
     index.sync()
     assert index.entries == []

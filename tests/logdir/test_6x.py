@@ -44,6 +44,7 @@ def listed(found: LeaderEpochs) -> list[tuple[int, int]]:
 
 
 def test_6X_328_epochs_and_offsets_rise(tmp_path: Path) -> None:
+    """6X.328: Epochs and their start offsets strictly increase; a conflicting newer entry is replaced."""
     found = epochs(tmp_path)
     for epoch, offset in ((1, 5), (2, 6), (3, 6), (3, 9), (5, 4), (4, 20), (6, 30)):
         found.assign(epoch, offset)
@@ -55,12 +56,14 @@ def test_6X_328_epochs_and_offsets_rise(tmp_path: Path) -> None:
 
 
 def test_6X_329_the_same_epoch_keeps_its_start(tmp_path: Path) -> None:
+    """6X.329: Assigning the same epoch again does not move its start."""
     found = epochs(tmp_path, (2, 6))
     found.assign(2, 10)
     assert listed(found) == [(2, 6)]
 
 
 def test_6X_330_from_the_end(tmp_path: Path) -> None:
+    """6X.330: Truncation from the end drops the epochs that start at or after the offset."""
     for offset, left in ((8, [(2, 6)]), (9, [(2, 6), (3, 8)]), (12, [(2, 6), (3, 8), (4, 11)])):
         found = epochs(tmp_path, (2, 6), (3, 8), (4, 11))
         found.truncate_from_end(offset)
@@ -68,6 +71,9 @@ def test_6X_330_from_the_end(tmp_path: Path) -> None:
 
 
 def test_6X_331_from_the_start(tmp_path: Path) -> None:
+    """6X.331: Truncation from the start drops older epochs and moves the start of the one that contains
+    the offset.
+    """
     every = [(2, 6), (3, 8), (4, 11)]
     for offset, left in ((9, [(3, 9), (4, 11)]), (15, [(4, 15)]), (1, every), (6, every)):
         found = epochs(tmp_path, *every)
@@ -76,6 +82,7 @@ def test_6X_331_from_the_start(tmp_path: Path) -> None:
 
 
 def test_6X_332_epochs_persist(tmp_path: Path) -> None:
+    """6X.332: Epochs persist from one instance to the next."""
     found = epochs(tmp_path)
     found.assign(2, 6)
     found.assign(4, 11)
@@ -83,6 +90,9 @@ def test_6X_332_epochs_persist(tmp_path: Path) -> None:
 
 
 def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
+    """6X.333: An offset checkpoint is written, overwritten and read; an empty file is an empty map; a
+    wrong version is an error.
+    """
     checkpoint = OffsetCheckpoint(UNSYNCED, str(tmp_path), names.RECOVERY_POINTS)
     path = tmp_path / names.RECOVERY_POINTS
     assert checkpoint.read() == {}
@@ -100,8 +110,13 @@ def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
 
 
 def test_6X_334_writing_where_the_directory_was_renamed_away(tmp_path: Path) -> None:
-    """We own the directory, so nobody renames a partition under us; if somebody does, it is a typed error and
-    the other partitions are closed cleanly."""
+    """6X.334: Writing a checkpoint does not fail if the directory was renamed.
+
+    Here: A partition's log is closed before its directory is renamed, and takes no checkpoint then.
+
+    We own the directory, so nobody renames a partition under us; if somebody does, it is a typed error and
+    the other partitions are closed cleanly.
+    """
     logs = opened(tmp_path)
     logs.create_topic("users", 2)
     append(logs, "users", 0, 3)
@@ -118,6 +133,10 @@ def test_6X_334_writing_where_the_directory_was_renamed_away(tmp_path: Path) -> 
     "text", [b"", b'{"version":0,"brokerEpoch":7}', b'{"version":9,"brokerEpoch":7,"more":[1]}', b"nonsense"]
 )
 def test_6X_335_only_that_the_marker_is_there_counts(tmp_path: Path, text: bytes) -> None:
+    """6X.335: The clean-shutdown file stores a broker epoch; unknown fields are ignored.
+
+    Here: Only that the file exists counts; no broker epoch is written.
+    """
     with opened(tmp_path) as logs:
         logs.create_topic("users")
     assert json.loads((tmp_path / names.CLEAN_SHUTDOWN).read_text()) == {"version": 0, "brokerEpoch": -1}
@@ -130,6 +149,7 @@ def test_6X_335_only_that_the_marker_is_there_counts(tmp_path: Path, text: bytes
 
 
 def test_6X_336_topic_ids(tmp_path: Path) -> None:
+    """6X.336: `partition.metadata` with the same topic id is accepted, with another it is an error."""
     assert check_topic_id(UNSYNCED, str(tmp_path), ID) is None, "not known"
     written = format_partition_metadata(ID)
     (tmp_path / names.PARTITION_METADATA).write_bytes(written)
@@ -140,7 +160,12 @@ def test_6X_336_topic_ids(tmp_path: Path) -> None:
 
 
 def test_6X_337_two_on_one_directory(tmp_path: Path) -> None:
-    """`.lock` stays as a file, which locks nothing: removing it cannot be made safe (files/lock.py)."""
+    """6X.337: A second writer of a directory fails; after the first one stopped, the lock is free.
+
+    Here: The lock file stays and locks nothing.
+
+    `.lock` stays as a file, which locks nothing: removing it cannot be made safe (files/lock.py).
+    """
     with opened(tmp_path), pytest.raises(LogDirLockedError):
         opened(tmp_path)
     with opened(tmp_path):
@@ -148,6 +173,9 @@ def test_6X_337_two_on_one_directory(tmp_path: Path) -> None:
 
 
 def test_6X_338_no_marker_with_a_failing_log(tmp_path: Path) -> None:
+    """6X.338: No clean-shutdown marker is written for a directory with a failing log, nor before all logs
+    were loaded; other directories get theirs.
+    """
     with opened(tmp_path) as logs:
         logs.create_topic("users", 2)
         append(logs, "users", 0, 1)
@@ -156,6 +184,9 @@ def test_6X_338_no_marker_with_a_failing_log(tmp_path: Path) -> None:
 
 
 def test_6X_338_none_if_not_everything_was_recovered(tmp_path: Path) -> None:
+    """6X.338: No clean-shutdown marker is written for a directory with a failing log, nor before all logs
+    were loaded; other directories get theirs.
+    """
     logs = opened(tmp_path)
     logs.create_topic("users", 2)
     logs.abandon()
@@ -165,6 +196,7 @@ def test_6X_338_none_if_not_everything_was_recovered(tmp_path: Path) -> None:
 
 
 def test_6X_339_recovery_points_are_each_logs_own(tmp_path: Path) -> None:
+    """6X.339: The recovery-point checkpoint has each log's own recovery point."""
     with opened(tmp_path) as logs:
         logs.create_topic("users", 3)
         for partition in range(3):
@@ -180,6 +212,7 @@ def test_6X_339_recovery_points_are_each_logs_own(tmp_path: Path) -> None:
 
 
 def test_6X_341_remote_log_index_cache_and_metadata_are_ignored(tmp_path: Path) -> None:
+    """6X.341: The directory remote-log-index-cache is ignored."""
     with opened(tmp_path) as logs:
         logs.create_topic("users")
     for name in ("remote-log-index-cache", "__cluster_metadata-0", "nobody", "x-1"):
@@ -191,6 +224,7 @@ def test_6X_341_remote_log_index_cache_and_metadata_are_ignored(tmp_path: Path) 
 
 
 def test_6X_342_a_deleted_topics_files_wait(tmp_path: Path) -> None:
+    """6X.342: A deleted directory is renamed; open files follow, and removal waits for the delay."""
     clock = ManualClock(NOW)
     with opened(tmp_path, clock=clock) as logs:
         logs.create_topic("users", 1, {"file.delete.delay.ms": "1m"})

@@ -245,7 +245,7 @@ class _Listing:
 
 
 def test_the_marker_of_one_does_not_depend_on_the_other(tmp_path: Path) -> None:
-    """6.X 338: not for the directory with a failing log, but for the other."""
+    """The marker is written for the healthy directory and not for the one with a failing log (6X.338)."""
     spread = spread_over(tmp_path / "a", tmp_path / "b")
     create(spread, "users", 2)
     append(spread.home("users", 0), "users", 0, 1)

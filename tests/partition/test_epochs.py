@@ -38,6 +38,7 @@ def pairs(found: LeaderEpochs) -> list[tuple[int, int]]:
 def test_6X_328_epochs_and_offsets_rise(
     assigned: list[tuple[int, int]], left: list[tuple[int, int]], tmp_path: Path
 ) -> None:
+    """6X.328: Epochs and their start offsets strictly increase; a conflicting newer entry is replaced."""
     assert pairs(epochs(tmp_path, *assigned)) == left
 
 
@@ -45,6 +46,7 @@ def test_6X_328_epochs_and_offsets_rise(
 def test_6X_328_whatever_is_assigned(
     tmp_path_factory: pytest.TempPathFactory, assigned: list[tuple[int, int]]
 ) -> None:
+    """6X.328: Epochs and their start offsets strictly increase; a conflicting newer entry is replaced."""
     directory = tmp_path_factory.mktemp("epochs")
     found = epochs(directory, *assigned)
     for earlier, later in zip(pairs(found), pairs(found)[1:], strict=False):
@@ -55,6 +57,7 @@ def test_6X_328_whatever_is_assigned(
 
 
 def test_6X_329_an_epoch_keeps_its_start(tmp_path: Path) -> None:
+    """6X.329: Assigning the same epoch again does not move its start."""
     assert pairs(epochs(tmp_path, (2, 6), (2, 9))) == [(2, 6)]
 
 
@@ -62,6 +65,7 @@ def test_6X_329_an_epoch_keeps_its_start(tmp_path: Path) -> None:
     ("offset", "left"), [(8, [(2, 6)]), (9, [(2, 6), (3, 8)]), (6, []), (12, [(2, 6), (3, 8), (4, 11)])]
 )
 def test_6X_330_from_the_end(offset: int, left: list[tuple[int, int]], tmp_path: Path) -> None:
+    """6X.330: Truncation from the end drops the epochs that start at or after the offset."""
     found = epochs(tmp_path, (2, 6), (3, 8), (4, 11))
     found.truncate_from_end(offset)
     assert pairs(found) == left
@@ -78,12 +82,16 @@ def test_6X_330_from_the_end(offset: int, left: list[tuple[int, int]], tmp_path:
     ],
 )
 def test_6X_331_from_the_start(offset: int, left: list[tuple[int, int]], tmp_path: Path) -> None:
+    """6X.331: Truncation from the start drops older epochs and moves the start of the one that contains
+    the offset.
+    """
     found = epochs(tmp_path, (2, 6), (3, 8), (4, 11))
     found.truncate_from_start(offset)
     assert pairs(found) == left
 
 
 def test_6X_332_they_outlive_their_object(tmp_path: Path) -> None:
+    """6X.332: Epochs persist from one instance to the next."""
     epochs(tmp_path, (2, 6), (3, 8))
     assert (tmp_path / names.LEADER_EPOCHS).read_text() == "0\n2\n2 6\n3 8\n"
     assert pairs(epochs(tmp_path)) == [(2, 6), (3, 8)]
@@ -91,6 +99,7 @@ def test_6X_332_they_outlive_their_object(tmp_path: Path) -> None:
 
 
 def test_6T_252_epochs_come_back_from_the_batches(tmp_path: Path) -> None:
+    """6T.252: Leader epochs that are missing in their file are recovered from the batches."""
     directory = make(tmp_path)
     log, _ = opened(directory, files=UNSYNCED)
     log.append_batch(one(0))

@@ -79,6 +79,9 @@ def told(producers: list[Producer]) -> list[bytes]:
 
 
 def test_6W_308_a_log_is_a_leader(tmp_path: Path) -> None:
+    """6W.308: Repeated and out-of-order sequences are refused; a new epoch starts at 0; an older epoch is
+    fenced.
+    """
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     assert log.append_batch(of(1, 0, 3)) == (0, 2, NOW)
     assert log.append_batch(of(1, 3)) == (3, 3, NOW)
@@ -123,6 +126,9 @@ def test_a_refused_batch_stops_the_whole_call(tmp_path: Path) -> None:
 
 
 def test_6W_310_sequences_wrap(tmp_path: Path) -> None:
+    """6W.310: After sequence 2^31 - 1 comes 0, and 1 is refused; a batch across the wrap keeps its first
+    and last sequence.
+    """
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     log.append_batch(of(1, 2**31 - 3, 2))
     with pytest.raises(SequenceGapError):
@@ -160,7 +166,11 @@ def test_a_marker_has_78_bytes_and_decides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["open", "killed", "closed"])
 def test_6W_326_the_reference_interleaving(tmp_path: Path, how: str) -> None:
-    """Four producers over several segments; as appended, recovered, and after a clean stop."""
+    """6W.326: The reference interleaving of transactions writes the aborted entries (producer 1, 0 to 29,
+    stable 8) and (producer 2, 8 to 74, stable 36).
+
+    Four producers over several segments; as appended, recovered, and after a clean stop.
+    """
     log, _ = opened(make(tmp_path), files=UNSYNCED, config=TopicConfig(segment_bytes=1024 * 5))
     sequences = dict.fromkeys((1, 2, 3, 4), 0)
 
@@ -207,7 +217,11 @@ def test_the_entry_lies_with_its_marker(tmp_path: Path) -> None:
 
 
 def test_6U_294_an_index_that_cannot_be_written(tmp_path: Path) -> None:
-    """The log end has advanced, the last stable offset has not; opening again repairs the index."""
+    """6U.294: If the transaction index cannot be written, the log end has advanced and the last stable offset
+    has not; recovery repairs the index.
+
+    The log end has advanced, the last stable offset has not; opening again repairs the index.
+    """
 
     class NoTxnIndex(UnsyncedFiles):
         def open_append(self, path: Any, *, create: bool = False, exclusive: bool = False) -> Handle:
@@ -248,6 +262,8 @@ def test_a_roll_takes_a_snapshot_of_what_lies_below(tmp_path: Path) -> None:
 
 
 def test_6U_295_the_recovery_point_waits_for_the_snapshot(tmp_path: Path) -> None:
+    """6U.295: The recovery point does not advance if the snapshot cannot be synced."""
+
     class Refusing(UnsyncedFiles):
         refuse = False
 
@@ -290,6 +306,9 @@ def test_an_open_transaction_is_never_forgotten(tmp_path: Path) -> None:
 
 
 def test_6T_256_258_snapshots_that_tell_of_another_story(tmp_path: Path) -> None:
+    """6T.256: In that case stale snapshots are removed, and a delayed deletion does not hit later ones.
+    6T.258: A stray snapshot between two bases is removed; the newest, of a clean stop, is kept.
+    """
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     for number in range(20):
         log.append_batch(of(1, number))
@@ -310,6 +329,7 @@ def test_6T_256_258_snapshots_that_tell_of_another_story(tmp_path: Path) -> None
 
 
 def test_6W_316_a_damaged_snapshot_is_removed_and_the_one_before_it_used(tmp_path: Path) -> None:
+    """6W.316: Empty, truncated and corrupt snapshot files are skipped and deleted; the one before is used."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     for number in range(20):
         log.append_batch(of(1, number))
@@ -325,6 +345,7 @@ def test_6W_316_a_damaged_snapshot_is_removed_and_the_one_before_it_used(tmp_pat
 
 
 def test_6T_261_the_last_two_bases_get_a_snapshot(tmp_path: Path) -> None:
+    """6T.261: Without snapshots, loading writes them for the last two bases and the log end."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     for number in range(20):
         log.append_batch(of(1, number))
@@ -342,6 +363,10 @@ def test_6T_261_the_last_two_bases_get_a_snapshot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("snapshots", [True, False])
 def test_6T_253_254_recovery_of_the_last_segment_and_of_all(tmp_path: Path, snapshots: bool) -> None:
+    """6T.253: All transaction indexes are rebuilt after they were deleted together with the offset indexes.
+    6T.254: Recovery of the last segment alone gives the right aborted transactions, with and without
+    snapshots.
+    """
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     for number in range(8):
         for producer_id in (1, 2):
@@ -368,6 +393,7 @@ def test_6T_253_254_recovery_of_the_last_segment_and_of_all(tmp_path: Path, snap
 def test_6R_210_a_transaction_index_that_cannot_be_right_is_built_again_after_a_clean_stop(
     tmp_path: Path,
 ) -> None:
+    """6R.210: Entries below the base offset make the index corrupt."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 9)
     log.append_batch(of(1, 0, transactional=True))
@@ -385,6 +411,7 @@ def test_6R_210_a_transaction_index_that_cannot_be_right_is_built_again_after_a_
 
 
 def test_6T_259_coordinator_epochs_may_go_back_in_the_data(tmp_path: Path) -> None:
+    """6T.259: Coordinator epochs that decrease in the data do not fail recovery."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     log.end_transaction(1, 0, commit=True, coordinator_epoch=10)
     log._tail.producers.reset(1)  # as a broker that had lost its state would go on
@@ -395,6 +422,7 @@ def test_6T_259_coordinator_epochs_may_go_back_in_the_data(tmp_path: Path) -> No
 
 
 def test_6T_260_producers_survive_a_raised_log_start(tmp_path: Path) -> None:
+    """6T.260: The producer state survives a raised log start inside a segment, and a reload."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     log.append_batch(of(7, 0))
     for number in range(12):
@@ -409,6 +437,7 @@ def test_6T_260_producers_survive_a_raised_log_start(tmp_path: Path) -> None:
 
 
 def test_6W_327_the_stable_offset_does_not_lie_below_the_log_start(tmp_path: Path) -> None:
+    """6W.327: The last stable offset is never below the log start."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     log.append_batch(of(5, 0, 5, transactional=True))
     assert log.stable_offset == 0
@@ -419,6 +448,7 @@ def test_6W_327_the_stable_offset_does_not_lie_below_the_log_start(tmp_path: Pat
 
 
 def test_6W_319_idle_producers_are_forgotten_at_a_roll_and_at_opening(tmp_path: Path) -> None:
+    """6W.319: Idle producers expire; producers with an open transaction do not."""
     clock = ManualClock(NOW)
     log, _ = opened(make(tmp_path), files=UNSYNCED, clock=clock)
     named = 2**62 + 5

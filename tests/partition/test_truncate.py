@@ -29,6 +29,11 @@ def filled(tmp_path: Path, count: int = 20, **kwargs: Any) -> PartitionLog:
 
 @pytest.mark.parametrize("offset", range(20))
 def test_6U_283_289_truncation_and_what_is_appended_then(tmp_path: Path, offset: int) -> None:
+    """6U.283: Truncation to the log end or beyond does nothing; to the middle and to 0 it works, and
+    appending again gives the same size.
+    6U.289: A truncation drops the segments above its offset; reading continues, and appending at the offset
+    works.
+    """
     log = filled(tmp_path)
     sizes = [s.size for s in log.segments]
     log.truncate_to(offset)
@@ -45,6 +50,9 @@ def test_6U_283_289_truncation_and_what_is_appended_then(tmp_path: Path, offset:
 
 
 def test_6U_283_at_the_log_end_and_beyond_nothing_happens(tmp_path: Path) -> None:
+    """6U.283: Truncation to the log end or beyond does nothing; to the middle and to 0 it works, and
+    appending again gives the same size.
+    """
     log = filled(tmp_path, 5)
     inode = Path(log.active.file).stat().st_mtime_ns
     for offset in (5, 6, 1000):
@@ -55,6 +63,7 @@ def test_6U_283_at_the_log_end_and_beyond_nothing_happens(tmp_path: Path) -> Non
 
 
 def test_6T_246_reopened_and_truncated(tmp_path: Path) -> None:
+    """6T.246: A log that is opened again can be truncated to offset 3, its new end."""
     log = open_again(filled(tmp_path, 20), clean=True)
     log.truncate_to(3)
     assert (len(log.segments), log.log_end) == (1, 3)
@@ -82,6 +91,7 @@ def test_into_a_gap(tmp_path: Path) -> None:
 
 
 def test_6U_288_full_truncation(tmp_path: Path) -> None:
+    """6U.288: A full truncation to an offset leaves one empty segment there."""
     for start in (0, 7, 100):
         log = filled(tmp_path / str(start))
         log.append_batch(of(5, 0, transactional=True))

@@ -1,4 +1,4 @@
-"""6.A: the map of Kafka's cleaner, as `resolve.digest_map` models it. Our own, which keeps the keys, has the
+"""6A: the map of Kafka's cleaner, as `resolve.digest_map` models it. Our own, which keeps the keys, has the
 same tests in `resolve/test_offset_map.py`, with the one difference that a full map takes known keys."""
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def filled(slots: int, keys: int) -> DigestMap:
 
 @pytest.mark.parametrize("keys", [10, 100, 1000, 5000])
 def test_6A_1_every_key_reads_back_its_offset(keys: int) -> None:
+    """6A.1: Every key reads back the offset that was put with it, for 10 to 5,000 keys at two slots a key."""
     found = DigestMap(keys * 48)
     for number in range(keys):
         found.put(key(number), number)
@@ -30,6 +31,7 @@ def test_6A_1_every_key_reads_back_its_offset(keys: int) -> None:
 
 
 def test_6A_2_a_cleared_map_knows_no_key() -> None:
+    """6A.2: After `clear` no key has an offset."""
     found = filled(100, 90)
     found.clear()
     assert {found.get(key(number)) for number in range(90)} == {-1}
@@ -38,6 +40,11 @@ def test_6A_2_a_cleared_map_knows_no_key() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2, 13, 14, 64])
 def test_6A_3_a_full_map_still_answers(slots: int) -> None:
+    """6A.3: A full map still answers: an absent key has no offset, and the lookup ends; the last key has
+    its offset.
+
+    Here: Our own map also updates known keys when it is full.
+    """
     found = filled(slots, slots)
     assert len(found) == slots
     assert found.get(b"absent") == -1
@@ -47,6 +54,10 @@ def test_6A_3_a_full_map_still_answers(slots: int) -> None:
 
 
 def test_6A_4_the_latest_offset_can_be_set_and_changes_no_entry() -> None:
+    """6A.4: Setting the latest offset changes no entry, even in a full map.
+
+    Here: Our own map has no latest offset: a pass always reaches its limit.
+    """
     found = filled(8, 8)
     for latest in (100, 3):
         found.latest_offset = latest
@@ -55,6 +66,7 @@ def test_6A_4_the_latest_offset_can_be_set_and_changes_no_entry() -> None:
 
 
 def test_6A_5_the_latest_offset_is_that_of_the_last_put() -> None:
+    """6A.5: The latest offset is the offset of the last put."""
     found = DigestMap(100 * 24)
     assert found.latest_offset == -1
     for number in range(5):
@@ -65,6 +77,7 @@ def test_6A_5_the_latest_offset_is_that_of_the_last_put() -> None:
 
 
 def test_6A_6_use_is_entries_over_slots() -> None:
+    """6A.6: The used ratio is 0 for an empty map, and entries over slots after each put."""
     found = DigestMap(10 * 24)
     assert found.used_ratio == 0.0
     for number in range(5):
@@ -78,6 +91,7 @@ def test_6A_6_use_is_entries_over_slots() -> None:
 def test_6A_7_a_cleaner_without_room_for_a_key_cannot_be_made(
     slots: int, load_factor: float, keys: int
 ) -> None:
+    """6A.7: A cleaner whose map has no room for a key cannot be constructed."""
     if not keys:
         with pytest.raises(ValueError, match="take no key"):
             KafkaCleaner(slots * 24, load_factor)

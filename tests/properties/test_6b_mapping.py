@@ -1,4 +1,4 @@
-"""6.B: what a map pass takes in. Kafka's passes are shown on the model of its rule; ours always takes the
+"""6B: what a map pass takes in. Kafka's passes are shown on the model of its rule; ours always takes the
 whole log below the limit, in one pass or, with a small map, in several over shares of the keys."""
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ def mapped(cleaner: KafkaCleaner, keys: range) -> dict[int, int]:
 
 @pytest.mark.parametrize(("start", "end"), [(0, 10), (10, 20), (0, 30), (13, 27), (20, 40)])
 def test_6B_8_a_range_maps_its_keys_and_no_others(start: int, end: int) -> None:
+    """6B.8: Mapping the range [start, end) maps exactly the keys of its records, with their offsets. The
+    latest offset is end - 1, and end - start records are counted. Ranges may begin and end at segment
+    boundaries.
+    """
     log = [ModelSegment(base, records(*range(base, base + 10), first=base)) for base in range(0, 40, 10)]
     whole = [one for one in log if one.base_offset < end]
     limit = end if end % 10 == 0 else whole[-1].base_offset
@@ -42,6 +46,7 @@ def test_6B_8_a_range_maps_its_keys_and_no_others(start: int, end: int) -> None:
 
 
 def test_6B_9_offsets_far_apart_in_one_segment() -> None:
+    """6B.9: Offsets as far apart as 0 and 7,206,178 in one segment are both mapped."""
     far = 7_206_178
     two = (*records(0), *records(1, first=far))
     cleaner = KafkaCleaner(1 << 10)
@@ -53,7 +58,12 @@ def test_6B_9_offsets_far_apart_in_one_segment() -> None:
 
 
 def test_6B_10_a_full_map_stops_before_what_does_not_fit() -> None:
-    """Three slots at .75 take two keys; the third is read, and left for another round."""
+    """6B.10: A map with room for two keys that starts at offset 2 maps the keys at 2 and 3 and no others.
+
+    Here: Our own cleaner takes more passes over the log, and still one rewrite.
+
+    Three slots at .75 take two keys; the third is read, and left for another round.
+    """
     cleaner = KafkaCleaner(3 * 24, load_factor=0.75)
     log = [ModelSegment(0, records(0, 1, 2, 3, 4))]
     _, done = cleaner.round(log, 5, first_dirty=2, now_ms=T, delete_retention_ms=0)
@@ -65,6 +75,11 @@ def test_6B_10_a_full_map_stops_before_what_does_not_fit() -> None:
 def test_6B_10_11_ours_with_a_small_map_leaves_nothing_for_another_round(
     tmp_path: Path, strategy: str
 ) -> None:
+    """6B.10: A map with room for two keys that starts at offset 2 maps the keys at 2 and 3 and no others.
+    6B.11: With a map of one key, each pass removes what it can and advances by at least one offset.
+
+    Here: Our own cleaner takes more passes over the log, and still one rewrite.
+    """
     log = LogBuilder(tmp_path)
     for n in range(3000):
         if n % 100 == 0:
@@ -76,7 +91,11 @@ def test_6B_10_11_ours_with_a_small_map_leaves_nothing_for_another_round(
 
 @by_strategy
 def test_6B_12_a_hole_at_the_end_of_a_segment_does_not_stall(tmp_path: Path, strategy: str) -> None:
-    """The segment ends at 9, and the next one begins with 11."""
+    """6B.12: A hole in the offsets at the end of a segment does not stall cleaning: the next dirty offset is
+    the base of the next segment.
+
+    The segment ends at 9, and the next one begins with 11.
+    """
     log = LogBuilder(tmp_path)
     for n in range(10):
         log.put(f"k{n % 3}", n)
@@ -90,6 +109,9 @@ def test_6B_12_a_hole_at_the_end_of_a_segment_does_not_stall(tmp_path: Path, str
 
 @by_strategy
 def test_6B_13_nor_do_holes_in_several_segments(tmp_path: Path, strategy: str) -> None:
+    """6B.13: Holes in several segments do not stall cleaning either: the next dirty offset is the base of
+    the active segment.
+    """
     directory = tmp_path / "users-0"
     directory.mkdir()
     for base in (0, 10, 20, 30):
@@ -103,7 +125,12 @@ def test_6B_13_nor_do_holes_in_several_segments(tmp_path: Path, strategy: str) -
 
 
 def test_6B_14_small_maps_over_transactions_come_to_the_end() -> None:
-    """Four slots: three keys a pass. Records of an aborted transaction take no room in the map."""
+    """6B.14: Passes with a map of four slots over 20 transactional offsets reach the end.
+
+    Here: Our own cleaner takes more passes over the log, and still one rewrite.
+
+    Four slots: three keys a pass. Records of an aborted transaction take no room in the map.
+    """
     batches = []
     for n in range(20):
         one = RawRecord(n, T, CREATE_TIME, b"%d" % (n % 7), b"v")
@@ -118,6 +145,10 @@ def test_6B_14_small_maps_over_transactions_come_to_the_end() -> None:
 
 @by_strategy
 def test_6B_14_ours_with_a_small_map_over_transactions(tmp_path: Path, strategy: str) -> None:
+    """6B.14: Passes with a map of four slots over 20 transactional offsets reach the end.
+
+    Here: Our own cleaner takes more passes over the log, and still one rewrite.
+    """
     log = LogBuilder(tmp_path)
     for n in range(40):
         one = Producer(log, n % 3, n)

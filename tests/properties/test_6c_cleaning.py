@@ -1,4 +1,4 @@
-"""6.C: what a round takes, what it leaves, and what it tells."""
+"""6C: what a round takes, what it leaves, and what it tells."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ CODECS = pytest.mark.parametrize("codec", range(5))
 
 @by_strategy
 def test_6C_15_exactly_the_superseded_keys_go(tmp_path: Path, strategy: str) -> None:
+    """6C.15: Cleaning removes exactly the records whose keys are mapped to a higher offset, and counts the
+    bytes of all sources as read.
+    """
     log = LogBuilder(tmp_path)
     for base in range(3):
         for key in range(10):
@@ -44,6 +47,12 @@ def test_6C_15_exactly_the_superseded_keys_go(tmp_path: Path, strategy: str) -> 
 @CODECS
 @by_strategy
 def test_6C_16_17_18_19_whatever_the_codec(tmp_path: Path, codec: int, strategy: str) -> None:
+    """6C.16: Reading the whole log gives the same newest value and offset for each key before and after
+    cleaning, for every codec.
+    6C.17: A log with duplicates is smaller after cleaning.
+    6C.18: Retained records keep their offsets; only superseded records disappear.
+    6C.19: Cleaning advances at least to the base of the active segment.
+    """
     rng = random.Random(codec)
     log = LogBuilder(tmp_path, segment_bytes=3000).codec_of(codec)
     for _ in range(60):
@@ -67,6 +76,7 @@ def test_6C_16_17_18_19_whatever_the_codec(tmp_path: Path, codec: int, strategy:
 @CODECS
 @by_strategy
 def test_6C_20_a_message_as_large_as_is_allowed(tmp_path: Path, codec: int, strategy: str) -> None:
+    """6C.20: A batch of exactly `max.message.bytes` is cleaned."""
     log = LogBuilder(tmp_path, max_message_bytes=100_000).codec_of(codec)
     value = random.Random(1).randbytes(99_000)
     for n in range(2):
@@ -77,6 +87,7 @@ def test_6C_20_a_message_as_large_as_is_allowed(tmp_path: Path, codec: int, stra
 
 
 def test_6C_21_a_topic_that_goes_takes_its_checkpoint_along(tmp_path: Path) -> None:
+    """6C.21: A partition that is removed loses its line in the cleaner checkpoint."""
     home = LogDirectory.open(str(tmp_path), "a", UNSYNCED, ManualClock())
     for name in ("gone", "stays"):
         home.create_topic(name)
@@ -89,6 +100,10 @@ def test_6C_21_a_topic_that_goes_takes_its_checkpoint_along(tmp_path: Path) -> N
 
 @by_strategy
 def test_6C_22_a_preallocated_log_is_cleaned_to_its_real_size(tmp_path: Path, strategy: str) -> None:
+    """6C.22: The cleaned segments of a preallocated log have their real size.
+
+    Here: No file is preallocated.
+    """
     log = LogBuilder(tmp_path, preallocate=True, segment_bytes=1 << 20)
     for n in range(10):
         log.put("k", n)
@@ -104,6 +119,7 @@ def test_6C_22_a_preallocated_log_is_cleaned_to_its_real_size(tmp_path: Path, st
 def test_6C_23_what_is_uncleanable_is_untouched_and_what_lies_before_shrinks(
     tmp_path: Path, strategy: str, why: str
 ) -> None:
+    """6C.23: Segments from the first uncleanable offset on are untouched; those before it shrink."""
     log = LogBuilder(tmp_path, min_compaction_lag_ms=HOUR if why == "lag" else 0)
     for n in range(6):
         log.put(f"k{n % 2}", n)
@@ -122,6 +138,7 @@ def test_6C_23_what_is_uncleanable_is_untouched_and_what_lies_before_shrinks(
 
 @by_strategy
 def test_6C_24_keyless_records_go_and_are_counted(tmp_path: Path, strategy: str) -> None:
+    """6C.24: Records without a key are dropped by cleaning and counted as invalid."""
     log, keyed = LogBuilder(tmp_path / "a"), LogBuilder(tmp_path / "b")
     for n in range(10):
         log.put(f"k{n}", n)
@@ -137,6 +154,9 @@ def test_6C_24_keyless_records_go_and_are_counted(tmp_path: Path, strategy: str)
 
 @by_strategy
 def test_6C_25_what_a_round_tells(tmp_path: Path, strategy: str) -> None:
+    """6C.25: The result of a cleaning has the end offset, the records and bytes read and written, and the
+    number of invalid records.
+    """
     log = LogBuilder(tmp_path)
     for n in (0, 1, 0, 1, 0):
         log.put(n, "v")
@@ -154,7 +174,12 @@ def test_6C_25_what_a_round_tells(tmp_path: Path, strategy: str) -> None:
 
 @by_strategy
 def test_6C_28_retention_beside_a_round(tmp_path: Path, strategy: str) -> None:
-    """Sources go between the rewrite and the swap. The round is refused or ends; what is left is right."""
+    """6C.28: Retention that deletes a source segment between copy and swap does not break the log.
+
+    Here: The cleaning is refused, and the next one is right.
+
+    Sources go between the rewrite and the swap. The round is refused or ends; what is left is right.
+    """
     log = LogBuilder(tmp_path, segment_bytes=400)
     for n in range(30):
         log.put(f"k{n % 4}", n)

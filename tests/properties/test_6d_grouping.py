@@ -1,4 +1,4 @@
-"""6.D: how dirty a log is, and which segments a round puts together. Kafka groups by the sizes that segments
+"""6D: how dirty a log is, and which segments a round puts together. Kafka groups by the sizes that segments
 have before a round, ours by the bytes that will be left; the limits are the same."""
 
 from __future__ import annotations
@@ -41,7 +41,14 @@ def ranges(found: list[Facts], limits: Limits) -> list[tuple[int, int]]:
 
 
 def test_6D_30_31_what_is_clean_dirty_and_neither(tmp_path: Path) -> None:
-    """Bytes by position: the segment that holds the first dirty offset is not counted twice, as in Kafka."""
+    """6D.30: The bytes below a first dirty offset at the active base are the log without its active segment.
+    6D.31: Clean bytes lie before the first dirty offset, cleanable bytes from there to the first uncleanable
+    offset; the ratio is cleanable over the sum.
+
+    Here: Counted by position: no byte counts twice.
+
+    Bytes by position: the segment that holds the first dirty offset is not counted twice, as in Kafka.
+    """
     log = LogBuilder(tmp_path, min_cleanable_dirty_ratio=0.99)
     for _ in range(4):
         for n in range(5):
@@ -64,16 +71,22 @@ def test_6D_30_31_what_is_clean_dirty_and_neither(tmp_path: Path) -> None:
 
 
 def test_6D_32_huge_limits_make_one_group() -> None:
+    """6D.32: With huge limits there is one group with all segments in order."""
     assert ranges(facts(9), HUGE) == [(0, 8)]
 
 
 @pytest.mark.parametrize("limits", [replace(HUGE, segment_bytes=1), replace(HUGE, segment_index_bytes=1)])
 def test_6D_33_limits_of_one_byte_make_groups_of_one(limits: Limits) -> None:
+    """6D.33: With limits of one byte every group has one segment."""
     assert ranges(facts(5), limits) == [(n, n) for n in range(5)]
 
 
 @pytest.mark.parametrize("count", [9, 10])
 def test_6D_34_three_fit(count: int) -> None:
+    """6D.34: With limits of three segments and one byte, every group but the last has three segments.
+
+    Here: The bytes that will be left are counted, not the bytes before.
+    """
     limits = replace(HUGE, segment_bytes=3 * 100 + 1)
     expected = [(n, min(n + 2, count - 1)) for n in range(0, count, 3)]
     assert ranges(facts(count), limits) == expected
@@ -83,7 +96,12 @@ def test_6D_34_three_fit(count: int) -> None:
     ("span", "together"), [(MAX_RELATIVE_OFFSET, True), (MAX_RELATIVE_OFFSET + 1, False)]
 )
 def test_6D_35_37_offsets_of_a_group_fit_an_index_entry(span: int, together: bool) -> None:
-    """The last offset of a group lies at most 2^31 - 1 above its first base."""
+    """6D.35: Segments with records whose offsets span more than 2^31 - 1 are never in one group, however
+    small they are.
+    6D.37: A span of exactly 2^31 - 1 offsets fits a group; one more does not.
+
+    The last offset of a group lies at most 2^31 - 1 above its first base.
+    """
     two = [Facts(0, 10), Facts(span, span + 1)]
     assert ranges(two, HUGE) == ([(0, 1)] if together else [(0, 0), (1, 1)])
     assert MAX_RELATIVE_OFFSET == (1 << 31) - 1
@@ -91,6 +109,9 @@ def test_6D_35_37_offsets_of_a_group_fit_an_index_entry(span: int, together: boo
 
 @by_strategy
 def test_6D_36_what_became_empty_is_merged_however_far_apart(tmp_path: Path, strategy: str) -> None:
+    """6D.36: Segments that cleaning left empty are grouped and merged by the next cleaning, however far
+    apart they are.
+    """
     far = 3_000_000_000
     directory = tmp_path / "users-0"
     directory.mkdir()
@@ -110,7 +131,10 @@ def test_6D_36_what_became_empty_is_merged_however_far_apart(tmp_path: Path, str
 
 @by_strategy
 def test_6D_38_an_index_that_understates_the_data(tmp_path: Path, strategy: str) -> None:
-    """Empty index files: offsets are those of the batches, nothing is grouped by what an index says."""
+    """6D.38: Groups are right even if a segment's offset index understates its data.
+
+    Empty index files: offsets are those of the batches, nothing is grouped by what an index says.
+    """
     far = 3_000_000_000
     directory = tmp_path / "users-0"
     directory.mkdir()
@@ -132,7 +156,13 @@ def test_6D_38_an_index_that_understates_the_data(tmp_path: Path, strategy: str)
 
 @by_strategy
 def test_6D_39_a_segment_too_wide_is_split_when_it_is_opened(tmp_path: Path, strategy: str) -> None:
-    """Kafka splits one that it meets while cleaning, and aborts; ours is split before any round sees it."""
+    """6D.39: A segment whose offsets overflow an index entry is split, without loss, and each part can be
+    cleaned.
+
+    Here: The split happens when the log is opened; a cleaning never meets such a segment.
+
+    Kafka splits one that it meets while cleaning, and aborts; ours is split before any round sees it.
+    """
     far = 1 << 31
     directory = tmp_path / "users-0"
     directory.mkdir()

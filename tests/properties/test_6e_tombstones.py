@@ -1,4 +1,4 @@
-"""6.E: deleted keys stay deleted, and a delete is there long enough to be heard of."""
+"""6E: deleted keys stay deleted, and a delete is there long enough to be heard of."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.properties.support import T, header_of
 
 @by_strategy
 def test_6E_40_deleted_keys_do_not_come_back(tmp_path: Path, strategy: str) -> None:
+    """6E.40: Keys that tombstones deleted do not reappear; their values are gone after cleaning."""
     log = LogBuilder(tmp_path, delete_retention_ms=HOUR, segment_bytes=600)
     for n in range(40):
         log.put(f"k{n % 8}", n)
@@ -30,6 +31,9 @@ def test_6E_40_deleted_keys_do_not_come_back(tmp_path: Path, strategy: str) -> N
 
 @by_strategy
 def test_6E_41_an_old_timestamp_does_not_shorten_the_grace(tmp_path: Path, strategy: str) -> None:
+    """6E.41: A tombstone is kept by the first and second cleaning however old its timestamp is: its time
+    starts with the first cleaning.
+    """
     log = LogBuilder(tmp_path, delete_retention_ms=HOUR)
     log.batch([("k", None)], timestamp=1).roll()
     for _ in range(2):
@@ -40,7 +44,11 @@ def test_6E_41_an_old_timestamp_does_not_shorten_the_grace(tmp_path: Path, strat
 
 
 def test_6E_43_records_read_their_own_times_beside_a_horizon() -> None:
-    """A batch as Kafka's cleaner wrote it: its base timestamp field holds the delete horizon."""
+    """6E.43: Records in a batch with a delete horizon read back with their own timestamps, and the batch
+    reports its horizon.
+
+    A batch as Kafka's cleaner wrote it: its base timestamp field holds the delete horizon.
+    """
     data = bytes.fromhex(
         "00000000000000280000004e00000000026f32527d0040000000020000018bcfe56ddc0000018bcfe56802ffffffffffffffff"
         "ffffffffffff000000031200b7170002610231001000b51702026201001200b317040263023300"

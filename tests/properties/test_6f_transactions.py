@@ -1,4 +1,4 @@
-"""6.F: transactions through several rounds. The other numbers are in `cleaner/test_transactions.py`."""
+"""6F: transactions through several rounds. The other numbers are in `cleaner/test_transactions.py`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from tests.properties.strategies import by_strategy
 
 @by_strategy
 def test_6F_47_data_then_index_entries_then_markers(tmp_path: Path, strategy: str) -> None:
+    """6F.47: Data goes first, then the entries of the transaction index, then, after the retention, the
+    abort markers.
+    """
     log = LogBuilder(tmp_path, delete_retention_ms=HOUR)
     one, two = Producer(log, 1), Producer(log, 2)
     one.put(("a", 1), ("b", 1)).abort()
@@ -36,7 +39,10 @@ def test_6F_47_data_then_index_entries_then_markers(tmp_path: Path, strategy: st
 
 @by_strategy
 def test_6F_59_buffers_full_of_what_goes_stop_nothing(tmp_path: Path, strategy: str) -> None:
-    """Two megabytes of aborted batches, more than is read at a time, and then a record."""
+    """6F.59: Buffers in which every batch is discarded do not stop the cleaning.
+
+    Two megabytes of aborted batches, more than is read at a time, and then a record.
+    """
     log = LogBuilder(tmp_path, max_message_bytes=100_000)
     one = Producer(log)
     for n in range(30):

@@ -1,4 +1,4 @@
-"""6.G: a producer's sequences survive what happens to its records."""
+"""6G: a producer's sequences survive what happens to its records."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ def compacted(root: Path, strategy: str) -> LogBuilder:
 
 @by_strategy
 def test_6G_62_64_the_last_of_each_is_known_after_a_reopening(tmp_path: Path, strategy: str) -> None:
+    """6G.62: Cleaning changes neither the last sequence nor the last offset of a producer.
+    6G.64: The last batch of each producer is retained, empty if need be; earlier batches without live records
+    go.
+    """
     log = compacted(tmp_path, strategy)
     expected = {n: (0, 3, 4 * n - 1) for n in range(1, 5)}
     assert state_of(log) == expected
@@ -39,6 +43,9 @@ def test_6G_62_64_the_last_of_each_is_known_after_a_reopening(tmp_path: Path, st
 
 @by_strategy
 def test_6G_63_a_last_batch_sent_again_is_answered_with_its_offsets(tmp_path: Path, strategy: str) -> None:
+    """6G.63: After a reload, the last batch of each producer, sent again, is answered with its original
+    offsets, even if its records are gone.
+    """
     log = compacted(tmp_path, strategy).reopen()
     end = log.log.log_end
     for producer_id in range(1, 5):
@@ -51,6 +58,9 @@ def test_6G_63_a_last_batch_sent_again_is_answered_with_its_offsets(tmp_path: Pa
 
 @by_strategy
 def test_6G_67_a_truncation_rebuilds_the_original_last_sequence(tmp_path: Path, strategy: str) -> None:
+    """6G.67: Rebuilding the producer state from a compacted batch after a truncation gives the original
+    last sequence.
+    """
     log = LogBuilder(tmp_path)
     one = Producer(log)
     one.put(("a", 1), ("b", 1), ("c", 1), transactional=False)  # 0-2, of which b is left
@@ -65,6 +75,7 @@ def test_6G_67_a_truncation_rebuilds_the_original_last_sequence(tmp_path: Path, 
 
 @by_strategy
 def test_6G_69_snapshots_are_those_of_the_segments_that_are_left(tmp_path: Path, strategy: str) -> None:
+    """6G.69: After cleaning merged segments, the only snapshots left are those of the remaining segments."""
     log = compacted(tmp_path, strategy)
     bases = {one.base_offset for one in log.log.segments}
     kept = {int(path.name[:20]) for path in Path(log.directory).glob(f"*{names.SNAPSHOT}")}

@@ -1,4 +1,4 @@
-"""6.H: large messages are cleaned; damage stops the cleaning of one partition, and nothing else."""
+"""6H: large messages are cleaned; damage stops the cleaning of one partition, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ LARGE = random.Random(0).randbytes(3 << 20)
 def test_6H_70_71_messages_above_every_buffer_and_above_a_lowered_limit(
     tmp_path: Path, strategy: str, limit: int
 ) -> None:
+    """6H.70: Batches larger than every buffer of the cleaner are cleaned.
+    6H.71: Batches larger than a lowered `max.message.bytes` are cleaned.
+    """
     log = LogBuilder(tmp_path, max_message_bytes=4 << 20)
     log.put("large", LARGE).put("large", LARGE + b"2").put("small", 1).roll()
     log.topic("users", max_message_bytes=limit).reopen()
@@ -52,7 +55,11 @@ def damaged(root: Path, position: int, data: bytes) -> LogBuilder:
 def test_6H_72_73_a_header_that_makes_no_sense_is_an_error(
     tmp_path: Path, strategy: str, position: int, data: bytes, error: type[DataError]
 ) -> None:
-    """Not endless growth of a buffer; the file is left as it is, and the partition is set aside."""
+    """6H.72: An unknown magic in the first header is an error, not a growing buffer.
+    6H.73: A batch size that points past the end of the file is an error.
+
+    Not endless growth of a buffer; the file is left as it is, and the partition is set aside.
+    """
     log = damaged(tmp_path, position, data)
     path = tmp_path / "users-0" / f"{0:020d}.log"
     before = path.read_bytes()
@@ -67,6 +74,12 @@ def test_6H_72_73_a_header_that_makes_no_sense_is_an_error(
 
 @by_strategy
 def test_6H_74_75_garbage_sets_one_partition_aside_and_the_gauges_tell(tmp_path: Path, strategy: str) -> None:
+    """6H.74: Garbage bytes in a log set this partition aside; the others are cleaned.
+    6H.75: Gauges count the partitions that were set aside and their bytes; deleting a partition reduces them.
+    6J.84: An exception while a log is evaluated is reported with the log and the cause.
+
+    Here: The error names file and position, and the other logs are cleaned.
+    """
     data = tmp_path / "data"
     with lastword.open(data, "a", log_cleaner_enable=False, lastword_strategy=strategy) as logs:
         for name in ("bad", "good"):

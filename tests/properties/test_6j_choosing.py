@@ -1,4 +1,4 @@
-"""6.J: up to where a log may be cleaned, and whether it is due. Which of several logs is first is the
+"""6J: up to where a log may be cleaned, and whether it is due. Which of several logs is first is the
 scheduler's (`cleaner/test_scheduler.py`). Lags and bounds hold for every strategy; the ratio is Kafka's."""
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ def filled(root: Path, segments: int = 4, **config: object) -> LogBuilder:
 def test_6J_85_93_94_a_checkpoint_above_the_end_is_not_believed(
     tmp_path: Path, strategy: str, checkpoint: int
 ) -> None:
+    """6J.85: A cleaner checkpoint above the log end is not used: the log is dirty from its start.
+    6J.93: Only a checkpoint below the log start or above the log end has to be corrected.
+    6J.94: An invalid checkpoint is corrected on disk even if the log needs no cleaning.
+
+    Here: It is not used. The next cleaning corrects the file; reading does not.
+    """
     log = filled(tmp_path)
     log.first_dirty = checkpoint
     plan = log.plan(due=True)
@@ -46,6 +52,9 @@ def test_6J_85_93_94_a_checkpoint_above_the_end_is_not_believed(
 
 
 def test_6J_86_93_a_checkpoint_below_the_log_start_is_not_believed(tmp_path: Path) -> None:
+    """6J.86: A cleaner checkpoint below the log start is not used: the log is dirty from its start.
+    6J.93: Only a checkpoint below the log start or above the log end has to be corrected.
+    """
     log = filled(tmp_path)
     log.log.raise_log_start(5)
     log.log.remove_front()
@@ -57,7 +66,11 @@ def test_6J_86_93_a_checkpoint_below_the_log_start_is_not_believed(tmp_path: Pat
 
 @by_strategy
 def test_6J_87_88_nothing_below_the_active_segment(tmp_path: Path, strategy: str) -> None:
-    """Log start or checkpoint inside the active segment: nothing to clean, and no error."""
+    """6J.87: If the log start is inside the active segment, nothing is cleanable, and that is no error.
+    6J.88: If the cleaner checkpoint is inside the active segment, nothing is cleanable.
+
+    Log start or checkpoint inside the active segment: nothing to clean, and no error.
+    """
     log = filled(tmp_path)
     log.first_dirty = 17
     assert log.plan(due=True, strategy="kafka").action == "keep"
@@ -71,6 +84,9 @@ def test_6J_87_88_nothing_below_the_active_segment(tmp_path: Path, strategy: str
 
 @by_strategy
 def test_6J_89_90_the_bound_is_what_is_decided_or_the_active_segment(tmp_path: Path, strategy: str) -> None:
+    """6J.89: The upper bound of cleaning is the last stable offset if that is below the active segment.
+    6J.90: The upper bound of cleaning is the base of the active segment if everything is stable.
+    """
     log = filled(tmp_path, 2)
     assert log.plan(due=True, strategy="kafka").limit == 5
     Producer(log).put(("t", 1))
@@ -87,6 +103,10 @@ def test_6J_89_90_the_bound_is_what_is_decided_or_the_active_segment(tmp_path: P
 @by_strategy
 @pytest.mark.parametrize(("lag_hours", "limit"), [(0.5, 15), (1.5, 10), (2.5, 5), (9, 0)])
 def test_6J_91_92_the_bound_with_a_lag(tmp_path: Path, strategy: str, lag_hours: float, limit: int) -> None:
+    """6J.91: With a minimum compaction lag the upper bound is the base of the first segment with a record
+    younger than the lag.
+    6J.92: If every closed segment is older than the lag, the upper bound is the base of the active segment.
+    """
     log = filled(tmp_path, min_compaction_lag_ms=int(lag_hours * HOUR))
     assert log.plan(due=True).limit == limit
     log.clean(due=True, strategy=strategy)
@@ -96,8 +116,14 @@ def test_6J_91_92_the_bound_with_a_lag(tmp_path: Path, strategy: str, lag_hours:
 
 
 def test_6J_94_95_an_invalid_checkpoint_harms_nobody_on_disk(tmp_path: Path) -> None:
-    """Kafka corrects the file when it looks; ours is corrected when the directory is opened to write, or by
-    the next round, and never believed before."""
+    """6J.94: An invalid checkpoint is corrected on disk even if the log needs no cleaning.
+    6J.95: An invalid checkpoint is corrected on disk even if another log is chosen.
+
+    Here: It is not used. The next cleaning corrects the file; reading does not.
+
+    Kafka corrects the file when it looks; ours is corrected when the directory is opened to write, or by
+    the next round, and never believed before.
+    """
     home = LogDirectory.open(str(tmp_path), "a", UNSYNCED, ManualClock())
     home.create_topic("users")
     home.close()
@@ -115,6 +141,9 @@ def test_6J_94_95_an_invalid_checkpoint_harms_nobody_on_disk(tmp_path: Path) -> 
 def test_6J_96_nothing_goes_before_its_lag_and_then_only_the_older_block(
     tmp_path: Path, strategy: str
 ) -> None:
+    """6J.96: Nothing is cleaned before the minimum lag has passed. Then the older records are cleaned and
+    the newer are not.
+    """
     log = LogBuilder(tmp_path, min_compaction_lag_ms=2 * HOUR)
     for n in range(10):
         log.put(f"k{n % 2}", n)
@@ -131,6 +160,9 @@ def test_6J_96_nothing_goes_before_its_lag_and_then_only_the_older_block(
 
 
 def test_6J_97_what_is_overdue_is_cleaned_whatever_the_ratio(tmp_path: Path) -> None:
+    """6J.97: With a dirty ratio of 1.0 nothing is cleaned before the maximum lag has passed. Then the
+    older records are cleaned, and the newer only after their own lag.
+    """
     config = {"min_cleanable_dirty_ratio": 1.0, "max_compaction_lag_ms": 3 * HOUR}
     log = LogBuilder(tmp_path, **config)
     for n in range(6):
@@ -148,6 +180,9 @@ def test_6J_97_what_is_overdue_is_cleaned_whatever_the_ratio(tmp_path: Path) -> 
 
 @by_strategy
 def test_6J_97_an_overdue_log_is_cleaned_by_every_strategy(tmp_path: Path, strategy: str) -> None:
+    """6J.97: With a dirty ratio of 1.0 nothing is cleaned before the maximum lag has passed. Then the
+    older records are cleaned, and the newer only after their own lag.
+    """
     log = LogBuilder(tmp_path, min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=3 * HOUR)
     for n in range(6):
         log.put(f"k{n % 2}", n)
@@ -158,6 +193,7 @@ def test_6J_97_an_overdue_log_is_cleaned_by_every_strategy(tmp_path: Path, strat
 
 
 def test_6J_98_a_lag_above_the_other_is_no_configuration() -> None:
+    """6J.98: A minimum lag above the maximum lag is an invalid configuration."""
     assert TopicConfig().contradictions() == []
     ((name, text),) = TopicConfig(min_compaction_lag_ms=2, max_compaction_lag_ms=1).contradictions()
     assert name == "min.compaction.lag.ms" and "above max.compaction.lag.ms 1" in text
@@ -165,6 +201,9 @@ def test_6J_98_a_lag_above_the_other_is_no_configuration() -> None:
 
 @by_strategy
 def test_6J_99_compacted_first_and_expired_later(tmp_path: Path, strategy: str) -> None:
+    """6J.99: With the policy compact,delete a log is cleaned first; when its segments expire, retention
+    removes them.
+    """
     log = Log(tmp_path, **{"cleanup.policy": "compact,delete", "retention.ms": "10h"}).fill(15)
     log.log.append_batch(batch((b"k1", b"newer"), timestamp=log.clock.now_ms()))
     log.log.roll()

@@ -1,4 +1,4 @@
-"""6.K: who may clean, expire and truncate when, and the cleaner's checkpoint.
+"""6K: who may clean, expire and truncate when, and the cleaner's checkpoint.
 
 Whoever changes segments does so one at a time in each partition: `LogDirectory.claim`. The states of the
 background (cleaning, aborted, paused, quarantined) are shown in tests/cleaner/test_scheduler.py."""
@@ -32,8 +32,16 @@ USERS = TopicPartition("users", 0)
 def test_6K_100_101_102_115_one_retention_for_every_policy(
     tmp_path: Path, policy: str | None, removed: int
 ) -> None:
-    """Kafka leaves compacted logs to the cleaner's own retention, and delete-only ones to the log manager's.
-    We have one, and the policy says what it may remove: by age, or only what lies below the log start."""
+    """6K.100: The cleaner's retention is not offered logs with the policy delete.
+    6K.101: The cleaner's retention is offered logs with the policy compact,delete.
+    6K.102: The cleaner's retention is offered logs with the policy compact, because of their log start.
+    6K.115: The log manager's retention does not touch logs with the policies compact and compact,delete.
+
+    Here: One retention serves every policy; Kafka has two, with different owners.
+
+    Kafka leaves compacted logs to the cleaner's own retention, and delete-only ones to the log manager's.
+    We have one, and the policy says what it may remove: by age, or only what lies below the log start.
+    """
     settings = {"cleanup.policy": policy} if policy else {}
     log = Log(tmp_path, **settings, **{"retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
     log.home.raise_log_start("users", 0, 7, "trim")
@@ -42,7 +50,12 @@ def test_6K_100_101_102_115_one_retention_for_every_policy(
 
 
 def test_6K_103_retention_goes_on_where_cleaning_stopped(tmp_path: Path) -> None:
-    """In Kafka a bad record makes the disk fill: what cannot be cleaned does not expire either."""
+    """6K.103: Partitions that were set aside are not offered to the cleaner's retention.
+
+    Here: Partitions that cannot be cleaned are expired all the same.
+
+    In Kafka a bad record makes the disk fill: what cannot be cleaned does not expire either.
+    """
     log = Log(tmp_path, **{"cleanup.policy": "compact,delete", "retention.ms": "1h"}).fill(
         15, age_ms=5 * HOUR
     )
@@ -69,8 +82,17 @@ def waits_for_the_claim(logs: LogDirectory, work: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("work", ["expire", "truncate", "claim"])
 def test_6K_104_110_111_one_at_a_time_in_a_partition(tmp_path: Path, work: str) -> None:
-    """Whoever comes while a log is cleaned, expired or truncated waits; nobody is aborted, and afterwards
-    nothing is left paused. Another partition does not wait."""
+    """6K.104: Retention and cleaning of one partition exclude each other, also when the policy changes in
+    between.
+    6K.110: After a pause by retention, an abort with a pause, and two resumes, the partition has no state.
+    6K.111: After a pause by retention, an abort by a topic deletion, and a resume, the partition has no
+    state.
+
+    Here: The second call waits; a background cleaning ends at its next safe point for it.
+
+    Whoever comes while a log is cleaned, expired or truncated waits; nobody is aborted, and afterwards
+    nothing is left paused. Another partition does not wait.
+    """
     log = Log(tmp_path, **{"cleanup.policy": "delete", "retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
 
     def claimed() -> None:
@@ -102,6 +124,9 @@ def filled(root: Path, topic: str = "users", count: int = 5) -> LogDirectory:
 
 
 def test_6K_105_106_lines_come_and_go(tmp_path: Path) -> None:
+    """6K.105: A line that is added to the cleaner checkpoint can be read back.
+    6K.106: A line that is removed from the cleaner checkpoint is gone.
+    """
     with filled(tmp_path) as logs:
         assert logs.first_dirty("users", 0) is None
         for offset, kept in ((3, 3), (4, 4), (99, 5), (-1, 0)):  # never above the log end or below its start
@@ -112,7 +137,12 @@ def test_6K_105_106_lines_come_and_go(tmp_path: Path) -> None:
 
 
 def test_6K_107_a_failed_directory_does_not_touch_the_checkpoints_of_another(tmp_path: Path) -> None:
-    """Each directory has its own files, and nothing of them is kept in memory for others."""
+    """6K.107: A failed directory loses its checkpoints; those of the others stay.
+
+    Here: Checkpoints are read from their own directory and are not kept for another.
+
+    Each directory has its own files, and nothing of them is kept in memory for others.
+    """
     one, two = filled(tmp_path / "one"), filled(tmp_path / "two", "orders")
     one.set_first_dirty("users", 0, 2)
     two.set_first_dirty("orders", 0, 3)
@@ -128,6 +158,7 @@ def test_6K_107_a_failed_directory_does_not_touch_the_checkpoints_of_another(tmp
 
 @pytest.mark.parametrize(("offset", "kept"), [(4, 3), (3, 3), (2, 2), (0, 0)])
 def test_6K_108_a_truncation_lowers_the_checkpoint(tmp_path: Path, offset: int, kept: int) -> None:
+    """6K.108: A truncation lowers the checkpoint only if the checkpoint is above the new log end."""
     with filled(tmp_path) as logs:
         logs.set_first_dirty("users", 0, 3)
         logs.log("users", 0).roll()
@@ -137,6 +168,7 @@ def test_6K_108_a_truncation_lowers_the_checkpoint(tmp_path: Path, offset: int, 
 
 
 def test_6K_109_moving_a_partition_moves_its_line(tmp_path: Path) -> None:
+    """6K.109: Moving a partition to another directory moves its checkpoint line."""
     with filled(tmp_path / "one") as source, home(tmp_path / "two") as target:
         source.set_first_dirty("users", 0, 3)
         move(source, target, "users", 0)
@@ -145,6 +177,12 @@ def test_6K_109_moving_a_partition_moves_its_line(tmp_path: Path) -> None:
 
 
 def test_6K_112_113_a_round_moves_the_checkpoint_when_it_is_done(tmp_path: Path) -> None:
+    """6K.112: A cleaning can only be finished while it is in progress. Finished, it leaves no state and the
+    checkpoint at its end; aborted, it leaves a paused partition and no new checkpoint.
+    6K.113: A deletion by retention has the same rules, without a checkpoint.
+
+    Here: The checkpoint moves when a cleaning is done, and only then.
+    """
     log = LogBuilder(tmp_path)
     for number in range(6):
         log.put("k", number).roll()
@@ -159,6 +197,11 @@ def test_6K_112_113_a_round_moves_the_checkpoint_when_it_is_done(tmp_path: Path)
 
 
 def test_6K_112_a_round_that_fails_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+    """6K.112: A cleaning can only be finished while it is in progress. Finished, it leaves no state and
+    the checkpoint at its end; aborted, it leaves a paused partition and no new checkpoint.
+
+    Here: The checkpoint moves when a cleaning is done, and only then.
+    """
     failing: list[bool] = []
 
     def fail(call: Call) -> LastwordError | None:
@@ -180,7 +223,12 @@ def test_6K_112_a_round_that_fails_leaves_the_checkpoint_alone(tmp_path: Path) -
 
 
 def test_6K_114_a_topic_that_is_not_compacted_any_more(tmp_path: Path) -> None:
-    """Settings hold from the next round on; a round that is under way ends under those it began with."""
+    """6K.114: A topic that changes from compact to delete has its cleaning aborted, once for each partition.
+
+    Here: A background cleaning is aborted; a cleaning that was called ends under the settings it began with.
+
+    Settings hold from the next round on; a round that is under way ends under those it began with.
+    """
     log = LogBuilder(tmp_path)
     for number in range(6):
         log.put("k", number).roll()

@@ -1,4 +1,4 @@
-"""6.L: what the six stages of a broker's interrupted cleaning leave behind. Our swap takes the same steps;
+"""6L: what the six stages of a broker's interrupted cleaning leave behind. Our swap takes the same steps;
 `tests/partition/test_swap_crash.py` stops it at every one of them."""
 
 from __future__ import annotations
@@ -90,28 +90,41 @@ def cleaned(stage: Stage) -> list:
 
 
 def test_6L_116_only_cleaned_files(stage: Stage) -> None:
+    """6L.116: After a crash with only `.cleaned` files, all original records are present."""
     stage.put(".cleaned")
     assert stage.recovered() == stage.old
 
 
 def test_6L_117_the_log_is_swap_and_its_indexes_are_cleaned(stage: Stage) -> None:
+    """6L.117: After a crash with the `.log` as `.swap` and its indexes as `.cleaned`, the cleaning is
+    undone and all original records are present.
+    """
     stage.put(".swap", names.LOG)
     stage.put(".cleaned", names.INDEX, names.TIME_INDEX)
     assert stage.recovered() == stage.old
 
 
 def test_6L_118_all_swap_beside_the_old_ones(stage: Stage) -> None:
+    """6L.118: After a crash with all new files as `.swap` and the old files in place, the cleaning is
+    completed.
+    """
     stage.put(".swap")
     cleaned(stage)
 
 
 def test_6L_119_swap_and_the_old_ones_deleted(stage: Stage) -> None:
+    """6L.119: After a crash with all new files as `.swap` and the old ones as `.deleted`, the cleaning is
+    completed.
+    """
     stage.put(".swap")
     stage.set_aside()
     cleaned(stage)
 
 
 def test_6L_120_one_file_still_swap(stage: Stage) -> None:
+    """6L.120: After a crash with some new files in place and one still as `.swap`, the cleaning is
+    completed.
+    """
     stage.set_aside()
     stage.put("", names.LOG, names.INDEX)
     stage.put(".swap", names.TIME_INDEX)
@@ -119,6 +132,9 @@ def test_6L_120_one_file_still_swap(stage: Stage) -> None:
 
 
 def test_6L_121_all_final_beside_the_deleted_ones(stage: Stage) -> None:
+    """6L.121: After a crash with the swap done and `.deleted` files left, these are removed and the data
+    is the cleaned data.
+    """
     stage.set_aside()
     stage.put("")
     cleaned(stage)
@@ -137,11 +153,15 @@ def test_6L_121_all_final_beside_the_deleted_ones(stage: Stage) -> None:
 def test_6L_122_nothing_is_left_and_a_second_opening_finds_the_same(
     stage: Stage, step: Callable[[Stage], object]
 ) -> None:
+    """6L.122: After every recovery no `.deleted`, `.cleaned` or `.swap` file is left, and no offset
+    overflows an index entry.
+    """
     step(stage)
     assert stage.recovered() == stage.recovered()
 
 
 def test_6L_123_opening_removes_what_was_deleted(stage: Stage) -> None:
+    """6L.123: Opening a log removes `.deleted` files."""
     root = Path(stage.directory)
     for name in ("00000000000000000099.log.deleted", "00000000000000000099.snapshot.deleted"):
         (root / name).write_bytes(b"anything")

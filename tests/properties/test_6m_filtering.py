@@ -1,4 +1,4 @@
-"""6.M: what is left of batches when records go. Messages of magic 0 and 1 by number: `tests/formats`; the
+"""6M: what is left of batches when records go. Messages of magic 0 and 1 by number: `tests/formats`; the
 kernels against their twin: `tests/kernels/test_repack.py`."""
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def left(segment: Segment) -> list[tuple[BatchHeader, list[RawRecord], bytes]]:
 
 
 def test_6M_124_the_leader_epoch_stays(tmp_path: Path) -> None:
+    """6M.124: Filtering keeps the partition leader epoch."""
     (first, kept, _), _ = cut(tmp_path, batch(0, b"a", b"b", epoch=67), newer(b"k0"))
     assert first.leader_epoch == 67 and [r.offset for r in kept] == [1]
 
@@ -63,7 +64,11 @@ def test_6M_124_the_leader_epoch_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("log_append", [False, True])
 @pytest.mark.parametrize("codec", [0, 1, 4])
 def test_6M_125_an_emptied_batch_that_must_stay(tmp_path: Path, codec: int, log_append: bool) -> None:
-    """The last one of a producer: 61 bytes with its offsets, sequences, timestamp type and times."""
+    """6M.125: A batch whose records all go but which must stay becomes a header of 61 bytes with the same
+    offsets, sequences, largest timestamp, timestamp type and transactional flag.
+
+    The last one of a producer: 61 bytes with its offsets, sequences, timestamp type and times.
+    """
     producer = {"producer_id": 23, "producer_epoch": 5, "base_sequence": 10}
     full = batch(3, b"a", b"b", codec=codec, epoch=67, timestamp_type=int(log_append), **producer)
     before = header_of(full)
@@ -76,6 +81,7 @@ def test_6M_125_an_emptied_batch_that_must_stay(tmp_path: Path, codec: int, log_
 
 
 def test_6M_126_an_empty_batch_that_must_stay_stays(tmp_path: Path) -> None:
+    """6M.126: An empty batch that must stay keeps its 61 bytes, and counts no record as read."""
     producer = {"producer_id": 23, "producer_epoch": 5, "base_sequence": 10}
     found = cut(tmp_path, batch(3, b"a", **producer), newer(b"k3", b"x"))
     data = found[0][2]
@@ -93,7 +99,10 @@ def _again(key: bytes) -> bytes:
 
 
 def test_6M_127_an_empty_batch_that_need_not_stay_goes(tmp_path: Path) -> None:
-    """A newer batch of its producer is there."""
+    """6M.127: An empty batch that need not stay is dropped.
+
+    A newer batch of its producer is there.
+    """
     producer = {"producer_id": 23, "producer_epoch": 5}
     found = cut(tmp_path, batch(3, b"a", base_sequence=10, **producer), newer(b"k3", b"x"))
     data = [one[2] for one in found] + [batch(200, b"a", base_sequence=11, **producer), _again(b"x")]
@@ -103,12 +112,18 @@ def test_6M_127_an_empty_batch_that_need_not_stay_goes(tmp_path: Path) -> None:
 
 
 def test_6M_128_a_batch_without_survivors_goes_whole(tmp_path: Path) -> None:
-    """Which records go is known before the rewrite, so nothing of such a batch is decoded or written."""
+    """6M.128: A batch without survivors is dropped whole.
+
+    Which records go is known before the rewrite, so nothing of such a batch is decoded or written.
+    """
     found = cut(tmp_path, batch(0, b"a", b"b"), batch(2, b"c"), newer(b"k0", b"k1"))
     assert [h.base_offset for h, _, _ in found] == [2, NEWER]
 
 
 def test_6M_129_gaps_stay(tmp_path: Path) -> None:
+    """6M.129: In a batch of magic 2 gaps stay: base and last offset are unchanged. Entries of magic 0 and
+    1 get the offsets of what is left.
+    """
     builder = BatchBuilder()
     for offset, key in ((0, b"a"), (8, b"b"), (10, b"c")):
         builder.append(T + offset, key, b"v", offset_delta=offset)
@@ -119,7 +134,10 @@ def test_6M_129_gaps_stay(tmp_path: Path) -> None:
 
 
 def test_6M_130_producers_stay_who_they_are(tmp_path: Path) -> None:
-    """And each record keeps its sequence: that of its batch plus its place."""
+    """6M.130: Producer id, epoch, sequences and the transactional flag survive filtering.
+
+    And each record keeps its sequence: that of its batch plus its place.
+    """
     producer = {"producer_id": 23, "producer_epoch": 5}
     one = batch(0, b"a", b"b", b"c", base_sequence=2**31 - 2, **producer)
     two = batch(3, b"d", base_sequence=1, **producer)
@@ -133,8 +151,13 @@ def test_6M_130_producers_stay_who_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("magic", "codec"), FORMS)
 def test_6M_132_133_what_is_left_in_every_form(tmp_path: Path, magic: int, codec: int) -> None:
-    """Three entries of three records; one loses its middle, one its last, one all. The time index names the
-    batch that was the first to reach the largest time."""
+    """6M.132: After filtering, the counts, offsets and largest timestamps are right for each magic and codec.
+    6M.133: The offset of the largest timestamp is the last offset of a batch, and an uncompressed legacy
+    entry's own.
+
+    Three entries of three records; one loses its middle, one its last, one all. The time index names the
+    batch that was the first to reach the largest time.
+    """
     source = entry(magic, codec, 0) + entry(magic, codec, 3) + entry(magic, codec, 6)
     segment = write_segment(
         tmp_path / "s", 0, [source, _with(0, b"k1", b"k5", b"k6", b"k7", b"k8", offset=NEWER)]
@@ -168,7 +191,11 @@ def _with(time: int, *keys: bytes, offset: int) -> bytes:
 
 
 def test_6M_135_the_size_of_the_next_batch(tmp_path: Path) -> None:
-    """Known from 17 bytes on, whether the rest is there or not; nonsense in them is an error."""
+    """6M.135: The size of the next batch needs 17 bytes of its header; it is known even if the payload is
+    absent. An impossible magic or size is an error.
+
+    Known from 17 bytes on, whether the rest is there or not; nonsense in them is an error.
+    """
     data = batch(0, b"value" * 20)
     path = tmp_path / "x.log"
 

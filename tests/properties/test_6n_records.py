@@ -1,4 +1,4 @@
-"""6.N, records and batches: what `tests/formats` does not show by number already."""
+"""6N, records and batches: what `tests/formats` does not show by number already."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ def refused(data: bytes, text: str) -> None:
 @pytest.mark.parametrize("control", [False, True])
 @pytest.mark.parametrize("log_append", [False, True])
 def test_6N_139_an_empty_header_round_trips(transactional: bool, control: bool, log_append: bool) -> None:
+    """6N.139: The header of an empty batch round-trips: producer, sequences, offsets, leader epoch, flags,
+    timestamp type and largest timestamp.
+    """
     attributes = 0x10 * transactional | 0x20 * control | 0x08 * log_append
     full = header_of(batch(20, b"a", b"b", b"c", epoch=4))
     wanted = replace(
@@ -65,6 +68,7 @@ def test_6N_139_an_empty_header_round_trips(transactional: bool, control: bool, 
 
 
 def test_6N_140_a_batch_without_a_producer() -> None:
+    """6N.140: A batch without a producer has -1 for id, epoch and sequence, and is valid."""
     data = batch(7, b"a", b"b")
     header = header_of(data)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
@@ -74,6 +78,7 @@ def test_6N_140_a_batch_without_a_producer() -> None:
 
 @pytest.mark.parametrize("length", [14, 20, 48])
 def test_6N_143_a_length_below_the_header_is_corrupt(length: int) -> None:
+    """6N.143: A declared size below the header's 61 bytes is corrupt."""
     data = bytearray(batch(0, b"a"))
     struct.pack_into(">i", data, 8, length)
     with pytest.raises(CorruptBatchError) as caught:
@@ -82,6 +87,7 @@ def test_6N_143_a_length_below_the_header_is_corrupt(length: int) -> None:
 
 
 def test_6N_144_any_change_under_the_checksum_is_noticed() -> None:
+    """6N.144: Any change of a byte under the checksum is detected."""
     good = batch(0, b"a", b"b")
     for position in range(17, len(good)):
         bad = bytearray(good)
@@ -95,6 +101,9 @@ def test_6N_144_any_change_under_the_checksum_is_noticed() -> None:
 
 @pytest.mark.parametrize("codec", range(5))
 def test_6N_145_a_count_that_is_not_that_of_the_records(codec: int) -> None:
+    """6N.145: More or fewer records than the header counts is an error when the records are read,
+    compressed or not.
+    """
     payload = b"".join(record_bytes(delta=n) for n in range(3))
     assert len(records_of(sealed(payload, 3, codec=codec))) == 3
     refused(sealed(payload, 4, codec=codec), "record 4 of 4")
@@ -102,7 +111,12 @@ def test_6N_145_a_count_that_is_not_that_of_the_records(codec: int) -> None:
 
 
 def test_6N_146_moving_a_batch_moves_its_records() -> None:
-    """Kafka sets the last offset of a batch; we set the base, which is the same by the last offset delta."""
+    """6N.146: Setting the last offset moves the base and every record; the batch stays valid.
+
+    Here: The base offset is what is set.
+
+    Kafka sets the last offset of a batch; we set the base, which is the same by the last offset delta.
+    """
     data = bytearray(batch(0, b"a", b"b", b"c"))
     set_base_offset(data, 0, 498, 0)
     assert (header_of(bytes(data)).base_offset, header_of(bytes(data)).last_offset) == (498, 500)
@@ -110,6 +124,7 @@ def test_6N_146_moving_a_batch_moves_its_records() -> None:
 
 
 def test_6N_147_a_leader_epoch_leaves_the_batch_valid() -> None:
+    """6N.147: Setting the leader epoch leaves the batch valid."""
     data = bytearray(batch(0, b"a"))
     set_base_offset(data, 0, 0, 1234)
     header = header_of(bytes(data))
@@ -118,6 +133,9 @@ def test_6N_147_a_leader_epoch_leaves_the_batch_valid() -> None:
 
 @pytest.mark.parametrize("codec", range(5))
 def test_6N_148_log_append_time_is_that_of_every_record(tmp_path: Path, codec: int) -> None:
+    """6N.148: Setting log append time changes the type and every record's timestamp, and the batch stays
+    valid. A batch of magic 2 without a timestamp type is refused.
+    """
     log, _ = opened(partition(tmp_path), CONFIG.replace(message_timestamp_type="LogAppendTime"))
     log.clock.advance(77)  # type: ignore[attr-defined]
     log.append_batch(batch(0, b"a", b"b", timestamp=5, codec=codec))
@@ -128,12 +146,16 @@ def test_6N_148_log_append_time_is_that_of_every_record(tmp_path: Path, codec: i
 
 
 def test_6N_148_no_batch_of_magic_2_is_without_a_timestamp_type() -> None:
+    """6N.148: Setting log append time changes the type and every record's timestamp, and the batch stays
+    valid. A batch of magic 2 without a timestamp type is refused.
+    """
     with pytest.raises(UsageError, match="timestamp type"):
         BatchBuilder(timestamp_type=NO_TIMESTAMP_TYPE)
 
 
 @pytest.mark.parametrize("commit", [False, True])
 def test_6N_149_control_batches_round_trip(commit: bool) -> None:
+    """6N.149: The flag of a control batch and its control records round-trip."""
     data = marker_batch(5, 2, commit, 7, T)
     header = header_of(data)
     assert header.control and header.transactional and header.count == 1
@@ -144,8 +166,11 @@ def test_6N_149_control_batches_round_trip(commit: bool) -> None:
 
 @pytest.mark.parametrize("codec", range(5))
 def test_6N_150_all_ways_of_reading_agree(tmp_path: Path, codec: int) -> None:
-    """Record after record in plain Python; whole chunks by kernels; offsets and times without keys and
-    values."""
+    """6N.150: All ways to read the records of a batch agree.
+
+    Record after record in plain Python; whole chunks by kernels; offsets and times without keys and
+    values.
+    """
     log, _ = opened(partition(tmp_path))
     for count in (1, 7, 3):
         log.append_batch(batch(0, *[b"v" * n for n in range(count)], codec=codec))
@@ -164,6 +189,9 @@ def test_6N_150_all_ways_of_reading_agree(tmp_path: Path, codec: int) -> None:
 @pytest.mark.parametrize("key", [None, b"", b"key"])
 @pytest.mark.parametrize("value", [None, b"", b"v" * 300])
 def test_6N_151_a_record_round_trips_and_its_size_is_known(key: bytes | None, value: bytes | None) -> None:
+    """6N.151: A record round-trips, with null key, null value and null header values; its computed size is
+    its size.
+    """
     headers = (("h", b"x"), ("h", None), ("", b""), ("ü", b"\xff" * 70))
     builder = BatchBuilder()
     builder.append(T, b"first", b"1")
@@ -185,6 +213,7 @@ HEADER = encode(1) + b"h" + encode(1) + b"x"
 
 @pytest.mark.parametrize(("announced", "text"), [(2, "cut short|are there"), (1, None), (0, "left over")])
 def test_6N_152_a_header_count_that_is_wrong(announced: int, text: str | None) -> None:
+    """6N.152: A header count that is too high or too low is an error."""
     data = sealed(record_bytes(header_count=announced, headers=HEADER), 1)
     if text is None:
         assert records_of(data)[0].headers == (("h", b"x"),)
@@ -194,11 +223,15 @@ def test_6N_152_a_header_count_that_is_wrong(announced: int, text: str | None) -
 
 @pytest.mark.parametrize("length", [1000, -2, 7])
 def test_6N_153_a_key_or_value_longer_than_its_body(length: int) -> None:
+    """6N.153: A key or value length beyond the body is an error."""
     refused(sealed(record_bytes(key=encode(length) + b"k"), 1), "key of")
     refused(sealed(record_bytes(value=encode(length) + b"v"), 1), "value of")
 
 
 def test_6N_154_bad_headers() -> None:
+    """6N.154: A header count of -1 or above what is left, a null or too long header key, and a too long
+    header value are errors.
+    """
     refused(sealed(record_bytes(header_count=-1), 1), "-1 headers in 0 bytes")
     refused(sealed(record_bytes(header_count=1000, headers=HEADER), 1), "1000 headers in 4 bytes")
     for name, text in (
@@ -213,12 +246,14 @@ def test_6N_154_bad_headers() -> None:
 
 
 def test_6N_155_a_timestamp_cut_short_or_overlong() -> None:
+    """6N.155: A timestamp that is cut short and a varint that is too long are errors."""
     refused(sealed(encode(2) + b"\0\x80", 1), "cut short")
     refused(sealed(record_bytes(time_delta=b"\x80" * 10 + b"\x01"), 1), "more than 10 bytes")
     assert records_of(sealed(record_bytes(time_delta=encode(-T)), 1))[0].timestamp == 0
 
 
 def test_6N_156_a_body_shorter_or_longer_than_it_says() -> None:
+    """6N.156: A body size smaller or larger than the body is an error."""
     length = len(record_bytes()) - 1
     for wrong, text in (
         (length + 1, "are there"),
@@ -230,6 +265,7 @@ def test_6N_156_a_body_shorter_or_longer_than_it_says() -> None:
 
 
 def test_6N_157_varints_at_their_boundaries() -> None:
+    """6N.157: Varints round-trip at their boundaries; more than 5 bytes, or 10 for 64 bits, are refused."""
     for bits in range(63):
         for number in ((1 << bits) - 1, 1 << bits, -(1 << bits), -(1 << bits) - 1):
             data = encode(number)
@@ -248,6 +284,9 @@ def test_6N_157_varints_at_their_boundaries() -> None:
 
 
 def test_6N_158_control_types() -> None:
+    """6N.158: An unknown control type is `unknown`; a newer version of the key is parsed; every known type
+    round-trips.
+    """
     for number, name in TYPE_NAMES.items():
         assert parse_control(control_key(number), marker_value(3), "f", 0, 0).type == name
     unknown = parse_control(control_key(337), b"anything", "f", 0, 0)
@@ -261,6 +300,9 @@ def test_6N_158_control_types() -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_6N_159_marker_values(number: int) -> None:
+    """6N.159: A marker value of version -1 or with too few bytes is an error; a newer version with more
+    bytes is parsed.
+    """
     key = control_key(number)
     for value in (None, b"", b"\0" * 5, struct.pack(">hi", -1, 0)):
         with pytest.raises(CorruptBatchError, match="marker of"):
@@ -271,6 +313,9 @@ def test_6N_159_marker_values(number: int) -> None:
 
 
 def test_6N_169_producers_are_whole_or_absent() -> None:
+    """6N.169: A transactional batch without a producer id, and a producer with a negative epoch or
+    sequence, are refused.
+    """
     with pytest.raises(UsageError, match="transactional"):
         BatchBuilder(transactional=True)
     for epoch, sequence in ((-1, 0), (0, -1), (-1, -1)):
@@ -279,7 +324,10 @@ def test_6N_169_producers_are_whole_or_absent() -> None:
 
 
 def test_6N_170_a_marker_is_a_transactional_control_batch(tmp_path: Path) -> None:
-    """What looks like a marker in a data batch decides nothing."""
+    """6N.170: A marker must be in a transactional control batch.
+
+    What looks like a marker in a data batch decides nothing.
+    """
     header = header_of(marker_batch(5, 0, True, 0, T))
     assert header.transactional and header.control and header.base_sequence == -1
     with pytest.raises(UsageError, match="transactional control batch"):
@@ -297,6 +345,9 @@ def test_6N_170_a_marker_is_a_transactional_control_batch(tmp_path: Path) -> Non
 
 
 def test_6N_172_lz4_frames() -> None:
+    """6N.172: An lz4 frame has magic, version, zero reserved bits, a block size code from 4 to 7, and an
+    end mark.
+    """
     frame = compress(LZ4, b"hello" * 100)
     assert frame[:4] == bytes.fromhex("04224d18")
     flags, descriptor = frame[4], frame[5]
@@ -326,7 +377,11 @@ def test_6N_172_lz4_frames() -> None:
     ],
 )
 def test_6N_173_bad_lz4_frames(change: object, text: str) -> None:
-    """A wrong header checksum is let pass in magic 0 only (171)."""
+    """6N.173: A wrong lz4 magic, a truncated header, a wrong header checksum and a block above the maximum
+    are errors.
+
+    A wrong header checksum is let pass in magic 0 only (171).
+    """
     frame = compress(LZ4, b"hello" * 100)
     with pytest.raises(CorruptBatchError, match=text):
         decompress(LZ4, change(frame), 1000)  # type: ignore[operator]
@@ -337,6 +392,9 @@ def test_6N_173_bad_lz4_frames(change: object, text: str) -> None:
     "data", [b"", b"x" * (96 << 10), bytes(range(256)) * 400, bytes(n * n * n % 251 for n in range(70_000))]
 )
 def test_6N_174_lz4_payloads_of_all_kinds(data: bytes, block_checksum: bool) -> None:
+    """6N.174: lz4 payloads with block checksums, with incompressible blocks, of many blocks, and empty
+    ones round-trip.
+    """
     assert decompress(LZ4, compress(LZ4, data), len(data)) == data
     options = {"block_size": lz4.frame.BLOCKSIZE_MAX64KB, "block_linked": False}
     foreign = lz4.frame.compress(data, block_checksum=block_checksum, **options)

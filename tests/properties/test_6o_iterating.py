@@ -1,4 +1,4 @@
-"""6.O: stepping through bytes, in a buffer and in a file."""
+"""6O: stepping through bytes, in a buffer and in a file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def in_file(path: Path, data: bytes, start: int = 0, end: int | None = None) -> 
 
 
 def test_6O_176_an_incomplete_last_batch_ends_the_walk(tmp_path: Path) -> None:
-    """Where a tail may be half written; elsewhere a cut batch is an error, which Kafka does not know."""
+    """6O.176: Iteration of bytes in memory ends without an error at an incomplete last batch.
+
+    Where a tail may be half written; elsewhere a cut batch is an error, which Kafka does not know.
+    """
     whole = b"".join(LOG[:2])
     for size in range(1, len(LOG[2])):
         data = whole + LOG[2][:size]
@@ -62,6 +65,7 @@ def test_6O_176_an_incomplete_last_batch_ends_the_walk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [-1, 0, 9, 13])
 def test_6O_177_a_size_that_cannot_be(tmp_path: Path, size: int) -> None:
+    """6O.177: A batch size of 9 is corrupt."""
     bad = bytearray(LOG[1])
     struct.pack_into(">i", bad, 8, size)
     for work in (in_memory, lambda data: in_file(tmp_path / "x.log", data)):
@@ -71,8 +75,13 @@ def test_6O_177_a_size_that_cannot_be(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("magic", [3, 37, 127, 128, 255])
 def test_6O_178_an_unknown_magic(tmp_path: Path, magic: int) -> None:
-    """It has an error of its own: a format from the future is not damage that somebody may cut off. Kafka
-    reads magic 3 to 127 of a file as 2."""
+    """6O.178: A magic of 37 is corrupt.
+
+    Here: It is an error of its own, and never cut as damage.
+
+    It has an error of its own: a format from the future is not damage that somebody may cut off. Kafka
+    reads magic 3 to 127 of a file as 2.
+    """
     bad = bytearray(LOG[1])
     bad[16] = magic
     for work in (in_memory, lambda data: in_file(tmp_path / "x.log", data)):
@@ -81,6 +90,7 @@ def test_6O_178_an_unknown_magic(tmp_path: Path, magic: int) -> None:
 
 
 def test_6O_179_a_batch_above_the_allowed_size() -> None:
+    """6O.179: A batch above the allowed size is corrupt."""
     data = b"".join(LOG)
     assert in_memory(data, max_batch_bytes=len(LOG[2]))
     with pytest.raises(CorruptBatchError):
@@ -88,17 +98,20 @@ def test_6O_179_a_batch_above_the_allowed_size() -> None:
 
 
 def test_6O_180_a_file_cut_13_bytes_short(tmp_path: Path) -> None:
+    """6O.180: A file whose last batch is cut 13 bytes short gives every batch before it."""
     assert in_file(tmp_path / "x.log", b"".join(LOG)[:-13]) == [0, 1]
 
 
 @pytest.mark.parametrize("zeros", [0, 2, 4, 5, 6, 17, 60])
 def test_6O_181_zeros_at_the_end_change_nothing(tmp_path: Path, zeros: int) -> None:
+    """6O.181: Up to six zero bytes at the end of a file change nothing that is read."""
     segment = write_segment(tmp_path, 0, b"".join(LOG) + bytes(zeros), indexes=False)
     view = PartitionView.load(UNSYNCED, segment.directory)
     assert (view.log_end, offsets(view, 0)) == (4, [0, 1, 2, 3])
 
 
 def test_6O_182_bounds_at_both_ends_of_the_numbers(tmp_path: Path) -> None:
+    """6O.182: Bounds at 0 and at 2^31 - 1 give no batch and do not overflow."""
     for start, end in ((0, 0), (MAX_INT, MAX_INT), (MAX_INT, 0), (2**63, 2**63)):
         assert in_file(tmp_path / "x.log", LOG[0], start, end) == []
     assert in_memory(b"") == []
@@ -108,6 +121,7 @@ def test_6O_182_bounds_at_both_ends_of_the_numbers(tmp_path: Path) -> None:
 def test_6O_183_headers_from_a_file_are_those_of_whole_batches(
     tmp_path: Path, magic: int, codec: int
 ) -> None:
+    """6O.183: Headers that are read alone equal those of whole batches, for each magic and codec."""
     data = entry(magic, codec, 5) + entry(magic, codec, 20, 1)
     (tmp_path / "x.log").write_bytes(data)
     with DEFAULT.open_read(tmp_path / "x.log") as handle:
@@ -118,6 +132,7 @@ def test_6O_183_headers_from_a_file_are_those_of_whole_batches(
 
 
 def test_6O_184_a_slice_one_byte_short_holds_no_batch(tmp_path: Path) -> None:
+    """6O.184: A slice one byte shorter than a batch contains no batch."""
     data = b"".join(LOG)
     ends = [len(LOG[0]), len(LOG[0] + LOG[1]), len(data)]
     for number, end in enumerate(ends):
@@ -127,6 +142,9 @@ def test_6O_184_a_slice_one_byte_short_holds_no_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interval", [0, 100, 1 << 20])
 def test_6O_185_search_by_offset(tmp_path: Path, interval: int) -> None:
+    """6O.185: A search by offset returns the first batch whose last offset is not below it, with position
+    and size.
+    """
     log = [batch(0, b"a"), batch(1, b"b", b"c"), batch(10, b"d"), batch(15, b"e" * 99)]
     segment = write_segment(tmp_path, 0, b"".join(log), interval=interval)
     starts = [sum(map(len, log[:n])) for n in range(5)]
@@ -139,6 +157,9 @@ def test_6O_185_search_by_offset(tmp_path: Path, interval: int) -> None:
 
 
 def test_6O_186_a_file_is_cut_only_to_a_smaller_size(tmp_path: Path) -> None:
+    """6O.186: A file is truncated only to a smaller size; the same size does nothing, and a larger one is
+    an error.
+    """
     files = RecordingFiles(UNSYNCED)
     segment = write_segment(tmp_path, 0, b"".join(LOG), files=files)
     for offset, cuts in ((4, 0), (3, 1), (3, 0)):
@@ -151,6 +172,10 @@ def test_6O_186_a_file_is_cut_only_to_a_smaller_size(tmp_path: Path) -> None:
 
 
 def test_6O_187_no_log_file_passes_max_int(tmp_path: Path) -> None:
+    """6O.187: An append that would pass 2^31 - 1 bytes fails, and so does opening a larger file.
+
+    Here: A larger file is refused with its name, and not cut.
+    """
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=MAX_INT))
     log.append_batch(batch(0, b"a"))
     log.active.size = MAX_INT - len(batch(0, b"a")) + 1  # as if it were that long
@@ -160,7 +185,12 @@ def test_6O_187_no_log_file_passes_max_int(tmp_path: Path) -> None:
 
 
 def test_6O_187_a_larger_file_is_refused(tmp_path: Path) -> None:
-    """What lies above has no place in an index. Nothing of it is cut."""
+    """6O.187: An append that would pass 2^31 - 1 bytes fails, and so does opening a larger file.
+
+    Here: A larger file is refused with its name, and not cut.
+
+    What lies above has no place in an index. Nothing of it is cut.
+    """
     segment = write_segment(tmp_path, 0, LOG[0])
     DEFAULT.truncate(segment.file, MAX_INT + 1)
     with pytest.raises(CorruptBatchError) as caught:
@@ -172,8 +202,17 @@ def test_6O_187_a_larger_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_6O_188_a_preallocated_file_of_kafka(tmp_path: Path) -> None:
-    """Zeros up to `segment.bytes` behind the data, as a kill leaves them: they are no records, and opening
-    takes them off. We extend no file in advance."""
+    """6O.188: A preallocated file is empty and has the requested size on disk; it is trimmed to its data when
+    it is closed and opened.
+    6S.233: A preallocated segment of 512 MiB is trimmed when it is closed.
+
+    Here: No file is preallocated; Kafka's are read and trimmed.
+
+    Here: See 6O.188.
+
+    Zeros up to `segment.bytes` behind the data, as a kill leaves them: they are no records, and opening
+    takes them off. We extend no file in advance.
+    """
     data = b"".join(LOG)
     segment = write_segment(tmp_path, 0, data + bytes(1 << 20), indexes=False)
     view = PartitionView.load(UNSYNCED, segment.directory)
@@ -189,6 +228,11 @@ def test_6O_188_a_preallocated_file_of_kafka(tmp_path: Path) -> None:
 
 
 def test_6O_188_an_empty_preallocated_file(tmp_path: Path) -> None:
+    """6O.188: A preallocated file is empty and has the requested size on disk; it is trimmed to its data
+    when it is closed and opened.
+
+    Here: No file is preallocated; Kafka's are read and trimmed.
+    """
     segment = write_segment(tmp_path, 7, bytes(1 << 20), indexes=False)
     log, _ = opened(segment.directory)
     assert (log.log_end, Path(segment.file).stat().st_size) == (7, 0)
@@ -196,6 +240,7 @@ def test_6O_188_an_empty_preallocated_file(tmp_path: Path) -> None:
 
 
 def test_6O_189_reading_does_not_move_where_is_written(tmp_path: Path) -> None:
+    """6O.189: Reading does not move the position of the next write."""
     log, _ = opened(partition(tmp_path))
     for number in range(6):
         log.append_batch(batch(0, b"value-%d" % number))
@@ -210,7 +255,11 @@ def test_6O_189_reading_does_not_move_where_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interval", [0, 1 << 20])
 def test_6O_190_search_by_timestamp(tmp_path: Path, interval: int) -> None:
-    """The first record with timestamp >= target and offset >= start; the start is that of the log."""
+    """6O.190: A search by timestamp returns the first record at or after the time and the start offset, or
+    none.
+
+    The first record with timestamp >= target and offset >= start; the start is that of the log.
+    """
     times = [100, 50, 300, 20, 70]
     data = b"".join(batch(2 * n, b"a", b"b", timestamp=T + t) for n, t in enumerate(times))
     segment = write_segment(tmp_path, 0, data, interval=interval)

@@ -1,4 +1,4 @@
-"""6.P: the offset index. Ours is read as a whole and grows with the log; what Kafka keeps by a file of fixed
+"""6P: the offset index. Ours is read as a whole and grows with the log; what Kafka keeps by a file of fixed
 size (full, trimmed, grown again) is kept by rolling and by files that hold their entries only."""
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def index_bytes(segment: Segment) -> bytes:
 
 
 def test_6P_191_an_empty_index_leads_to_the_beginning() -> None:
+    """6P.191: A lookup in an empty index returns the base offset at position 0."""
     index = index_of()
     for offset in (0, BASE, BASE + 1, 1 << 40):
         assert index.lookup(offset) == OffsetEntry(BASE, 0)
@@ -40,6 +41,9 @@ def test_6P_191_an_empty_index_leads_to_the_beginning() -> None:
 
 
 def test_6P_192_present_and_absent_offsets() -> None:
+    """6P.192: A lookup of an offset returns the entry with the greatest offset that is not above it; below
+    the first entry, the base offset at position 0.
+    """
     entries = some_entries(40)
     index = index_of(*entries)
     for offset in range(BASE - 3, BASE + 520):
@@ -48,6 +52,7 @@ def test_6P_192_present_and_absent_offsets() -> None:
 
 
 def test_6P_193_first_and_last_of_a_full_index() -> None:
+    """6P.193: The first and the last entry of a full index are found."""
     entries = [(BASE + n, n) for n in range(1, 1281)]  # 10 KiB
     index = index_of(*entries)
     assert index.lookup(BASE + 1) == OffsetEntry(BASE + 1, 1)
@@ -56,6 +61,7 @@ def test_6P_193_first_and_last_of_a_full_index() -> None:
 
 
 def test_6P_194_entries_by_number() -> None:
+    """6P.194: An entry is read by its number; a number out of range is an error."""
     entries = some_entries(10)
     index = index_of(*entries)
     assert list(index.entries()) == [OffsetEntry(*e) for e in entries]
@@ -65,7 +71,12 @@ def test_6P_194_entries_by_number() -> None:
 
 
 def test_6P_195_nothing_is_put_into_a_full_index(tmp_path: Path) -> None:
-    """The log begins a segment instead: none of its indexes ever passes `segment.index.bytes`."""
+    """6P.195: An append to a full index is refused.
+
+    Here: The log rolls instead.
+
+    The log begins a segment instead: none of its indexes ever passes `segment.index.bytes`.
+    """
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=12 * 5))
     for _ in range(30):
         log.append_batch(batch(0, b"a"))
@@ -79,8 +90,11 @@ def test_6P_195_nothing_is_put_into_a_full_index(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [50, 49, 45])
 def test_6P_196_offsets_rise(tmp_path: Path, offset: int) -> None:
-    """An entry that does not ends what is believed of a file; recovery writes none, for a batch that does not
-    rise ends the log."""
+    """6P.196: An append of an offset that is not higher than the last is an error.
+
+    An entry that does not ends what is believed of a file; recovery writes none, for a batch that does not
+    rise ends the log.
+    """
     index = index_of((50, 100), (offset, 200), (60, 300))
     assert list(index.entries()) == [OffsetEntry(50, 100)] and index.damaged
     data = batch(45, b"a", b"b") + batch(50, b"a") + batch(offset, b"a")
@@ -89,8 +103,13 @@ def test_6P_196_offsets_rise(tmp_path: Path, offset: int) -> None:
 
 
 def test_6P_197_where_a_fetch_ends(tmp_path: Path) -> None:
-    """Kafka estimates the upper bound of a fetch from the index. Our readers name the offset they end at, and
-    get the exact position."""
+    """6P.197: The upper bound of a fetch is the first entry past the bytes that are wanted.
+
+    Here: Reads end at an exact offset; nothing is estimated.
+
+    Kafka estimates the upper bound of a fetch from the index. Our readers name the offset they end at, and
+    get the exact position.
+    """
     data = [batch(n, b"x" * n) for n in range(5)]
     segment = write_segment(tmp_path, 0, b"".join(data))
     for offset in range(7):
@@ -100,7 +119,12 @@ def test_6P_197_where_a_fetch_ends(tmp_path: Path) -> None:
 
 
 def test_6P_198_entries_survive_closing_and_more_follow(tmp_path: Path) -> None:
-    """A trimmed index of Kafka takes no entries; ours hold entries only and go on."""
+    """6P.198: Entries survive closing and opening; an append to a trimmed index fails.
+
+    Here: A trimmed index takes more entries; files hold nothing but entries.
+
+    A trimmed index of Kafka takes no entries; ours hold entries only and go on.
+    """
     directory = partition(tmp_path)
     log, _ = opened(directory)
     for _ in range(5):
@@ -118,6 +142,9 @@ def test_6P_198_entries_survive_closing_and_more_follow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", range(12))
 def test_6P_199_truncation(tmp_path: Path, offset: int) -> None:
+    """6P.199: Truncation at an entry removes it and those above; past the end it changes nothing; a full
+    truncation leaves no entry. Appending works afterwards.
+    """
     log, _ = opened(partition(tmp_path))
     for _ in range(9):
         log.append_batch(batch(0, b"a"))
@@ -135,6 +162,9 @@ def test_6P_199_truncation(tmp_path: Path, offset: int) -> None:
 
 
 def test_6P_199_full_truncation(tmp_path: Path) -> None:
+    """6P.199: Truncation at an entry removes it and those above; past the end it changes nothing; a full
+    truncation leaves no entry. Appending works afterwards.
+    """
     log, _ = opened(partition(tmp_path))
     for _ in range(4):
         log.append_batch(batch(0, b"a"))
@@ -146,6 +176,7 @@ def test_6P_199_full_truncation(tmp_path: Path) -> None:
 
 
 def test_6P_200_an_entry_of_the_base_offset_is_sound() -> None:
+    """6P.200: An entry with the segment's base offset is valid."""
     index = index_of((BASE, 71))
     assert not index.damaged and index.last == OffsetEntry(BASE, 71)
     assert index_of((BASE, 71), (BASE + 1, 142)).lookup(BASE) == OffsetEntry(BASE, 71)

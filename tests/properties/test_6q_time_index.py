@@ -1,4 +1,4 @@
-"""6.Q: the time index."""
+"""6Q: the time index."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ def index_of(*entries: tuple[int, int], base: int = BASE) -> TimeIndex:
 
 
 def test_6Q_201_lookup() -> None:
+    """6Q.201: A lookup by time returns the entry with the greatest timestamp that is not above it; below
+    the first entry, or in an empty index, -1 and the base offset.
+    """
     empty = index_of()
     assert empty.lookup(100) == TimeEntry(-1, BASE)
     index = index_of(*[(n * 10, BASE + n) for n in range(1, 30)])
@@ -32,6 +35,7 @@ def test_6Q_201_lookup() -> None:
 
 @pytest.mark.parametrize("offset", range(8))
 def test_6Q_202_truncation(tmp_path: Path, offset: int) -> None:
+    """6Q.202: Truncation, also to the first offset, empties the index."""
     log, _ = opened(partition(tmp_path))
     for number in range(7):
         log.append_batch(batch(0, b"a", timestamp=T + number))
@@ -44,7 +48,13 @@ def test_6Q_202_truncation(tmp_path: Path, offset: int) -> None:
 
 
 def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
-    """With room for five entries the log closes a segment at four; the fifth is that of closing."""
+    """6Q.203: An index that is full, with one slot kept free, refuses an entry; a lower offset is an error; a
+    valid entry is taken.
+
+    Here: The log rolls instead.
+
+    With room for five entries the log closes a segment at four; the fifth is that of closing.
+    """
     room = 5 * ENTRY_BYTES
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=room))
     for number in range(40):
@@ -57,7 +67,13 @@ def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
 
 
 def test_6Q_203_times_rise_and_offsets_do_not_fall() -> None:
-    """The writer adds nothing else; of a file, what comes after such an entry is not believed."""
+    """6Q.203: An index that is full, with one slot kept free, refuses an entry; a lower offset is an error; a
+    valid entry is taken.
+
+    Here: The log rolls instead.
+
+    The writer adds nothing else; of a file, what comes after such an entry is not believed.
+    """
     builder = IndexBuilder(0, 0)
     for number, timestamp in enumerate((5, 5, 4, 7, -1, 7, 9)):
         builder.batch(100 * number, number, timestamp)
@@ -71,6 +87,7 @@ def test_6Q_203_times_rise_and_offsets_do_not_fall() -> None:
 
 @pytest.mark.parametrize(("room", "entries"), [(12 * 3, 2), (12 * 3 + 11, 2), (12 * 8, 7)])
 def test_6Q_204_full_is_one_less_than_fits(tmp_path: Path, room: int, entries: int) -> None:
+    """6Q.204: An index is full with one entry less than fits."""
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=room))
     number = 0
     while len(log.segments) == 1:
@@ -91,13 +108,20 @@ def test_6Q_204_full_is_one_less_than_fits(tmp_path: Path, room: int, entries: i
     ],
 )
 def test_6Q_205_what_cannot_be_is_damage(data: bytes) -> None:
-    """Last offset below the base, times that fall, half an entry: found, never an error. Lookups use the
-    entries before it, and check what they are led to."""
+    """6Q.205: A last offset below the base, a last timestamp below the first and a length that is no multiple
+    of 12 fail the check of an index.
+
+    Here: Found when the index is read, and never an error: the entries before it are used, and checked.
+
+    Last offset below the base, times that fall, half an entry: found, never an error. Lookups use the
+    entries before it, and check what they are led to.
+    """
     assert TimeIndex(data, BASE).damaged
     assert TimeIndex(data, BASE).last in (TimeEntry(-1, BASE), TimeEntry(10, BASE + 1))
 
 
 def test_6Q_206_the_last_entry() -> None:
+    """6Q.206: The last entry of an empty index is -1 and the base offset; each append updates it."""
     index = index_of()
     assert index.last == TimeEntry(-1, BASE)
     for number in range(1, 4):
@@ -106,8 +130,16 @@ def test_6Q_206_the_last_entry() -> None:
 
 
 def test_6Q_207_files_hold_their_entries_only(tmp_path: Path) -> None:
-    """There is nothing to resize: a file grows by its entries. That of a broker, extended by zeros, is cut to
-    them when it is opened to write, and read as it is before."""
+    """6Q.207: Resizing an index to its own size does nothing.
+    6U.284: The indexes of a rolled segment are trimmed to their entries, and grow again after a truncation.
+
+    Here: There is nothing to resize: files hold nothing but entries.
+
+    Here: Index files are never larger than their entries.
+
+    There is nothing to resize: a file grows by its entries. That of a broker, extended by zeros, is cut to
+    them when it is opened to write, and read as it is before.
+    """
     directory = partition(tmp_path)
     log, _ = opened(directory)
     for number in range(5):
@@ -124,6 +156,7 @@ def test_6Q_207_files_hold_their_entries_only(tmp_path: Path) -> None:
 
 
 def test_6Q_208_the_layout_of_an_entry() -> None:
+    """6Q.208: An entry has 12 bytes: 8 of timestamp and 4 of relative offset."""
     assert ENTRY_BYTES == 12
     data = bytes.fromhex("0000018bcfe56800000000050000018bcfe568090000000a")
     index = TimeIndex(data, 1000)

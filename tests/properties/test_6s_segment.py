@@ -1,4 +1,4 @@
-"""6.S: one segment, and the ordered set of them."""
+"""6S: one segment, and the ordered set of them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,12 @@ def log_of(root: Path, *batches: bytes, base: int = 0, **more: Any) -> Any:
 
 @pytest.mark.parametrize("first", [44, 45, 45 + MAX_INT - 5, 45 + MAX_INT - 4])
 def test_6S_217_offsets_outside_a_segments_range_in_a_file(tmp_path: Path, first: int) -> None:
-    """Below the base: damage like any other. Too far above it, in somebody's file: refused by name."""
+    """6S.217: An append with an offset below the base, or more than 2^31 - 1 above it, is an error.
+
+    Here: An append rolls; a file that overflows is refused with its name.
+
+    Below the base: damage like any other. Too far above it, in somebody's file: refused by name.
+    """
     segment = write_segment(tmp_path, 45, batch(first, *[b"v"] * 5), indexes=False)
 
     def look() -> Any:
@@ -68,6 +73,10 @@ def test_6S_217_offsets_outside_a_segments_range_in_a_file(tmp_path: Path, first
 
 
 def test_6S_217_an_appended_batch_gets_a_segment_that_can_hold_it(tmp_path: Path) -> None:
+    """6S.217: An append with an offset below the base, or more than 2^31 - 1 above it, is an error.
+
+    Here: An append rolls; a file that overflows is refused with its name.
+    """
     log, _ = opened(partition(tmp_path))
     log.append_batch(batch(0, b"a"))
     log.append_batch(wide(0, MAX_INT))
@@ -78,6 +87,9 @@ def test_6S_217_an_appended_batch_gets_a_segment_that_can_hold_it(tmp_path: Path
 
 
 def test_6S_218_reading_outside_before_and_between(tmp_path: Path) -> None:
+    """6S.218: A read of an empty segment, or past its last offset, returns nothing; before the first
+    record it starts at the first, and in a gap at the next.
+    """
     empty, _ = opened(partition(tmp_path / "empty"))
     assert offsets(empty, 0) == [] and empty.active.position_of(0) == 0 == empty.active.size
     empty.abandon()
@@ -90,6 +102,7 @@ def test_6S_218_reading_outside_before_and_between(tmp_path: Path) -> None:
 
 
 def test_6S_219_truncation_again_and_again(tmp_path: Path) -> None:
+    """6S.219: Truncation removes the records from an offset on, and can be repeated."""
     log, _ = opened(partition(tmp_path))
     for left in range(1, 31):
         log.append_batch(batch(0, b"hello"))
@@ -100,6 +113,7 @@ def test_6S_219_truncation_again_and_again(tmp_path: Path) -> None:
 
 
 def test_6S_220_truncation_inside_a_gap_takes_the_batch_behind_it(tmp_path: Path) -> None:
+    """6S.220: Truncation inside a gap removes the batch after the gap."""
     log = log_of(tmp_path, batch(40, b"a", b"b"), batch(50, b"c", b"d"), base=40)
     log.truncate_to(45)
     assert offsets(log, 0) == [40, 41] and log.log_end == 45
@@ -108,7 +122,11 @@ def test_6S_220_truncation_inside_a_gap_takes_the_batch_behind_it(tmp_path: Path
 
 
 def test_6S_221_a_truncated_empty_segment_is_not_full(tmp_path: Path) -> None:
-    """Kafka's trimmed indexes looked full there until they were grown again."""
+    """6S.221: Truncating an empty segment that was opened again leaves room in its indexes; it rolls only if
+    the next offset does not fit.
+
+    Kafka's trimmed indexes looked full there until they were grown again.
+    """
     directory = partition(tmp_path)
     log, _ = opened(directory)
     log.append_batches([batch(0, b"a")] * 3)
@@ -124,6 +142,7 @@ def test_6S_221_a_truncated_empty_segment_is_not_full(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("timestamp", [T, -1, T + 10_000_000])
 def test_6S_222_an_empty_segment_is_not_rolled_by_time(tmp_path: Path, timestamp: int) -> None:
+    """6S.222: An empty segment is never rolled by time alone."""
     clock = ManualClock(T)
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=1000), clock=clock)
     clock.advance(10_000_000)
@@ -134,6 +153,7 @@ def test_6S_222_an_empty_segment_is_not_rolled_by_time(tmp_path: Path, timestamp
 
 
 def test_6S_223_after_a_truncation_time_and_offset_are_those_of_what_is_left(tmp_path: Path) -> None:
+    """6S.223: After a truncation the largest timestamp and the next offset are computed again."""
     log, _ = opened(partition(tmp_path))
     times = [10, 30, 20, 50, 40]
     for time in times:
@@ -148,6 +168,7 @@ def test_6S_223_after_a_truncation_time_and_offset_are_those_of_what_is_left(tmp
 
 
 def test_6S_224_a_full_truncation_begins_the_segments_time_anew(tmp_path: Path) -> None:
+    """6S.224: A full truncation resets the segment's time; appending at the original offsets works."""
     clock = ManualClock(T)
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=1000), clock=clock)
     log.append_batch(batch(0, b"a", timestamp=-1))
@@ -165,6 +186,9 @@ def test_6S_224_a_full_truncation_begins_the_segments_time_anew(tmp_path: Path) 
 
 @pytest.mark.parametrize("interval", [0, 300, 1 << 20])
 def test_6S_225_search_by_timestamp(tmp_path: Path, interval: int) -> None:
+    """6S.225: A search by timestamp finds a record that is indexed, one that is not indexed, none after
+    the last, and the first before the first.
+    """
     data = b"".join(placed(batch(0, b"a", timestamp=T + 10 * n), n) for n in range(40))
     segment = write_segment(tmp_path, 0, data, interval=interval)
     size = len(data) // 40
@@ -176,6 +200,7 @@ def test_6S_225_search_by_timestamp(tmp_path: Path, interval: int) -> None:
 
 
 def test_6S_226_the_next_offset(tmp_path: Path) -> None:
+    """6S.226: The next offset of an empty segment is its base, else the last offset + 1."""
     segment = write_segment(tmp_path, 40, b"")
     assert segment.next_offset == 40
     segment = write_segment(tmp_path, 40, batch(50, b"there", b"you"))
@@ -183,7 +208,11 @@ def test_6S_226_the_next_offset(tmp_path: Path) -> None:
 
 
 def test_6S_227_a_suffix_makes_no_index_files(tmp_path: Path) -> None:
-    """A swap renames what there is: here no transaction index, and no time index."""
+    """6S.227: Changing the suffix renames the files that exist and creates none; an index that is created
+    later has the new name.
+
+    A swap renames what there is: here no transaction index, and no time index.
+    """
     segment = write_segment(tmp_path, 0, batch(0, b"a") + batch(1, b"b"))
     directory = Path(segment.directory)
     private = directory / "lastword" / "rewrite-x"
@@ -209,6 +238,7 @@ def nonsense(path: str, seed: int) -> bytes:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_6S_228_a_nonsense_offset_index(tmp_path: Path, seed: int) -> None:
+    """6S.228: Recovery rebuilds an offset index with nonsense in it; all records can be read."""
     segment = write_segment(tmp_path, 0, b"".join(batch(n, b"value-%d" % n) for n in range(100)))
     good = nonsense(segment.path(names.INDEX), seed)
     fresh = Segment.load(UNSYNCED, segment.directory, 0)  # before recovery it misleads nobody
@@ -222,6 +252,7 @@ def test_6S_228_a_nonsense_offset_index(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_6S_229_a_nonsense_time_index(tmp_path: Path, seed: int) -> None:
+    """6S.229: Recovery rebuilds a time index with nonsense in it; all timestamps can be found."""
     segment = write_segment(tmp_path, 0, b"".join(batch(n, b"v", timestamp=T + 10 * n) for n in range(100)))
     nonsense(segment.path(names.TIME_INDEX), seed)
     fresh = Segment.load(UNSYNCED, segment.directory, 0)
@@ -233,7 +264,11 @@ def test_6S_229_a_nonsense_time_index(tmp_path: Path, seed: int) -> None:
 
 
 def test_6S_230_the_transaction_index_is_built_again(tmp_path: Path) -> None:
-    """Also the first offset of a transaction that began in an earlier segment, and the last stable offset."""
+    """6S.230: Recovery rebuilds the transaction index with the right first offsets, even if a transaction
+    began in an earlier segment.
+
+    Also the first offset of a transaction that began in an earlier segment, and the last stable offset.
+    """
     log, _ = opened(partition(tmp_path))
     for producer in (5, 6):
         log.append_batch(
@@ -257,6 +292,7 @@ def test_6S_230_the_transaction_index_is_built_again(tmp_path: Path) -> None:
 
 
 def test_6S_231_leader_epochs_are_found_again(tmp_path: Path) -> None:
+    """6S.231: Recovery rebuilds the leader epochs from the batches."""
     rows = [(104, 0), (105, 0), (106, 1), (107, 1), (110, 2), (111, 2)]
     log = log_of(tmp_path, *[batch(o, b"a", epoch=e) for o, e in rows], base=100)
     assert log.epochs.entries == (EpochEntry(0, 104), EpochEntry(1, 106), EpochEntry(2, 110))
@@ -265,7 +301,12 @@ def test_6S_231_leader_epochs_are_found_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first_bad", range(0, 20, 3))
 def test_6S_232_damage_from_a_record_on_leaves_those_before_it(tmp_path: Path, first_bad: int) -> None:
-    """In what was never synced; elsewhere nothing is cut (`tests/partition/test_recovery.py`)."""
+    """6S.232: If bytes are damaged from a record on, recovery keeps exactly the records before it.
+
+    Here: Only what was never synced is cut.
+
+    In what was never synced; elsewhere nothing is cut (`tests/partition/test_recovery.py`).
+    """
     data = [batch(n, b"value-%d" % n) for n in range(20)]
     whole = b"".join(data)
     start = len(b"".join(data[:first_bad]))
@@ -278,7 +319,12 @@ def test_6S_232_damage_from_a_record_on_leaves_those_before_it(tmp_path: Path, f
 
 
 def test_6S_235_the_timestamp_of_the_first_batch(tmp_path: Path) -> None:
-    """-1 of an empty segment, where Kafka says the largest number there is."""
+    """6S.235: The first timestamp of an empty segment is the maximum, else that of its first batch.
+
+    Here: -1 for an empty segment.
+
+    -1 of an empty segment, where Kafka says the largest number there is.
+    """
     log, _ = opened(partition(tmp_path))
     assert log.active.first_timestamp == -1
     for time in (5, 3, 9):
@@ -302,6 +348,9 @@ def bases(segments: Iterable[Any]) -> list[int]:
 
 
 def test_6S_236_the_set_of_segments() -> None:
+    """6S.236: The set of segments adds, replaces and removes; ranges start at the floor and exclude their
+    end; floor, lower and higher neighbours are found.
+    """
     segments = set_of([10, 5, 20])
     assert bases(segments) == [5, 10, 20] and len(segments) == 3 and segments.active.base_offset == 20
     assert [segments.floor(o) for o in (4, 5, 9, 10, 19, 20, 99)] == [-1, 0, 0, 1, 1, 2, 2]
@@ -318,6 +367,7 @@ def test_6S_236_the_set_of_segments() -> None:
 
 
 def test_6S_237_sizes_above_four_bytes() -> None:
+    """6S.237: The total size of segments has 64 bits."""
     many = SegmentSet([Fake(n, MAX_INT) for n in range(100)])  # type: ignore[misc]
     assert many.size == 100 * MAX_INT
     facts = FileFacts(MAX_INT, 0, 1)
@@ -326,6 +376,9 @@ def test_6S_237_sizes_above_four_bytes() -> None:
 
 
 def test_6S_230_markers_have_no_entry_when_they_commit(tmp_path: Path) -> None:
+    """6S.230: Recovery rebuilds the transaction index with the right first offsets, even if a transaction
+    began in an earlier segment.
+    """
     segment = write_segment(
         tmp_path,
         0,

@@ -1,4 +1,4 @@
-"""6.T: loading and recovering a log. More by number in `tests/partition/test_producers.py`,
+"""6T: loading and recovering a log. More by number in `tests/partition/test_producers.py`,
 `test_epochs.py` and `test_truncate.py`."""
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ def indexes(directory: str) -> dict[str, bytes]:
 
 
 def test_6T_238_the_marker_is_gone_after_loading(tmp_path: Path) -> None:
+    """6T.238: The clean-shutdown marker is gone after loading, even if loading fails; the next load is
+    unclean.
+    """
     with home(tmp_path) as logs:
         logs.create_topic("users")
         logs.log("users", 0).append_batch(batch(0, b"a"))
@@ -82,6 +85,9 @@ def test_6T_238_the_marker_is_gone_after_loading(tmp_path: Path) -> None:
 
 
 def test_6T_238_also_when_loading_fails(tmp_path: Path) -> None:
+    """6T.238: The clean-shutdown marker is gone after loading, even if loading fails; the next load is
+    unclean.
+    """
     with home(tmp_path) as logs:
         logs.create_topic("users")
 
@@ -99,9 +105,14 @@ def test_6T_238_also_when_loading_fails(tmp_path: Path) -> None:
 
 
 def test_6T_239_what_cannot_be_loaded_is_offline_and_the_rest_serves(tmp_path: Path) -> None:
-    """Nothing aborts the opening here: partitions are loaded when they are first used, a damaged one raises
+    """6T.239: An I/O error while loading takes its directory offline and does not abort the start.
+
+    Here: Nothing aborts the opening of the rest.
+
+    Nothing aborts the opening here: partitions are loaded when they are first used, a damaged one raises
     its error each time, and the clean-shutdown marker is not given. A directory that fails as a whole:
-    `tests/logdir/test_spread.py`."""
+    `tests/logdir/test_spread.py`.
+    """
     with home(tmp_path) as logs:
         logs.create_topic("users", 2)
         for number in (0, 1):
@@ -120,6 +131,7 @@ def test_6T_239_what_cannot_be_loaded_is_offline_and_the_rest_serves(tmp_path: P
 
 
 def test_6T_240_after_a_clean_stop_nothing_is_walked(tmp_path: Path) -> None:
+    """6T.240: A reload after a clean stop keeps the log end without recovery."""
     directory = stopped(tmp_path)
     log, recovery = opened(directory, SMALL, clean=True)
     assert (log.log_end, recovery.walked, recovery.repaired) == (20, 0, ())
@@ -128,6 +140,9 @@ def test_6T_240_after_a_clean_stop_nothing_is_walked(tmp_path: Path) -> None:
 
 
 def test_6T_241_after_a_crash_all_is_as_it_was(tmp_path: Path) -> None:
+    """6T.241: A reload after a crash has the same log end and index entries; the recovery point is
+    unchanged until a sync.
+    """
     log, _ = opened(partition(tmp_path), SMALL)
     fill(log, 20)
     before = indexes(log.directory)
@@ -145,6 +160,7 @@ def test_6T_241_after_a_crash_all_is_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_6T_242_missing_indexes_are_built_again(tmp_path: Path, clean: bool) -> None:
+    """6T.242: Missing index files are rebuilt; all offsets and timestamps are found."""
     directory = stopped(tmp_path)
     before = indexes(directory)
     for name in before:
@@ -158,6 +174,7 @@ def test_6T_242_missing_indexes_are_built_again(tmp_path: Path, clean: bool) -> 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 7])
 def test_6T_243_indexes_that_are_too_short(tmp_path: Path, size: int) -> None:
+    """6T.243: Index files that are too short are rebuilt."""
     directory = stopped(tmp_path, clean=False)
     before = indexes(directory)
     for name in before:
@@ -168,7 +185,12 @@ def test_6T_243_indexes_that_are_too_short(tmp_path: Path, size: int) -> None:
 
 
 def test_6T_244_time_indexes_below_the_recovery_point_are_built_too(tmp_path: Path) -> None:
-    """Kafka makes them empty there. Then `retention.ms` and lookups read the whole segment."""
+    """6T.244: Time indexes that are missing below the recovery point are created empty.
+
+    Here: They are rebuilt.
+
+    Kafka makes them empty there. Then `retention.ms` and lookups read the whole segment.
+    """
     directory = stopped(tmp_path, clean=False)
     before = indexes(directory)
     for name in before:
@@ -183,6 +205,7 @@ def test_6T_244_time_indexes_below_the_recovery_point_are_built_too(tmp_path: Pa
 @pytest.mark.parametrize("extension", [names.INDEX, names.TIME_INDEX, names.TXN_INDEX])
 @pytest.mark.parametrize("clean", [False, True])
 def test_6T_245_indexes_without_a_log_go(tmp_path: Path, extension: str, clean: bool) -> None:
+    """6T.245: Index files without a log file are deleted."""
     directory = stopped(tmp_path)
     for base in (5, 99):
         Path(directory, names.segment_file(base, extension)).write_bytes(bytes(24))
@@ -194,6 +217,7 @@ def test_6T_245_indexes_without_a_log_go(tmp_path: Path, extension: str, clean: 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_6T_247_random_bytes_behind_log_and_index(tmp_path: Path, seed: int) -> None:
+    """6T.247: Random bytes behind a log and its index are cut; records and log end are the same."""
     directory = stopped(tmp_path, clean=False)
     before = indexes(directory)
     rng = random.Random(seed)
@@ -208,6 +232,7 @@ def test_6T_247_random_bytes_behind_log_and_index(tmp_path: Path, seed: int) -> 
 
 @pytest.mark.parametrize("point", [0, 6, 7, 13, 14, 19, 20, 99])
 def test_6T_248_recovery_begins_at_the_recovery_point(tmp_path: Path, point: int) -> None:
+    """6T.248: Only segments from the one with the recovery point on are recovered."""
     directory = stopped(tmp_path, clean=False)
     log, recovery = opened(directory, SMALL, recovery_point=point)
     assert [s.base_offset for s in log.segments] == [0, 7, 14]
@@ -217,7 +242,13 @@ def test_6T_248_recovery_begins_at_the_recovery_point(tmp_path: Path, point: int
 
 
 def test_6T_249_offsets_too_far_apart_begin_a_segment(tmp_path: Path) -> None:
-    """With its snapshot and its indexes. (Entries of magic 0 and 1 are not appended.)"""
+    """6T.249: Offsets more than 2^31 apart start a new segment with the right base, a snapshot and valid
+    indexes.
+
+    Here: By appending; entries of magic 0 and 1 are not appended.
+
+    With its snapshot and its indexes. (Entries of magic 0 and 1 are not appended.)
+    """
     log, _ = opened(partition(tmp_path))
     log.append_batch(batch(0, b"a"))
     for _ in range(3):
@@ -261,6 +292,10 @@ def check_split(directory: Path, bases: list[int], whole: list[int], **more: obj
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_6T_250_an_overflowed_segment_is_split(tmp_path: Path, clean: bool) -> None:
+    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
+
+    Here: Only closed segments; in the last one a wide offset is damage.
+    """
     directory = overflowed(tmp_path)
     assert offsets(PartitionView.load(UNSYNCED, str(directory)), 0) == WHOLE  # it can be read before, too
     log, recovery = opened(str(directory), clean=clean, recovery_point=NEXT + 1)
@@ -270,6 +305,10 @@ def test_6T_250_an_overflowed_segment_is_split(tmp_path: Path, clean: bool) -> N
 
 
 def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
+    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
+
+    Here: Only closed segments; in the last one a wide offset is damage.
+    """
     write_segment(tmp_path, 0, batch(0, b"a") + batch(MAX_INT, b"b"))
     segment = write_segment(tmp_path, FAR, batch(FAR, b"c"))
     log, recovery = opened(segment.directory)
@@ -279,7 +318,12 @@ def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
 
 
 def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
-    """No cleaner rewrites it: a wide offset there is damage, for no checksum covers it. Nothing changes."""
+    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
+
+    Here: Only closed segments; in the last one a wide offset is damage.
+
+    No cleaner rewrites it: a wide offset there is damage, for no checksum covers it. Nothing changes.
+    """
     segment = write_segment(tmp_path, 0, b"".join(OVERFLOWING), indexes=False)
     with pytest.raises(CorruptBatchError) as caught:
         opened(segment.directory)
@@ -290,6 +334,10 @@ def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
 
 
 def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> None:
+    """6T.250: An overflowed segment is split at load without loss; splitting a healthy segment is refused.
+
+    Here: Only closed segments; in the last one a wide offset is damage.
+    """
     producer = {"producer_epoch": 0, "base_sequence": 0, "transactional": True}
     one, two = batch(1, b"x", producer_id=5, **producer), batch(FAR, b"y", producer_id=6, **producer)
     aborts = [placed(marker_batch(n, 0, False, 0, T), at) for n, at in ((5, 2), (6, FAR + 1))]
@@ -305,8 +353,11 @@ def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("phase", [1, 2, 3, 4, 5])
 def test_6T_251_a_split_that_a_broker_did_not_finish(tmp_path: Path, phase: int) -> None:
-    """1: all `.cleaned`; 2: some `.swap`; 3: all `.swap` beside the old one; 4: the old one is gone; 5: the
-    first has its final name."""
+    """6T.251: A crash in any phase of a split recovers the same records and the same number of segments.
+
+    1: all `.cleaned`; 2: some `.swap`; 3: all `.swap` beside the old one; 4: the old one is gone; 5: the
+    first has its final name.
+    """
     directory = overflowed(tmp_path)
     suffixes = {
         1: (names.CLEANED, names.CLEANED),
@@ -329,6 +380,8 @@ def test_6T_251_a_split_that_a_broker_did_not_finish(tmp_path: Path, phase: int)
 
 
 def test_6T_251_our_split_stopped_at_every_change(tmp_path: Path) -> None:
+    """6T.251: A crash in any phase of a split recovers the same records and the same number of segments."""
+
     def work(stop_at: int) -> bool:
         directory = overflowed(tmp_path / str(stop_at))
         files = RecordingFiles(UNSYNCED, stop_at=stop_at, torn=True)
@@ -345,6 +398,7 @@ def test_6T_251_our_split_stopped_at_every_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 23])
 def test_6T_251_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None:
+    """6T.251: A crash in any phase of a split recovers the same records and the same number of segments."""
     directory = overflowed(tmp_path / "live")
     files = ForgetfulFiles(tmp_path / "live")
     log, _ = opened(str(directory), files=files, clean=True, recovery_point=NEXT + 1)
@@ -362,8 +416,13 @@ def test_6T_251_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None
 
 
 def test_6T_255_a_log_that_ends_below_its_log_start(tmp_path: Path) -> None:
-    """It goes on at its log start, as Kafka's does; the old segments stay until they are removed as all that
-    lies below a log start. Nothing of them is read."""
+    """6T.255: A log that ends below its log start becomes one empty segment at its log start.
+
+    Here: The old segments go as everything below a log start does.
+
+    It goes on at its log start, as Kafka's does; the old segments stay until they are removed as all that
+    lies below a log start. Nothing of them is read.
+    """
     directory = stopped(tmp_path, 5)
     log, _ = opened(directory, log_start=9)
     assert (log.log_start, log.log_end, offsets(log, 9)) == (9, 9, [])
@@ -375,6 +434,7 @@ def test_6T_255_a_log_that_ends_below_its_log_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("clean", [False, True])
 def test_6T_257_an_empty_active_segment_gets_its_indexes(tmp_path: Path, clean: bool) -> None:
+    """6T.257: An empty active segment gets its index files when it is loaded after a crash."""
     log, _ = opened(partition(tmp_path))
     fill(log, 3)
     log.roll()
@@ -391,13 +451,19 @@ def test_6T_257_an_empty_active_segment_gets_its_indexes(tmp_path: Path, clean: 
 
 @pytest.mark.parametrize("log_start", [0, 7])
 def test_6T_262_an_empty_directory_begins_at_the_given_log_start(tmp_path: Path, log_start: int) -> None:
+    """6T.262: An empty directory is loaded with the given log start as its log end."""
     log, _ = opened(partition(tmp_path), log_start=log_start)
     assert log.log_start == log.log_end == log_start == log.active.base_offset
     log.abandon()
 
 
 def test_6T_263_a_deleted_directory_without_segments(tmp_path: Path) -> None:
-    """Opening finishes its deletion."""
+    """6T.263: A `-delete` directory without segments is loaded.
+
+    Here: Its deletion is finished.
+
+    Opening finishes its deletion.
+    """
     with home(tmp_path) as logs:
         logs.create_topic("users")
     gone = tmp_path / f"orders-0.{'a' * 32}-delete"
@@ -408,6 +474,7 @@ def test_6T_263_a_deleted_directory_without_segments(tmp_path: Path) -> None:
 
 
 def test_6T_264_the_topic_id_is_read_back(tmp_path: Path) -> None:
+    """6T.264: The topic id is read back from `partition.metadata`."""
     with home(tmp_path) as logs:
         logs.create_topic("users")
         given = logs.topic_id("users")

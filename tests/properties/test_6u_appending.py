@@ -1,4 +1,4 @@
-"""6.U: append, read, roll. More by number in `tests/partition/test_truncate.py` and `test_producers.py`."""
+"""6U: append, read, roll. More by number in `tests/partition/test_truncate.py` and `test_producers.py`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,9 @@ def bases(log: Any) -> list[int]:
 
 
 def test_6U_265_rolling_by_time(tmp_path: Path) -> None:
+    """6U.265: The first append to an empty expired segment does not roll; the next one does. The
+    timestamps of records decide.
+    """
     clock = ManualClock(T)
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=HOUR), clock=clock)
     clock.advance(HOUR + 1)
@@ -65,6 +68,9 @@ def test_6U_265_rolling_by_time(tmp_path: Path) -> None:
 
 
 def test_6U_265_the_times_of_records_decide(tmp_path: Path) -> None:
+    """6U.265: The first append to an empty expired segment does not roll; the next one does. The
+    timestamps of records decide.
+    """
     clock = ManualClock(T)
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_ms=HOUR), clock=clock)
     log.append_batch(batch(0, b"a", timestamp=T))
@@ -79,7 +85,11 @@ def test_6U_265_the_times_of_records_decide(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_6U_266_jitter_is_taken_off(tmp_path: Path, seed: int) -> None:
-    """Of every segment another part; never more than it says."""
+    """6U.266: With jitter a segment is not rolled before `segment.ms` less the jitter, and is rolled after
+    it.
+
+    Of every segment another part; never more than it says.
+    """
     config = CONFIG.replace(segment_ms=HOUR, segment_jitter_ms=HOUR // 10)
     log, _ = open_log(
         UNSYNCED, partition(tmp_path), "users", 0, config, ManualClock(T), rng=random.Random(seed)
@@ -99,6 +109,7 @@ def test_6U_266_jitter_is_taken_off(tmp_path: Path, seed: int) -> None:
 
 
 def test_6U_267_rolling_by_size(tmp_path: Path) -> None:
+    """6U.267: The record that does not fit `segment.bytes` rolls."""
     one = len(batch(0, b"a"))
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=10 * one))
     log.append_batches([batch(0, b"a")] * 10)
@@ -109,7 +120,12 @@ def test_6U_267_rolling_by_size(tmp_path: Path) -> None:
 
 
 def test_6U_268_an_empty_active_segment_is_not_rolled(tmp_path: Path) -> None:
-    """Kafka deletes and makes it again. And indexes without any room roll before each batch, not for ever."""
+    """6U.268: Rolling an empty active segment at its own base creates it again.
+
+    Here: An empty segment is left as it is.
+
+    Kafka deletes and makes it again. And indexes without any room roll before each batch, not for ever.
+    """
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=4))
     for _ in range(3):
         log.roll()
@@ -124,6 +140,7 @@ def test_6U_268_an_empty_active_segment_is_not_rolled(tmp_path: Path) -> None:
 
 
 def test_6U_269_every_offset_gives_its_record(tmp_path: Path) -> None:
+    """6U.269: Reads by offset return each record; a read at the log end is empty."""
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=300))
     for number in range(30):
         log.append_batch(batch(0, b"value-%d" % number))
@@ -135,6 +152,7 @@ def test_6U_269_every_offset_gives_its_record(tmp_path: Path) -> None:
 
 
 def test_6U_270_a_read_in_a_hole_gives_the_next_record(tmp_path: Path) -> None:
+    """6U.270: A read at a hole in the offsets returns the next record."""
     at = [*range(50), *range(50, 200, 7)]
     segment = write_segment(tmp_path, 0, b"".join(batch(o, b"a") for o in at))
     log, _ = opened(segment.directory)
@@ -145,6 +163,7 @@ def test_6U_270_a_read_in_a_hole_gives_the_next_record(tmp_path: Path) -> None:
 
 
 def test_6U_271_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> None:
+    """6U.271: A read at the gap that a truncation left continues in the next segment."""
     segment = write_segment(tmp_path, 0, batch(0, b"a"))
     write_segment(tmp_path, 5, batch(5, b"b", b"c"))
     log, _ = opened(segment.directory)
@@ -155,7 +174,12 @@ def test_6U_271_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("chunk_bytes", [1, 60, 1000])
 def test_6U_272_a_batch_is_given_whole_however_large(tmp_path: Path, chunk_bytes: int) -> None:
-    """No reader is given a part of a batch; nothing is read of an empty range."""
+    """6U.272: A read returns at least one record, however small its limit is.
+
+    Here: Batches are returned whole.
+
+    No reader is given a part of a batch; nothing is read of an empty range.
+    """
     log, _ = opened(partition(tmp_path))
     log.append_batches([batch(0, b"x" * 500), batch(0, b"a"), batch(0, b"y" * 9000)])
     ends = [chunk.next_offset for chunk in log.chunks(0, chunk_bytes=chunk_bytes)]
@@ -165,6 +189,7 @@ def test_6U_272_a_batch_is_given_whole_however_large(tmp_path: Path, chunk_bytes
 
 
 def test_6U_273_reads_outside_the_log(tmp_path: Path) -> None:
+    """6U.273: A read below the log start or above the log end is an error."""
     with lastword.open(tmp_path, "a") as logs:
         users = logs.create_topic("users")
         for _ in range(5):
@@ -179,6 +204,7 @@ def test_6U_273_reads_outside_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", range(1, 5))
 def test_6U_274_an_offset_inside_a_compressed_batch_leads_to_the_batch(tmp_path: Path, codec: int) -> None:
+    """6U.274: A read at any offset inside a compressed batch returns that batch."""
     log, _ = opened(partition(tmp_path))
     log.append_batches([batch(0, b"hello", b"there", codec=codec), batch(0, b"alpha", b"beta", codec=codec)])
     assert offsets(log, 0) == [0, 1, 2, 3] == offsets(log, 1)
@@ -187,7 +213,12 @@ def test_6U_274_an_offset_inside_a_compressed_batch_leads_to_the_batch(tmp_path:
 
 
 def test_6U_275_a_roll_syncs_what_it_closes(tmp_path: Path) -> None:
-    """At once; Kafka does it in the background."""
+    """6U.275: Closed segments are synced in the background.
+
+    Here: They are synced by the roll.
+
+    At once; Kafka does it in the background.
+    """
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=500))
     fill(log, 30)
     assert len(log.segments) > 3 and log.recovery_point == log.active.base_offset == log.synced_to
@@ -195,7 +226,12 @@ def test_6U_275_a_roll_syncs_what_it_closes(tmp_path: Path) -> None:
 
 
 def test_6U_276_a_batch_larger_than_a_segment(tmp_path: Path) -> None:
-    """By batch, where Kafka counts a call: we spread the batches of one over segments."""
+    """6U.276: An append larger than `segment.bytes` is refused.
+
+    Here: The limit holds for each batch; the batches of one append may be spread over segments.
+
+    By batch, where Kafka counts a call: we spread the batches of one over segments.
+    """
     one = batch(0, b"x" * 50)
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=len(one) - 1))
     with pytest.raises(RecordTooLargeError, match=r"segment\.bytes"):
@@ -208,6 +244,9 @@ def test_6U_276_a_batch_larger_than_a_segment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["producer", "gzip", "lz4"])
 def test_6U_277_a_compacted_topic_takes_no_record_without_a_key(tmp_path: Path, codec: str) -> None:
+    """6U.277: A compacted topic refuses records without a key, compressed or not, and takes records with
+    one.
+    """
     with lastword.open(tmp_path, "a") as logs:
         users = logs.create_topic("users", cleanup_policy="compact", compression_type=codec)
         with pytest.raises(KeyRequiredError):
@@ -220,7 +259,10 @@ def test_6U_277_a_compacted_topic_takes_no_record_without_a_key(tmp_path: Path, 
 
 
 def test_6U_278_a_batch_above_max_message_bytes(tmp_path: Path) -> None:
-    """The batch's whole size counts, strictly; what lies in the log already is read whatever the setting."""
+    """6U.278: `max.message.bytes` is enforced for appends, and not for what is in the log.
+
+    The batch's whole size counts, strictly; what lies in the log already is read whatever the setting.
+    """
     one = batch(0, b"x" * 50)
     log, _ = opened(partition(tmp_path), CONFIG.replace(max_message_bytes=len(one)))
     log.append_batch(one)
@@ -234,7 +276,11 @@ def test_6U_278_a_batch_above_max_message_bytes(tmp_path: Path) -> None:
 
 
 def test_6U_282_time_index_entries_of_single_appends(tmp_path: Path) -> None:
-    """One for each batch but the first, with an interval that every batch exceeds."""
+    """6U.282: Appending n batches of rising timestamps creates n - 1 entries of the time index, with an
+    interval of 1 byte.
+
+    One for each batch but the first, with an interval that every batch exceeds.
+    """
     log, _ = opened(partition(tmp_path), CONFIG.replace(index_interval_bytes=1))
     for number in range(12):
         log.append_batch(batch(0, b"a", timestamp=T + 10 * number))
@@ -243,6 +289,7 @@ def test_6U_282_time_index_entries_of_single_appends(tmp_path: Path) -> None:
 
 
 def test_6U_285_null_key_and_null_value(tmp_path: Path) -> None:
+    """6U.285: A record with null key and null value can be appended to a log that is not compacted."""
     with lastword.open(tmp_path, "a") as logs:
         events = logs.create_topic("events", cleanup_policy="delete")
         events.append(None, None)
@@ -253,7 +300,10 @@ MAX_INT = 2**31 - 1
 
 
 def test_6U_286_splitting_keeps_every_byte(tmp_path: Path) -> None:
-    """Batches of any magic; where one does not fit, a part begins with its first offset."""
+    """6U.286: Splitting an overflowed segment keeps every record, and no part overflows.
+
+    Batches of any magic; where one does not fit, a part begins with its first offset.
+    """
     data = [
         batch(3, b"a"),
         entry(1, 1, MAX_INT + 2, 2),  # the wrapper's first offset, which only inflating it tells
@@ -271,7 +321,12 @@ def test_6U_286_splitting_keeps_every_byte(tmp_path: Path) -> None:
 
 
 def test_6U_287_the_first_batch_overflows_already(tmp_path: Path) -> None:
-    """In Kafka the old base disappears. Here an empty segment keeps it, so that no offset changes sides."""
+    """6U.287: If the first batch overflows already, the split gives one segment that starts at that batch.
+
+    Here: The old base keeps an empty segment.
+
+    In Kafka the old base disappears. Here an empty segment keeps it, so that no offset changes sides.
+    """
     segment = write_segment(tmp_path, 0, batch(MAX_INT + 1, b"a", b"b"), indexes=False)
     write_segment(tmp_path, 1 << 33, batch(1 << 33, b"c"))
     log, _ = opened(segment.directory)
@@ -303,7 +358,13 @@ def test_6U_287_the_first_batch_overflows_already(tmp_path: Path) -> None:
     ],
 )
 def test_6U_290_names_of_partition_directories(name: str, parsed: tuple[str, int, str] | None) -> None:
-    """What is none is ignored (`logdir.discover`); a broker does not start beside it."""
+    """6U.290: Names of partition directories are parsed; topics may contain dots. A name without dash, topic
+    or number is an error.
+
+    Here: Other names are ignored.
+
+    What is none is ignored (`logdir.discover`); a broker does not start beside it.
+    """
     found = names.parse_partition_dir(name)
     assert found == (PartitionDir(*parsed) if parsed else None)
     if parsed and not parsed[2]:
@@ -311,6 +372,7 @@ def test_6U_290_names_of_partition_directories(name: str, parsed: tuple[str, int
 
 
 def test_6U_291_names_of_deleted_directories_fit(tmp_path: Path) -> None:
+    """6U.291: Names of deleted directories have at most 255 characters."""
     for topic in ("a" * 249, "a"):
         for partition_number in (0, 2**31 - 1):
             name = names.marked_partition_dir(topic, partition_number, "delete", "0f" * 16)
@@ -325,6 +387,7 @@ def test_6U_291_names_of_deleted_directories_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [0, 23423423, 2**63 - 1])
 def test_6U_292_the_offset_in_a_file_name(offset: int) -> None:
+    """6U.292: The offset is parsed from the names of log, index, snapshot and deleted files."""
     for extension in (*names.SEGMENT_EXTENSIONS, names.SNAPSHOT):
         for suffix in ("", *names.SUFFIXES):
             name = names.segment_file(offset, extension, suffix)
@@ -333,8 +396,13 @@ def test_6U_292_the_offset_in_a_file_name(offset: int) -> None:
 
 
 def test_6U_293_a_segment_begins_at_the_log_end(tmp_path: Path) -> None:
-    """Nobody names the base of a new segment, so none can lie below the active one. After a truncation into a
-    gap the log end is what was asked for, and so is the next base."""
+    """6U.293: Rolling to a base below the active segment's is an error.
+
+    Here: A segment always begins at the log end.
+
+    Nobody names the base of a new segment, so none can lie below the active one. After a truncation into a
+    gap the log end is what was asked for, and so is the next base.
+    """
     segment = write_segment(tmp_path, 0, batch(0, b"a") + batch(9, b"b"))
     log, _ = opened(segment.directory)
     log.truncate_to(5)

@@ -1,4 +1,4 @@
-"""6.X: checkpoints and directories. Epochs by number: `tests/partition/test_epochs.py`; the log-start
+"""6X: checkpoints and directories. Epochs by number: `tests/partition/test_epochs.py`; the log-start
 checkpoint: `tests/retention/test_6v.py`."""
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ def filled(root: Path, count: int = 3) -> None:
 
 
 def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
+    """6X.333: An offset checkpoint is written, overwritten and read; an empty file is an empty map; a
+    wrong version is an error.
+    """
     checkpoint = OffsetCheckpoint(UNSYNCED, str(tmp_path), names.RECOVERY_POINTS)
     path = Path(checkpoint.path)
     assert checkpoint.read() == {}
@@ -61,8 +64,13 @@ def test_6X_333_offset_checkpoints(tmp_path: Path) -> None:
 
 
 def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:
-    """Kafka's lenient write forgives that the directory has another name by now. Ours is not written: the log
-    is let go before its directory is renamed, and its lines go with it."""
+    """6X.334: Writing a checkpoint does not fail if the directory was renamed.
+
+    Here: A partition's log is closed before its directory is renamed, and takes no checkpoint then.
+
+    Kafka's lenient write forgives that the directory has another name by now. Ours is not written: the log
+    is let go before its directory is renamed, and its lines go with it.
+    """
     filled(tmp_path)
     with home(tmp_path) as logs:
         logs.log("users", 0).append_batch(batch(0, b"a"))
@@ -80,7 +88,12 @@ def test_6X_334_a_deleted_partition_takes_no_checkpoint(tmp_path: Path) -> None:
     "text", ['{"version":0,"brokerEpoch":7}', '{"version":0,"more":[1]}', "", "nonsense"]
 )
 def test_6X_335_the_clean_shutdown_file(tmp_path: Path, text: str) -> None:
-    """Only that it is there counts: very old brokers left it empty. We name no broker epoch."""
+    """6X.335: The clean-shutdown file stores a broker epoch; unknown fields are ignored.
+
+    Here: Only that the file exists counts; no broker epoch is written.
+
+    Only that it is there counts: very old brokers left it empty. We name no broker epoch.
+    """
     filled(tmp_path)
     marker = tmp_path / names.CLEAN_SHUTDOWN
     assert json.loads(marker.read_text()) == {"version": 0, "brokerEpoch": -1}
@@ -94,6 +107,7 @@ def test_6X_335_the_clean_shutdown_file(tmp_path: Path, text: str) -> None:
 
 
 def test_6X_336_the_id_of_a_topic(tmp_path: Path) -> None:
+    """6X.336: `partition.metadata` with the same topic id is accepted, with another it is an error."""
     (tmp_path / names.PARTITION_METADATA).write_bytes(format_partition_metadata(ID))
     assert (tmp_path / names.PARTITION_METADATA).read_bytes() == b"version: 0\ntopic_id: " + ID.encode()
     assert check_topic_id(UNSYNCED, str(tmp_path), ID) == ID
@@ -103,7 +117,12 @@ def test_6X_336_the_id_of_a_topic(tmp_path: Path) -> None:
 
 
 def test_6X_337_one_writer(tmp_path: Path) -> None:
-    """The lock file stays, so that nobody locks a file that has lost its name; it locks nothing then."""
+    """6X.337: A second writer of a directory fails; after the first one stopped, the lock is free.
+
+    Here: The lock file stays and locks nothing.
+
+    The lock file stays, so that nobody locks a file that has lost its name; it locks nothing then.
+    """
     logs = home(tmp_path)
     with pytest.raises(LogDirLockedError):
         home(tmp_path)
@@ -113,7 +132,11 @@ def test_6X_337_one_writer(tmp_path: Path) -> None:
 
 
 def test_6X_338_no_marker_after_a_failure(tmp_path: Path) -> None:
-    """And the other directory's is given all the same: `tests/logdir/test_spread.py`."""
+    """6X.338: No clean-shutdown marker is written for a directory with a failing log, nor before all logs
+    were loaded; other directories get theirs.
+
+    And the other directory's is given all the same: `tests/logdir/test_spread.py`.
+    """
     filled(tmp_path)
     logs = home(tmp_path)
     logs.log("users", 0).retire(StorageError("gone", errno=errno.EIO))
@@ -122,7 +145,11 @@ def test_6X_338_no_marker_after_a_failure(tmp_path: Path) -> None:
 
 
 def test_6X_338_no_marker_while_not_all_was_loaded(tmp_path: Path) -> None:
-    """After a crash every partition must have been recovered once before the directory counts as clean."""
+    """6X.338: No clean-shutdown marker is written for a directory with a failing log, nor before all logs
+    were loaded; other directories get theirs.
+
+    After a crash every partition must have been recovered once before the directory counts as clean.
+    """
     filled(tmp_path)
     (tmp_path / names.CLEAN_SHUTDOWN).unlink()
     home(tmp_path).close()
@@ -133,6 +160,7 @@ def test_6X_338_no_marker_while_not_all_was_loaded(tmp_path: Path) -> None:
 
 
 def test_6X_339_the_recovery_point_checkpoint(tmp_path: Path) -> None:
+    """6X.339: The recovery-point checkpoint has each log's own recovery point."""
     with home(tmp_path) as logs:
         logs.create_topic("users", 3)
         for number in range(3):
@@ -151,6 +179,7 @@ def test_6X_339_the_recovery_point_checkpoint(tmp_path: Path) -> None:
 
 
 def test_6X_341_directories_of_a_broker_that_are_no_topics(tmp_path: Path) -> None:
+    """6X.341: The directory remote-log-index-cache is ignored."""
     filled(tmp_path)
     for name in ("remote-log-index-cache", "__cluster_metadata-0"):
         (tmp_path / name).mkdir()
@@ -162,7 +191,10 @@ def test_6X_341_directories_of_a_broker_that_are_no_topics(tmp_path: Path) -> No
 
 
 def test_6X_342_a_deleted_directory_waits_for_its_delay(tmp_path: Path) -> None:
-    """Under its new name; who reads goes on reading."""
+    """6X.342: A deleted directory is renamed; open files follow, and removal waits for the delay.
+
+    Under its new name; who reads goes on reading.
+    """
     clock = ManualClock(T)
     with home(tmp_path, clock) as logs:
         logs.create_topic("users", 1, {"file.delete.delay.ms": "1m"})

@@ -19,6 +19,7 @@ def filled(records: list[Record], map_bytes: int = 1 << 16) -> OffsetMap:
 
 
 def test_newest_of_each_key() -> None:
+    """6A.1: Every key reads back the offset that was put with it, for 10 to 5,000 keys at two slots a key."""
     keys = [b"", b"a", b"a" * 7, b"a" * 8, b"a" * 9, b"a" * 254, b"a" * 255, b"a" * 256, b"\0", b"\0\0"]
     records = [Record(i, 0, key, b"") for i, key in enumerate(keys * 3)]
     found = filled(records)
@@ -29,7 +30,13 @@ def test_newest_of_each_key() -> None:
 
 
 def test_known_keys_update_a_full_map() -> None:
-    """What no room is needed for goes on in one pass."""
+    """6A.3: A full map still answers: an absent key has no offset, and the lookup ends; the last key has its
+    offset.
+
+    Here: Our own map also updates known keys when it is full.
+
+    What no room is needed for goes on in one pass.
+    """
     keys = [b"%03d" % i for i in range(60)]
     records = [Record(i, 0, keys[i % 60], b"") for i in range(600)]
     exact = 8 + 60 * (15 + 3) + 8 * 76
@@ -52,6 +59,7 @@ def test_a_small_log_touches_little_of_a_large_budget() -> None:
 
 
 def test_no_map_without_bytes() -> None:
+    """6A.7: A cleaner whose map has no room for a key cannot be constructed."""
     with pytest.raises(ValueError, match="at least"):
         OffsetMap(100, b"", 0, most_records=1, key_bytes=8)
 

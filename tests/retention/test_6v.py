@@ -20,6 +20,7 @@ DELETE = {"cleanup.policy": "delete", "retention.ms": "-1"}
 
 
 def test_6V_296_only_up_to_the_high_watermark() -> None:
+    """6V.296: Expired segments are removed only up to the high watermark; the log start never passes it."""
     segments = fakes(*[(100, 30 * DAY)] * 4)
     config = policy("delete", retention_ms=DAY)
     for top in range(41):
@@ -28,6 +29,9 @@ def test_6V_296_only_up_to_the_high_watermark() -> None:
 
 
 def test_6V_297_deleting_everything_keeps_the_log_end(tmp_path: Path) -> None:
+    """6V.297: Deleting everything keeps the log end and one empty segment; the next append gets the log
+    end.
+    """
     log = Log(tmp_path, **DELETE | {"retention.ms": "1h"}).fill(15, age_ms=2 * HOUR)
     found = log.expire()
     assert found.segments == 3 and found.log_start == 15
@@ -44,6 +48,7 @@ def test_6V_297_deleting_everything_keeps_the_log_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("records_kept", "segments"), [(10, 2), (15, 3)])
 def test_6V_298_size(tmp_path: Path, records_kept: int, segments: int) -> None:
+    """6V.298: `retention.bytes` leaves the fewest segments that are not below it."""
     log = Log(tmp_path, **DELETE).fill(15)
     size = sum(s.size for s in log.log.segments)
     log.home.set_topic_config("users", {"retention.bytes": size * records_kept // 15})
@@ -54,6 +59,7 @@ def test_6V_298_size(tmp_path: Path, records_kept: int, segments: int) -> None:
 
 @pytest.mark.parametrize(("age_ms", "segments"), [(20 * DAY, 1), (0, 3)])
 def test_6V_299_time(tmp_path: Path, age_ms: int, segments: int) -> None:
+    """6V.299: `retention.ms` leaves fresh segments and the last one."""
     log = Log(tmp_path, **DELETE | {"retention.ms": "10d"}).fill(15, age_ms=age_ms)
     log.expire()
     assert len(log.log.segments) == segments
@@ -61,12 +67,14 @@ def test_6V_299_time(tmp_path: Path, age_ms: int, segments: int) -> None:
 
 
 def test_6V_300_compact_knows_no_time(tmp_path: Path) -> None:
+    """6V.300: With the policy compact nothing is deleted by time."""
     log = Log(tmp_path, **{"cleanup.policy": "compact", "retention.ms": "1h"}).fill(15, age_ms=5 * HOUR)
     assert not log.expire().removes and log.bases == [0, 5, 10]
     log.close()
 
 
 def test_6V_301_compact_knows_the_log_start(tmp_path: Path) -> None:
+    """6V.301: With the policy compact, segments below the log start are deleted."""
     log = Log(tmp_path, **{"cleanup.policy": "compact"}).fill(15)
     log.home.raise_log_start("users", 0, 7, "trim")
     found = log.expire()
@@ -76,6 +84,7 @@ def test_6V_301_compact_knows_the_log_start(tmp_path: Path) -> None:
 
 
 def test_6V_302_compact_and_delete_knows_time(tmp_path: Path) -> None:
+    """6V.302: With the policy compact,delete, retention by time deletes."""
     settings = {"cleanup.policy": "compact,delete", "retention.ms": "1h"}
     log = Log(tmp_path, **settings).fill(15, age_ms=5 * HOUR)
     assert log.expire().segments == 3
@@ -83,6 +92,7 @@ def test_6V_302_compact_and_delete_knows_time(tmp_path: Path) -> None:
 
 
 def test_6V_303_deleting_records_up_to_an_offset(tmp_path: Path) -> None:
+    """6V.303: Deleting the records before an offset deletes the segments that end before it."""
     log = Log(tmp_path, **DELETE).fill(15)
     for before, left in ((1, 3), (6, 2), (15, 1)):
         log.trim(before)
@@ -93,6 +103,7 @@ def test_6V_303_deleting_records_up_to_an_offset(tmp_path: Path) -> None:
 
 
 def test_6V_304_names_go_at_once_bytes_after_the_delay(tmp_path: Path) -> None:
+    """6V.304: A deletion renames files to `.deleted`; they exist until the delay has passed."""
     log = Log(tmp_path, **DELETE | {"retention.ms": "1h", "file.delete.delay.ms": "1m"})
     log.fill(10, age_ms=2 * HOUR).fill(5)
     view = PartitionView.load(UNSYNCED, str(log.path))
@@ -137,6 +148,7 @@ def test_304_and_at_closing_or_opening(tmp_path: Path, end: str) -> None:
 
 
 def test_6V_305_snapshots_go_too_one_remains(tmp_path: Path) -> None:
+    """6V.305: The snapshots of deleted segments are deleted too; one remains."""
     log = Log(tmp_path, **DELETE).fill(15)
     log.reopen()
     assert log.named(names.SNAPSHOT)[-1] == 15
@@ -148,6 +160,7 @@ def test_6V_305_snapshots_go_too_one_remains(tmp_path: Path) -> None:
 
 
 def test_6V_306_a_beginning_without_an_empty_active_segment() -> None:
+    """6V.306: Segments are deleted from the front only, and an empty active segment is never among them."""
     config = policy("delete", retention_ms=0)
     assert decided(fakes((100, 1), (100, 1), (0, 1)), config).segments == 2
     assert decided(fakes((100, 1), (100, 1), (100, 1)), config).segments == 3
@@ -155,6 +168,9 @@ def test_6V_306_a_beginning_without_an_empty_active_segment() -> None:
 
 
 def test_6V_307_what_remains(tmp_path: Path) -> None:
+    """6V.307: After retention exactly the log, its two indexes, its snapshot and the epoch checkpoint
+    remain.
+    """
     log = Log(tmp_path, **DELETE | {"retention.ms": "1h"}).fill(15, age_ms=2 * HOUR)
     log.expire()
     log.close()
@@ -173,6 +189,9 @@ def test_6V_307_what_remains(tmp_path: Path) -> None:
 
 class TestLogStart:
     def test_6X_340_is_checkpointed_only_while_it_lies_inside_a_segment(self, tmp_path: Path) -> None:
+        """6X.340: The log-start checkpoint has a line only while the log start is above the first
+        segment's base.
+        """
         log = Log(tmp_path, **DELETE).fill(15)
         checkpoint = tmp_path / names.LOG_STARTS
         log.trim(7)

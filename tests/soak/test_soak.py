@@ -16,6 +16,9 @@ from tests.soak.workload import Workload
 @pytest.mark.slow
 @by_strategy
 def test_6C_29_a_small_soak(tmp_path: Path, strategy: str) -> None:
+    """6C.29: Under a long random workload of puts and deletes, the newest values that a consumer reads
+    after cleaning are those that the producer wrote.
+    """
     total = soak(str(tmp_path / "logs"), plan_of(20_000, strategy, 1), 1)
     assert total.acked == 20_000 and total.kills + total.stops > 1 and total.rounds > 3
 
