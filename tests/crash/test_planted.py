@@ -238,7 +238,8 @@ def test_an_offset_off_by_one(monkeypatch: Patch) -> None:
 
     def wrong(cls: Any, segment: Any, **more: Any) -> Any:
         made = real(cls, segment, **more)
-        segment.next_offset = max(segment.next_offset - 1, segment.base_offset)
+        end = made.end
+        made.end = end._replace(next_offset=max(end.next_offset - 1, made.base_offset))
         return made
 
     made = run(SCENARIOS["append"])
@@ -292,10 +293,10 @@ def test_handles_that_stay_open(monkeypatch: Patch) -> None:
     kept: list[Any] = []
     real = append_module.SegmentAppender.close
 
-    def close(self: Any) -> None:
+    def close(self: Any) -> Any:
         kept.append(self._times)
         self._times = self._index
-        real(self)
+        return real(self)
 
     monkeypatch.setattr(append_module.SegmentAppender, "close", close)
     caught("append", "I11")

@@ -8,7 +8,6 @@ that sleeps for its budget can be stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import Any
 
 from lastword.cleaner.budget import DriveBudget
@@ -27,14 +26,10 @@ class PacedFiles(Files):
 
     def segments(self, segments: Sequence[Segment]) -> list[Segment]:
         """The same segments, read through here."""
-        paced = []
-        for one in segments:
-            handle = one.handle if one.size else None
-            mine = copy(one)
-            mine.files = self
-            mine._handle = None if handle is None else self.paced(handle)
-            paced.append(mine)
-        return paced
+        return [
+            segment.read_through(self, self.paced(segment.handle) if segment.size else None)
+            for segment in segments
+        ]
 
     def paced(self, handle: Handle) -> Handle:
         return PacedHandle(handle, self._budget, self._stop)

@@ -264,10 +264,11 @@ class Sources(Sequence[Segment]):
         number = range(len(self))[index]
         if number not in self._loaded:
             wanted = self._job.sources[number]
-            found = Segment.load(self._files, self._job.partition, wanted.base_offset)
+            found = Segment.load(
+                self._files, self._job.partition, wanted.base_offset, next_offset=wanted.next_offset
+            )
             if (found.inode, found.size) != (wanted.inode, wanted.size_bytes):
                 raise BusyError(f"{found.file} changed while it was cleaned", remedy="clean again")
-            found.next_offset = wanted.next_offset
             self._loaded[number] = found
         return self._loaded[number]
 

@@ -68,8 +68,8 @@ class Durability:
 
     def forget(self, gone: Iterable[Segment], left: Iterable[Segment]) -> None:
         """These are not the log's any more, but for those that were left."""
-        gone, left = list(gone), list(left)
-        self._unsynced = [s for s in self._unsynced if s not in gone or s in left]
+        bases = {s.base_offset for s in gone} - {s.base_offset for s in left}
+        self._unsynced = [s for s in self._unsynced if s.base_offset not in bases]
 
     def lower(self, offset: int) -> None:
         """The log was cut: offsets from here on will be given again."""
@@ -82,7 +82,9 @@ class Durability:
         """Sync all that holds offsets below `end` and may not be durable; the turn is taken."""
         unsynced = list(self._unsynced)
         self._health.fatal(lambda: self._sync(appender, aborted, unsynced, indexes))
-        self._unsynced = [s for s in self._unsynced if s not in unsynced or s is appender.segment]
+        self._unsynced = [
+            s for s in self._unsynced if s not in unsynced or s.base_offset == appender.base_offset
+        ]
         if end > self.synced_to:
             self.synced_to = end
             self._synced_ms = self._clock.now_ms()
@@ -95,7 +97,7 @@ class Durability:
         self, appender: SegmentAppender, aborted: TransactionIndex, unsynced: list[Segment], indexes: bool
     ) -> None:
         for segment in unsynced:
-            if segment is not appender.segment:
+            if segment.base_offset != appender.base_offset:
                 self._sync_closed(segment)
         appender.sync_log()
         if indexes:

@@ -92,7 +92,8 @@ class PartitionLog(Reads):
         self._config = config
         self.clock = clock
         self.lock = threading.RLock()
-        self._segments = state.segments
+        self._live = state.segments, state.appender
+        """One value: readers in other threads find the segments with the appender of their last one."""
         self._log_start = state.log_start
         self._epochs = state.epochs
         self._epoch = 0  # of a log that has none
@@ -153,12 +154,13 @@ class PartitionLog(Reads):
 
     @property
     def segment_set(self) -> SegmentSet:
-        return self._segments
+        segments, appender = self._live
+        return segments.with_last(appender.segment)
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """A snapshot: what is replaced later stays readable as long as its file is open, then `refresh`."""
-        return self._segments.segments
+        return self.segment_set.segments
 
     @property
     def active(self) -> Segment:
@@ -295,6 +297,9 @@ class PartitionLog(Reads):
         interval = self.config.index_interval_bytes
         return SegmentAppender.adopt(self.files, file, self.directory, batches, index_interval_bytes=interval)
 
+    def _set_segments(self, segments: SegmentSet) -> None:
+        self._live = segments, self._tail.appender
+
     def _assign_epoch(self) -> None:
         if self._epochs.latest is None:
             self._epochs.assign(self._epoch, self.log_end)
@@ -367,9 +372,8 @@ class PartitionLog(Reads):
             new = begin(base)
         with self._durability.turns.turn():  # nobody syncs while the files change hands
             self._durability.directory_unsynced = True
-            self._segments = self._segments.with_added(new.segment)
+            self._live = self.segment_set.with_last(self._tail.close()).with_added(new.segment), new
             self._durability.begun(new.segment)
-            self._tail.close()
             self._tail.begin(new, self._tail.producers)
         self._roll_rule.begun()
 
@@ -450,7 +454,7 @@ class PartitionLog(Reads):
         """
         with self.lock:
             self._check_open()
-            gone = front.below_start(self._segments, self._log_start)
+            gone = front.below_start(self.segment_set, self._log_start)
             if not gone:
                 return []
             listing = self.files.listdir(self.directory)
@@ -466,7 +470,7 @@ class PartitionLog(Reads):
                         left = tuple(s for s in gone if self.files.exists(s.file))
                     raise
                 finally:
-                    self._segments = SegmentSet([*left, *self._segments.segments[len(gone) :]])
+                    self._set_segments(SegmentSet([*left, *self.segment_set.segments[len(gone) :]]))
                     self._durability.forget(gone, left)
             return list(gone)
 
@@ -494,7 +498,7 @@ class PartitionLog(Reads):
                 raise ValueError(f"a log cannot end at {offset}")
             if offset >= self.log_end:
                 self._epochs.truncate_from_end(self.log_end)
-            elif offset < self._segments[0].base_offset:
+            elif offset < self.segment_set[0].base_offset:
                 self.truncate_fully_and_start_at(offset)
             else:
                 self._cut(lambda: self._truncate_to(offset))
@@ -516,7 +520,7 @@ class PartitionLog(Reads):
     def _truncate_to(self, offset: int) -> None:
         losses.note_cut(self.files, self.directory, offset)
         truncate.forget_accounts(self.files, self.directory)
-        self._durability.mark.lower(self._segments[self._segments.floor(offset)].end_before(offset))
+        self._durability.mark.lower(self.segment_set[self.segment_set.floor(offset)].end_before(offset))
         self._tail.close()
         self._begin(truncate.to_offset(self._parts(), offset), offset)
 
@@ -533,12 +537,12 @@ class PartitionLog(Reads):
     def _parts(self) -> truncate.Parts:
         interval = self.config.index_interval_bytes
         return truncate.Parts(
-            self.files, self.directory, self._segments, self._snapshots, self._epochs, interval
+            self.files, self.directory, self.segment_set, self._snapshots, self._epochs, interval
         )
 
     def _begin(self, left: truncate.Left, offset: int) -> None:
         """Go on with other files, all synced, at `offset`."""
-        self._segments = left.segments
+        self._live = left.segments, left.appender
         self._durability.begun(left.appender.segment)
         self._durability.lower(offset)
         self._log_start = min(self._log_start, offset)
@@ -559,14 +563,13 @@ class PartitionLog(Reads):
             raise ValueError("a group is replaced by one segment")
         with self.lock:
             self._check_open()
-            sources = own_segments(self._segments, old)
+            sources = own_segments(self.segment_set, old)
             try:
                 published = swap.publish(self.files, self.directory, sources, new[0])
             except LastwordError:
                 self._after_failed_swap()
                 raise
-            published.next_offset = new[0].next_offset
-            self._segments = self._segments.with_replaced(sources, [published])
+            self._set_segments(self.segment_set.with_replaced(sources, [published]))
             return published
 
     def _after_failed_swap(self) -> None:
@@ -574,7 +577,8 @@ class PartitionLog(Reads):
         done for.
         """
         try:
-            self._segments = after_failed_swap(self.files, self.directory, self._segments, self.active)
+            segments = self.segment_set
+            self._set_segments(after_failed_swap(self.files, self.directory, segments, segments.active))
         except LastwordError as error:
             self._health.failed(error)
 
@@ -585,11 +589,11 @@ class PartitionLog(Reads):
         from lastword.partition.view import PartitionView
 
         with self.lock:
-            segments = [_frozen(s) if s.active else s for s in self._segments]
+            segments = self.segment_set
             return PartitionView(
                 self.files,
                 self.directory,
-                SegmentSet(segments),
+                segments.with_last(segments.active.with_mtime_now()),
                 self.log_start,
                 self.log_end,
                 stable_offset=self._tail.stable_offset,
@@ -658,18 +662,3 @@ class PartitionLog(Reads):
             raise self._health.failure
         if self._closed:
             raise ValueError(f"{self.name} is closed")
-
-
-def _frozen(active: Segment) -> Segment:
-    """The active segment as it is now, for readers: it does not grow."""
-    segment = Segment(
-        active.files,
-        active.directory,
-        active.base_offset,
-        facts=active.handle.stat(),
-        size=active.size,
-        next_offset=active.next_offset,
-        active=True,
-    )
-    segment.largest_timestamp = active.largest_timestamp
-    return segment

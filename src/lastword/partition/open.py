@@ -164,12 +164,17 @@ class _Opening:
             bases = [base]
         segments = []
         for base in bases:
-            segment = Segment.load(self.files, self.directory, base)
-            one = found.get(base)
-            if one is not None:
-                segment.next_offset, segment.largest_timestamp = one.next_offset, one.largest_timestamp
-            segments.append(segment)
-        segments[-1].active = True
+            inspected = found.get(base)
+            segments.append(
+                Segment.load(
+                    self.files,
+                    self.directory,
+                    base,
+                    next_offset=None if inspected is None else inspected.next_offset,
+                    largest_timestamp=None if inspected is None else inspected.largest_timestamp,
+                    active=base == bases[-1],
+                )
+            )
         return SegmentSet(segments)
 
     def _create(self, base: int) -> None:
@@ -194,10 +199,10 @@ class _Opening:
             names.LOG_STARTS,
             f"the log ended at {log_end}, it goes on at its log start {self.log_start}",
         )
-        segments.active.active = False
         self._create(self.log_start)
+        closed = segments.active.ending_at(segments.active.size, log_end, active=False)
         new = Segment.load(self.files, self.directory, self.log_start, active=True)
-        return segments.with_added(new), self.log_start
+        return segments.with_last(closed).with_added(new), self.log_start
 
     # ---------------------------------------------------------- what goes with it
 

@@ -49,15 +49,15 @@ class RollRule:
 
     def must_roll(self, appender: SegmentAppender, header: BatchHeader, pending: Pending) -> bool:
         """For the last batch of what is pending; the others before it count as written."""
-        active = appender.segment
-        before = active.size + header.position  # bytes of the segment in front of this batch
+        size = appender.end.size
+        before = size + header.position  # bytes of the segment in front of this batch
         if before + header.size > self._most_bytes:
             return before > 0
-        if header.last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
+        if header.last_offset - appender.base_offset > MAX_RELATIVE_OFFSET:
             return True
         if before == 0:
             return False
-        began = pending.first_timestamp if active.size == 0 else appender.rolling_timestamp
+        began = pending.first_timestamp if size == 0 else appender.rolling_timestamp
         if began is not None and began >= 0:
             waited = header.max_timestamp - began
         else:
@@ -73,8 +73,8 @@ class RollRule:
         from lastword.kernels import ready
         from lastword.kernels import table as fields
 
-        active = appender.segment
-        began = int(table[first, fields.MAX_TIMESTAMP]) if not active.size else appender.rolling_timestamp
+        size = appender.end.size
+        began = int(table[first, fields.MAX_TIMESTAMP]) if not size else appender.rolling_timestamp
         by_clock = began < 0
         return int(
             ready.rows_before_roll(
@@ -82,9 +82,9 @@ class RollRule:
                 first,
                 unasked,
                 table.shape[0],
-                active.size,
+                size,
                 self._most_bytes,
-                min(active.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX),
+                min(appender.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX),
                 0 if by_clock else min(began + self._roll_ms, INT64_MAX),
                 by_clock and self._clock.now_ms() - self._created_ms > self._roll_ms,
                 by_clock,
@@ -106,4 +106,4 @@ class RollRule:
         """Is the active segment older than `segment.ms`, by the clock?"""
         began = appender.rolling_timestamp
         began = began if began >= 0 else self._created_ms
-        return appender.segment.size > 0 and self._clock.now_ms() - began > self._roll_ms
+        return appender.end.size > 0 and self._clock.now_ms() - began > self._roll_ms

@@ -56,6 +56,14 @@ class SegmentSet(Sequence[Segment]):
         """The segments that begin below `offset`."""
         return self._segments[: bisect_left(self._bases, offset)]
 
+    def with_last(self, segment: Segment) -> SegmentSet:
+        """Return the set with another state of its last segment."""
+        if segment is self._segments[-1]:
+            return self
+        changed = SegmentSet.__new__(SegmentSet)
+        changed._segments, changed._bases = (*self._segments[:-1], segment), self._bases
+        return changed
+
     def with_added(self, segment: Segment) -> SegmentSet:
         return SegmentSet((*self._segments, segment))
 

@@ -94,7 +94,7 @@ def publish(files: Files, directory: str, sources: Sequence[Segment], output: Se
                     os.path.join(directory, names.segment_file(source.base_offset, extension, DELETED))
                 )
     _drop_inner_snapshots(files, directory, sources)
-    return Segment.load(files, directory, base)
+    return Segment.load(files, directory, base, next_offset=output.next_offset)
 
 
 def _check(sources: Sequence[Segment], output: Segment) -> None:

@@ -58,7 +58,7 @@ class Tail:
 
     @property
     def log_end(self) -> int:
-        return self.appender.segment.next_offset
+        return self.appender.end.next_offset
 
     def write(self, pending: Pending) -> None:
         """One write of batches that have their offsets; then everything that follows from them."""
@@ -101,6 +101,7 @@ class Tail:
         """Everything below `end`; the turn is taken."""
         self._durability.sync_files(self.appender, self.aborted, end, indexes=indexes)
 
-    def close(self) -> None:
-        self.appender.close()
+    def close(self) -> Segment:
+        """Close the files; return the segment, which takes no more batches."""
         self.aborted.close()
+        return self.appender.close()

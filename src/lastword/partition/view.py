@@ -132,7 +132,7 @@ class PartitionView(Reads):
                 ]
                 listed_bytes = segments[-1].size if segments else 0
                 if segments:
-                    _bound(segments[-1])
+                    segments[-1] = segments[-1].ending_at(*end_of_sound_part(segments[-1]), active=True)
             except FileVanishedError:
                 continue
             if (
@@ -290,12 +290,6 @@ def _missed(segment: Segment, end: int | None) -> int | None:
         return end if segment.end_before(end) != end else None
     except DataError:
         return None  # a read names it
-
-
-def _bound(segment: Segment) -> None:
-    """End the last segment behind its last sound batch."""
-    segment.active = True
-    segment.size, segment.next_offset = end_of_sound_part(segment)
 
 
 def end_of_sound_part(segment: Segment) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lastword.errors import LastwordError
 from lastword.files import FileFacts, Files, Handle
@@ -19,7 +19,7 @@ from lastword.segment import names, offset_index, time_index
 from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.offset_index import OffsetIndex
 from lastword.segment.segment import Segment
-from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
+from lastword.segment.time_index import TimeIndex
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,15 +40,28 @@ class LyingBatch(Protocol):
     def max_timestamp(self) -> int: ...
 
 
+class SegmentEnd(NamedTuple):
+    """Where a segment ends: size in bytes, next offset, largest timestamp in ms (-1 without one)."""
+
+    size: int
+    next_offset: int
+    largest_timestamp: int
+
+
 class SegmentAppender:
-    """The writing end of the active segment. Not safe for two threads: the partition's lock is held around
-    it.
+    """Append to the active segment; its end is `end`.
+
+    One thread appends at a time: the partition's lock is held. Other threads may take `segment`, a frozen
+    copy of the facts of that moment.
     """
 
     def __init__(
         self, segment: Segment, log: Handle, index: Handle, times: Handle, builder: IndexBuilder
     ) -> None:
-        self.segment = segment
+        self.base_offset = segment.base_offset
+        self.end = SegmentEnd(segment.size, segment.next_offset, segment.largest_timestamp)
+        """Replaced as a whole when the bytes are in the file: no other thread finds half of an append."""
+        self._segment = segment
         self._log = log
         self._index = index
         self._times = times
@@ -59,6 +72,7 @@ class SegmentAppender:
         """Largest timestamp of the first batch: rolling by time counts from it. -1 without one."""
         self._ahead = segment.size  # up to here the drive was asked to begin
         self._finished: tuple[int, int, int, int] | None = None  # the builder's state before `finish`
+        self._final_entry = b""  # of the time index, written by `finish`
 
     @classmethod
     def create(
@@ -79,9 +93,9 @@ class SegmentAppender:
                 handle.close()
                 files.unlink(handle.path, missing_ok=True)
             raise
-        segment = _writable(files, directory, base_offset, facts)
-        segment.next_offset, segment.largest_timestamp = base_offset, NO_TIMESTAMP
-        return cls(segment, made[0], made[1], made[2], IndexBuilder(base_offset, index_interval_bytes))
+        builder = IndexBuilder(base_offset, index_interval_bytes)
+        segment = _active(files, directory, facts, builder, base_offset)
+        return cls(segment, made[0], made[1], made[2], builder)
 
     @classmethod
     def resume(cls, segment: Segment, *, index_interval_bytes: int) -> SegmentAppender:
@@ -112,8 +126,7 @@ class SegmentAppender:
         for handle, size in ((index, offsets.size_bytes), (time_handle, times.size_bytes)):
             if handle.size() != size:
                 handle.truncate(size)
-        segment.next_offset, segment.largest_timestamp = next_offset, builder.largest_timestamp
-        segment.active = True
+        segment = segment.ending_at(segment.size, next_offset, builder.largest_timestamp, active=True)
         return cls(segment, log, index, time_handle, builder)
 
     @classmethod
@@ -162,16 +175,18 @@ class SegmentAppender:
         # Before anything comes behind these batches: a power cut must not give the file its old name back.
         files.fsync_dir(directory)
         files.fsync_dir(os.path.dirname(file))
-        segment = _writable(files, directory, base_offset, facts)
-        segment.offset_index = OffsetIndex(bytes(builder.offset_entries), base_offset, segment.size)
-        segment.time_index = TimeIndex(bytes(builder.time_entries), base_offset)
-        segment.next_offset, segment.largest_timestamp = (
-            batches[-1].last_offset + 1,
-            builder.largest_timestamp,
-        )
+        segment = _active(files, directory, facts, builder, batches[-1].last_offset + 1)
         appender = cls(segment, log, made[0], made[1], builder)
         appender.rolling_timestamp = batches[0].max_timestamp
         return appender
+
+    @property
+    def segment(self) -> Segment:
+        """The active segment as it is now. It does not change: an append makes another one."""
+        segment, end = self._segment, self.end
+        if segment.size != end.size:
+            segment = self._segment = segment.ending_at(*end, active=True)
+        return segment
 
     def append(self, data: bytes | bytearray | memoryview, batches: Sequence[BatchHeader]) -> None:
         """Writes `data`, which is exactly these batches; their positions count from its beginning.
@@ -209,8 +224,7 @@ class SegmentAppender:
         """`index` feeds the builder; it is told where in the file the data begins."""
         if self._finished is not None:
             self._go_on()
-        segment, builder = self.segment, self._builder
-        start = segment.size
+        builder, start = self._builder, self.end.size
         before = len(builder.offset_entries), len(builder.time_entries)
         self._log.append(data)
         index(start)
@@ -218,10 +232,7 @@ class SegmentAppender:
             self._append_entries(start, *before)
         if start == 0:
             self.rolling_timestamp = first_timestamp
-        segment.largest_timestamp = builder.largest_timestamp
-        # Readers in other threads bound themselves by these two: the bytes are there before the numbers grow.
-        segment.size = start + len(data)
-        segment.next_offset = next_offset
+        self.end = SegmentEnd(start + len(data), next_offset, builder.largest_timestamp)
 
     def _append_entries(self, start: int, first_offset_byte: int, first_time_byte: int) -> None:
         """The builder's entries from these bytes on, of what was written at `start` of the log."""
@@ -237,8 +248,8 @@ class SegmentAppender:
             raise
         self._index_bytes += len(new_offsets)
         self._time_bytes += len(new_times)
-        self.segment.offset_index.extend(new_offsets)
-        self.segment.time_index.extend(new_times)
+        self._segment.offset_index.extend(new_offsets)
+        self._segment.time_index.extend(new_times)
 
     def _take_back(self, size: int) -> None:
         self._log.truncate(size)
@@ -267,7 +278,7 @@ class SegmentAppender:
 
     def sync_ahead(self, least_bytes: int) -> None:
         """A sync will follow: once so much is written since the last time, the drive may begin with it."""
-        size = self.segment.size
+        size = self.end.size
         if size - self._ahead >= least_bytes:
             self._log.start_sync(self._ahead, size - self._ahead)
             self._ahead = size
@@ -288,30 +299,39 @@ class SegmentAppender:
                 self._builder.go_on(state)
                 raise
             self._time_bytes += len(new)
-            self.segment.time_index.extend(new)
-            self._finished = state
+            self._finished, self._final_entry = state, new
 
     def _go_on(self) -> None:
         """The segment was finished for a roll that failed: without this it would have an entry too many."""
         assert self._finished is not None
-        kept = list(self.segment.time_index.entries())[:-1]
-        self._times.truncate(len(kept) * time_index.ENTRY_BYTES)
-        self._time_bytes = len(kept) * time_index.ENTRY_BYTES
-        self.segment.time_index = TimeIndex(
-            b"".join(time_index.pack_entry(e.timestamp, e.offset - self.segment.base_offset) for e in kept),
-            self.segment.base_offset,
-        )
+        self._time_bytes -= len(self._final_entry)
+        self._times.truncate(self._time_bytes)
         self._builder.go_on(self._finished)
         self._finished = None
 
-    def close(self) -> None:
-        self.segment.active = False
+    def close(self) -> Segment:
+        """Close the files and return the segment, which takes no more batches."""
         for handle in (self._log, self._index, self._times):
             handle.close()
+        if self._finished is not None:
+            self._segment.time_index.extend(self._final_entry)
+            self._finished = None
+        return self.segment.ending_at(*self.end, active=False)
 
 
-def _writable(files: Files, directory: str, base_offset: int, facts: FileFacts) -> Segment:
-    segment = Segment(files, directory, base_offset, facts=facts, active=True)
-    segment.offset_index = OffsetIndex(b"", base_offset, 0)
-    segment.time_index = TimeIndex(b"", base_offset)
-    return segment
+def _active(files: Files, directory: str, facts: FileFacts, built: IndexBuilder, next_offset: int) -> Segment:
+    """Return the segment of a file whose batches are those that an index builder met."""
+    base_offset = built.base_offset
+    return Segment(
+        files,
+        directory,
+        base_offset,
+        facts=facts,
+        next_offset=next_offset,
+        largest_timestamp=built.largest_timestamp,
+        active=True,
+        indexes=(
+            OffsetIndex(bytes(built.offset_entries), base_offset, facts.size),
+            TimeIndex(bytes(built.time_entries), base_offset),
+        ),
+    )

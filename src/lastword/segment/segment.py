@@ -17,7 +17,7 @@ import os
 from array import array
 from collections.abc import Iterator
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lastword.errors import DataError, FileVanishedError, NotAPartitionError
 from lastword.files import FileFacts, Files, Handle
@@ -37,10 +37,12 @@ DEFAULT_CHUNK_BYTES = 1 << 20
 
 
 class Segment:
-    """One segment of a partition directory.
+    """One segment of a partition directory, as it was at one moment. Its facts do not change.
 
-    `size` (bytes) is how far it may be read: the file's size, or the end of its last sound batch for one that
-    is being written. `active` marks the one that appends go to; its size and next offset grow.
+    Attributes:
+        size: Bytes that may be read: the file's size, or the end of the last sound batch of a file that is
+            being written.
+        active: Appends go to the segment, so its file may be longer than `size`.
     """
 
     def __init__(
@@ -53,30 +55,47 @@ class Segment:
         suffix: str = "",
         size: int | None = None,
         next_offset: int | None = None,
+        largest_timestamp: int | None = None,
         active: bool = False,
+        indexes: tuple[OffsetIndex, TimeIndex] | None = None,
     ) -> None:
-        self.files = files
-        self.directory = directory
-        self.base_offset = base_offset
-        self.suffix = suffix
-        self.file = self.path(names.LOG)
-        self.size = facts.size if size is None else size
+        self.files: Final = files
+        self.directory: Final = directory
+        self.base_offset: Final = base_offset
+        self.suffix: Final = suffix
+        self.file: Final = self.path(names.LOG)
+        self.size: Final = facts.size if size is None else size
+        self.inode: Final = facts.inode
+        self.mtime_ms: Final = facts.mtime_ms
+        self.active: Final = active
         self._listed_size = facts.size
-        self.inode = facts.inode
-        self.mtime_ms = facts.mtime_ms
-        self.active = active
         self._next_offset = next_offset
-        self._largest_timestamp: int | None = None
+        self._largest_timestamp = largest_timestamp
         self._handle: Handle | None = None
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
+        if indexes is not None:
+            self._offset_index, self._time_index = indexes
         self._ends = array("q")  # of the indexed batches that were looked at; 0: not yet, -1: not sound
 
     @classmethod
     def load(
-        cls, files: Files, directory: str, base_offset: int, *, suffix: str = "", active: bool = False
+        cls,
+        files: Files,
+        directory: str,
+        base_offset: int,
+        *,
+        suffix: str = "",
+        next_offset: int | None = None,
+        largest_timestamp: int | None = None,
+        active: bool = False,
     ) -> Segment:
-        """The segment as it lies there now; FileVanishedError if it does not."""
+        """Return the segment as its file is now; facts that are not given are read when they are needed.
+
+        Raises:
+            FileVanishedError: There is no such file.
+            NotAPartitionError: It is a link, or no regular file.
+        """
         path = os.path.join(directory, names.segment_file(base_offset, names.LOG, suffix))
         facts = files.stat(path)
         if facts is None:
@@ -85,7 +104,42 @@ class Segment:
             raise NotAPartitionError.link(path)
         if facts.kind != "file":
             raise NotAPartitionError.of(path, "regular file")
-        return cls(files, directory, base_offset, facts=facts, suffix=suffix, active=active)
+        return cls(
+            files,
+            directory,
+            base_offset,
+            facts=facts,
+            suffix=suffix,
+            next_offset=next_offset,
+            largest_timestamp=largest_timestamp,
+            active=active,
+        )
+
+    def ending_at(
+        self,
+        size: int,
+        next_offset: int | None = None,
+        largest_timestamp: int | None = None,
+        *,
+        active: bool,
+    ) -> Segment:
+        """Return the segment with another end. Both share the open file and the indexes."""
+        return self._with(
+            size=size, active=active, _next_offset=next_offset, _largest_timestamp=largest_timestamp
+        )
+
+    def with_mtime_now(self) -> Segment:
+        """Return the segment with the modification time that its file has now."""
+        return self._with(mtime_ms=self.mtime_now_ms())
+
+    def read_through(self, files: Files, handle: Handle | None) -> Segment:
+        """Return the segment, read through other files; `handle` is its open log file, if there is one."""
+        return self._with(files=files, _handle=handle)
+
+    def _with(self, **changed: object) -> Segment:
+        segment = Segment.__new__(Segment)
+        segment.__dict__ = self.__dict__ | changed
+        return segment
 
     def __repr__(self) -> str:
         return f"Segment({self.file!r}, {self.size} bytes)"
@@ -105,10 +159,6 @@ class Segment:
             self._next_offset = found
         return self._next_offset
 
-    @next_offset.setter
-    def next_offset(self, offset: int) -> None:
-        self._next_offset = offset
-
     @property
     def largest_timestamp(self) -> int:
         """The largest timestamp in ms; -1 if no record has one. Read from where the time index ends."""
@@ -121,10 +171,6 @@ class Segment:
                 largest = max(largest, header.max_timestamp)
             self._largest_timestamp = largest
         return self._largest_timestamp
-
-    @largest_timestamp.setter
-    def largest_timestamp(self, timestamp: int) -> None:
-        self._largest_timestamp = timestamp
 
     @property
     def first_timestamp(self) -> int:
@@ -145,12 +191,12 @@ class Segment:
         """The log file, opened at first use and closed with the last reference to it."""
         handle = self._handle
         if handle is None:
-            # An active segment may grow between the two looks. A closed one does not: another size under its
-            # inode is another file, for a file system gives the inode of a removed file to the next one.
-            size, grows = max(self.size, self._listed_size), self.active
+            # The file of an active segment may have grown. That of a closed segment does not grow: another
+            # size under its inode is another file, for a file system reuses the inode of a removed file.
+            size = max(self.size, self._listed_size)
             handle = self.files.open_read(self.file)
             facts = handle.stat()
-            if facts.inode != self.inode or facts.size < size or (facts.size > size and not grows):
+            if facts.inode != self.inode or facts.size < size or (facts.size > size and not self.active):
                 handle.close()
                 raise FileVanishedError(f"{self.file} was replaced since it was listed", file=self.file)
             self._handle = handle
@@ -162,20 +208,11 @@ class Segment:
             self._offset_index = OffsetIndex(self._bytes(names.INDEX), self.base_offset, self.size)
         return self._offset_index
 
-    @offset_index.setter
-    def offset_index(self, index: OffsetIndex) -> None:
-        self._offset_index = index
-        self._ends = array("q")
-
     @property
     def time_index(self) -> TimeIndex:
         if self._time_index is None:
             self._time_index = TimeIndex(self._bytes(names.TIME_INDEX), self.base_offset)
         return self._time_index
-
-    @time_index.setter
-    def time_index(self, index: TimeIndex) -> None:
-        self._time_index = index
 
     def _bytes(self, extension: str) -> bytes:
         try:
@@ -254,6 +291,8 @@ class Segment:
             ends.extend(repeat(0, len(index) - len(ends)))
         if not ends[number]:
             entry = index.at(number)
+            if entry.position >= self.size:
+                return 0  # of a batch behind this end of an active segment
             header = self._sound_batch(entry.position)
             ends[number] = -1
             if header is not None and self.base_offset <= header.base_offset:
