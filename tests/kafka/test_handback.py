@@ -26,8 +26,11 @@ from lastword.cleaner.drive import Place, look, rewrite
 from lastword.cleaner.runs import Columns
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
-from lastword.logdir import TopicPartition, inbox
-from lastword.partition import adopting, staged
+from lastword.ingest import commit as committing
+from lastword.ingest import staging
+from lastword.ingest.manifest import Manifest
+from lastword.logdir import TopicPartition
+from lastword.partition import adopting
 from lastword.records.builder import BatchBuilder
 from tests.support.kafka import Broker, Consumed, KafkaRecord, Tools, complaints
 
@@ -175,15 +178,15 @@ def job_commits(root: Path, told: Story) -> None:
     """A job that holds no lock leaves a note of its name in the root; what it staged becomes a segment."""
     builder = BatchBuilder(0)
     builder.append(now_ms(), b"job", b"1")
-    writer = staged.StagedWriter(DEFAULT, str(root), "life1", 0, "j", (0, 0))
+    writer = staging.StagedWriter(DEFAULT, str(root), "life1", 0, "j", 0, 0)
     writer.write(builder.build(0), 1)
     closed = writer.close(sync=True)
     assert closed is not None
-    manifest = inbox.Manifest("j", (closed,), sync=True, writer="nightly", sequence=1)
+    manifest = Manifest("j", (closed,), sync=True, writer="nightly", sequence=1)
     before = len(list((root / "life1-0").glob("*.log")))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(adopting, "MIN_SIZE_RATIO", 0.0)
-        inbox.commit(
+        committing.commit(
             str(root),
             manifest,
             DEFAULT,

@@ -12,8 +12,8 @@ import pytest
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, CorruptFileError, LastwordError, RecordTooLargeError
 from lastword.files import DEFAULT, Files
+from lastword.ingest import apply, staging
 from lastword.partition import adopting
-from lastword.partition import staged as staging
 from lastword.partition.incomplete_commit import BEGUN
 from lastword.partition.log import PartitionLog
 from tests.fakes.failing import KINDS, FailingFiles
@@ -169,7 +169,7 @@ def test_a_file_that_is_gone_and_not_in_the_log_is_missed(tmp_path: Path) -> Non
     (Path(file).parent / BEGUN).write_text('{"log_end": 3}')
     Path(file).unlink()
     with pytest.raises(CorruptFileError, match="not in the log"):
-        staging.take_in(log, "j", [known], sync=False)
+        apply.ingest(log, "j", [known], sync=False)
     log.abandon()
 
 

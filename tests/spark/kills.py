@@ -27,8 +27,7 @@ import pyarrow as pa
 import lastword
 from lastword.files import OsFiles
 from lastword.files.handle import OsHandle
-from lastword.logdir.inbox import Watch
-from lastword.logdir.log_dir import LogDirectory
+from lastword.ingest.apply import Watch, open_to_append
 from tests.spark.conftest import append, create, numbered
 
 HERE = Path(__file__).parent
@@ -141,7 +140,7 @@ def drive(root: Path, notes: Path) -> None:
 
 def hold(root: Path, ready: int) -> None:
     """Another process, that has the directory open to append and takes commits in."""
-    with LogDirectory.open(str(root), "a") as directory:
+    with open_to_append(str(root)) as directory:
         watch = Watch(directory, every_seconds=0.005)
         os.write(ready, b"1")
         time.sleep(60)
@@ -172,7 +171,7 @@ def one_sink_kill(home: Path, kill_at: int, who: str, torn: bool) -> bool:
             os.waitpid(holder, 0)
         elif who == "holder":
             died = True
-    LogDirectory.open(str(root), "a").close()  # what was being taken in is finished by who opens next
+    open_to_append(str(root)).close()  # finishes a commit that was begun
     expected = [row for batch in range(BATCHES) for task in (0, 1) for row in rows_of(batch, task)]
     with lastword.open(root) as logs:
         found = [(r.key, r.value) for r in logs.topic("t").read()]

@@ -25,8 +25,10 @@ from lastword.cleaner.job_files import write_arrays, write_json
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError
 from lastword.files import DEFAULT
-from lastword.logdir import inbox, moved_from
-from lastword.partition import front, incomplete_commit, losses, staged
+from lastword.ingest import manifest as manifests
+from lastword.ingest import staging
+from lastword.logdir import moved_from
+from lastword.partition import front, incomplete_commit, losses
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
 from lastword.segment.txn_index import ENTRY as TXN_ENTRY
@@ -68,7 +70,7 @@ def build(root: Path) -> None:
     job.mkdir()
     write_json(DEFAULT, str(job / "job.json"), {"plan": 1})
     write_arrays(DEFAULT, str(job / "unit-00000.npz"), {"stats": np.arange(5)})
-    writer = staged.StagedWriter(DEFAULT, str(root), "t", 2, "load", (0, 0))
+    writer = staging.StagedWriter(DEFAULT, str(root), "t", 2, "load", 0, 0)
     builder = BatchBuilder(0)
     builder.append(NOW_MS, b"k", b"staged")
     writer.write(builder.build(0), 1)
@@ -76,12 +78,12 @@ def build(root: Path) -> None:
     assert file is not None
     begun = Path(incomplete_commit.staging_dir(str(third), "load")) / incomplete_commit.BEGUN
     incomplete_commit.BEGUN_FORM.save(DEFAULT, str(begun), {"log_end": 24})
-    manifest = inbox.Manifest("load", (file,), sync=True, writer="w", sequence=4)
+    manifest = manifests.Manifest("load", (file,), sync=True, writer="w", sequence=4)
     (root / f"{names.INBOX}{NOW_MS:020d}-load").write_bytes(manifest.encoded())
-    writers = inbox.Writers({})
+    writers = manifests.Writers({})
     writers.note("w", 3, NOW_MS)
     writers.save(DEFAULT, str(root))
-    inbox.REFUSED_FORM.save(DEFAULT, str(root / f"{names.REFUSED}{1:020d}-gone"), {"reason": "damaged"})
+    manifests.REFUSED_FORM.save(DEFAULT, str(root / f"{names.REFUSED}{1:020d}-gone"), {"reason": "damaged"})
     assert verify(root) == set(), verify(root)
 
 
@@ -129,7 +131,7 @@ def mutants(root: Path, rng: random.Random) -> Iterator[Mutant]:
 def excused(mutant: Mutant) -> str | None:
     """Why this mutant may stay unnamed; None: it may not."""
     name, after = mutant.path.name, mutant.after
-    if name in (names.LOCK, names.CLEAN_SHUTDOWN) or name.startswith((staged.COMMITTED, staged.OPEN)):
+    if name in (names.LOCK, names.CLEAN_SHUTDOWN) or name.startswith((staging.COMMITTED, staging.OPEN)):
         return "only that the file is there counts; its absence is a valid state"
     parsed = names.parse_segment_file(name)
     if after is None:

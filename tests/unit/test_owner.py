@@ -17,7 +17,7 @@ import pytest
 import lastword
 from lastword.errors import WrongUserError
 from lastword.files import OsFiles
-from lastword.partition.staged import StagedWriter
+from lastword.ingest.staging import StagedWriter
 
 NOBODY = pwd.getpwnam("nobody")
 OTHER = 12_345
@@ -85,7 +85,7 @@ def test_what_root_stages_belongs_to_the_owner(root: Path) -> None:
     """A task of Spark stages files in the partition without the lock."""
     give_away(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o750, file=0o640)
     files = OsFiles()
-    writer = StagedWriter(files, str(root), "users", 0, "a" * 32, (0, 0))
+    writer = StagedWriter(files, str(root), "users", 0, "a" * 32, 0, 0)
     writer.write(b"x" * 100, 1)
     writer.close(sync=True)
     assert misfits(root, NOBODY.pw_uid, NOBODY.pw_gid, folder=0o750, file=0o640) == {}

@@ -21,8 +21,8 @@ from lastword.api.topics import Topics
 from lastword.config import remove_topic_settings, write_topic_settings
 from lastword.config.keywords import Keywords
 from lastword.errors import UsageError
+from lastword.ingest.apply import Watch
 from lastword.logdir import SetAside, move
-from lastword.logdir.inbox import Watch
 from lastword.values import table_html
 
 
@@ -160,7 +160,7 @@ class LogDir(Topics):
     _watches: tuple[Watch, ...] = ()
 
     def _watch_inboxes(self) -> None:
-        """Take in what writers in other processes commit (Spark's tasks), for as long as this is open."""
+        """Ingest the commits of writers in other processes, as long as this is open."""
         self._watches = tuple(Watch(directory) for directory in self._directories)
 
     def sync(self) -> None:

@@ -20,6 +20,7 @@ from lastword.config.keywords import Keywords
 from lastword.config.settings import FILE_NAME
 from lastword.errors import LastwordError, LogDirLockedError, StorageError, UsageError
 from lastword.files import Files
+from lastword.ingest.apply import open_to_append
 from lastword.logdir import LogDirectory, Spread
 from lastword.logdir.broker import BrokerSettings
 
@@ -139,14 +140,15 @@ def _directory(
     path: str, mode: Mode, files: Files, clock: Clock, load: Callable[[], Settings]
 ) -> LogDirectory:
     """Open one. LogDirLockedError names the object of this process that has it open."""
+    opens = partial(open_to_append, path) if mode == "a" else partial(LogDirectory.open, path, mode)
     try:
-        return LogDirectory.open(path, mode, files, clock, load)
+        return opens(files, clock, load)
     except LogDirLockedError as error:
         if error.pid != os.getpid():
             raise
     gc.collect()  # one that was let go of without a close frees its lock
     try:
-        return LogDirectory.open(path, mode, files, clock, load)
+        return opens(files, clock, load)
     except LogDirLockedError as error:
         holder = next((one for one in writers() if _among(path, one.paths)), None)
         if holder is not None and error.pid == os.getpid():

@@ -4,9 +4,8 @@ Stands on `partition`. `log_dir.py` opens one, to read without a lock or to appe
 `open_partitions.py` holds the logs that are open, `bounds.py` moves where they start, end and are clean to;
 `discover.py` says what in a root is a partition; `checkpoints.py` and `identity.py` are the small files
 around them.
-`spread.py` makes one of several directories, `move.py` takes a partition from one to another. `inbox.py`
-takes in what writers without the lock commit; `ledgers.py` keeps the garbage accounts of all partitions
-within their memory. Start reading at log_dir.py.
+`spread.py` makes one of several directories, `move.py` takes a partition from one to another. `ledgers.py`
+keeps the garbage accounts of all partitions within their memory. Start reading at log_dir.py.
 """
 
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition

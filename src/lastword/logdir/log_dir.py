@@ -34,7 +34,6 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.files import FileLock, Files
-from lastword.logdir import inbox
 from lastword.logdir.bounds import Bounds
 from lastword.logdir.broker import BrokerSettings
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition
@@ -136,11 +135,6 @@ class LogDirectory:
         fresh = check_writable(files, root)
         opened = cls(root, mode, files, clock or SystemClock(), load, rng or random.SystemRandom())
         opened._take(fresh)
-        try:
-            opened._take_in_commits()
-        except BaseException:
-            opened.close()
-            raise
         return opened
 
     def _take(self, fresh: bool) -> None:
@@ -174,16 +168,6 @@ class LogDirectory:
         except BaseException:
             self._file_lock.release()
             raise
-
-    def _take_in_commits(self) -> None:
-        """What writers have committed while nobody held the lock, and what a crash interrupted, before
-        anything else is appended. What cannot be taken in now stays where it is."""
-        if not inbox.pending(self.files, self.path):
-            return
-        try:
-            inbox.take_in(self)
-        except LastwordError as error:
-            inbox.log.warning("lastword: the inbox of %s: %s", self.path, error)
 
     def __enter__(self) -> LogDirectory:
         return self

@@ -7,7 +7,7 @@ a segment ends) and `durability.py` (what is synced when). `view.py` is the read
 leaves. `open.py` puts right what a crash left (`leftovers.py`, `damage.py`). `producer_state.py` is what a
 partition remembers of its producers, `replay.py` how that is found again, `named.py` the journal of producers
 with names. `leases.py` is how far readers have come, for whoever drops tombstones, `lessee.py` their own side
-of it; `staged.py` holds batches that wait for a commit. Start reading at log.py.
+of it; `incomplete_commit.py` notes where a commit begins until it is complete. Start reading at log.py.
 """
 
 from lastword.partition.appending import AppendedBatch

@@ -5,7 +5,7 @@
 <root>/meta.properties  .kafka_cleanshutdown     Kafka's
 <root>/*-checkpoint                              text checkpoints (logdir.checkpoints)
 <root>/lastword.toml  lastword.partitions        ours
-<root>/lastword.inbox-*  lastword.applying-*  lastword.refused-*  lastword.writers   ours (logdir.inbox)
+<root>/lastword.inbox-*  lastword.applying-*  lastword.refused-*  lastword.writers   ours (ingest.manifest)
 <root>/<topic>-<partition>/                      one partition; the number follows the *last* dash
 <root>/<topic>-<partition>.<32 hex>-delete       being deleted; also -future (moving) and -stray (not served)
     <20 digits>.log .index .timeindex .txnindex  one segment; the number is its base offset
@@ -51,7 +51,7 @@ FIRST_DIRTY = "cleaner-offset-checkpoint"
 SETTINGS = "lastword.toml"
 PARTITION_LIST = "lastword.partitions"
 INBOX = "lastword.inbox-"
-"""`lastword.inbox-<number>-<job>`: a commit that waits to be taken in (logdir.inbox)."""
+"""`lastword.inbox-<number>-<commit>`: a commit that waits to be ingested (ingest.manifest)."""
 APPLYING = "lastword.applying-"
 REFUSED = "lastword.refused-"
 WRITERS = "lastword.writers"

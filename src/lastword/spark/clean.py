@@ -84,14 +84,13 @@ def clean(
 
     path = shared_log(path)
     from lastword.cleaner.report import CleanRound
-    from lastword.logdir.inbox import Watch
-    from lastword.logdir.log_dir import LogDirectory
+    from lastword.ingest.apply import Watch, open_to_append
     from lastword.spark import sharded as distributed
     from lastword.spark.frames import frame_of
     from lastword.spark.tasks import as_answered
 
     with ExitStack() as held:
-        directory = held.enter_context(LogDirectory.open(path, "a"))
+        directory = held.enter_context(open_to_append(path))
         held.callback(Watch(directory).close)  # writers go on while this holds the lock
         publishing = Publishing(directory)
         chosen = _chosen(directory, topic, partition)

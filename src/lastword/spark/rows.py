@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lastword.clock import SystemClock
 from lastword.errors import KeyRequiredError, RecordTooLargeError, SparkOptionError
 from lastword.files import DEFAULT, Files
-from lastword.partition import staged
+from lastword.ingest.staging import StagedFile, StagedWriter
 from lastword.spark.option_values import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.targets import Target, existing_target
@@ -37,7 +37,7 @@ class Waiting:
     """Rows on their way into one topic, with the partition of each, and the attempt's files there."""
 
     target: Target
-    writers: dict[int, staged.StagedWriter] = field(default_factory=dict)
+    writers: dict[int, StagedWriter] = field(default_factory=dict)
     parts: list[pa.RecordBatch] = field(default_factory=list)
     numbers: list[np.ndarray] = field(default_factory=list)
     size_bytes: int = 0
@@ -80,7 +80,7 @@ class TaskRows:
         for topic, indices in _groups_of(batch.column(self._columns.topic)):
             self._keep(self._known(topic), rows.take(indices), batch.take(indices))
 
-    def finish(self) -> tuple[staged.StagedFile, ...]:
+    def finish(self) -> tuple[StagedFile, ...]:
         """Pack the rest; the files of this attempt, synced if the write is acknowledged at `disk`."""
         for waiting in self._waiting.values():
             self._pack(waiting)
@@ -92,7 +92,7 @@ class TaskRows:
         for writer in self._writers():
             writer.remove()
 
-    def _writers(self) -> list[staged.StagedWriter]:
+    def _writers(self) -> list[StagedWriter]:
         return [writer for waiting in self._waiting.values() for writer in waiting.writers.values()]
 
     def _known(self, topic: str | None) -> Target:
@@ -190,8 +190,8 @@ class TaskRows:
 
         target, writer = waiting.target, waiting.writers.get(number)
         if writer is None:
-            given = self._files, self._options.path, target.topic, number, self._job, self._task
-            writer = waiting.writers[number] = staged.StagedWriter(*given)
+            given = self._files, self._options.path, target.topic, number, self._job, *self._task
+            writer = waiting.writers[number] = StagedWriter(*given)
         self._room = self._room or Room()
         most = target.max_message_bytes
         size = min(BATCH_BYTES, most)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import KeyRequiredError, LogDirLockedError, SparkOptionError
 from lastword.files import DEFAULT, Files
+from lastword.ingest.apply import open_to_append
 from lastword.logdir.discover import discover
 from lastword.logdir.log_dir import LogDirectory
 from lastword.segment import names
@@ -92,7 +93,7 @@ def _locked(options: WriteOptions) -> LogDirectory:
     deadline = time.monotonic() + min(options.commit_timeout_ms / 1000, LOCK_PATIENCE_SECONDS)
     while True:
         try:
-            return LogDirectory.open(options.path, "a")
+            return open_to_append(options.path)
         except LogDirLockedError as error:
             if time.monotonic() >= deadline:
                 error.remedy = f"make topic {options.topic} in that process: create_topic; or stop it"

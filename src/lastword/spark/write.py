@@ -2,9 +2,9 @@
 
 Where it runs. `writer(...)` once (of a stream: once a micro-batch), in a Python process beside the driver: it
 checks the frame and makes the topic if it is new. `write()` once for each attempt of each task, in a worker:
-it packs rows into record batches and stages them (`partition.staged`). `commit()` once, beside the driver: it
-puts one manifest into the directory's inbox (`logdir.inbox`) and waits until it has been taken in, by
-itself if nobody holds the lock, else by who does; `abort()` instead, if the job failed.
+it packs rows into record batches and stages them (`ingest.staging`). `commit()` once, beside the driver: it
+puts one manifest into the directory's inbox (`ingest.manifest`) and waits until it is ingested: by this
+process if the lock is free, otherwise by the holder of the lock. `abort()` instead, if the job failed.
 
 What travels. The writer to the tasks; from each task a `StagedMessage` with the files of that attempt.
 
@@ -20,8 +20,9 @@ soon as somebody opens the directory to append.
 
 Once. A stream names itself and its batch (`query id`, `batch id`), a batch may do so by the options
 `producer` and `sequence`: what was taken in under such a name, for the same option `topic`, is not taken in
-again, whoever runs it again. A name is forgotten a month after its last batch (`inbox.KEEP_WRITERS_MS`).
-What a job staged that died before its commit is removed after a week, never by guess.
+again, whoever runs it again. A name is forgotten a month after its last batch
+(`ingest.manifest.KEEP_WRITERS_MS`). What a job staged that died before its commit is removed after a week,
+never by guess.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ from pyspark.sql.datasource import (
 
 from lastword.errors import SparkOptionError
 from lastword.files import DEFAULT, Files
-from lastword.logdir import inbox
+from lastword.ingest import staging
+from lastword.ingest.commit import commit
+from lastword.ingest.manifest import Manifest, Writers, pending_commits
+from lastword.ingest.staging import StagedFile
 from lastword.logdir.log_dir import LogDirectory
-from lastword.partition import staged
 from lastword.partition.incomplete_commit import discard
 from lastword.spark.brief import brief
 from lastword.spark.option_values import WriteOptions
@@ -83,7 +86,7 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
         )
     job = Job(uuid.uuid4().hex, options, columns, target, directory.directory(*home), stream)
     if not stream:
-        staged.open_job(DEFAULT, job.home, job.name)
+        staging.open_staging(DEFAULT, job.home, job.name)
     return job
 
 
@@ -91,7 +94,7 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
 class StagedMessage(WriterCommitMessage):
     """What one task has staged, under which job; of a stream also which query it is."""
 
-    files: tuple[staged.StagedFile, ...]
+    files: tuple[StagedFile, ...]
     job: str
     writer: str | None = None
 
@@ -147,8 +150,8 @@ class Job:
     def _is_over(self, writer: str | None, batch: int) -> bool:
         """Did the job end while this attempt was staging? Then nobody will ask for its files."""
         if writer is None:
-            return not staged.job_is_open(DEFAULT, self.home, self.name)
-        return inbox.Writers.load(DEFAULT, self.options.path).last(writer) >= batch
+            return not staging.is_staging_open(DEFAULT, self.home, self.name)
+        return Writers.load(DEFAULT, self.options.path).last(writer) >= batch
 
     def commit(
         self, messages: list[WriterCommitMessage | None], writer: str | None, sequence: int | None
@@ -161,15 +164,15 @@ class Job:
             return
         job = told[0].job
         path = self.options.path
-        if sequence is not None and inbox.Writers.load(DEFAULT, path).last(writer) >= sequence:
+        if sequence is not None and Writers.load(DEFAULT, path).last(writer) >= sequence:
             log.warning(
                 "lastword: batch %d of %s came before, or one above it: it adds nothing", sequence, writer
             )
-        staged.close_job(DEFAULT, self.home, job)
-        manifest = inbox.Manifest(
+        staging.close_staging(DEFAULT, self.home, job)
+        manifest = Manifest(
             job, tuple(files), sync=self.options.ack == "disk", writer=writer, sequence=sequence
         )
-        inbox.commit(
+        commit(
             path,
             manifest,
             DEFAULT,
@@ -183,8 +186,8 @@ class Job:
         nothing of a commit that may still come in."""
         jobs = {self.name, *(one.job for one in messages if isinstance(one, StagedMessage))}
         for job in jobs:
-            staged.close_job(DEFAULT, self.home, job)
-            if not inbox.holds(DEFAULT, self.options.path, job):
+            staging.close_staging(DEFAULT, self.home, job)
+            if job not in pending_commits(DEFAULT, self.options.path):
                 discard_job(self.options.path, job)
 
 

@@ -18,9 +18,11 @@ from lastword.cleaner import job, job_files, quarantine
 from lastword.errors import CorruptFileError, LastwordError, UsageError
 from lastword.files import Files
 from lastword.files.framed import Framed
-from lastword.logdir import inbox, moved_from
+from lastword.ingest.manifest import REFUSED_FORM, WRITERS_FORM, Manifest
+from lastword.ingest.staging import COMMITTED, OPEN
+from lastword.logdir import moved_from
 from lastword.logdir.spread import read_partition_list
-from lastword.partition import front, incomplete_commit, leases, losses, staged
+from lastword.partition import front, incomplete_commit, leases, losses
 from lastword.partition.named import read_journal
 from lastword.partition.synced import decode_mark
 from lastword.segment import names
@@ -168,8 +170,9 @@ def _begun(files: Files, path: str) -> Fields:
 
 
 def _manifest(files: Files, path: str) -> Fields:
-    manifest = inbox.Manifest.decoded(files.read_bytes(path), path)
-    for name in ("job", "sync", "writer", "sequence"):
+    manifest = Manifest.decoded(files.read_bytes(path), path)
+    yield "job", manifest.commit_id
+    for name in ("sync", "writer", "sequence"):
         yield name, str(getattr(manifest, name))
     for file in manifest.files:
         where = f"{file.topic}-{file.partition}"
@@ -233,8 +236,8 @@ _NAMES: dict[str, Reader] = {
 }
 _PREFIXES: dict[str, Reader] = {
     names.LEASE: _typed(leases.FORM, _lease),
-    staged.COMMITTED: _marker,
-    staged.OPEN: _marker,
+    COMMITTED: _marker,
+    OPEN: _marker,
 }
 _NAMES_BELOW: dict[str, Reader] = {incomplete_commit.BEGUN: _begun}
 _EXTENSIONS_BELOW: dict[str, Reader] = {
@@ -247,12 +250,12 @@ _ROOT_NAMES: dict[str, Reader] = {
     names.LOCK: _marker,
     names.SETTINGS: _settings,
     names.PARTITION_LIST: _partition_list,
-    names.WRITERS: _framed(inbox.WRITERS_FORM),
+    names.WRITERS: _framed(WRITERS_FORM),
 }
 _ROOT_PREFIXES: dict[str, Reader] = {
     names.INBOX: _manifest,
     names.APPLYING: _manifest,
-    names.REFUSED: _framed(inbox.REFUSED_FORM),
+    names.REFUSED: _framed(REFUSED_FORM),
 }
 JOBS = (job.PREFIX, job.PLANNED)
 """Beginnings of the names of the private directories of a cleaning that is shared out."""

@@ -442,9 +442,9 @@ def _verify_root_files(files: Files, root: str, account: Account) -> None:
 
 
 def _verify_staged(files: Files, root: str, path: str, account: Account) -> None:
-    """The staged files that a commit names, unless it was taken in meanwhile."""
-    from lastword.logdir.inbox import Manifest
-    from lastword.partition import staged
+    """The staged files that a commit names, unless the commit was ingested meanwhile."""
+    from lastword.ingest import staging
+    from lastword.ingest.manifest import Manifest
 
     try:
         manifest = Manifest.decoded(files.read_bytes(path), path)
@@ -452,8 +452,8 @@ def _verify_staged(files: Files, root: str, path: str, account: Account) -> None
             directory = os.path.join(root, names.partition_dir(topic, partition))
             own = [one for one in manifest.files if (one.topic, one.partition) == (topic, partition)]
             try:
-                staged.check(files, directory, manifest.job, own)
-                staged.check_batches(files, directory, manifest.job, own)
+                staging.check(files, directory, manifest.commit_id, own)
+                staging.check_batches(files, directory, manifest.commit_id, own)
             except DataError as error:
                 if files.exists(path):
                     remedy = (

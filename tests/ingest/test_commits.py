@@ -16,10 +16,13 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import BusyError, CorruptFileError, DataError, DiskFullError, LastwordError
 from lastword.files import DEFAULT, Files, OsFiles
-from lastword.logdir import inbox, side_by_side
+from lastword.ingest import apply, staging
+from lastword.ingest import commit as committing
+from lastword.ingest.apply import open_to_append
+from lastword.ingest.manifest import Manifest, next_number, pending
 from lastword.logdir.log_dir import LogDirectory
 from lastword.logdir.move import move
-from lastword.partition import adopting, block, staged
+from lastword.partition import adopting, block
 from lastword.records.builder import BatchBuilder
 from lastword.retention.expire import expire
 from tests.fakes.forgetful import ForgetfulFiles
@@ -44,11 +47,11 @@ def batch(*values: str) -> bytes:
 
 def stage(
     root: Path, job: str, parts: dict[int, list[str]], files: Files = DEFAULT
-) -> tuple[staged.StagedFile, ...]:
+) -> tuple[staging.StagedFile, ...]:
     """One attempt's files: a batch for each value of each partition."""
     found = []
     for number, values in parts.items():
-        writer = staged.StagedWriter(files, str(root), "t", number, job, (0, 0))
+        writer = staging.StagedWriter(files, str(root), "t", number, job, 0, 0)
         for value in values:
             writer.write(batch(value), 1)
         closed = writer.close(sync=True)
@@ -57,9 +60,9 @@ def stage(
     return tuple(found)
 
 
-def commit(root: Path, manifest: inbox.Manifest, files: Files = DEFAULT, patience: float = 5.0) -> None:
+def commit(root: Path, manifest: Manifest, files: Files = DEFAULT, patience: float = 5.0) -> None:
     clock = ManualClock(NOW_MS)
-    inbox.commit(
+    committing.commit(
         str(root),
         manifest,
         files,
@@ -87,7 +90,7 @@ def leftovers(root: Path) -> list[str]:
 
 def test_nobody_holds_the_lock(tmp_path: Path) -> None:
     make(tmp_path)
-    commit(tmp_path, inbox.Manifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True))
+    commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: ["a", "b"], 1: ["c"]}), sync=True))
     assert values(tmp_path) == {0: ["a", "b"], 1: ["c"]} and leftovers(tmp_path) == []
 
 
@@ -105,7 +108,7 @@ def test_who_holds_the_lock_takes_in_while_others_append(tmp_path: Path) -> None
         try:
             for n in range(5):
                 files = stage(tmp_path, f"j{n}", {0: [f"{n}a", f"{n}b"], 1: [f"{n}c"]})
-                commit(tmp_path, inbox.Manifest(f"j{n}", files, sync=False))
+                commit(tmp_path, Manifest(f"j{n}", files, sync=False))
         finally:
             done.set()
             thread.join()
@@ -122,9 +125,7 @@ def test_a_batch_is_one_run_in_its_partition(tmp_path: Path) -> None:
             target=lambda: [logs.topic("t").append(b"m", b"m", partition=0) for _ in range(200)]
         )
         mine.start()
-        commit(
-            tmp_path, inbox.Manifest("j", stage(tmp_path, "j", {0: [str(n) for n in range(50)]}), sync=False)
-        )
+        commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: [str(n) for n in range(50)]}), sync=False))
         mine.join()
     found = values(tmp_path)[0]
     first = found.index("0")
@@ -133,40 +134,40 @@ def test_a_batch_is_one_run_in_its_partition(tmp_path: Path) -> None:
 
 def test_commits_come_in_in_their_order(tmp_path: Path) -> None:
     make(tmp_path)
-    with LogDirectory.open(str(tmp_path), "a"):  # holds the lock and does not look
+    with open_to_append(str(tmp_path)):  # holds the lock and does not look
         for n in range(3):
-            manifest = inbox.Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
-            number = inbox._next_number(DEFAULT, str(tmp_path), NOW_MS)
+            manifest = Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
+            number = next_number(DEFAULT, str(tmp_path), NOW_MS)
             DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j{n}", manifest.encoded())
-    with LogDirectory.open(str(tmp_path), "a"):
+    with open_to_append(str(tmp_path)):
         pass
     assert values(tmp_path)[0] == ["0", "1", "2"]
 
 
 def test_a_broker_that_does_not_look_makes_it_fail_and_nothing_is_written(tmp_path: Path) -> None:
     make(tmp_path)
-    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
-    with LogDirectory.open(str(tmp_path), "a"), pytest.raises(BusyError, match="nothing was written"):
+    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    with open_to_append(str(tmp_path)), pytest.raises(BusyError, match="nothing was written"):
         commit(tmp_path, manifest, patience=0.1)
     assert values(tmp_path) == {0: [], 1: []}
-    assert not inbox.pending(DEFAULT, str(tmp_path))
+    assert not pending(DEFAULT, str(tmp_path))
 
 
 def test_the_same_batch_of_the_same_writer_comes_in_once(tmp_path: Path) -> None:
     make(tmp_path)
     for job, sequence in (("a", 0), ("b", 0), ("c", 1), ("d", 0), ("e", 2)):
         files = stage(tmp_path, job, {0: [job], 1: [job]})
-        commit(tmp_path, inbox.Manifest(job, files, sync=False, writer="q", sequence=sequence))
+        commit(tmp_path, Manifest(job, files, sync=False, writer="q", sequence=sequence))
     assert values(tmp_path) == {0: ["a", "c", "e"], 1: ["a", "c", "e"]} and leftovers(tmp_path) == []
 
 
 def test_a_damaged_staged_file_is_refused_and_the_next_commit_comes_in(tmp_path: Path) -> None:
     make(tmp_path)
-    bad = inbox.Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y"]}), sync=True)
+    bad = Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y"]}), sync=True)
     next((tmp_path / "t-1").rglob("*.batches")).write_bytes(b"short")
-    with pytest.raises(DataError, match="not as its task left it"):
+    with pytest.raises(DataError, match="not as its writer left it"):
         commit(tmp_path, bad)
-    commit(tmp_path, inbox.Manifest("good", stage(tmp_path, "good", {0: ["a"]}), sync=True))
+    commit(tmp_path, Manifest("good", stage(tmp_path, "good", {0: ["a"]}), sync=True))
     assert values(tmp_path) == {0: ["a"], 1: []}  # all files are looked at before the first is taken in
 
 
@@ -176,9 +177,9 @@ def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(
 ) -> None:
     monkeypatch.setattr(adopting, "MIN_SIZE_RATIO", ratio)
     make(tmp_path)
-    first = inbox.Manifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True)
+    first = Manifest("first", stage(tmp_path, "first", {0: ["a"], 1: ["b"]}), sync=True)
     commit(tmp_path, first)
-    bad = inbox.Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y", "z"]}), sync=True)
+    bad = Manifest("bad", stage(tmp_path, "bad", {0: ["x"], 1: ["y", "z"]}), sync=True)
     file = next((tmp_path / "t-1").rglob("*.batches"))
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(DataError, match="CRC"):
@@ -188,31 +189,29 @@ def test_a_staged_byte_that_changed_is_met_before_anything_is_appended(
 
 def test_a_topic_that_is_gone_is_refused(tmp_path: Path) -> None:
     make(tmp_path)
-    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
     with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
         logs.delete_topic("t")
-        with pytest.raises(DataError, match="t-0 is not there any more"):
+        with pytest.raises(DataError, match="t-0 does not exist any more"):
             commit(tmp_path, manifest)
 
 
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
     make(tmp_path)
     (tmp_path / "lastword.inbox-00000000000000000001-j").write_bytes(b"00000000 {}")
-    with LogDirectory.open(str(tmp_path), "a"):
+    with open_to_append(str(tmp_path)):
         pass
     assert "no commit" in (tmp_path / "lastword.refused-00000000000000000001-j").read_text()
     with pytest.raises(CorruptFileError):
-        inbox.Manifest.decoded(b"zz", "f")
+        Manifest.decoded(b"zz", "f")
 
 
 def test_a_damaged_memory_of_writers_stops_commits_with_names(tmp_path: Path) -> None:
     make(tmp_path)
-    commit(tmp_path, inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True, writer="q", sequence=0))
+    commit(tmp_path, Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True, writer="q", sequence=0))
     (tmp_path / "lastword.writers").write_text("{")
     with pytest.raises(DataError, match="which batches were written is not known"):
-        commit(
-            tmp_path, inbox.Manifest("k", stage(tmp_path, "k", {0: ["b"]}), sync=True, writer="q", sequence=1)
-        )
+        commit(tmp_path, Manifest("k", stage(tmp_path, "k", {0: ["b"]}), sync=True, writer="q", sequence=1))
     assert values(tmp_path)[0] == ["a"]
 
 
@@ -224,20 +223,20 @@ def test_a_full_drive_leaves_the_commit_to_be_taken_in_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, much_bytes: int
 ) -> None:
     make(tmp_path)
-    monkeypatch.setattr(side_by_side, "MUCH_BYTES", much_bytes)
+    monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
 
     def full(call: object) -> LastwordError | None:
         return DiskFullError("full") if full.on and "append" in str(call) and ".log" in str(call) else None  # type: ignore[attr-defined]
 
     full.on = True  # type: ignore[attr-defined]
     files = RecordingFiles(OsFiles(), fail=full)
-    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
-    number = inbox._next_number(DEFAULT, str(tmp_path), NOW_MS)
+    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), sync=True)
+    number = next_number(DEFAULT, str(tmp_path), NOW_MS)
     DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{number:020d}-j", manifest.encoded())
-    LogDirectory.open(str(tmp_path), "a", files, ManualClock(NOW_MS)).close()
-    assert inbox.pending(DEFAULT, str(tmp_path))
+    open_to_append(str(tmp_path), files, ManualClock(NOW_MS)).close()
+    assert pending(DEFAULT, str(tmp_path))
     full.on = False  # type: ignore[attr-defined]
-    LogDirectory.open(str(tmp_path), "a", files, ManualClock(NOW_MS)).close()
+    open_to_append(str(tmp_path), files, ManualClock(NOW_MS)).close()
     assert values(tmp_path) == {0: ["a"], 1: ["b"]}
 
 
@@ -250,7 +249,7 @@ def test_killed_at_every_step_and_run_again(
     """A driver dies before each change that it makes, and half-way in each append. Then somebody opens the
     directory; a stream runs its batch again. All of it is there once, or nothing is and nothing was
     committed."""
-    monkeypatch.setattr(side_by_side, "MUCH_BYTES", much_bytes)
+    monkeypatch.setattr(apply, "PARALLEL_BYTES", much_bytes)
     monkeypatch.setattr(adopting, "MIN_SIZE_RATIO", ratio)
     sequence = None if writer is None else 7
     outcomes = set()
@@ -259,7 +258,7 @@ def test_killed_at_every_step_and_run_again(
         make(root)
         with lastword.open(root, "a", log_cleaner_enable=False, clock=ManualClock(NOW_MS)) as logs:
             logs.topic("t").append(b"before", b"before", partition=0)
-        manifest = inbox.Manifest(
+        manifest = Manifest(
             "j", stage(root, "j", {0: ["a", "b"], 1: ["c"]}), True, writer=writer, sequence=sequence
         )
         files = RecordingFiles(OsFiles(), stop_at=step, torn=torn)
@@ -271,13 +270,13 @@ def test_killed_at_every_step_and_run_again(
             break
         finally:
             files.stop()
-        LogDirectory.open(str(root), "a", clock=ManualClock(NOW_MS)).close()
+        open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
         found = values(root)
         assert found in ({0: ["before"], 1: []}, {0: ["before", "a", "b"], 1: ["c"]}), (step, torn)
         outcomes.add(len(found[1]))
         if writer is not None:
             again = stage(root, "again", {0: ["a", "b"], 1: ["c"]})
-            commit(root, inbox.Manifest("again", again, True, writer=writer, sequence=sequence))
+            commit(root, Manifest("again", again, True, writer=writer, sequence=sequence))
             assert values(root) == {0: ["before", "a", "b"], 1: ["c"]}, (step, torn)
             # What died with its driver goes by age: its files, if it had not committed.
             assert all("staging-j/" in name or name.endswith(".tmp") for name in leftovers(root))
@@ -295,7 +294,7 @@ def three_tasks(root: Path, job: str, sizes: tuple[int, ...], files: Files = DEF
     """Staged for partition 0 by as many tasks: so many batches each."""
     found = []
     for task, size in enumerate(sizes):
-        writer = staged.StagedWriter(files, str(root), "t", 0, job, (task, 0))
+        writer = staging.StagedWriter(files, str(root), "t", 0, job, task, 0)
         for number in range(size):
             writer.write(batch(f"{job}{task}{number}"), 1)
         found.append(writer.close(sync=True))
@@ -318,14 +317,14 @@ def test_killed_while_files_become_segments(
             logs.topic("t").append(b"before", b"before")
         files = RecordingFiles(OsFiles(), stop_at=step, torn=torn)
         try:
-            commit(root, inbox.Manifest("j", three_tasks(root, "j", sizes), True), files)
+            commit(root, Manifest("j", three_tasks(root, "j", sizes), True), files)
         except Stopped:
             pass
         else:
             break
         finally:
             files.stop()
-        LogDirectory.open(str(root), "a", clock=ManualClock(NOW_MS)).close()
+        open_to_append(str(root), clock=ManualClock(NOW_MS)).close()
         found = values(root)[0]
         assert found in (["before"], wanted), (step, torn)
         outcomes.add(len(found))
@@ -350,9 +349,7 @@ def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: py
     allowed: list[list[str]] = [[]]
     for sequence, sizes in enumerate([(2, 2), (1, 2, 1), (3, 2)]):
         job = "jkl"[sequence]
-        manifest = inbox.Manifest(
-            job, three_tasks(root, job, sizes, files), True, writer="q", sequence=sequence
-        )
+        manifest = Manifest(job, three_tasks(root, job, sizes, files), True, writer="q", sequence=sequence)
         commit(root, manifest, files)
         files.mark(f"returned {job}")
         new = [f"{job}{task}{n}" for task, size in enumerate(sizes) for n in range(size)]
@@ -363,7 +360,7 @@ def test_a_power_cut_while_files_become_segments(tmp_path: Path, monkeypatch: py
             continue
         target = tmp_path / "image"
         image.write(target)
-        LogDirectory.open(str(target), "a", clock=ManualClock(NOW_MS)).close()
+        open_to_append(str(target), clock=ManualClock(NOW_MS)).close()
         found = values(target)[0]
         assert found in allowed[len(image.marks) :], image.label
         seen.add(len(found))
@@ -382,7 +379,7 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for sequence, (job, parts) in enumerate(
         {"j": {0: ["a", "b"], 1: ["c"]}, "k": {0: ["d"], 1: ["e"]}}.items()
     ):
-        manifest = inbox.Manifest(job, stage(root, job, parts, files), True, writer="q", sequence=sequence)
+        manifest = Manifest(job, stage(root, job, parts, files), True, writer="q", sequence=sequence)
         commit(root, manifest, files)
         files.mark(f"returned {job}")
     none, one, both = {0: [], 1: []}, {0: ["a", "b"], 1: ["c"]}, {0: ["a", "b", "d"], 1: ["c", "e"]}
@@ -392,7 +389,7 @@ def test_a_power_cut_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             continue
         target = tmp_path / "image"
         image.write(target)
-        LogDirectory.open(str(target), "a", clock=ManualClock(NOW_MS)).close()
+        open_to_append(str(target), clock=ManualClock(NOW_MS)).close()
         allowed = [none, one, both][len(image.marks) :]
         found = values(target)
         assert found in allowed, image.label
@@ -406,17 +403,17 @@ def test_the_lock_is_free_again_after_a_take_in_that_failed(
 ) -> None:
     make(tmp_path)
     (tmp_path / "lastword.inbox-00000000000000000001-j").write_bytes(b"x")
-    monkeypatch.setattr(inbox, "take_in", lambda directory: 1 // 0)
+    monkeypatch.setattr(apply, "ingest_pending", lambda directory: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        LogDirectory.open(str(tmp_path), "a")
+        open_to_append(str(tmp_path))
     monkeypatch.undo()
-    LogDirectory.open(str(tmp_path), "a").close()
+    open_to_append(str(tmp_path)).close()
 
 
 def test_a_directory_that_was_let_go_ends_its_watch(tmp_path: Path) -> None:
     make(tmp_path)
-    directory = LogDirectory.open(str(tmp_path), "a")
-    watch = inbox.Watch(directory, every_seconds=0.01)
+    directory = open_to_append(str(tmp_path))
+    watch = apply.Watch(directory, every_seconds=0.01)
     directory.close()
     del directory
     gc.collect()
@@ -428,17 +425,17 @@ def test_commits_that_waited_for_long_all_come_in(tmp_path: Path) -> None:
     """Two drivers died right after their commits, and nobody opened the directory for a month."""
     make(tmp_path)
     for n in range(2):
-        manifest = inbox.Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
+        manifest = Manifest(f"j{n}", stage(tmp_path, f"j{n}", {0: [str(n)]}), sync=True)
         DEFAULT.write_atomic(tmp_path / f"lastword.inbox-{n:020d}-j{n}", manifest.encoded())
     later = ManualClock(time.time_ns() // 1_000_000 + 30 * 86_400_000)  # files carry the real time
-    LogDirectory.open(str(tmp_path), "a", DEFAULT, later).close()
+    open_to_append(str(tmp_path), DEFAULT, later).close()
     assert values(tmp_path)[0] == ["0", "1"] and leftovers(tmp_path) == []
 
 
 def test_a_driver_is_told_that_the_drive_is_full(tmp_path: Path) -> None:
     """It does not try for ever; what was begun comes in when there is room, and the error says so."""
     make(tmp_path)
-    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
 
     tries = itertools.count()
 
@@ -448,23 +445,23 @@ def test_a_driver_is_told_that_the_drive_is_full(tmp_path: Path) -> None:
         assert next(tries) < 20, "it tries for ever"
         return DiskFullError("no room")
 
-    with pytest.raises(DiskFullError, match=r"no room; the commit of job j was begun, and comes in when"):
+    with pytest.raises(DiskFullError, match="no room; commit j was begun, and is completed when"):
         commit(tmp_path, manifest, RecordingFiles(OsFiles(), fail=full))
-    with LogDirectory.open(str(tmp_path), "a"):
+    with open_to_append(str(tmp_path)):
         pass
     assert values(tmp_path)[0] == ["a"]
 
 
 def test_a_commit_that_nobody_began_is_taken_back(tmp_path: Path) -> None:
     make(tmp_path)
-    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
+    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"]}), sync=True)
 
     def opens() -> LogDirectory:
         raise DiskFullError("no room")
 
-    with pytest.raises(DiskFullError, match="no room; the commit of job j was taken back"):
-        inbox.commit(str(tmp_path), manifest, DEFAULT, opens, patience_seconds=1)
-    assert not inbox.pending(DEFAULT, str(tmp_path))
+    with pytest.raises(DiskFullError, match="no room; commit j was taken back"):
+        committing.commit(str(tmp_path), manifest, DEFAULT, opens, patience_seconds=1)
+    assert not pending(DEFAULT, str(tmp_path))
 
 
 def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
@@ -472,7 +469,7 @@ def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
 ) -> None:
     """The batch is refused as a whole: run again, it would come twice into the partitions that had it."""
     make(tmp_path)
-    manifest = inbox.Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
+    manifest = Manifest("j", stage(tmp_path, "j", {0: ["a"], 1: ["b"]}), True, writer="q", sequence=0)
     real = LogDirectory.log
 
     def log(self: LogDirectory, topic: str, partition: int) -> Any:
@@ -490,11 +487,11 @@ def test_a_log_that_does_not_open_is_met_before_anything_is_appended(
 def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> None:
     """A commit of five batches, of which the drive had room for three, each in a segment of its own; and a
     process that opens the directory without room for the rest."""
-    with LogDirectory.open(str(root), "a", DEFAULT, ManualClock(NOW_MS)) as directory:
+    with open_to_append(str(root), DEFAULT, ManualClock(NOW_MS)) as directory:
         directory.create_topic("t", 1, {"cleanup.policy": "compact", "segment.bytes": 80, **config})
         directory.log("t", 0).append_batches([bytearray(batch("a")), bytearray(batch("z"))])
     files = stage(root, "j", {0: ["a", "a", "a", "b", "c"]})
-    DEFAULT.write_atomic(root / f"lastword.inbox-{1:020d}-j", inbox.Manifest("j", files, sync=True).encoded())
+    DEFAULT.write_atomic(root / f"lastword.inbox-{1:020d}-j", Manifest("j", files, sync=True).encoded())
     room = itertools.count()
 
     def full(call: object) -> LastwordError | None:
@@ -502,8 +499,8 @@ def half_in(root: Path, monkeypatch: pytest.MonkeyPatch, **config: object) -> No
         return DiskFullError("full") if grows and next(room) >= 3 else None
 
     monkeypatch.setattr(block, "BLOCK_BYTES", 20)
-    LogDirectory.open(str(root), "a", RecordingFiles(OsFiles(), fail=full), ManualClock(NOW_MS)).close()
-    monkeypatch.setattr(inbox, "take_in", lambda directory: 0)
+    open_to_append(str(root), RecordingFiles(OsFiles(), fail=full), ManualClock(NOW_MS)).close()
+    monkeypatch.setattr(apply, "ingest_pending", lambda directory: 0)
 
 
 def test_what_came_in_of_a_commit_is_not_cleaned_before_the_rest(
@@ -522,7 +519,7 @@ def test_what_came_in_of_a_commit_is_not_cleaned_before_the_rest(
                     assert "unfinished-commit" in [one.code for one in plan.reasons]
                     lines = [str(one) for one in logs.topic("t").explain(key=b"a", partition=0).versions]
                     assert any("unfinished-commit" in one for one in lines), lines
-        LogDirectory.open(str(root), "a").close()
+        open_to_append(str(root)).close()
         assert values(root)[0] == ["a", "z", "a", "a", "a", "b", "c"]
 
 
@@ -530,14 +527,14 @@ def test_nor_trimmed_moved_or_expired(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         half_in(tmp_path / "one", patch, **{"cleanup.policy": "delete", "retention.ms": 1})
         later = ManualClock(NOW_MS + 86_400_000)
-        with LogDirectory.open(str(tmp_path / "one"), "a", clock=later) as directory:
+        with open_to_append(str(tmp_path / "one"), clock=later) as directory:
             with pytest.raises(BusyError, match="t-0 cannot begin at 3: the commit that begins at 2"):
                 directory.raise_log_start("t", 0, 3, "test")
-            other = LogDirectory.open(str(tmp_path / "two"), "a")
+            other = open_to_append(str(tmp_path / "two"))
             with other, pytest.raises(BusyError, match="t-0 cannot be moved"):
                 move(directory, other, "t", 0)
             assert expire(directory, "t", 0).log_start == 2
-    LogDirectory.open(str(tmp_path / "one"), "a").close()
+    open_to_append(str(tmp_path / "one")).close()
     assert values(tmp_path / "one")[0] == ["a", "a", "a", "b", "c"]
 
 
@@ -548,6 +545,6 @@ def test_a_commit_that_is_refused_half_way_holds_nothing_back(
         half_in(tmp_path, patch)
     (staging,) = (tmp_path / "t-0" / "lastword").glob("staging-j/*.batches")
     staging.write_bytes(b"?" * staging.stat().st_size)
-    with LogDirectory.open(str(tmp_path), "a") as directory:
+    with open_to_append(str(tmp_path)) as directory:
         assert directory.log("t", 0).incomplete_commit_offset is None
         assert list(tmp_path.glob("lastword.refused-*")) and not staging.exists()

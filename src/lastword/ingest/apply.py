@@ -1,0 +1,354 @@
+"""Ingest commits in the process that has the log directory open to append.
+
+The order for one commit: rename the manifest to `applying-`; verify all of its staged files in all
+partitions; open all logs; append to each partition; save writer and sequence; remove the manifest. A commit
+that is refused has appended nothing, except when its files are damaged between two tries.
+
+The order in one partition: note the log end (`PartitionLog.begin_commit`); append the batches; sync the log;
+write the `committed` mark; remove the staged files and the note. Repeated after a stop at any point, it
+appends what is missing and nothing twice: a batch checksum covers neither base offset nor leader epoch, so
+the batches above the noted log end can be compared with the staged batches. A small file's batches are
+appended; a large file becomes a segment by a rename (`partition.adopting`), and is then found in the log as
+the beginning of a segment. No other process appends in between: the log's lock is held, and after a crash
+commits are finished before anything else is appended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+from lastword.clock import Clock
+from lastword.config import Settings
+from lastword.errors import CorruptFileError, DataError, FileVanishedError, LastwordError, UsageError
+from lastword.files import Files
+from lastword.ingest import staging
+from lastword.ingest.manifest import REFUSED_FORM, Manifest, Writers, entries, pending, pending_commits
+from lastword.ingest.staging import StagedFile
+from lastword.logdir.log_dir import LogDirectory
+from lastword.partition import adopting
+from lastword.partition.block import Block, blocks_of
+from lastword.partition.incomplete_commit import discard, staging_dir
+from lastword.partition.log import PartitionLog
+from lastword.segment import names
+from lastword.wire import HEADER_BYTES
+
+logger = logging.getLogger(__name__)
+
+KEEP_REFUSED_MS = 7 * 24 * 3600 * 1000
+PARALLEL_BYTES = 16 << 20
+"""A commit with fewer bytes uses one thread: more threads would only wait for each other."""
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+
+def open_to_append(
+    path: str | os.PathLike[str],
+    files: Files | None = None,
+    clock: Clock | None = None,
+    settings: Settings | Callable[[], Settings] | None = None,
+    *,
+    rng: random.Random | None = None,
+) -> LogDirectory:
+    """Open a log directory to append, and ingest the commits that wait before anything else is appended.
+
+    A commit that cannot be ingested now stays in the inbox, with a warning. Arguments and errors are those of
+    `LogDirectory.open`.
+    """
+    directory = LogDirectory.open(path, "a", files, clock, settings, rng=rng)
+    try:
+        ingest_pending(directory)
+    except LastwordError as error:
+        logger.warning("lastword: the inbox of %s: %s", directory.path, error)
+    except BaseException:
+        directory.close()
+        raise
+    return directory
+
+
+def ingest_pending(directory: LogDirectory) -> int:
+    """Ingest all commits that wait, the oldest first. Return the number of records appended.
+
+    A commit that cannot be ingested (a staged file is damaged, a topic is gone) is set aside as refused, and
+    the next commit follows. After a StorageError or CapacityError the commit stays, to be tried again.
+    """
+    if not pending(directory.files, directory.path):
+        return 0
+    files, root = directory.files, directory.path
+    added = 0
+    # A commit that was begun is first: its batches are the last ones in the log.
+    for entry in sorted(
+        entries(files, root), key=lambda entry: (entry.prefix != names.APPLYING, entry.number)
+    ):
+        applying = os.path.join(root, names.APPLYING + entry.name)
+        if entry.prefix == names.INBOX:
+            try:
+                files.rename(os.path.join(root, names.INBOX + entry.name), applying)
+            except FileVanishedError:
+                continue  # the committer took it back
+        try:
+            manifest = Manifest.decoded(files.read_bytes(applying), applying)
+            added += _apply(directory, manifest)
+        except (DataError, UsageError) as error:
+            logger.warning("lastword: a commit was refused: %s", error)
+            REFUSED_FORM.save(files, os.path.join(root, names.REFUSED + entry.name), {"reason": str(error)})
+            _give_up(directory, entry.commit_id)
+        files.unlink(applying, missing_ok=True)
+        files.fsync_dir(root)
+    _remove_old(directory)
+    return added
+
+
+def _give_up(directory: LogDirectory, commit_id: str) -> None:
+    """Release the partitions of a refused commit. Records that it has appended stay."""
+    for topic, number in directory.topic_partitions():
+        path = directory.directory(topic, number)
+        if directory.files.exists(staging_dir(path, commit_id)):
+            discard(directory.files, path, commit_id)
+            with suppress(LastwordError):  # a log that does not open holds nothing back
+                directory.log(topic, number).end_commit(commit_id)
+
+
+def _apply(directory: LogDirectory, manifest: Manifest) -> int:
+    writers = Writers.load(directory.files, directory.path)
+    named = manifest.writer is not None and manifest.sequence is not None
+    if named and writers.last(manifest.writer) >= (manifest.sequence or 0):
+        for topic, number in {(file.topic, file.partition) for file in manifest.files}:
+            discard(directory.files, directory.directory(topic, number), manifest.commit_id)
+        return 0
+    staged: dict[tuple[str, int], list[StagedFile]] = {}
+    for file in manifest.files:
+        staged.setdefault((file.topic, file.partition), []).append(file)
+    existing = set(directory.topic_partitions())
+    gone = [f"{topic}-{number}" for topic, number in staged if (topic, number) not in existing]
+    if gone:
+        raise UsageError(f"{', '.join(sorted(gone))} does not exist any more", remedy="run the job again")
+    partitions, size_bytes = sorted(staged), sum(file.size_bytes for file in manifest.files)
+    for tp in partitions:
+        staging.check(directory.files, directory.directory(*tp), manifest.commit_id, staged[tp])
+
+    def verify(tp: tuple[str, int]) -> None:
+        staging.check_batches(directory.files, directory.directory(*tp), manifest.commit_id, staged[tp])
+
+    _in_parallel(verify, partitions, size_bytes)
+    # Every log is opened before the first is appended to: a commit that is refused has added nothing.
+    logs = {tp: directory.log(*tp) for tp in partitions}
+    waiting, sync = pending_commits(directory.files, directory.path), manifest.sync or named
+
+    def append(tp: tuple[str, int]) -> int:
+        return ingest(logs[tp], manifest.commit_id, staged[tp], sync=sync, waiting=waiting)
+
+    added = sum(_in_parallel(append, partitions, size_bytes))
+    if manifest.writer is not None and manifest.sequence is not None:
+        writers.note(manifest.writer, manifest.sequence, directory.clock.now_ms())
+        writers.save(directory.files, directory.path)
+    return added
+
+
+def _in_parallel(work: Callable[[P], T], partitions: Iterable[P], size_bytes: int) -> list[T]:
+    """Run `work` for each partition, on a thread per core if `size_bytes` of reading are worth it.
+
+    Reading, checking and writing release the interpreter's lock. The first error, in the order of the
+    partitions, is raised when no thread runs any more; later partitions may have been worked on. Each
+    partition has files of its own, so a crash leaves in each partition what it could leave in one alone.
+    """
+    partitions = list(partitions)
+    threads = min(len(partitions), os.cpu_count() or 1)
+    if threads < 2 or size_bytes < PARALLEL_BYTES:
+        return [work(partition) for partition in partitions]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="lastword-ingest") as pool:
+        futures = [pool.submit(work, partition) for partition in partitions]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _remove_old(directory: LogDirectory) -> None:
+    """Remove refusals, and unfinished manifests of committers that died, after a week."""
+    files, now_ms = directory.files, directory.clock.now_ms()
+    for name in files.listdir(directory.path):
+        unfinished = name.startswith(names.INBOX) and name.endswith(".tmp")
+        if not unfinished and not name.startswith(names.REFUSED):
+            continue
+        path = os.path.join(directory.path, name)
+        facts = files.stat(path)
+        if facts is not None and facts.mtime_ms < now_ms - KEEP_REFUSED_MS:
+            files.unlink(path, missing_ok=True)
+
+
+# ---------------------------------------------------------------- one partition
+
+
+def ingest(
+    log: PartitionLog,
+    commit_id: str,
+    staged: Iterable[StagedFile],
+    *,
+    sync: bool,
+    waiting: Container[str] = (),
+) -> int:
+    """Append a commit's staged files to one log, in their order. Return the number of records appended.
+
+    Args:
+        waiting: Ids of pending commits; their staged files are kept, however old they are.
+    """
+    files, directory = log.files, log.directory
+    wanted = sorted(staged, key=lambda file: file.order)
+    mark = staging.committed_mark(directory, commit_id)
+    if not wanted or files.exists(mark):
+        log.end_commit(commit_id)
+        return 0
+    folder = staging_dir(directory, commit_id)
+    staging.check(files, directory, commit_id, wanted)
+    with log.lock:  # a foreign batch in between would make a second try miss its own batches
+        appended = _Appended(files, _appended_since(log, log.begin_commit(commit_id)))
+        before = log.log_end
+        for file in wanted:
+            path = os.path.join(folder, file.name)
+            if appended.as_segment(file, path) or (
+                appended.is_over and adopting.suits(log.config, file.size_bytes) and log.adopt(path)
+            ):
+                continue
+            for block in blocks_of(files, path):
+                # Without `sync`, too: a directory that was opened for this commit syncs when it is closed.
+                log.append_batches(appended.missing(block), sync_follows=True)
+        added = log.log_end - before  # a staged batch has an offset for each record, and no others
+    if sync:
+        log.sync()
+    files.write_atomic(mark, b"")
+    staging.remove_old(files, directory, log.clock.now_ms(), waiting)
+    log.end_commit(commit_id)
+    return added
+
+
+class _Batch(NamedTuple):
+    """A batch that was appended since a commit began. `begins`: it is the first of a segment."""
+
+    identity: tuple[int, int]
+    begins: bool
+
+
+class _Appended:
+    """What earlier tries of a commit have appended: each try a run of the commit's batches in their order,
+    perhaps with other batches between two tries."""
+
+    def __init__(self, files: Files, batches: list[_Batch]) -> None:
+        self._files = files
+        self._batches = batches
+        self._at = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing of the commit follows in the log."""
+        return self._at == len(self._batches)
+
+    def as_segment(self, file: StagedFile, path: str) -> bool:
+        """Return whether the file became a segment. Then it is not where it was staged any more."""
+        if self._files.exists(path):
+            return False
+        for at in range(self._at, len(self._batches)):
+            end, size_bytes = at, 0
+            while self._batches[at].begins and end < len(self._batches) and size_bytes < file.size_bytes:
+                size_bytes += self._batches[end].identity[0]
+                end += 1
+            if size_bytes == file.size_bytes:
+                self._at = end
+                return True
+        raise CorruptFileError(f"{path} is gone, and not in the log", remedy="run the job again", file=path)
+
+    def missing(self, block: Block) -> Sequence[memoryview]:
+        """Return the batches of the next block that are not in the log."""
+        if self.is_over:
+            return block
+        return [batch for batch in block if not self._has(batch)]
+
+    def _has(self, batch: memoryview) -> bool:
+        """Return whether the next batch is in the log. After the first that is not, none is."""
+        wanted = _identity(batch) if self._at < len(self._batches) else None
+        for at in range(self._at, len(self._batches)):
+            if self._batches[at].identity == wanted:
+                self._at = at + 1
+                return True
+        self._at = len(self._batches)
+        return False
+
+
+def _appended_since(log: PartitionLog, offset: int) -> list[_Batch]:
+    """Return the batches from `offset` on, which an earlier try of the commit may have appended."""
+    batches = []
+    for segment in log.segments:
+        if segment.next_offset > offset:
+            for header in segment.headers(segment.position_of(offset)):
+                if header.base_offset >= offset:
+                    batches.append(_Batch(_identity(segment.read_batch(header)), header.position == 0))
+    return batches
+
+
+def _identity(batch: bytes | memoryview) -> tuple[int, int]:
+    """Return what is equal for a batch before and after it is appended: size and checksum of its records. The
+    header's own checksum changes with the time of the append."""
+    return len(batch), zlib.crc32(memoryview(batch)[HEADER_BYTES:])
+
+
+# ---------------------------------------------------------------- while the directory is open
+
+
+class Watch:
+    """A thread that ingests commits while a directory is open to append.
+
+    It reads the root's modification time (about a microsecond), and lists the root only if that time has
+    changed, as a rename into the directory changes it, or if a commit is left over.
+    """
+
+    def __init__(self, directory: LogDirectory, every_seconds: float = 0.1) -> None:
+        self._directory = weakref.ref(directory)  # a directory that is dropped without a close ends its watch
+        self._every = every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lastword-ingest", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        changed_ms: int | None = None
+        while not self._stop.wait(self._every):
+            directory = self._directory()
+            if directory is None:
+                return
+            changed_ms = self._check(directory, changed_ms)
+            del directory
+
+    def _check(self, directory: LogDirectory, last_ms: int | None) -> int | None:
+        """Ingest if the root has changed since `last_ms`. Return its modification time; None: list the next
+        time."""
+        try:
+            facts = directory.files.stat(directory.path)
+            changed_ms = None if facts is None else facts.mtime_ms
+            if changed_ms == last_ms and not self._is_recent(changed_ms):
+                return last_ms
+            ingest_pending(directory)
+            return changed_ms
+        except LastwordError as error:
+            logger.warning("lastword: the inbox of %s: %s", directory.path, error)
+            return None
+
+    @staticmethod
+    def _is_recent(changed_ms: int | None) -> bool:
+        """Return whether a later change could have the same modification time: file times are coarse."""
+        return changed_ms is None or time.time_ns() // 1_000_000 - changed_ms < 1000
+
+    def close(self) -> None:
+        """Stop the thread. Returns when nothing is being ingested any more."""
+        self._stop.set()
+        self._thread.join()

@@ -1,0 +1,218 @@
+"""Staged files: record batches that wait in a partition's directory for a commit.
+
+Below <partition>/lastword/:
+
+    staging-<commit>/<order>-<copy>.batches   whole batches, base offset 0 in each
+    staging-<commit>/begun.json               the log end when ingestion began (`partition.incomplete_commit`)
+    committed-<commit>                        this partition has ingested the commit
+    open-<commit>                             writers may still stage (in one partition of the commit)
+
+Several writers may prepare the same files (a retry, a speculative copy). Each writes files of its own, and a
+commit (`manifest`) names the files of one copy, so what a lost writer left is never ingested. A file is valid
+when a manifest names it. It is durable, if the commit is to be, before a manifest names it. An abort removes
+staged files and never a record.
+
+A commit is made or aborted while writers of it may still run. So both first remove the `open` mark and then
+what is staged, and a writer stages first and then looks for the mark: the later of the two cleans up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from lastword.errors import CorruptFileError, FileTakenError, FileVanishedError, StorageError
+from lastword.files import Files, Handle
+from lastword.partition.block import blocks_of
+from lastword.partition.incomplete_commit import BEGUN, STAGING, staging_dir
+from lastword.segment import names
+
+COMMITTED, OPEN = "committed-", "open-"
+BATCHES = ".batches"
+KEEP_MARKS_MS = 7 * 24 * 3600 * 1000
+"""A partition keeps the marks of a commit, and the staged files of an unfinished commit, for this long."""
+
+WRITEBACK_BYTES = 4 << 20
+"""The drive is asked to begin writing after each of so many bytes, while the writer continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One staged file of a commit. A partition's files are ingested in ascending `order`."""
+
+    topic: str
+    partition: int
+    order: int
+    name: str
+    size_bytes: int
+    records: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a manifest holds them, where `order` is called `task`."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "task": self.order,
+            "name": self.name,
+            "size_bytes": self.size_bytes,
+            "records": self.records,
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> StagedFile:
+        """Build a file from its fields. KeyError or TypeError if a field is missing or unknown."""
+        fields = dict(fields)
+        return cls(order=fields.pop("task"), **fields)
+
+
+def committed_mark(directory: str, commit_id: str) -> str:
+    """Return the path of the mark of a partition that has ingested a commit."""
+    return os.path.join(_private_dir(directory), COMMITTED + commit_id)
+
+
+def open_staging(files: Files, directory: str, commit_id: str) -> None:
+    """Allow writers to stage for a commit. `directory`: of the partition that gets the mark."""
+    private = _private_dir(directory)
+    _make_dir(files, private)
+    files.open_append(os.path.join(private, OPEN + commit_id), create=True).close()
+
+
+def is_staging_open(files: Files, directory: str, commit_id: str) -> bool:
+    """Return whether writers may still stage for a commit."""
+    return files.exists(os.path.join(_private_dir(directory), OPEN + commit_id))
+
+
+def close_staging(files: Files, directory: str, commit_id: str) -> None:
+    """Make writers of the commit remove what they stage from now on."""
+    files.unlink(os.path.join(_private_dir(directory), OPEN + commit_id), missing_ok=True)
+
+
+class StagedWriter:
+    """Write one staged file. It is created with the first batch.
+
+    Args:
+        order: Place among the commit's files of this partition.
+        copy: Distinguishes writers of the same `order`.
+    """
+
+    def __init__(
+        self, files: Files, root: str, topic: str, partition: int, commit_id: str, order: int, copy: int
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.size_bytes = 0
+        self.records = 0
+        self._writeback_to = 0
+        self._files = files
+        self._private = _private_dir(os.path.join(root, names.partition_dir(topic, partition)))
+        self._directory = os.path.join(self._private, STAGING + commit_id)
+        self._order = order
+        self._name = f"{order:05d}-{copy}{BATCHES}"
+        self._handle: Handle | None = None
+
+    def write(self, data: bytes | memoryview, records: int) -> None:
+        """Append whole batches."""
+        if self._handle is None:
+            for directory in (self._private, self._directory):
+                _make_dir(self._files, directory)
+            path = os.path.join(self._directory, self._name)
+            self._handle = self._files.open_append(path, create=True, exclusive=True)
+        self._handle.append(data)
+        self.size_bytes += len(data)
+        # The file is synced soon: when it is closed, or when it becomes a segment.
+        if self.size_bytes - self._writeback_to >= WRITEBACK_BYTES:
+            self._handle.start_sync(self._writeback_to, self.size_bytes - self._writeback_to)
+            self._writeback_to = self.size_bytes
+        self.records += records
+
+    def close(self, sync: bool) -> StagedFile | None:
+        """Close the file; None if nothing was written. With `sync`, the batches survive a power cut."""
+        if self._handle is None:
+            return None
+        if sync:
+            self._handle.fsync()
+            for directory in (self._directory, self._private, os.path.dirname(self._private)):
+                self._files.fsync_dir(directory)
+        self._handle.close()
+        return StagedFile(self.topic, self.partition, self._order, self._name, self.size_bytes, self.records)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        if self._handle is not None:
+            self._handle.close()
+            self._files.unlink(os.path.join(self._directory, self._name), missing_ok=True)
+            with contextlib.suppress(StorageError):  # it holds other writers' files, or is gone
+                self._files.rmdir(self._directory)
+
+
+def _private_dir(directory: str) -> str:
+    return os.path.join(directory, names.PRIVATE)
+
+
+def _make_dir(files: Files, path: str) -> None:
+    """Make a directory that another process may be making at the same time."""
+    if not files.exists(path):
+        with contextlib.suppress(FileTakenError):
+            files.mkdir(path)
+
+
+def check(files: Files, directory: str, commit_id: str, staged: Iterable[StagedFile]) -> None:
+    """Verify the sizes of a partition's staged files, unless it has ingested the commit already.
+
+    CorruptFileError if a file is missing or has another size than its writer left.
+    """
+    if files.exists(committed_mark(directory, commit_id)):
+        return
+    folder = staging_dir(directory, commit_id)
+    begun = files.exists(os.path.join(folder, BEGUN))
+    sizes = {file.name: _size(files, os.path.join(folder, file.name)) for file in staged}
+    # A file that is gone from a commit that was begun is a segment: `apply.ingest` verifies that.
+    wrong = [file.name for file in staged if sizes[file.name] not in (file.size_bytes, -1 if begun else None)]
+    if wrong:
+        raise CorruptFileError(
+            f"{folder}: {', '.join(wrong)} is not as its writer left it; nothing was appended to "
+            f"{os.path.basename(directory)}",
+            remedy="run the job again",
+            file=folder,
+        )
+
+
+def check_batches(files: Files, directory: str, commit_id: str, staged: Iterable[StagedFile]) -> None:
+    """Verify the checksums of a partition's staged files. CorruptBatchError for a byte that changed.
+
+    All partitions are verified before the first is appended to: a commit that is refused adds nothing.
+    """
+    if files.exists(committed_mark(directory, commit_id)):
+        return
+    for file in staged:
+        path = os.path.join(staging_dir(directory, commit_id), file.name)
+        if files.exists(path):  # otherwise it was verified before it became a segment
+            for block in blocks_of(files, path):
+                block.check(path)
+
+
+def remove_old(files: Files, directory: str, now_ms: int, waiting: Container[str]) -> None:
+    """Remove marks, and staged files of commits that were never made, that are older than a week."""
+    private = _private_dir(directory)
+    for name in files.listdir(private):
+        path = os.path.join(private, name)
+        if not name.startswith((STAGING, COMMITTED, OPEN)) or name.partition("-")[2] in waiting:
+            continue
+        facts = files.stat(path)
+        if facts is None or facts.mtime_ms > now_ms - KEEP_MARKS_MS:
+            continue
+        try:
+            if name.startswith(STAGING):
+                files.remove_tree(path)
+            else:
+                files.unlink(path, missing_ok=True)
+        except FileVanishedError:
+            continue
+
+
+def _size(files: Files, path: str) -> int:
+    facts = files.stat(path)
+    return -1 if facts is None else facts.size
