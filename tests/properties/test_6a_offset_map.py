@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from lastword.resolve.digest_map import DigestMap
-from lastword.resolve.kafka_model import KafkaCleaner
+from lastword.tools.kafka_model import DigestMap, KafkaCleaner
 
 
 def key(number: int) -> bytes:

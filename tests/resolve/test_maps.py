@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastword.resolve import MapFull, RunningResolution, resolve
-from lastword.resolve.digest_map import DigestMap
+from lastword.tools.kafka_model import DigestMap
 from tests.naive.exact_map import ExactMap
 from tests.naive.pack import Record, encode_batch
 from tests.resolve.support import MemorySegment

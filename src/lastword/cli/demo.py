@@ -1,7 +1,7 @@
 """`lastword demo`: one history of updates, cleaned by Kafka's rule and by ours, side by side.
 
 The history has two keys with one MD5 (a pair of texts that Marc Stevens published). Kafka's rule is the model
-of `resolve.kafka_model`, which keeps record for record what Kafka's own cleaner keeps; ours is a real log
+of `tools.kafka_model`, which keeps record for record what Kafka's own cleaner keeps; ours is a real log
 directory for each strategy. Each cleans after every quarter of the updates.
 """
 
@@ -19,7 +19,7 @@ from lastword.units import format_bytes
 from lastword.values import Value
 
 if TYPE_CHECKING:
-    from lastword.resolve.kafka_model import ModelSegment
+    from lastword.tools.kafka_model import ModelSegment
 
 EXAMPLES = """
 lastword demo
@@ -194,7 +194,7 @@ def _kafka(path: str, ends: Sequence[int]) -> tuple[Cleaned, list[Lost]]:
     import lastword
     from lastword.api.places import Places
     from lastword.clock import SystemClock
-    from lastword.resolve.kafka_model import KafkaCleaner, lost, read_model
+    from lastword.tools.kafka_model import KafkaCleaner, lost, read_model
 
     with lastword.open(path) as logs:
         original = read_model(Places(logs).view(TOPIC, 0))
@@ -246,7 +246,7 @@ def _ours(path: str, history: History, strategy: str) -> tuple[Cleaned, list[Los
 
 
 def _lost(key: str, value: str, offset: int) -> Lost:
-    from lastword.resolve.digest_map import md5
+    from lastword.tools.kafka_model import md5
 
     twin = next((one for one in TWINS if key in TWINS and one != key), None)
     return Lost(key, value, offset, md5(key.encode()).hex(), twin)

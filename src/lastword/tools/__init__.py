@@ -2,6 +2,7 @@
 `explain` names the rule that keeps or frees each record of a key, `duplication` counts what is superseded,
 `audit` holds what a consumer has against the log, `md5` finds keys that Kafka's cleaner takes for one,
 `simulate` replays which record replaced which under other settings, with the cleaner's own choice.
+`kafka_model` is a model of Kafka's cleaner, for `lastword demo` and the tests that run beside Kafka.
 
 Stands on `segment`, `partition` and `resolve`, and for what is decided on `cleaner`; takes no lock and
 changes nothing, so all of them may be used on the directory of a running broker. Damage does not stop `dump`

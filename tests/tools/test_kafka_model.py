@@ -11,8 +11,8 @@ import pytest
 from lastword.files import DEFAULT
 from lastword.partition.view import PartitionView
 from lastword.records.record import CREATE_TIME, RawRecord
-from lastword.resolve.digest_map import DigestMap
-from lastword.resolve.kafka_model import (
+from lastword.tools.kafka_model import (
+    DigestMap,
     KafkaCleaner,
     KafkaRound,
     ModelBatch,
