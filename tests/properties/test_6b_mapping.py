@@ -38,7 +38,7 @@ def test_6B_8_a_range_maps_its_keys_and_no_others(start: int, end: int) -> None:
     whole = [one for one in log if one.base_offset < end]
     limit = end if end % 10 == 0 else whole[-1].base_offset
     cleaner = KafkaCleaner(1 << 12)
-    _, done = cleaner.round(log, limit, first_dirty=start, now_ms=T, delete_retention_ms=0)
+    _, done = cleaner.clean_once(log, limit, first_dirty=start, now_ms=T, delete_retention_ms=0)
     assert mapped(cleaner, range(start, limit)) == {key: key for key in range(start, limit)}
     assert (cleaner.map.get(b"%d" % (start - 1)), cleaner.map.get(b"%d" % limit)) == (-1, -1)
     assert (cleaner.map.latest_offset, done.next_dirty) == (limit - 1, limit)
@@ -50,7 +50,7 @@ def test_6B_9_offsets_far_apart_in_one_segment() -> None:
     far = 7_206_178
     two = (*records(0), *records(1, first=far))
     cleaner = KafkaCleaner(1 << 10)
-    cleaner.round([ModelSegment(0, two)], far + 1, first_dirty=0, now_ms=T, delete_retention_ms=0)
+    cleaner.clean_once([ModelSegment(0, two)], far + 1, first_dirty=0, now_ms=T, delete_retention_ms=0)
     assert (cleaner.map.get(b"0"), cleaner.map.get(b"1"), cleaner.map.latest_offset) == (0, far, far)
     data = batch(0, b"v") + batch(far, b"v")
     ours = resolve([MemorySegment(data, 0, far + 1)], map_bytes=1 << 16, salt=b"s", now_ms=None)
@@ -66,7 +66,7 @@ def test_6B_10_a_full_map_stops_before_what_does_not_fit() -> None:
     """
     cleaner = KafkaCleaner(3 * 24, load_factor=0.75)
     log = [ModelSegment(0, records(0, 1, 2, 3, 4))]
-    _, done = cleaner.round(log, 5, first_dirty=2, now_ms=T, delete_retention_ms=0)
+    _, done = cleaner.clean_once(log, 5, first_dirty=2, now_ms=T, delete_retention_ms=0)
     assert mapped(cleaner, range(5)) == {0: -1, 1: -1, 2: 2, 3: 3, 4: -1}
     assert (len(cleaner.map), cleaner.map.latest_offset, done.map_messages) == (2, 3, 3)
 

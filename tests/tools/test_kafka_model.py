@@ -14,7 +14,7 @@ from lastword.records.record import CREATE_TIME, RawRecord
 from lastword.tools.kafka_model import (
     DigestMap,
     KafkaCleaner,
-    KafkaRound,
+    KafkaCleaning,
     ModelBatch,
     ModelSegment,
     lost,
@@ -106,7 +106,7 @@ def test_a_full_map_takes_more_rounds_each_from_offset_0() -> None:
     left, dirty = log, 2
     seen = []
     while dirty < 5:
-        left, done = cleaner.round(left, 5, first_dirty=dirty, now_ms=T, delete_retention_ms=0)
+        left, done = cleaner.clean_once(left, 5, first_dirty=dirty, now_ms=T, delete_retention_ms=0)
         seen.append((dirty, offsets(left)))
         dirty = done.next_dirty
     assert seen == [(2, [1, 2, 3, 4]), (3, [2, 3, 4]), (4, [3, 4])]
@@ -116,18 +116,18 @@ def test_a_full_map_takes_more_rounds_each_from_offset_0() -> None:
 
 def test_a_known_key_stops_a_full_map_too() -> None:
     log = (segment(*(record(n, b"same") for n in range(3))),)
-    _, done = KafkaCleaner(2 * 24, 0.75).round(log, 3, first_dirty=0, now_ms=T, delete_retention_ms=0)
+    _, done = KafkaCleaner(2 * 24, 0.75).clean_once(log, 3, first_dirty=0, now_ms=T, delete_retention_ms=0)
     assert (done.next_dirty, done.mapped) == (1, 1)
 
 
 def test_a_tombstone_goes_when_its_time_has_passed() -> None:
     log = (segment(record(0, b"a"), record(1, b"a", None), record(2, b"b")),)
     cleaner = KafkaCleaner(1 << 10)
-    first, _ = cleaner.round(log, 3, first_dirty=0, now_ms=T, delete_retention_ms=100)
+    first, _ = cleaner.clean_once(log, 3, first_dirty=0, now_ms=T, delete_retention_ms=100)
     assert offsets(first) == [1, 2]
     assert [batch.horizon_ms for batch in first[0].batches] == [T + 100, None]
-    early, _ = cleaner.round(first, 3, first_dirty=0, now_ms=T + 99, delete_retention_ms=100)
-    late, _ = cleaner.round(first, 3, first_dirty=0, now_ms=T + 100, delete_retention_ms=100)
+    early, _ = cleaner.clean_once(first, 3, first_dirty=0, now_ms=T + 99, delete_retention_ms=100)
+    late, _ = cleaner.clean_once(first, 3, first_dirty=0, now_ms=T + 100, delete_retention_ms=100)
     assert offsets(early) == [1, 2] and offsets(late) == [2]
 
 
@@ -135,7 +135,7 @@ def test_the_clock_of_a_tombstone_behind_the_map_starts_too() -> None:
     """Kafka's fault: the older value is still there, and when the map comes to it both go at once."""
     log = (segment(record(0, b"a"), record(1, b"b"), record(2, b"c"), record(3, b"a", None)),)
     cleaner = KafkaCleaner(2 * 24, 0.75)
-    after, done = cleaner.round(log, 4, first_dirty=0, now_ms=T, delete_retention_ms=100)
+    after, done = cleaner.clean_once(log, 4, first_dirty=0, now_ms=T, delete_retention_ms=100)
     assert done.next_dirty == 1 and offsets(after) == [0, 1, 2, 3]
     assert after[0].batches[3].horizon_ms == T + 100
 
@@ -190,4 +190,4 @@ def test_a_map_without_room_for_a_key_is_refused() -> None:
 
 def test_a_round_is_a_value() -> None:
     _, (done,) = KafkaCleaner(1 << 10).clean((segment(record(0, b"a")),), 1, now_ms=T, delete_retention_ms=0)
-    assert isinstance(done, KafkaRound) and done.to_dict()["mapped"] == 1
+    assert isinstance(done, KafkaCleaning) and done.to_dict()["mapped"] == 1

@@ -1,22 +1,22 @@
-"""Kafka's own rule of compaction, as a model over plain records: what its cleaner keeps, and what it loses.
+"""Model Kafka's cleaner over plain records: which records it keeps, and which values it loses.
 
-It stands beside `resolver.py` to be compared with, and never decides about a record of a user's log. The
-rule, of Apache Kafka 4:
+The model is there to compare with; it never decides about a record of a user's log. The rule of Apache
+Kafka 4:
 
-    map     a fixed table of 24-byte slots: MD5 of the key (16), offset (8), and nothing else. Two keys of one
-            MD5 are one key to it: the newer record of either removes all older ones of both.
-    fill    from the first dirty offset on, until the table is full to its load factor. It counts as full
-            before anybody asks whether the key is in it already. What lies behind is left for another round.
-    copy    every segment from the log's start up to the end of the mapped range. A record stays if the map
-            has no newer offset for its digest, and, if it is a tombstone, if its time has not passed.
+    map     A fixed table of 24-byte slots: MD5 of the key (16 bytes) and offset (8 bytes), nothing else. Two
+            keys with one MD5 are one key: the newer record of either removes all older records of both.
+    fill    The table is filled from the first dirty offset until it is full to its load factor. It counts as
+            full before the key is looked up in it. Records above that offset wait for another cleaning.
+    copy    Every segment from the start of the log to the end of the mapped range is copied. A record stays
+            if the map has no newer offset for its digest and, for a tombstone, if its time has not passed.
 
-Several rounds, each from offset 0 of the log, go over a log with more keys than the table takes. A tombstone
-that a round keeps starts the clock of its batch (`horizon_ms`), also one behind the mapped range, of which
+A log with more keys than the table holds takes several cleanings, each from the start of the log. A cleaning
+that keeps a tombstone sets the delete horizon of its batch, also for a batch above the mapped range, of which
 older records are still there.
 
-Left out, since no data record depends on it: empty batches, when markers go, how segments are merged. So is
-one fault: mapping that starts behind a marker, inside its segment, takes the producer's later committed
-batches for aborted ones, and leaves some garbage.
+Not modelled, because no data record depends on it: empty batches, when markers are removed, how segments are
+merged. One fault is not modelled either: if mapping starts after a marker inside its segment, Kafka takes the
+producer's later committed batches for aborted ones and leaves some garbage.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ _WINDOWS = 12  # a digest of 16 bytes has windows of 4 bytes at 0 to 12; after t
 
 
 class DigestMap:
-    """Digest of a key to an offset, in `memory_bytes` of 24-byte slots."""
+    """Kafka's map: MD5 digest of a key to an offset, in `memory_bytes` of 24-byte slots.
+
+    Probing, the test for a full table and overwriting are as in Kafka, so that the model stops and forgets
+    where Kafka does. The map that keeps whole keys is `resolve.offset_map`.
+    """
 
     def __init__(self, memory_bytes: int) -> None:
         self.slots = memory_bytes // SLOT_BYTES
@@ -50,7 +54,8 @@ class DigestMap:
         self.clear()
 
     def clear(self) -> None:
-        self._entries: dict[int, tuple[bytes, int]] = {}  # by slot; what is not there is an empty slot
+        """Empty the map."""
+        self._entries: dict[int, tuple[bytes, int]] = {}  # by slot; a missing slot is empty
         self.latest_offset = -1
 
     def __len__(self) -> int:
@@ -58,10 +63,15 @@ class DigestMap:
 
     @property
     def used_ratio(self) -> float:
+        """The share of slots that are taken."""
         return len(self._entries) / self.slots
 
     def put(self, key: bytes, offset: int) -> None:
-        """Insert or overwrite: the last put wins. ValueError on a full map, also for a key it has."""
+        """Insert a key or overwrite its offset.
+
+        Raises:
+            ValueError: The map is full, even if it has the key.
+        """
         if len(self._entries) >= self.slots:
             raise ValueError(f"all {self.slots} slots are taken")
         digest = md5(key)
@@ -73,7 +83,7 @@ class DigestMap:
         self.latest_offset = offset
 
     def get(self, key: bytes) -> int:
-        """The offset of the key's digest; -1 if it is not there."""
+        """Return the offset of the key's digest, or -1."""
         digest = md5(key)
         for slot in self._probes(digest):
             entry = self._entries.get(slot)
@@ -92,18 +102,22 @@ class DigestMap:
 
 
 def md5(key: bytes) -> bytes:
-    """What Kafka's cleaner knows a key by."""
+    """Return the digest by which Kafka's cleaner identifies a key."""
     return hashlib.md5(key, usedforsecurity=False).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelBatch:
-    """A batch's records and what the rule asks of it.
+    """A batch's records, and the facts of the batch that the rule uses.
 
-    last_offset   as its header says; records of its end may be gone
-    horizon_ms    its delete horizon, if it has one
-    aborted       its transaction was aborted; control: it holds a marker, `records` is empty
-    size_bytes    in the file; of one that a round cut, without compression
+    Attributes:
+        records: Empty for a control batch.
+        last_offset: From the header; the record with this offset may be gone.
+        magic: Format version.
+        horizon_ms: Delete horizon, if the batch has one.
+        aborted: Whether its transaction was aborted.
+        control: Whether the batch holds a marker.
+        size_bytes: Bytes in the file; uncompressed for a batch that a cleaning cut.
     """
 
     records: tuple[RawRecord, ...]
@@ -125,22 +139,29 @@ class ModelSegment:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all batches."""
         return sum(batch.size_bytes for batch in self.batches)
 
     @property
     def records(self) -> Iterator[RawRecord]:
+        """Records of all batches, in order."""
         return (record for batch in self.batches for record in batch.records)
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaRound(Value):
-    """What one round did.
+class KafkaCleaning(Value):
+    """Result of one cleaning.
 
-    first_dirty, next_dirty   where its map began, and where the next one begins
-    mapped                    digests in the map
-    map_messages              that the map pass read: it counts a marker as one, those of aborted batches too
-    keyless                   records without a key that were dropped
-    read_bytes, written_bytes of map pass and copy
+    Attributes:
+        first_dirty: First offset of its map.
+        next_dirty: First offset of the next cleaning's map.
+        mapped: Digests in the map.
+        used_ratio: Share of the map's slots that were taken.
+        map_messages: Records that the map pass read; a marker counts as one, aborted records count too.
+        kept: Records in the copy.
+        keyless: Records without a key that were dropped.
+        read_bytes: Bytes read by map pass and copy.
+        written_bytes: Bytes of the copy.
     """
 
     first_dirty: int
@@ -155,7 +176,7 @@ class KafkaRound(Value):
 
 
 class KafkaCleaner:
-    """Cleans logs by the rule, with a map of `map_bytes`, full at `load_factor` of its slots."""
+    """Kafka's cleaner with a map of `map_bytes` that is full at `load_factor` of its slots."""
 
     def __init__(self, map_bytes: int = DEFAULT_MAP_BYTES, load_factor: float = LOAD_FACTOR) -> None:
         self.map = DigestMap(map_bytes)
@@ -171,21 +192,21 @@ class KafkaCleaner:
         first_dirty: int = 0,
         now_ms: int,
         delete_retention_ms: int,
-    ) -> tuple[tuple[ModelSegment, ...], list[KafkaRound]]:
-        """Rounds until all below `limit` (a segment's base, or the log end) has been mapped."""
-        rounds = []
+    ) -> tuple[tuple[ModelSegment, ...], list[KafkaCleaning]]:
+        """Clean until every offset below `limit` (a segment's base, or the log end) has been mapped."""
+        cleanings = []
         done = tuple(segments)
         while first_dirty < limit:
-            done, one = self.round(
+            done, cleaning = self.clean_once(
                 done, limit, first_dirty=first_dirty, now_ms=now_ms, delete_retention_ms=delete_retention_ms
             )
-            rounds.append(one)
-            if one.next_dirty <= first_dirty:
-                break  # nothing lies between: Kafka would not have picked the log
-            first_dirty = one.next_dirty
-        return done, rounds
+            cleanings.append(cleaning)
+            if cleaning.next_dirty <= first_dirty:
+                break  # no records in between: Kafka would not have chosen the log
+            first_dirty = cleaning.next_dirty
+        return done, cleanings
 
-    def round(
+    def clean_once(
         self,
         segments: Sequence[ModelSegment],
         limit: int,
@@ -193,11 +214,15 @@ class KafkaCleaner:
         first_dirty: int,
         now_ms: int,
         delete_retention_ms: int,
-    ) -> tuple[tuple[ModelSegment, ...], KafkaRound]:
-        """One round: map from `first_dirty` on, copy from the start."""
-        below = [one for one in segments if one.base_offset < limit]
+    ) -> tuple[tuple[ModelSegment, ...], KafkaCleaning]:
+        """Map from `first_dirty` on, then copy from the start of the log."""
+        below = [segment for segment in segments if segment.base_offset < limit]
         old_horizon_ms = max(
-            ((one.base_offset, one.mtime_ms) for one in below if one.base_offset < first_dirty),
+            (
+                (segment.base_offset, segment.mtime_ms)
+                for segment in below
+                if segment.base_offset < first_dirty
+            ),
             default=(0, delete_retention_ms),
         )[1]
         old_horizon_ms -= delete_retention_ms
@@ -220,7 +245,7 @@ class KafkaCleaner:
                     kept += len(left)
             cleaned.append(replace(segment, batches=tuple(batches)))
             written_bytes += cleaned[-1].size_bytes
-        return tuple(cleaned), KafkaRound(
+        return tuple(cleaned), KafkaCleaning(
             first_dirty,
             end,
             len(self.map),
@@ -233,7 +258,7 @@ class KafkaCleaner:
         )
 
     def _fill(self, below: Sequence[ModelSegment], start: int, limit: int) -> tuple[int, int]:
-        """Messages and bytes read."""
+        """Fill the map; return (messages, bytes) read."""
         self.map.clear()
         messages = size = 0
         for number, segment in enumerate(below):
@@ -273,7 +298,7 @@ class KafkaCleaner:
 
 
 def _cut(batch: ModelBatch, left: tuple[RawRecord, ...], horizon_ms: int) -> ModelBatch:
-    """The batch with what is left of it; byte for byte what it was if nothing has to change."""
+    """Return the batch with the remaining records; the same object if nothing changes."""
     starts = batch.magic == 2 and batch.horizon_ms is None and any(record.value is None for record in left)
     if len(left) == len(batch.records) and not starts:
         return batch
@@ -282,7 +307,7 @@ def _cut(batch: ModelBatch, left: tuple[RawRecord, ...], horizon_ms: int) -> Mod
 
 
 def plain_bytes(records: Sequence[RawRecord], horizon_ms: int | None = None) -> int:
-    """Bytes of an uncompressed batch of magic 2 that begins with the first of `records`."""
+    """Return the size of an uncompressed batch of magic 2 that begins with the first of `records`."""
     base_ms = records[0].timestamp if horizon_ms is None else horizon_ms
     total = HEADER_BYTES
     for record in records:
@@ -299,7 +324,7 @@ def _field(data: bytes | None) -> int:
 
 
 def read_model(view: PartitionView) -> tuple[ModelSegment, ...]:
-    """The whole of a log for the model; every record is held in memory."""
+    """Read a whole log into memory for the model."""
     from lastword.partition.transactions import Fate, control_of, scan
     from lastword.records.formats import read_records
 
@@ -309,7 +334,7 @@ def read_model(view: PartitionView) -> tuple[ModelSegment, ...]:
             data = segment.read_batch(header) if header.control else b""
             headers.append((header, control_of(data, header, segment.file, position=0)))
     decisions = scan(headers)
-    found = []
+    model = []
     for segment in view.segments:
         batches = []
         for header in segment.headers():
@@ -328,23 +353,23 @@ def read_model(view: PartitionView) -> tuple[ModelSegment, ...]:
                     header.size,
                 )
             )
-        found.append(ModelSegment(segment.base_offset, tuple(batches), segment.mtime_ms))
-    return tuple(found)
+        model.append(ModelSegment(segment.base_offset, tuple(batches), segment.mtime_ms))
+    return tuple(model)
 
 
 def newest_values(segments: Sequence[ModelSegment]) -> dict[bytes, RawRecord]:
-    """Key to the newest record that is not of an aborted transaction, if that is no tombstone."""
-    found: dict[bytes, RawRecord] = {}
+    """Map each key to its newest record, without aborted records and without keys that end in a tombstone."""
+    newest: dict[bytes, RawRecord] = {}
     for segment in segments:
         for batch in segment.batches:
             for record in () if batch.aborted else batch.records:
                 if record.key is not None:
-                    found[record.key] = record
-    return {key: record for key, record in found.items() if record.value is not None}
+                    newest[record.key] = record
+    return {key: record for key, record in newest.items() if record.value is not None}
 
 
 def lost(before: Sequence[ModelSegment], after: Sequence[ModelSegment]) -> tuple[RawRecord, ...]:
-    """Newest values of `before` whose key reads otherwise in `after`: what the rule cost, by offset."""
+    """Return the newest values of `before` that `after` does not have, by offset: the cost of the rule."""
     left = newest_values(after)
     gone = [record for key, record in newest_values(before).items() if left.get(key) != record]
     return tuple(sorted(gone, key=lambda record: record.offset))
