@@ -1,4 +1,4 @@
-"""6A: the map of Kafka's cleaner, as `resolve.digest_map` models it. Our own, which keeps the keys, has the
+"""6A: the map of Kafka's cleaner, as `tools.kafka_model` models it. Our own, which keeps the keys, has the
 same tests in `resolve/test_offset_map.py`, with the one difference that a full map takes known keys."""
 
 from __future__ import annotations
