@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
-.PHONY: help install java demo lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden figures clean pipeline kills-spark clusters memory-spark
+.PHONY: help install java demo lint check test exhaustive kernels test-local test-engines test-spark test-kafka model crash damage readers kills differential soak nightly bench bench-clean golden figures docs clean pipeline kills-spark clusters memory-spark
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')"
@@ -106,6 +106,10 @@ bench-spark: java $(READY) kernels ## the Spark workloads and the restore, besid
 
 golden: $(READY) kernels ## rewrite the expected text of the golden scripts, to be read in the diff
 	@LASTWORD_REWRITE=1 $(PY) -m pytest tests/cli -q
+
+docs: $(READY) ## the documentation site in build/site, warnings as errors
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict --site-dir build/site
+	@echo build/site/index.html
 
 figures: ## the structure of the source in figures: sizes, fragments, private reaches, parameters, circles, doubled names
 	@$(PYTHON) scripts/figures.py
