@@ -348,9 +348,9 @@ def verify(journey: Journey) -> None:
 def _in_place_of_default(files: TravellingFiles) -> Iterator[None]:
     """Spark's functions use the files of their process, and look there for the directory."""
     from lastword import files as storage
-    from lastword.spark import shipping, snapshot, stream_read
+    from lastword.spark import bootstrap, snapshot, stream
 
-    modules: list[Any] = [storage, shipping, snapshot, stream_read]
+    modules: list[Any] = [storage, bootstrap, snapshot, stream]
     before = [module.DEFAULT for module in modules], snapshot.choose.__defaults__
     try:
         for module in modules:
@@ -410,7 +410,7 @@ def spark_stream(journey: Journey) -> None:
     """Micro-batches from the log start to where the log ends in the end; each planned, then read."""
     from lastword.spark.options import parse_read
     from lastword.spark.schema import full_schema
-    from lastword.spark.stream_read import LogStreamReader
+    from lastword.spark.stream import LogStreamReader
 
     options = parse_read(
         {"path": ROOT, "subscribe": TOPIC, "startingoffsets": "earliest", "maxoffsetspertrigger": "40"},

@@ -15,7 +15,8 @@ from pyspark import cloudpickle
 
 import lastword.spark
 from lastword.errors import MissingError, NotSharedError, UsageError
-from lastword.spark import shipping
+from lastword.spark import bootstrap
+from lastword.spark.hide_traceback import typed
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogPartition, LogReader
 from lastword.spark.schema import full_schema
@@ -49,9 +50,9 @@ def test_a_worker_without_the_package_says_what_to_do(tmp_path: Path) -> None:
     assert "No module named 'lastword'" in told[0].stderr and sys.executable in told[0].stderr
     assert f"fix: install lastword {lastword.__version__} for that Python" in told[0].stderr
     assert "LogReader" in told[1].stdout
-    error = shipping.typed(Exception(f"Job aborted: Traceback (most recent call last):\n{told[0].stderr}"))
+    error = typed(Exception(f"Job aborted: Traceback (most recent call last):\n{told[0].stderr}"))
     assert isinstance(error, MissingError) and "install lastword" in str(error.remedy)
-    planner = shipping.typed(Exception("ModuleNotFoundError: No module named 'lastword'"))
+    planner = typed(Exception("ModuleNotFoundError: No module named 'lastword'"))
     assert isinstance(planner, MissingError) and "PYSPARK_PYTHON" in str(planner.remedy)
 
 
@@ -71,17 +72,17 @@ def test_a_worker_without_the_directory_names_it(tmp_path: Path) -> None:
     spark_says = (
         f"Job aborted due to stage failure:\nlastword.errors.NotSharedError: {caught.value}\n\n\tat org"
     )
-    again = shipping.typed(Exception(spark_says))
+    again = typed(Exception(spark_says))
     assert isinstance(again, NotSharedError) and str(again) == str(caught.value)
     other = ValueError("something else")
-    assert shipping.typed(other) is other
+    assert typed(other) is other
 
 
 def test_a_relative_path_is_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert shipping.shared_path("data") == str(tmp_path / "data")
+    assert bootstrap.shared_path("data") == str(tmp_path / "data")
     with pytest.raises(UsageError, match="not a URL"):
-        shipping.shared_path("s3://bucket/data")
+        bootstrap.shared_path("s3://bucket/data")
 
 
 @pytest.mark.spark

@@ -46,7 +46,7 @@ def test_every_example_is_taken(heading: str) -> None:
 
 
 def test_every_function_is_there() -> None:
-    """They run in test_looks.py and test_clean.py."""
+    """They run in test_inspect.py and test_clean.py."""
     functions = BLOCKS[-1]
     compile(functions, "docs/spark.md", "exec")
     called = set(re.findall(r"lastword\.spark\.(\w+)\(", functions))

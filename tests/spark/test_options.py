@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lastword.errors import SparkOptionError
-from lastword.spark.option_values import EARLIEST, LATEST
-from lastword.spark.options import parse_read, parse_write
+from lastword.spark.options import EARLIEST, LATEST, parse_read, parse_write
 
 
 def read(**options: str):

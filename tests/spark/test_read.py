@@ -29,7 +29,7 @@ from lastword.spark import snapshot
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogPartition, LogReader, read_batches
 from lastword.spark.schema import full_schema
-from lastword.spark.stream_read import LogStreamReader
+from lastword.spark.stream import LogStreamReader
 from tests.fakes.recording import RecordingFiles
 from tests.golden.loader import case, names, value_matches
 from tests.spark.conftest import append, create, numbered, read_directly

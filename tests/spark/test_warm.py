@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lastword.kernels.cache import cache_folder
-from lastword.spark import warm
+from lastword.spark import bootstrap
 from tests.spark.conftest import append, create, numbered
 
 
 def test_the_folder_is_the_one_that_kernels_are_kept_in() -> None:
-    assert warm.folder_name() == cache_folder().name
+    assert bootstrap.folder_name() == cache_folder().name
 
 
 def test_planning_imports_no_numba(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ pytest.importorskip("pyspark")
 
 from pyspark import cloudpickle
 
-from lastword.spark import workers
+from lastword.spark import bootstrap
 from lastword.spark.tasks import Call
 
 
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(workers, "_known", 0)
+    monkeypatch.setattr(bootstrap, "_known", 0)
     gc.unfreeze()  # another test may have frozen what this one counts
     yield
     gc.unfreeze()
@@ -36,7 +36,7 @@ def test_the_collector_passes_over_what_was_there_before_a_task(
     frozen: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = start_task()
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(workers.DAEMON, None))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec(bootstrap.DAEMON, None))
     kept = start_task()
     assert kept > before + 10_000
     made = [[] for _ in range(1000)]

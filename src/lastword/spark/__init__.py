@@ -11,7 +11,7 @@ this package. Only here is PySpark imported, and only when something of it is us
     clean     one round for each partition, built by tasks, published by the driver
     duplication  audit  verify  restore  expire   as the library's verbs, the result a DataFrame
 
-Start reading at `source.py`; then `read.py`, `stream_read.py`, `write.py`, `clean.py`, each of which opens
+Start reading at `source.py`; then `read.py`, `stream.py`, `write.py`, `clean.py`, each of which opens
 with where its parts run, what travels between them, and what happens when half of the tasks fail.
 """
 
@@ -19,8 +19,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lastword.spark.audit import audit
 from lastword.spark.clean import clean, plan
-from lastword.spark.looks import audit, duplication, expire, restore, verify
+from lastword.spark.inspect import duplication, expire, restore, verify
 from lastword.spark.session import session
 
 if TYPE_CHECKING:

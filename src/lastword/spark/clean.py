@@ -80,13 +80,13 @@ def clean(
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
-    from lastword.spark.shipping import shared_log
+    from lastword.spark.bootstrap import shared_log
 
     path = shared_log(path)
     from lastword.cleaner.report import CleanRound
     from lastword.ingest.apply import Watch, open_to_append
     from lastword.spark import sharded as distributed
-    from lastword.spark.frames import frame_of
+    from lastword.spark.result_frames import frame_of
     from lastword.spark.tasks import as_answered
 
     with ExitStack() as held:
@@ -134,12 +134,12 @@ def plan(
     from lastword.spark.session import need_pyspark
 
     need_pyspark()
-    from lastword.spark.shipping import shared_log
+    from lastword.spark.bootstrap import shared_log
 
     path = shared_log(path)
     from lastword.cleaner.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
-    from lastword.spark.frames import frame_of
+    from lastword.spark.result_frames import frame_of
     from lastword.spark.tasks import as_answered
 
     directory = LogDirectory.open(path, "r")

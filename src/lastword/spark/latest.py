@@ -29,8 +29,7 @@ from lastword.kernels import table as fields
 from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions
 from lastword.records.columns import RecordColumns, decode_columns
-from lastword.spark.cuts import MAX_RELOADS, overlapping
-from lastword.spark.option_values import LATEST, Bound, ReadOptions
+from lastword.spark.options import LATEST, Bound, ReadOptions
 from lastword.spark.read import (
     CHUNK_BYTES,
     LogPartition,
@@ -39,6 +38,7 @@ from lastword.spark.read import (
     outcomes_of,
     view_of,
 )
+from lastword.spark.splits import MAX_RELOADS, overlapping
 
 if TYPE_CHECKING:
     from lastword.partition.view import PartitionView

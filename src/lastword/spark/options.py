@@ -15,60 +15,383 @@ word.
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-from lastword.errors import SparkOptionError
-from lastword.spark import option_texts as texts
-from lastword.spark.option_values import EARLIEST, LATEST, Bound, Limits, ReadOptions, Wanted, WriteOptions
+from lastword.errors import LastwordError, SparkOptionError, nearest
+from lastword.parse import parse_bytes, parse_duration_ms
+
+# ---------------------------------------------------------------- values that travel to the tasks
+
+
+EARLIEST, LATEST = -2, -1  # as in Kafka's offset JSON
+
+Offsets = dict[str, dict[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One end of a read. The first of these that is given decides, in this order, as in Kafka's source.
+
+    timestamp_ms   one time for every partition: the first record that is not older
+    timestamps     topic -> partition -> time in ms
+    offsets        topic -> partition -> offset, EARLIEST or LATEST
+    everywhere     EARLIEST or LATEST for every partition
+    """
+
+    everywhere: int
+    offsets: Offsets | None = None
+    timestamps: Offsets | None = None
+    timestamp_ms: int | None = None
+
+    def named(self) -> Offsets | None:
+        """The JSON that decides, if one does: it must name exactly the partitions that are read."""
+        if self.timestamp_ms is not None:
+            return None
+        return self.timestamps if self.timestamps is not None else self.offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which partitions to read: exactly one of the three is given."""
+
+    topics: tuple[str, ...] = ()
+    assigned: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one micro-batch of a stream may hold; None is no limit.
+
+    max_offsets, max_bytes   at most about so much, shared out by what each partition has to give
+    min_offsets              wait for so many, but no longer than max_delay_ms
+    """
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int | None = None
+    max_delay_ms: int = 15 * 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a read asks for.
+
+    max_partition_bytes    a task reads about this many bytes of the log at most (cut at index entries)
+    max_partition_records  a task covers at most so many offsets
+    min_partitions         at least so many tasks, if index entries allow it
+    late_start             what a start time above every record means: `error`, or `latest` (nothing to read)
+    keys                   only records of these keys
+    lease                  a stream holds a lease of this name, and advances it with every batch it commits
+    """
+
+    path: str
+    wanted: Wanted
+    start: Bound
+    end: Bound
+    late_start: Literal["error", "latest"]
+    include_headers: bool
+    fail_on_data_loss: bool
+    min_partitions: int | None
+    max_partition_records: int | None
+    max_partition_bytes: int
+    view: Literal["log", "latest", "changes"]
+    keys: tuple[bytes, ...] | None
+    isolation: Literal["read_committed", "read_uncommitted"]
+    limits: Limits = Limits()
+    lease: str | None = None
+    lease_max_age_ms: int = 7 * 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What a write asks for.
+
+    settings             topic settings by their Kafka names, for a topic to be created
+    commit_timeout_ms    how long a commit waits for who holds the lock and does not take it in
+    producer, sequence   name a batch for ever, so that it is written once, whoever runs it again; a stream
+                         does so by itself
+    """
+
+    path: str
+    topic: str | None
+    partitions: int | None
+    ack: Literal["disk", "os"]
+    null_value: Literal["delete", "error"]
+    settings: dict[str, str]
+    commit_timeout_ms: int = 60_000
+    producer: str | None = None
+    sequence: int | None = None
+
+
+# ---------------------------------------------------------------- the text of one option
+
+
+Problem = ValueError
+"""Collected, and told all at once."""
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """`; nearest: x` for the known name that was probably meant (compared without case), or nothing."""
+    names = {one.lower(): one for one in known}
+    near = nearest(name.lower(), names)
+    return f"; nearest: {names[near]}" if near else ""
+
+
+def parse_flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise Problem("is true or false")
+    return lowered == "true"
+
+
+def parse_count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise Problem("is a whole number above 0")
+    return number
+
+
+def parse_size_bytes(text: str) -> int:
+    try:
+        number = parse_bytes(text)
+    except (LastwordError, ValueError):
+        number = 0
+    if number < 1:
+        raise Problem("is a size above 0, such as 128MiB")
+    return number
+
+
+def parse_duration(text: str) -> int:
+    try:
+        number = parse_duration_ms(re.sub("min$", "m", text.strip()))  # Spark writes 15min, too
+    except (LastwordError, ValueError):
+        number = -1
+    if number < 0:
+        raise Problem("is a duration, such as 15m")
+    return number
+
+
+def parse_sequence(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise Problem("is a whole number, 0 or above, that rises from batch to batch")
+    return number
+
+
+def parse_millis(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise Problem("is a time in milliseconds since 1970") from None
+
+
+def parse_one_of(*values: str) -> Callable[[str], Any]:
+    def parse(text: str) -> str:
+        lowered = text.strip().lower()
+        if lowered not in values:
+            raise Problem(f"is {' or '.join(values)}{hint(lowered, values)}")
+        return lowered
+
+    return parse
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise Problem("names no topic")
+    return names
+
+
+def parse_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise Problem(f"is no regular expression as Python writes them: {error}") from None
+    return text
+
+
+def parse_json(text: str, shape: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise Problem(f"is JSON like {shape}") from None
+
+
+def parse_assignment(text: str) -> dict[str, tuple[int, ...]]:
+    shape = '{"topic":[0,1]}'
+    value = parse_json(text, shape)
+    if not isinstance(value, dict) or not value:
+        raise Problem(f"is JSON like {shape}")
+    assigned = {}
+    for topic, partitions in value.items():
+        if (
+            not isinstance(partitions, list)
+            or not all(type(n) is int and n >= 0 for n in partitions)
+            or not partitions
+        ):
+            raise Problem(f"is JSON like {shape}")
+        assigned[topic] = tuple(sorted(set(partitions)))
+    return assigned
+
+
+def parse_per_partition(shape: str, lowest: int) -> Callable[[str], Offsets]:
+    def parse(text: str) -> Offsets:
+        value = parse_json(text, shape)
+        if not isinstance(value, dict) or not value:
+            raise Problem(f"is JSON like {shape}")
+        result: Offsets = {}
+        for topic, numbers in value.items():
+            if not isinstance(numbers, dict):
+                raise Problem(f"is JSON like {shape}")
+            result[topic] = {}
+            for partition, number in numbers.items():
+                if not partition.isdecimal() or type(number) is not int or number < lowest:
+                    raise Problem(f"is JSON like {shape}")
+                result[topic][int(partition)] = number
+        return result
+
+    return parse
+
+
+parse_offsets = parse_per_partition('{"topic":{"0":23,"1":-2}}', EARLIEST)
+parse_times = parse_per_partition('{"topic":{"0":1767225600000}}', 0)
+
+
+def parse_starting(text: str) -> Bound:
+    lowered = text.strip().lower()
+    if lowered == "earliest":
+        return Bound(EARLIEST)
+    if lowered == "latest":
+        raise Problem("cannot be latest in a batch read: there would be nothing to read")
+    offsets = parse_offsets(text)
+    if any(number == LATEST for numbers in offsets.values() for number in numbers.values()):
+        raise Problem("cannot be -1 (latest) in a batch read: there would be nothing to read")
+    return Bound(EARLIEST, offsets=offsets)
+
+
+def parse_stream_starting(text: str) -> Bound:
+    lowered = text.strip().lower()
+    if lowered in ("earliest", "latest"):
+        return Bound(EARLIEST if lowered == "earliest" else LATEST)
+    return Bound(EARLIEST, offsets=parse_offsets(text))
+
+
+def parse_ending(text: str) -> Bound:
+    lowered = text.strip().lower()
+    if lowered == "latest":
+        return Bound(LATEST)
+    if lowered == "earliest":
+        raise Problem("cannot be earliest: there would be nothing to read")
+    offsets = parse_offsets(text)
+    if any(number == EARLIEST for numbers in offsets.values() for number in numbers.values()):
+        raise Problem("cannot be -2 (earliest): there would be nothing to read")
+    return Bound(LATEST, offsets=offsets)
+
+
+def parse_keys(text: str) -> tuple[bytes, ...]:
+    """JSON list of strings (their UTF-8), or {"base64": "..."} for other bytes, as `read --json` prints
+    keys.
+    """
+    shape = '["ada", {"base64": "/wA="}]'
+    value = parse_json(text, shape)
+    if not isinstance(value, list):
+        raise Problem(f"is JSON like {shape}")
+    keys = []
+    for item in value:
+        if isinstance(item, str):
+            keys.append(item.encode())
+        elif isinstance(item, dict) and list(item) == ["base64"] and isinstance(item["base64"], str):
+            try:
+                keys.append(base64.b64decode(item["base64"], validate=True))
+            except ValueError:
+                raise Problem(f"is JSON like {shape}") from None
+        else:
+            raise Problem(f"is JSON like {shape}")
+    return tuple(keys)
+
+
+def absolute_path(text: str) -> str:
+    """A directory that driver and tasks see under the same name. Relative to the driver's working
+    directory.
+    """
+    if not text:
+        raise Problem("is empty")
+    if text.startswith("file:"):
+        text = "/" + text[5:].lstrip("/")
+    elif re.match(r"^[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        raise Problem("is a directory that all tasks can see (local or mounted), not a URL")
+    return str(Path(text).absolute())
+
+
+def parse_text(text: str) -> str:
+    if not text:
+        raise Problem("is empty")
+    return text
+
+
+# ---------------------------------------------------------------- all options
+
 
 log = logging.getLogger(__name__)
 
 
 READ: dict[str, Callable[[str], Any]] = {
-    "path": texts.absolute_path,
-    "subscribe": texts.names,
-    "assign": texts.assignment,
-    "subscribePattern": texts.pattern,
-    "startingOffsets": texts.starting,
-    "endingOffsets": texts.ending,
-    "startingTimestamp": texts.millis,
-    "endingTimestamp": texts.millis,
-    "startingOffsetsByTimestamp": texts.times_json,
-    "endingOffsetsByTimestamp": texts.times_json,
-    "startingOffsetsByTimestampStrategy": texts.one_of("error", "latest"),
-    "includeHeaders": texts.flag,
-    "failOnDataLoss": texts.flag,
-    "minPartitions": texts.count,
-    "maxRecordsPerPartition": texts.count,
-    "maxBytesPerPartition": texts.size_bytes,
-    "view": texts.one_of("log", "latest", "changes"),
-    "keys": texts.keys,
-    "isolationLevel": texts.one_of("read_committed", "read_uncommitted"),
+    "path": absolute_path,
+    "subscribe": parse_names,
+    "assign": parse_assignment,
+    "subscribePattern": parse_pattern,
+    "startingOffsets": parse_starting,
+    "endingOffsets": parse_ending,
+    "startingTimestamp": parse_millis,
+    "endingTimestamp": parse_millis,
+    "startingOffsetsByTimestamp": parse_times,
+    "endingOffsetsByTimestamp": parse_times,
+    "startingOffsetsByTimestampStrategy": parse_one_of("error", "latest"),
+    "includeHeaders": parse_flag,
+    "failOnDataLoss": parse_flag,
+    "minPartitions": parse_count,
+    "maxRecordsPerPartition": parse_count,
+    "maxBytesPerPartition": parse_size_bytes,
+    "view": parse_one_of("log", "latest", "changes"),
+    "keys": parse_keys,
+    "isolationLevel": parse_one_of("read_committed", "read_uncommitted"),
 }
 
 STREAM: dict[str, Callable[[str], Any]] = {
     **{name: parse for name, parse in READ.items() if not name.startswith("ending")},
-    "startingOffsets": texts.stream_starting,
-    "maxOffsetsPerTrigger": texts.count,
-    "minOffsetsPerTrigger": texts.count,
-    "maxTriggerDelay": texts.duration,
-    "maxBytesPerTrigger": texts.size_bytes,
-    "lease": texts.plain,
-    "leaseMaxAge": texts.duration,
+    "startingOffsets": parse_stream_starting,
+    "maxOffsetsPerTrigger": parse_count,
+    "minOffsetsPerTrigger": parse_count,
+    "maxTriggerDelay": parse_duration,
+    "maxBytesPerTrigger": parse_size_bytes,
+    "lease": parse_text,
+    "leaseMaxAge": parse_duration,
 }
 
 WRITE: dict[str, Callable[[str], Any]] = {
-    "path": texts.absolute_path,
-    "topic": texts.plain,
-    "partitions": texts.count,
-    "ack": texts.one_of("disk", "os"),
-    "nullValue": texts.one_of("delete", "error"),
-    "commitTimeout": texts.duration,
-    "producer": texts.plain,
-    "sequence": texts.sequence,
-    "includeHeaders": texts.flag,  # Kafka's sink needs it to look at `headers`; here the column is enough
+    "path": absolute_path,
+    "topic": parse_text,
+    "partitions": parse_count,
+    "ack": parse_one_of("disk", "os"),
+    "nullValue": parse_one_of("delete", "error"),
+    "commitTimeout": parse_duration,
+    "producer": parse_text,
+    "sequence": parse_sequence,
+    "includeHeaders": parse_flag,  # Kafka's sink needs it to look at `headers`; here the column is enough
 }
 
 CHOICES = ("assign", "subscribe", "subscribePattern")
@@ -222,7 +545,7 @@ def _parse(
         if name in canonical:
             try:
                 value = known[canonical[name]](text)
-            except texts.Problem as problem:
+            except Problem as problem:
                 problems.append(f"option '{canonical[name]}' {problem} (got {text!r})")
                 continue
             if values.setdefault(canonical[name], value) != value:
@@ -242,7 +565,7 @@ def _parse(
         elif name in for_other:
             problems.append(f"option '{for_other[name]}' is not for {direction}")
         else:
-            problems.append(f"unknown option '{given}'{texts.hint(given, [*known, *settings])}")
+            problems.append(f"unknown option '{given}'{hint(given, [*known, *settings])}")
     if "path" not in values and "path" not in options and not any("path" in problem for problem in problems):
         problems.append("no log directory is given: load(path), save(path) or option 'path'")
         if not options:

@@ -33,13 +33,12 @@ from lastword.files import DEFAULT, Files
 from lastword.logdir.identity import read_topic_id
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
-from lastword.spark import ranges, snapshot
-from lastword.spark.brief import brief
-from lastword.spark.cuts import MAX_RELOADS, cut_points, overlapping, past_gap
-from lastword.spark.option_values import ReadOptions
+from lastword.spark import snapshot, splits
+from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory
+from lastword.spark.hide_traceback import hide_traceback
+from lastword.spark.options import ReadOptions
 from lastword.spark.schema import CHANGE, arrow_schema, check_projection
-from lastword.spark.shipping import Shipped, need_directory
-from lastword.spark.warm import ensure_compiled
+from lastword.spark.splits import MAX_RELOADS, cut_points, overlapping, past_gap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,7 +92,7 @@ class LogReader(Shipped, DataSourceReader):
         self.schema = schema
         self.columns = check_projection(schema, options.view)
 
-    @brief
+    @hide_traceback
     def partitions(self) -> list[InputPartition]:
         """Every task, in order of topic, partition and offset. Compiles the kernels first, so that tasks
         need not.
@@ -102,7 +101,7 @@ class LogReader(Shipped, DataSourceReader):
         ensure_compiled()
         return plan(chosen, self.options)
 
-    @brief
+    @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Arrow batches of a task's records. Spark hands over a bare partition when the plan is empty."""
         if not isinstance(partition, LogPartition):
@@ -122,13 +121,13 @@ def plan(
         return tasks
     points = [(one, cut_points(one)) for one in chosen if one.start < one.end]
     total_bytes = sum(found[-1][1] for _, found in points)
-    limit = ranges.task_bytes(total_bytes, options.max_partition_bytes, options.min_partitions)
+    limit = splits.task_bytes(total_bytes, options.max_partition_bytes, options.min_partitions)
     for one, found in points:
-        for span in ranges.cut_by_bytes(found, limit):
+        for span in splits.cut_by_bytes(found, limit):
             parts = [span]
             if options.max_partition_records:
                 behind = partial(past_gap, one.view, end=span.end)
-                parts = ranges.cut_by_records(span, options.max_partition_records, behind)
+                parts = splits.cut_by_records(span, options.max_partition_records, behind)
             for part in parts:
                 tasks.append(LogPartition.of(one, part.start, part.end, in_stream=in_stream))
     return tasks

@@ -10,7 +10,7 @@ from lastword.clock import SystemClock
 from lastword.errors import KeyRequiredError, RecordTooLargeError, SparkOptionError
 from lastword.files import DEFAULT, Files
 from lastword.ingest.staging import StagedFile, StagedWriter
-from lastword.spark.option_values import WriteOptions
+from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
 from lastword.spark.targets import Target, existing_target
 
@@ -128,7 +128,7 @@ class TaskRows:
         """
         import numpy as np
 
-        from lastword.spark.partition_keys import partitions_of
+        from lastword.spark.targets import partitions_of
 
         numbers = np.full(rows.num_rows, -1, np.int64)
         if self._columns.partition is not None:

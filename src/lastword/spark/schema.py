@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 )
 
 from lastword.errors import SparkOptionError
-from lastword.spark.option_texts import hint
+from lastword.spark.options import hint
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -108,7 +108,7 @@ def _first_fault(answers: Sequence[Any]) -> LastwordError | None:
 
 def _faults_kept(step: Callable[..., Any], directory: str, number: int) -> Any:
     """A fault of the data is an answer; anything else fails the task, so that Spark tries it again."""
-    from lastword.spark.shipping import need_directory
+    from lastword.spark.bootstrap import need_directory
 
     need_directory(directory)
     try:

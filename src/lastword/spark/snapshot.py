@@ -20,7 +20,7 @@ from lastword.files import DEFAULT, Files
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.moment import check_answerable
 from lastword.partition.view import PartitionView
-from lastword.spark.option_values import EARLIEST, LATEST, Bound, ReadOptions, Wanted
+from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, Wanted
 
 _TRIES = 100
 

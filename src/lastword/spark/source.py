@@ -10,7 +10,9 @@ the user's options.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -22,10 +24,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from lastword.errors import LastwordError, SparkOptionError
-from lastword.spark.brief import brief
+from lastword.spark.bootstrap import Shipped
+from lastword.spark.hide_traceback import hide_traceback
 from lastword.spark.options import CHOICES, parse_read, parse_schema, parse_write
 from lastword.spark.schema import SINK_SCHEMA, full_schema, sink_columns
-from lastword.spark.shipping import Shipped
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 CHECKPOINT = "checkpointlocation"
 """Spark hands the query's own option over with ours."""
@@ -38,7 +43,7 @@ class LastwordDataSource(Shipped, DataSource):
     def name(cls) -> str:
         return "lastword"
 
-    @brief
+    @hide_traceback
     def schema(self) -> StructType:
         """Asked only when the user gives no schema; a wrong option is told here, before any action.
 
@@ -51,13 +56,13 @@ class LastwordDataSource(Shipped, DataSource):
         options = parse_schema(self.options)
         return full_schema(options.include_headers, options.view)
 
-    @brief
+    @hide_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
         from lastword.spark.read import LogReader
 
         return LogReader(parse_read(self.options), schema)
 
-    @brief
+    @hide_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from lastword.spark.write import LogWriter, prepare
 
@@ -70,7 +75,7 @@ class LastwordDataSource(Shipped, DataSource):
         return LogWriter(prepare(options, sink_columns(schema)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from lastword.spark.stream_read import LogStreamReader
+        from lastword.spark.stream import LogStreamReader
 
         try:
             return LogStreamReader(parse_read(self.options, stream=True), schema)
@@ -78,7 +83,7 @@ class LastwordDataSource(Shipped, DataSource):
             # Raised here, it would end in an error of PySpark's own, about a reader that it does not have.
             return RefusedStream(refused)
 
-    @brief
+    @hide_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from lastword.spark.write import LogStreamWriter, prepare
 
@@ -99,8 +104,28 @@ class RefusedStream(Shipped, DataSourceStreamReader):
     def __init__(self, refused: LastwordError) -> None:
         self.refused = refused
 
-    @brief
+    @hide_traceback
     def _refuse(self, *given: Any) -> NoReturn:
         raise self.refused
 
     initialOffset = latestOffset = partitions = read = _refuse
+
+
+def load(
+    spark: SparkSession,
+    path: str,
+    topic: str,
+    numbers: Sequence[int],
+    *,
+    view: str,
+    schema: str | None = None,
+    ends: dict[int, int] | None = None,
+) -> DataFrame:
+    """The source, for some partitions of one topic."""
+    reader = spark.read.format("lastword").option("view", view)
+    reader = reader.option("assign", json.dumps({topic: list(numbers)}))
+    if schema is not None:
+        reader = reader.schema(schema)
+    if ends is not None:
+        reader = reader.option("endingOffsets", json.dumps({topic: {str(n): end for n, end in ends.items()}}))
+    return reader.load(path)

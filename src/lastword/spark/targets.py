@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from lastword.api.partitioners import murmur2_partitions
 from lastword.config import TOPIC_SETTINGS, TopicConfig, parse_topic_settings
 from lastword.errors import KeyRequiredError, LogDirLockedError, SparkOptionError
 from lastword.files import DEFAULT, Files
@@ -12,8 +15,12 @@ from lastword.ingest.apply import open_to_append
 from lastword.logdir.discover import discover
 from lastword.logdir.log_dir import LogDirectory
 from lastword.segment import names
-from lastword.spark.option_values import WriteOptions
+from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
 
 LOCK_PATIENCE_SECONDS = 10
 """Who holds the lock for longer is no commit, but a process that has the directory open."""
@@ -120,3 +127,26 @@ def _check_same(options: WriteOptions, target: Target, config: TopicConfig) -> N
             f"topic {target.topic} is there already and {'; '.join(wrong)}",
             remedy=f"leave the option out, or: lastword config {options.path} {target.topic} --set ...",
         )
+
+
+BULK = ("murmur2", "crc32")
+
+
+def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarray:
+    """int64 partition of each key of a binary array without nulls.
+
+    Only the named partitioners are known here: a callable of the topic's creator cannot travel to tasks, so
+    such a topic needs a column `partition`.
+    """
+    import numpy as np
+
+    if partitioner not in BULK:
+        raise SparkOptionError(
+            f"the topic's partitioner {partitioner!r} is a function that tasks do not have",
+            remedy="give the frame a column `partition`",
+        )
+    if partitions == 1 or len(keys) == 0:
+        return np.zeros(len(keys), np.int64)
+    if partitioner == "crc32":
+        return np.fromiter((zlib.crc32(key.as_py()) % partitions for key in keys), np.int64, len(keys))
+    return murmur2_partitions(keys, partitions)

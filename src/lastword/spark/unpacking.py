@@ -7,7 +7,7 @@ MISSING = "lastword of the driver"
 
 
 def unpack(packed: bytes, version: str) -> object:
-    """What `shipping.Shipped` packed; ImportError with a remedy where this Python cannot run it."""
+    """Return what `bootstrap.Shipped` packed. ImportError with a remedy where this Python cannot run it."""
     import pickle
     import socket
     import sys
@@ -22,7 +22,7 @@ def unpack(packed: bytes, version: str) -> object:
 
         if lastword.__version__ == version:
             kind, state = pickle.loads(packed)
-            from lastword.spark.workers import settle
+            from lastword.spark.bootstrap import settle
 
             settle()
             made = kind.__new__(kind)

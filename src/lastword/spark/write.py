@@ -47,12 +47,11 @@ from lastword.ingest.manifest import Manifest, Writers, pending_commits
 from lastword.ingest.staging import StagedFile
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.incomplete_commit import discard
-from lastword.spark.brief import brief
-from lastword.spark.option_values import WriteOptions
+from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory
+from lastword.spark.hide_traceback import hide_traceback
+from lastword.spark.options import WriteOptions
 from lastword.spark.schema import SinkColumns
-from lastword.spark.shipping import Shipped, need_directory
 from lastword.spark.targets import Target, make_target
-from lastword.spark.warm import ensure_compiled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -197,17 +196,17 @@ class LogWriter(Shipped, DataSourceArrowWriter):
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    @brief
+    @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         return self.job.stage(iterator)
 
-    @brief
+    @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         producer = self.job.options.producer
         writer = None if producer is None else self.job.writer_of(producer)
         self.job.commit(messages, writer, self.job.options.sequence)
 
-    @brief
+    @hide_traceback
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self.job.abort(messages)
 
@@ -219,16 +218,16 @@ class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    @brief
+    @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         return self.job.stage(iterator)
 
-    @brief
+    @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         writer = next((one.writer for one in messages if isinstance(one, StagedMessage)), None)
         self.job.commit(messages, writer, None if writer is None else batchId)
 
-    @brief
+    @hide_traceback
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self.job.abort(messages)
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from lastword.errors import LastwordError, SparkOptionError
-from lastword.spark.brief import brief
+from lastword.spark.hide_traceback import hide_traceback
 from lastword.spark.options import parse_read
 from lastword.spark.read import LogReader
 from lastword.spark.schema import full_schema
@@ -34,7 +34,8 @@ def test_no_frame_but_the_one_that_spark_called(tmp_path: Path) -> None:
     create(tmp_path, "t")
     reader = LogReader(parse_read({"path": str(tmp_path), "subscribe": "users"}), full_schema(False))
     lines = lines_of(reader.partitions)
-    assert [line for line in lines if line.startswith("  File")] == [lines[1]] and "brief.py" in lines[1]
+    assert [line for line in lines if line.startswith("  File")] == [lines[1]]
+    assert "hide_traceback.py" in lines[1]
     assert lines[-2:] == [
         f"lastword.errors.UnknownTopicError: no topic 'users' in {tmp_path}",
         "  fix: create_topic if it is new",
@@ -42,7 +43,7 @@ def test_no_frame_but_the_one_that_spark_called(tmp_path: Path) -> None:
 
 
 def test_what_an_iterator_raises() -> None:
-    @brief
+    @hide_traceback
     def read() -> Iterator[int]:
         yield 1
         raise SparkOptionError("wrong")
@@ -52,7 +53,7 @@ def test_what_an_iterator_raises() -> None:
 
 
 def test_other_errors_keep_every_frame() -> None:
-    @brief
+    @hide_traceback
     def broken() -> None:
         deeper()
 

@@ -19,8 +19,7 @@ from lastword.partition import losses
 from lastword.records.builder import BatchBuilder
 from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
-from lastword.spark.stream_offsets import TOPIC_IDS, share_offsets
-from lastword.spark.stream_read import LogStreamReader
+from lastword.spark.stream import TOPIC_IDS, LogStreamReader, share_offsets
 from tests.spark.conftest import append, create, numbered
 
 ALL = ReadAllAvailable()

@@ -38,7 +38,7 @@ def plain(frame: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_duplication(spark: Any, root: Path, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lastword.spark.looks, "TASK_BYTES", 5000)  # several tasks for each partition
+    monkeypatch.setattr(lastword.spark.inspect, "TASK_BYTES", 5000)  # several tasks for each partition
     with lastword.open(root) as logs:
         for by in ("topic", "partition"):
             here = [one.to_dict() for one in logs.duplication(exact=exact, by=by)]

@@ -18,16 +18,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from lastword.api.places import Places
-from lastword.errors import UsageError
 from lastword.partition import losses
-from lastword.spark.partition_keys import BULK
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from lastword.api.found import By
     from lastword.tools.duplication import Duplication
@@ -53,9 +51,9 @@ def duplication(
     """
     import lastword
     from lastword.api.duplicates import check_by
-    from lastword.spark.frames import frame_of
+    from lastword.spark.bootstrap import shared_log
+    from lastword.spark.result_frames import frame_of
     from lastword.spark.session import need_pyspark
-    from lastword.spark.shipping import shared_log
     from lastword.spark.tasks import run_tasks
     from lastword.tools.duplication import Duplication, of_sketches
     from lastword.tools.sketches import Sketch
@@ -153,9 +151,9 @@ def verify(
     """Check every checksum, index, checkpoint and invariant, a task for each partition: the problems, one a
     row; none if all is sound. Changes nothing."""
     import lastword
-    from lastword.spark.frames import frame_of
+    from lastword.spark.bootstrap import shared_log
+    from lastword.spark.result_frames import frame_of
     from lastword.spark.session import need_pyspark
-    from lastword.spark.shipping import shared_log
     from lastword.spark.tasks import run_tasks
     from lastword.tools.problem import Problem
 
@@ -185,150 +183,7 @@ def _verify(work: _Checked) -> Verification:
         return logs.verify(work.topic, work.partition, quick=work.quick)
 
 
-# ---------------------------------------------------------------- audit and restore
-
-
-def audit(
-    spark: SparkSession,
-    path: str | os.PathLike[str],
-    topic: str | None = None,
-    partition: int | None = None,
-    *,
-    delivered: DataFrame,
-) -> DataFrame:
-    """Per key, the newest offset that was delivered against the newest that is logged: a row for each key
-    that is not right, as `LogDir.audit` names it. Lazy.
-
-    topic       None: the only one
-    delivered   columns `key` (binary, or string as its UTF-8) and `offset`; `partition` if it is known. Of a
-                key that is there twice the newest offset counts; a row without a partition counts wherever
-                its key is logged. Where only one partition is asked for, such a key that is not logged
-                belongs to the partition that the topic's partitioner gives
-    """
-    import lastword
-    from lastword.spark.session import need_pyspark
-    from lastword.spark.shipping import shared_log
-
-    need_pyspark()
-    path = shared_log(path)
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    known = _known_partitions(delivered)
-    with lastword.open([path]) as logs:
-        places = Places(logs)
-        topic = places.one_topic(topic)
-        numbers = places.chosen(topic, partition)[topic]
-        gone_below = {number: places.gone_below(topic, number) for number in numbers}
-        partitioner = logs.topic(topic).config.lastword_partitioner or "murmur2"
-        count = len(places.views(topic))
-    changes = load(
-        spark,
-        path,
-        topic,
-        numbers,
-        view="changes",
-        schema="key binary, partition int, offset long, change string",
-    )
-    at = F.col("partition")
-    none = F.lit(None)
-    logged = changes.where(F.col("key").isNotNull()).select(
-        "key",
-        "partition",
-        F.col("offset").alias("logged_offset"),
-        (F.col("change") == "delete").alias("deleted"),
-        none.cast("long").alias("delivered_offset"),
-    )
-    other = delivered.select(
-        F.coalesce(F.col("key").cast("binary"), _refused("key")).alias("key"),
-        (at if known else none).cast("int").alias("partition"),
-        none.cast("long").alias("logged_offset"),
-        none.cast("boolean").alias("deleted"),
-        F.coalesce(F.col("offset").cast("long"), _refused("offset")).alias("delivered_offset"),
-    )
-    if partition is not None:
-        other = other.where(at.isNull() | (at == partition))
-    # One row for each key and partition; what a row without a partition delivered counts for every partition
-    # where its key is logged, and is a row of its own only if the key is logged nowhere.
-    of_key = Window.partitionBy("key")
-    sides = (
-        logged.union(other)
-        .withColumn("anywhere", F.max(F.when(at.isNull(), F.col("delivered_offset"))).over(of_key))
-        .withColumn("is_logged", F.count("logged_offset").over(of_key) > 0)
-        .groupBy("key", "partition")
-        .agg(
-            F.max("logged_offset").alias("logged_offset"),
-            F.max("deleted").alias("deleted"),
-            F.max("delivered_offset").alias("delivered_offset"),
-            F.max("anywhere").alias("anywhere"),
-            F.max("is_logged").alias("is_logged"),
-        )
-        .where(at.isNotNull() | ~F.col("is_logged"))
-    )
-    # Keys of no partition of the topic have not left it; of one that is not said they may have left any.
-    bounds = F.when(at.isNull(), F.lit(max(gone_below.values(), default=0))).otherwise(F.lit(0))
-    for number, bound in gone_below.items():
-        bounds = F.when(at == number, F.lit(bound)).otherwise(bounds)
-    logged_offset, said = F.col("logged_offset"), F.col("delivered_offset")
-    delivered_offset = F.when(logged_offset.isNull(), said).otherwise(F.greatest(said, F.col("anywhere")))
-    kind = (
-        F.when(logged_offset.isNull(), F.when(delivered_offset < bounds, "gone").otherwise("phantom"))
-        .when(delivered_offset.isNull(), F.when(~F.col("deleted"), "missing"))
-        .when(delivered_offset < logged_offset, "stale")
-        .when(delivered_offset > logged_offset, "phantom")
-    )
-    rows = sides.select(
-        F.lit(topic).alias("topic"),
-        "partition",
-        "key",
-        kind.alias("kind"),
-        "logged_offset",
-        delivered_offset.alias("delivered_offset"),
-    ).where(F.col("kind").isNotNull())
-    if partition is None or count == 1 or partitioner not in BULK:
-        return rows
-    return rows.where(F.col("partition").isNotNull() | (_placed(partitioner, count) == partition))
-
-
-def _known_partitions(delivered: DataFrame) -> bool:
-    """Does the frame say partitions? UsageError if it has no key and offset, or keys that are no bytes."""
-    from pyspark.sql.types import BinaryType, StringType
-
-    if not hasattr(delivered, "schema"):
-        raise UsageError(
-            f"delivered is {delivered!r}, no DataFrame", remedy="a DataFrame of the columns key and offset"
-        )
-    names = {field.name.lower(): field for field in delivered.schema.fields}
-    for name in ("key", "offset"):
-        if name not in names:
-            raise UsageError(
-                f"delivered has no column {name!r}; it has {', '.join(delivered.columns)}",
-                remedy="columns key and offset; partition if you know it",
-            )
-    if not isinstance(names["key"].dataType, BinaryType | StringType):
-        raise UsageError(
-            f"the column key of delivered is {names['key'].dataType.simpleString()}",
-            remedy="keys are bytes: binary, or string as its UTF-8",
-        )
-    return "partition" in names
-
-
-def _refused(column: str) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.raise_error(F.lit(f"delivered has a row without {column}: leave such rows out"))
-
-
-def _placed(partitioner: str, count: int) -> Column:
-    """The partition where the partitioner puts the key of a row."""
-    from pyspark.sql import functions as F
-
-    def partition_of(key: Any) -> int:
-        from lastword.api.partitioners import PARTITIONERS
-
-        return PARTITIONERS[partitioner](bytes(key), count)
-
-    return F.udf(partition_of, "int", useArrow=False)("key")
+# ---------------------------------------------------------------- restore
 
 
 def restore(
@@ -350,8 +205,9 @@ def restore(
     """
     import lastword
     from lastword.api.ranges import ranges
+    from lastword.spark.bootstrap import shared_log, shared_path
     from lastword.spark.session import need_pyspark
-    from lastword.spark.shipping import shared_log, shared_path
+    from lastword.spark.source import load
 
     need_pyspark()
     path = shared_log(path)
@@ -389,7 +245,7 @@ def _written(
 
     from pyspark.sql import functions as F
 
-    from lastword.spark.frames import frame_of
+    from lastword.spark.result_frames import frame_of
     from lastword.state.snapshot_file import Reach, mark_directory
     from lastword.state.state import Restored
 
@@ -408,28 +264,6 @@ def _written(
     return frame_of(spark, Restored, rows)
 
 
-def load(
-    spark: SparkSession,
-    path: str,
-    topic: str,
-    numbers: Sequence[int],
-    *,
-    view: str,
-    schema: str | None = None,
-    ends: dict[int, int] | None = None,
-) -> DataFrame:
-    """The source, for some partitions of one topic."""
-    import json
-
-    reader = spark.read.format("lastword").option("view", view)
-    reader = reader.option("assign", json.dumps({topic: list(numbers)}))
-    if schema is not None:
-        reader = reader.schema(schema)
-    if ends is not None:
-        reader = reader.option("endingOffsets", json.dumps({topic: {str(n): end for n, end in ends.items()}}))
-    return reader.load(path)
-
-
 # ---------------------------------------------------------------- expire
 
 
@@ -443,9 +277,9 @@ def expire(
     the call, in the caller's process: no record is read for it."""
     import lastword
     from lastword.retention import Deletion
-    from lastword.spark.frames import frame_of
+    from lastword.spark.bootstrap import shared_log
+    from lastword.spark.result_frames import frame_of
     from lastword.spark.session import need_pyspark
-    from lastword.spark.shipping import shared_log
 
     need_pyspark()
     path = shared_log(path)

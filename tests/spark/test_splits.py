@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.spark.ranges import Span, cut_by_bytes, cut_by_records, task_bytes
+from lastword.spark.splits import Span, cut_by_bytes, cut_by_records, task_bytes
 
 steps = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 5000)), min_size=1, max_size=60)
 

@@ -42,30 +42,97 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lastword.errors import OffsetOutOfRangeError, UnknownTopicError
+from lastword.errors import LastwordError, OffsetOutOfRangeError, UnknownTopicError
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import lessee
 from lastword.partition.view import PartitionView
 from lastword.spark import snapshot
-from lastword.spark.brief import brief
-from lastword.spark.cuts import past_gap
-from lastword.spark.option_values import ReadOptions
+from lastword.spark.bootstrap import Shipped
+from lastword.spark.hide_traceback import hide_traceback
+from lastword.spark.options import ReadOptions
 from lastword.spark.read import LogPartition, plan, read_batches
 from lastword.spark.schema import check_projection
-from lastword.spark.shipping import Shipped
-from lastword.spark.stream_offsets import (
-    Offsets,
-    Place,
-    named,
-    of_json,
-    share_bytes,
-    share_offsets,
-    to_json,
-)
+from lastword.spark.splits import cut_points, past_gap
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+# ---------------------------------------------------------------- offsets of a checkpoint
+
+
+TOPIC_IDS = "#topic_ids"
+"""Beside the topics in the checkpoint; no topic can have this name."""
+
+Place = tuple[str, int]
+Offsets = dict[Place, int]
+
+
+def to_json(offsets: Offsets, topic_ids: Mapping[str, str]) -> dict[str, Any]:
+    """Offsets by partition in the shape of Kafka's source, with the ids of those topics that have one."""
+    found: dict[str, Any] = {}
+    for (topic, number), offset in sorted(offsets.items()):
+        found.setdefault(topic, {})[str(number)] = offset
+    ids = {topic: one for topic, one in topic_ids.items() if topic in found}
+    if ids:
+        found[TOPIC_IDS] = ids
+    return found
+
+
+def of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
+    """Offsets by partition, and the ids of their topics."""
+    ids = dict(value.get(TOPIC_IDS, {}))
+    try:
+        offsets = {
+            (topic, int(number)): int(offset)
+            for topic, numbers in value.items()
+            if topic != TOPIC_IDS
+            for number, offset in numbers.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise LastwordError(
+            f"the checkpoint's offsets are not ours: {value!r}", remedy="start with a new checkpoint"
+        ) from None
+    return offsets, ids
+
+
+def named(place: Place) -> str:
+    return f"{place[0]}-{place[1]}"
+
+
+def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
+    """At most about `limit` offsets in all, each partition's share as its part of the backlog, and at least
+    one where there is any: as Spark's Kafka source has it."""
+    backlog = {place: ends[place] - begin[place] for place in ends}
+    total = sum(backlog.values())
+    if total <= limit:
+        return ends
+    return {
+        place: begin[place] + (min(size, max(1, limit * size // total)) if size else 0)
+        for place, size in backlog.items()
+    }
+
+
+def share_bytes(begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionView], limit: int) -> Offsets:
+    """At most about `limit` bytes of the log in all, shared likewise, cut at index entries; at least up to
+    the first of these in each partition that has more."""
+    points = {
+        place: cut_points(snapshot.Chosen(*place, views[place].directory, views[place], begin[place], end))
+        for place, end in ends.items()
+        if end > begin[place]
+    }
+    total = sum(found[-1][1] for found in points.values())
+    if total <= limit:
+        return ends
+    shared = dict(ends)
+    for place, found in points.items():
+        share = limit * found[-1][1] // total
+        fitting = [offset for offset, before in found[1:] if before <= share]
+        shared[place] = fitting[-1] if fitting else found[1][0]
+    return shared
+
+
+# ---------------------------------------------------------------- the reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +163,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     # -------------------------------------------------------------- offsets
 
-    @brief
+    @hide_traceback
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts."""
         if self._initial is None:
@@ -118,11 +185,11 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             return ReadMinRows(limits.min_offsets)
         return ReadAllAvailable()
 
-    @brief
+    @hide_traceback
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = {place: _end(view, self.options) for place, view in self._look().views.items()}
 
-    @brief
+    @hide_traceback
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next micro-batch goes; `start` itself when there is nothing to do, or not enough."""
         begin, ids = of_json(start)
@@ -148,7 +215,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             ends = self._limited(begin, ends, views)
         return start if ends == of_json(start)[0] and not anew else to_json(ends, look.topic_ids)
 
-    @brief
+    @hide_traceback
     def reportLatestOffset(self) -> dict[str, Any]:
         look = self._look()
         ends = {place: _end(view, self.options) for place, view in look.views.items()}
@@ -235,7 +302,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     # -------------------------------------------------------------- batches
 
-    @brief
+    @hide_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of one micro-batch, from its offsets alone: after a restart this is asked first."""
         begin, ids = of_json(start)
@@ -281,19 +348,19 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                 topic_id = look.topic_ids.get(place[0])
                 chosen.append(snapshot.Chosen(*place, view.directory, view, first, last, topic_id=topic_id))
         if chosen and not self._warm:
-            from lastword.spark.warm import ensure_compiled
+            from lastword.spark.bootstrap import ensure_compiled
 
             ensure_compiled()  # here, or each worker would compile them for itself
             self._warm = True
         return plan(chosen, self.options, in_stream=True)
 
-    @brief
+    @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, LogPartition):
             return iter(())
         return read_batches(partition, self.options, self.schema, self.columns)
 
-    @brief
+    @hide_traceback
     def commit(self, end: dict[str, Any]) -> None:
         """Everything below `end` has been processed: the lease, if there is one, moves up to it."""
         if self.options.lease is not None:
