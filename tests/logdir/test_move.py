@@ -12,9 +12,9 @@ from lastword.clock import ManualClock
 from lastword.errors import BusyError, DiskFullError, DuplicatePartitionError, LastwordError, UsageError
 from lastword.files import Files
 from lastword.logdir import LogDirectory, TopicPartition
+from lastword.logdir.identity import directory_name, write_move_note
+from lastword.logdir.log_dir_set import LogDirSet
 from lastword.logdir.move import move
-from lastword.logdir.moved_from import directory_name, write_note
-from lastword.logdir.spread import Spread
 from lastword.segment import names
 from tests.build import every_stop
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
@@ -153,7 +153,7 @@ def test_while_it_is_appended_to(tmp_path: Path) -> None:
 def check(root: Path, marks: list[str]) -> None:
     """After any crash: one place, every record, log start and checkpoints; opening again changes nothing."""
     a, b = both(root)
-    spread = Spread([a, b], {})
+    spread = LogDirSet([a, b], {})
     home = spread.homes()["users"][0]
     log = home.log("users", 0)
     assert log.log_start == 7 and log.log_end >= 20
@@ -245,7 +245,7 @@ def test_every_failing_call(tmp_path: Path) -> None:
             moved = False
         reached = count[0] > number
         files.fail = None
-        home = Spread([a, b], {}).homes()["users"][0]
+        home = LogDirSet([a, b], {}).homes()["users"][0]
         assert records(home.log("users", 0)) == [pair(n) for n in range(7, 20)] or not moved
         for directory in (a, b):
             try:
@@ -269,13 +269,13 @@ def test_a_source_that_grew_alone_is_not_thrown_away(tmp_path: Path) -> None:
     # As a kill between the two renames leaves it, and then somebody opened a alone.
     private = tmp_path / "b" / "users-0" / names.PRIVATE
     shutil.copytree(tmp_path / "b" / "users-0", tmp_path / "a" / "users-0")
-    write_note(UNSYNCED, str(private.parent), directory_name(UNSYNCED, str(tmp_path / "a")), 20)
+    write_move_note(UNSYNCED, str(private.parent), directory_name(UNSYNCED, str(tmp_path / "a")), 20)
     with opened(tmp_path / "a") as alone:
         append(alone, 1)
     for mode in "ra":
         directories = both(tmp_path, mode=mode)
         with pytest.raises(DuplicatePartitionError):
-            Spread(directories, {})
+            LogDirSet(directories, {})
         for directory in directories:
             directory.close()
     assert (tmp_path / "a" / "users-0").exists() and (tmp_path / "b" / "users-0").exists()

@@ -111,7 +111,7 @@ def test_6T_239_what_cannot_be_loaded_is_offline_and_the_rest_serves(tmp_path: P
 
     Nothing aborts the opening here: partitions are loaded when they are first used, a damaged one raises
     its error each time, and the clean-shutdown marker is not given. A directory that fails as a whole:
-    `tests/logdir/test_spread.py`.
+    `tests/logdir/test_log_dir_set.py`.
     """
     with home(tmp_path) as logs:
         logs.create_topic("users", 2)

@@ -135,7 +135,7 @@ def test_6X_338_no_marker_after_a_failure(tmp_path: Path) -> None:
     """6X.338: No clean-shutdown marker is written for a directory with a failing log, nor before all logs
     were loaded; other directories get theirs.
 
-    And the other directory's is given all the same: `tests/logdir/test_spread.py`.
+    And the other directory's is given all the same: `tests/logdir/test_log_dir_set.py`.
     """
     filled(tmp_path)
     logs = home(tmp_path)

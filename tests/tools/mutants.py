@@ -27,7 +27,7 @@ from lastword.errors import CorruptBatchError, LastwordError
 from lastword.files import DEFAULT
 from lastword.ingest import manifest as manifests
 from lastword.ingest import staging
-from lastword.logdir import moved_from
+from lastword.logdir.identity import write_move_note
 from lastword.partition import front, incomplete_commit, losses
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
@@ -61,7 +61,7 @@ def build(root: Path) -> None:
     first, second, third = (root / f"t-{number}" for number in range(3))
     losses.note_dropped(DEFAULT, str(first), 3)
     front.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)
-    moved_from.write_note(DEFAULT, str(second), "elsewhere", 17)
+    write_move_note(DEFAULT, str(second), "elsewhere", 17)
     quarantine.put(DEFAULT, str(second), CorruptBatchError("a batch", file="f", position=1, offset=2), NOW_MS)
     survivorship = Survivorship()
     survivorship.observe(1 << 20, 100, 40, 0.5)

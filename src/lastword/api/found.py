@@ -25,7 +25,7 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.files import Files
-from lastword.logdir import DirRecovery, LogDirectory, Spread
+from lastword.logdir import DirRecovery, LogDirectory, LogDirSet
 from lastword.partition import leases
 from lastword.segment import names
 from lastword.values import Handle
@@ -45,7 +45,7 @@ class Found(Handle):
 
     def __init__(
         self,
-        spread: Spread,
+        spread: LogDirSet,
         mode: Mode,
         files: Files,
         clock: Clock,

@@ -21,7 +21,7 @@ from lastword.config.settings import FILE_NAME
 from lastword.errors import LastwordError, LogDirLockedError, StorageError, UsageError
 from lastword.files import Files
 from lastword.ingest.apply import open_to_append
-from lastword.logdir import LogDirectory, Spread
+from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ def open(
                 offline[one] = error
         if not opened:
             raise next(iter(offline.values()))
-        logs = LogDir(Spread(opened, offline), mode, files, clock, config)
+        logs = LogDir(LogDirSet(opened, offline), mode, files, clock, config)
         logs._opened_at = _caller()
     except BaseException:
         for directory in opened:

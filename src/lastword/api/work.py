@@ -29,7 +29,7 @@ from lastword.cleaner.tasks import Done, Task, Urgency
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError, UnknownTopicError
-from lastword.logdir import LogDirectory, Spread
+from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class DirectoryWork:
 
     def __init__(
         self,
-        spread: Spread,
+        spread: LogDirSet,
         drives: Drives,
         states: States,
         clock: Clock,

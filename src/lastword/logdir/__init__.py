@@ -11,17 +11,17 @@ keeps the garbage accounts of all partitions within their memory. Start reading 
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition
 from lastword.logdir.discover import SetAside
 from lastword.logdir.log_dir import LogDirectory
+from lastword.logdir.log_dir_set import LogDirSet
 from lastword.logdir.move import move
 from lastword.logdir.open_partitions import DirRecovery
-from lastword.logdir.root import partition_numbers
-from lastword.logdir.spread import Spread
+from lastword.logdir.topics import partition_numbers
 
 __all__ = [
     "Checkpoints",
     "DirRecovery",
+    "LogDirSet",
     "LogDirectory",
     "SetAside",
-    "Spread",
     "TopicPartition",
     "move",
     "partition_numbers",

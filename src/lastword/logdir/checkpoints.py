@@ -8,17 +8,26 @@ replication       high watermark; a broker's business, read by nobody here
 Each is replaced as a whole and durable when `update` returns. All of them may be lost: that costs a longer
 recovery or a round of cleaning, never a record. So a damaged one counts as empty. Lines of partitions that
 are not ours to know are kept.
+
+`PartitionCheckpoints` changes where a partition starts, ends and is clean to, in its log and in these files.
+No checkpoint may exceed its log, whatever a crash leaves. So an offset that falls is lowered in the
+checkpoint before the log. A log start is raised in the checkpoint first, for the records below it must not
+come back.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from lastword.errors import CorruptFileError
+from lastword.clock import Clock
+from lastword.errors import BusyError, CorruptFileError, OffsetOutOfRangeError
 from lastword.files import FileFacts, Files
+from lastword.partition import front, losses
 from lastword.partition.checkpoint_file import format_lines, number, read_lines
+from lastword.partition.log import PartitionLog
 from lastword.segment import names
 
 
@@ -100,3 +109,121 @@ class Checkpoints:
         for checkpoint in (self.recovery_points, self.log_starts, self.first_dirty, self.high_watermarks):
             if checkpoint.read_sound().keys() & set(gone):
                 checkpoint.update({}, drop=gone)
+
+
+# ---------------------------------------------------------------- checkpoints and logs
+
+
+CHECKPOINT_INTERVAL_SECONDS = 60.0  # as Kafka's log.flush.offset.checkpoint.interval.ms
+
+
+class PartitionCheckpoints:
+    """Of the partitions of one root. Its lock is the last that is taken."""
+
+    def __init__(self, files: Files, clock: Clock, checkpoints: Checkpoints) -> None:
+        self._files = files
+        self._clock = clock
+        self._checkpoints = checkpoints
+        self._lock = threading.RLock()
+        self._written_at = clock.monotonic()
+
+    # -------------------------------------------------------------- all of them
+
+    @property
+    def due(self) -> bool:
+        """Were the checkpoints not written for so long that a kill would cost a long recovery?"""
+        return self._clock.monotonic() - self._written_at >= CHECKPOINT_INTERVAL_SECONDS
+
+    def write(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
+        """Recovery points and log starts of the logs that are open, as they are now."""
+        with self._lock:
+            now = list(logs.items())
+            self._checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in now})
+            raised = {tp: log.log_start for tp, log in now if log.log_start > log.segments[0].base_offset}
+            self._checkpoints.log_starts.update(raised, drop=[tp for tp, _ in now if tp not in raised])
+            self._written_at = self._clock.monotonic()
+
+    def came(self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None) -> None:
+        """A partition comes from elsewhere: what the checkpoints there say holds here."""
+        with self._lock:
+            self._checkpoints.recovery_points.update({tp: recovery_point})
+            self._checkpoints.log_starts.update({tp: log_start} if log_start else {})
+            self._checkpoints.first_dirty.update({} if first_dirty is None else {tp: first_dirty})
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are gone, or not here any more."""
+        with self._lock:
+            self._checkpoints.forget(partitions)
+
+    # -------------------------------------------------------------- one of them
+
+    def set_first_dirty(self, log: PartitionLog, offset: int) -> None:
+        """Move the cleaner's checkpoint; it stays between log start and log end."""
+        bounded = min(max(offset, log.log_start), log.log_end)
+        with self._lock:
+            self._note_cleaned(log, bounded)
+            self._checkpoints.first_dirty.update({_name(log): bounded})
+
+    def _note_cleaned(self, log: PartitionLog, offset: int) -> None:
+        """Readers tell from it whether somebody else's cleaner has moved the checkpoint (`losses`)."""
+        before = self._checkpoints.first_dirty.read_sound().get(_name(log), 0)
+        losses.note_cleaned(self._files, log.directory, before, offset)
+
+    def raise_log_start(self, log: PartitionLog, offset: int, reason: str) -> bool:
+        """Nothing below `offset` can be read from now on; False if the log starts there or above already.
+
+        OffsetOutOfRangeError above the log end, BusyError above where an incomplete commit begins. `reason`
+        is what readers are told who come too late.
+        """
+        with log.lock:
+            if offset > log.log_end:
+                raise OffsetOutOfRangeError.above(log.name, offset, log.log_end)
+            if offset <= log.log_start:
+                return False
+            if offset > log.removable_offset:
+                raise part_of_a_commit(log, f"cannot begin at {offset}")
+            with self._lock:
+                self._checkpoints.log_starts.update({_name(log): offset})
+                front.write_note(self._files, log.directory, offset, reason, self._clock.now_ms())
+                return log.raise_log_start(offset)
+
+    def truncate(self, log: PartitionLog, offset: int, *, fully: bool) -> None:
+        """Take back the records from `offset` on, or all of them (`fully`), and go on at `offset`.
+
+        Checkpoints are lowered before anything is cut, and a start above the log is written before it is
+        emptied, so that a crash leaves either log.
+        """
+        tp = _name(log)
+        with log.lock, self._lock:
+            segments = log.segment_set
+            base = segments[max(0, segments.floor(offset))].base_offset
+            lowered = {
+                self._checkpoints.recovery_points: offset,
+                self._checkpoints.high_watermarks: offset,
+                self._checkpoints.first_dirty: min(offset, base),
+                self._checkpoints.log_starts: offset,
+            }
+            for checkpoint, most in lowered.items():
+                if checkpoint.read_sound().get(tp, -1) > most:
+                    if checkpoint is self._checkpoints.first_dirty:
+                        self._note_cleaned(log, most)
+                    checkpoint.update({tp: most})
+            if fully or log.log_start > offset:
+                self._checkpoints.log_starts.update({tp: offset})
+            if fully:
+                log.truncate_fully_and_start_at(offset)
+            else:
+                log.truncate_to(offset)
+
+
+def part_of_a_commit(log: PartitionLog, what: str) -> BusyError:
+    """Return the error of a change that must wait until the log's incomplete commit is complete."""
+    return BusyError(
+        f"{log.name} {what}: the commit that begins at {log.incomplete_commit_offset} is incomplete",
+        remedy="make room on its drive: it is taken in as soon as that is possible",
+        file=log.directory,
+    )
+
+
+def _name(log: PartitionLog) -> TopicPartition:
+    return TopicPartition(log.topic, log.partition)

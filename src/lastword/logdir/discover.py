@@ -12,12 +12,21 @@ not make itself.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
-from lastword.errors import CorruptFileError, FileVanishedError, NotALogDirError, StorageError
+from lastword.config import Settings
+from lastword.errors import (
+    CorruptFileError,
+    FileVanishedError,
+    LastwordError,
+    NotALogDirError,
+    StorageError,
+)
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.checkpoint_file import read_lines
+from lastword.records import limits
 from lastword.segment import names
 
 IGNORED = frozenset({"remote-log-index-cache", names.METADATA_DIR})
@@ -125,3 +134,47 @@ def is_partition(files: Files, path: str, marker: str = "") -> bool:
         name in (names.PARTITION_METADATA, names.LEADER_EPOCHS) or names.parse_segment_file(name) is not None
         for name in listing
     )
+
+
+# ---------------------------------------------------------------- the root that is to be opened
+
+
+def check_log_dir(listing: Listing, root: str) -> None:
+    """NotALogDirError unless something in the root says that it is one."""
+    if not listing.is_log_dir:
+        what = "is empty" if listing.is_empty else "holds no log"
+        raise NotALogDirError(
+            f"{root} {what}",
+            remedy=f'lastword.open("{root}", "a") makes a log directory of an empty one'
+            if listing.is_empty
+            else "name a log directory",
+            file=root,
+        )
+
+
+def check_writable(files: Files, root: str) -> bool:
+    """True if the root is to be made: absent or empty. NotALogDirError if it holds something else."""
+    if not files.exists(root):
+        return True
+    listing = discover(files, root)
+    if listing.is_empty:
+        return True
+    check_log_dir(listing, root)
+    return False
+
+
+def register_limits(root: str) -> None:
+    """Have the bounds of a directory's settings hold for files in it that are read without opening it: by
+    `dump`, and by a Spark task. Settings that cannot be read leave the default."""
+    with suppress(LastwordError):
+        limits.register(root, Settings.load([root]).instance.lastword_decompression_max_bytes)
+
+
+def make_dirs(files: Files, path: str) -> None:
+    """Make a directory and those above it, each durable before the next."""
+    if files.exists(path):
+        return
+    parent = os.path.dirname(os.path.realpath(path))
+    make_dirs(files, parent)
+    files.mkdir(path)
+    files.fsync_dir(parent)

@@ -1,13 +1,16 @@
-"""Who a directory and a topic are: `meta.properties`, `partition.metadata`, and the clean-shutdown marker.
+"""Read and write the small files that identify a log directory, a topic and a moved partition.
 
 ```
 meta.properties          version=1, cluster.id, node.id, directory.id (Java properties text)
 partition.metadata       version: 0\\ntopic_id: <22 characters>, no newline at the end
-.kafka_cleanshutdown     {"version":0,"brokerEpoch":-1}; only that it is there counts
+.kafka_cleanshutdown     {"version":0,"brokerEpoch":-1}; only its existence counts
+lastword/moved-from      in a partition: the directory it was copied from, and the log end then (framed JSON)
 ```
 
 An id is 16 random bytes as URL-safe base64 without padding. A broker sets a partition aside (`-stray`) whose
-topic id is missing or not the one it knows; nothing here insists on either file.
+topic id is missing or not the one it knows; nothing here requires either file. In a move note `log_end` is -1
+while the copy is not complete. The note names the source directory by its id, so that it is recognized when
+it is mounted elsewhere, or by its path if it has no id (`logdir.move`).
 """
 
 from __future__ import annotations
@@ -16,9 +19,17 @@ import base64
 import os
 import random
 import re
+from contextlib import suppress
 
-from lastword.errors import CorruptFileError, FileVanishedError, InconsistentTopicIdError, nearest
+from lastword.errors import (
+    CorruptFileError,
+    FileVanishedError,
+    InconsistentTopicIdError,
+    LastwordError,
+    nearest,
+)
 from lastword.files import Files
+from lastword.files.framed import Framed
 from lastword.segment import names
 
 CLEAN_SHUTDOWN_TEXT = b'{"version":0,"brokerEpoch":-1}'
@@ -152,3 +163,41 @@ def take_clean_shutdown(files: Files, root: str) -> bool:
 def leave_clean_shutdown(files: Files, root: str) -> None:
     """Promise: no torn tail, right indexes, a producer snapshot at each log end."""
     files.write_atomic(os.path.join(root, names.CLEAN_SHUTDOWN), CLEAN_SHUTDOWN_TEXT)
+
+
+# ---------------------------------------------------------------- the note of a move
+
+
+MOVE_NOTE = Framed(
+    "moved-from",
+    1,
+    "bad-note",
+    "if the partition lies in one directory only, remove the file; if it lies in two, keep the newer one",
+)
+
+
+def directory_name(files: Files, root: str) -> str:
+    """What a note calls a log directory."""
+    return read_directory_id(files, root) or os.path.realpath(root)
+
+
+def write_move_note(files: Files, directory: str, source: str, log_end: int) -> None:
+    MOVE_NOTE.save(files, _move_note_path(directory), {"source": source, "log_end": log_end})
+
+
+def read_move_note(files: Files, directory: str) -> tuple[str, int] | None:
+    """(name of the source directory as `directory_name` gives it, log end), or None."""
+    try:
+        fields = MOVE_NOTE.load(files, _move_note_path(directory))
+        return None if fields is None else (str(fields["source"]), int(fields["log_end"]))
+    except (LastwordError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remove_move_note(files: Files, directory: str) -> None:
+    with suppress(LastwordError):  # it stays right as long as the source is gone
+        files.unlink(_move_note_path(directory), missing_ok=True)
+
+
+def _move_note_path(directory: str) -> str:
+    return os.path.join(directory, names.PRIVATE, names.MOVED_FROM)

@@ -5,7 +5,8 @@ Kafka's lock, removes the clean-shutdown marker before anything else, and recove
 first used (`OpenPartitions`). Closing writes the marker again only if every partition keeps what it promises:
 those that were opened say so themselves, the others are as they were.
 
-Locks are taken in this order: `claim` of a partition, `lock`, the log's own, the one of `Bounds`.
+Locks are taken in this order: `claim` of a partition, `lock`, the log's own, the one of
+`PartitionCheckpoints`.
 """
 
 from __future__ import annotations
@@ -34,24 +35,28 @@ from lastword.errors import (
     UsageError,
 )
 from lastword.files import FileLock, Files
-from lastword.logdir.bounds import Bounds
 from lastword.logdir.broker import BrokerSettings
-from lastword.logdir.checkpoints import Checkpoints, TopicPartition
-from lastword.logdir.claims import Claims
-from lastword.logdir.discover import Listing, SetAside, discover, is_partition
-from lastword.logdir.gauges import LogGauges
+from lastword.logdir.checkpoints import Checkpoints, PartitionCheckpoints, TopicPartition
+from lastword.logdir.discover import (
+    Listing,
+    SetAside,
+    check_log_dir,
+    check_writable,
+    discover,
+    is_partition,
+    make_dirs,
+)
 from lastword.logdir.identity import (
     check_topic_id,
     leave_clean_shutdown,
+    read_move_note,
     read_topic_id,
     take_clean_shutdown,
     write_meta_properties,
 )
 from lastword.logdir.ledgers import Ledgers
-from lastword.logdir.moved_from import read_note
-from lastword.logdir.open_partitions import DirRecovery, OpenPartitions
-from lastword.logdir.root import check_log_dir, check_writable, make_dirs, partition_numbers
-from lastword.logdir.topics import make_partitions, mark_deleted
+from lastword.logdir.open_partitions import DirRecovery, LogGauges, OpenPartitions, PartitionLocks
+from lastword.logdir.topics import make_partitions, mark_deleted, partition_numbers
 from lastword.partition import front
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView, check_directory
@@ -84,8 +89,8 @@ class LogDirectory:
         self._file_lock: FileLock | None = None
         self._closed = False
         self._opened = OpenPartitions(files, clock, rng, self._checkpoint_if_due)
-        self._bounds = Bounds(files, clock, self.checkpoints)
-        self._claims = Claims(self.lock)
+        self._partition_checkpoints = PartitionCheckpoints(files, clock, self.checkpoints)
+        self._locks = PartitionLocks(self.lock)
         self._known: set[str] = set()  # names of directories that were found to be partitions
         self._waste = front.Waste(files, clock)
         self._topic_ids: dict[str, str | None] = {}
@@ -162,7 +167,7 @@ class LogDirectory:
                     files.remove_tree(os.path.join(self.path, name))
             for one in found.set_aside:
                 path = os.path.join(self.path, one.name)
-                if one.marker == "future" and read_note(files, path) is not None:
+                if one.marker == "future" and read_move_note(files, path) is not None:
                     with suppress(StorageError):
                         files.remove_tree(path)  # a copy of ours that did not come to its end
         except BaseException:
@@ -303,7 +308,7 @@ class LogDirectory:
                 raise
             made = [TopicPartition(topic, number) for number in numbers]
             self._topic_ids.pop(topic, None)
-            self._bounds.forget(made)  # of a topic of that name that was removed by hand
+            self._partition_checkpoints.forget(made)  # of a topic of that name that was removed by hand
             self._opened.made(made)
             return True
 
@@ -318,7 +323,7 @@ class LogDirectory:
             for tp in gone:
                 self.let_go(tp)
             self._waste.add(mark_deleted(self.files, self.path, gone, self._rng), delay_ms)
-            self._bounds.forget(gone)
+            self._partition_checkpoints.forget(gone)
             self._topic_ids.pop(topic, None)
             remove_topic_settings(self.files, self._settings_path, topic)
             self.reload_settings()
@@ -338,14 +343,14 @@ class LogDirectory:
             self.let_go(tp)
             delay_ms = self.topic_config(tp.topic).file_delete_delay_ms
             self._waste.add(mark_deleted(self.files, self.path, [tp], self._rng), delay_ms)
-            self._bounds.forget([tp])
+            self._partition_checkpoints.forget([tp])
 
     def adopt(self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None) -> None:
         """A partition comes here from elsewhere: what its checkpoints say there holds here, durably. It is
         recovered when it is first used.
         """
         with self.lock:
-            self._bounds.came(tp, recovery_point, log_start, first_dirty)
+            self._partition_checkpoints.came(tp, recovery_point, log_start, first_dirty)
             self._opened.came(tp, recovery_point, log_start)
 
     def set_topic_config(self, topic: str, set: Mapping[str, Any], unset: Iterable[str] = ()) -> None:
@@ -410,15 +415,15 @@ class LogDirectory:
         """For who removes or rewrites segments, or moves them: one at a time in each partition. Waits; a
         background round that is under way ends at its next safe point (it asks `wanted`).
         """
-        return self._claims.claim(TopicPartition(topic, partition))
+        return self._locks.claim(TopicPartition(topic, partition))
 
     def try_claim(self, topic: str, partition: int) -> AbstractContextManager[bool]:
         """The same without waiting, for work that can be done another time: False if somebody has it."""
-        return self._claims.try_claim(TopicPartition(topic, partition))
+        return self._locks.try_claim(TopicPartition(topic, partition))
 
     def wanted(self, topic: str, partition: int) -> bool:
         """Does somebody wait for the claim?"""
-        return self._claims.wanted(TopicPartition(topic, partition))
+        return self._locks.wanted(TopicPartition(topic, partition))
 
     def view(self, topic: str, partition: int) -> PartitionView:
         """A snapshot to read from, in either mode."""
@@ -456,7 +461,7 @@ class LogDirectory:
     def set_first_dirty(self, topic: str, partition: int, offset: int) -> None:
         """Move it, durably; it stays between log start and log end."""
         with self.lock:
-            self._bounds.set_first_dirty(self.log(topic, partition), offset)
+            self._partition_checkpoints.set_first_dirty(self.log(topic, partition), offset)
 
     def raise_log_start(self, topic: str, partition: int, offset: int, reason: str) -> bool:
         """Nothing below `offset` can be read from now on, durably; whole segments below it may go then
@@ -465,7 +470,7 @@ class LogDirectory:
         OffsetOutOfRangeError above the log end, BusyError above where an incomplete commit
         begins. `reason` is what readers are told who come too late.
         """
-        return self._bounds.raise_log_start(self.log(topic, partition), offset, reason)
+        return self._partition_checkpoints.raise_log_start(self.log(topic, partition), offset, reason)
 
     def truncate(self, topic: str, partition: int, offset: int, *, fully: bool = False) -> None:
         """Take back a partition's records from `offset` on, or all of them (`fully`), and go on at `offset`.
@@ -475,7 +480,7 @@ class LogDirectory:
         with self.claim(topic, partition):
             log = self.log(topic, partition)
             self.ledgers.forget(TopicPartition(topic, partition), cut=True)
-            self._bounds.truncate(log, offset, fully=fully)
+            self._partition_checkpoints.truncate(log, offset, fully=fully)
 
     def remove_waste(self) -> int:
         """Remove what was deleted long enough ago; returns how many files and directories."""
@@ -487,10 +492,10 @@ class LogDirectory:
         """After a roll: what is synced by then need not be walked after a kill. Never waits: the roll holds a
         partition's lock, and closing takes the two in the other order.
         """
-        if self._bounds.due and self.lock.acquire(blocking=False):
+        if self._partition_checkpoints.due and self.lock.acquire(blocking=False):
             try:
                 if not self._closed:
-                    self._bounds.write(self._opened.logs)
+                    self._partition_checkpoints.write(self._opened.logs)
                     self._waste.remove()
             finally:
                 self.lock.release()
@@ -504,7 +509,7 @@ class LogDirectory:
             for log in self._opened.logs.values():
                 log.flush()
             if self._opened.logs:
-                self._bounds.write(self._opened.logs)
+                self._partition_checkpoints.write(self._opened.logs)
             self._waste.remove()
 
     def close(self) -> None:
@@ -526,7 +531,7 @@ class LogDirectory:
             try:
                 promised, failed = self._opened.close()
                 if self._opened.logs and failed is None:
-                    self._bounds.write(self._opened.logs)
+                    self._partition_checkpoints.write(self._opened.logs)
                 self.ledgers.close()
                 others = self._opened.were_left_clean(self._listing().partitions)
                 if promised and failed is None and others:

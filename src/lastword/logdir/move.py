@@ -26,10 +26,9 @@ from contextlib import suppress
 
 from lastword.errors import BusyError, DiskFullError, DuplicatePartitionError, LastwordError, UsageError
 from lastword.files import Files
-from lastword.logdir.bounds import part_of_a_commit
-from lastword.logdir.checkpoints import TopicPartition
+from lastword.logdir.checkpoints import TopicPartition, part_of_a_commit
+from lastword.logdir.identity import directory_name, read_move_note, remove_move_note, write_move_note
 from lastword.logdir.log_dir import LogDirectory
-from lastword.logdir.moved_from import directory_name, read_note, remove_note, write_note
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 from lastword.segment import names
@@ -78,7 +77,7 @@ def _make_future(source: LogDirectory, target: LogDirectory, tp: TopicPartition)
     future = os.path.join(target.path, f"{tp}.{token}-future")
     files.mkdir(begun)  # under a name that is waste until the note is in it
     files.mkdir(os.path.join(begun, names.PRIVATE))
-    write_note(files, begun, directory_name(source.files, source.path), -1)
+    write_move_note(files, begun, directory_name(source.files, source.path), -1)
     files.fsync_dir(begun)
     files.rename(begun, future)
     files.fsync_dir(target.path)
@@ -119,7 +118,7 @@ def _finish(
             continue  # on its way out
         _copy(log.files, path, files, os.path.join(future, name))
     _copy_private(log, future, files)
-    write_note(files, future, directory_name(source.files, source.path), log.log_end)
+    write_move_note(files, future, directory_name(source.files, source.path), log.log_end)
     files.fsync_dir(os.path.join(future, names.PRIVATE))
     files.fsync_dir(future)
     target.adopt(tp, log.recovery_point, log.log_start, source.first_dirty(*tp))
@@ -129,7 +128,7 @@ def _finish(
     moved = BusyError(f"{tp} was moved to {target.path}", remedy="ask for the partition again")
     log.retire(moved)
     source.discard(tp)
-    remove_note(files, final)
+    remove_move_note(files, final)
     target.log(*tp)  # recovered now, so that the target can still be left cleanly
 
 
@@ -173,7 +172,7 @@ def chosen(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
     if neither is, or the other one has grown since.
     """
     for source, target in ((first, second), (second, first)):
-        note = read_note(target.files, target.directory(*tp))
+        note = read_move_note(target.files, target.directory(*tp))
         if note is not None and note == (directory_name(source.files, source.path), _log_end(source, tp)):
             return target
     raise DuplicatePartitionError.of(str(tp), first.path, second.path)
@@ -185,7 +184,7 @@ def settle(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
     source = first if target is second else second
     if source.mode == "a":
         source.discard(tp)
-        remove_note(target.files, target.directory(*tp))
+        remove_move_note(target.files, target.directory(*tp))
     return target
 
 

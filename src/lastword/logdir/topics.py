@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from lastword.errors import UsageError
 from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.identity import format_partition_metadata, new_id
@@ -68,3 +69,14 @@ def mark_deleted(
         marked.append(os.path.join(root, name))
     files.fsync_dir(root)
     return marked
+
+
+def partition_numbers(given: int | Iterable[int]) -> list[int]:
+    """0 to n - 1 of a count, or the numbers themselves. UsageError for what is neither."""
+    if isinstance(given, bool) or (isinstance(given, int) and given < 1) or isinstance(given, str):
+        raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
+    if isinstance(given, int):
+        return list(range(given))
+    if not isinstance(given, Iterable):
+        raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
+    return [names.check_partition(number) for number in given]

@@ -23,7 +23,7 @@ from typing import Any
 
 from lastword.errors import NotSharedError, UnknownTopicError, UsageError
 from lastword.files import DEFAULT
-from lastword.logdir.root import register_limits
+from lastword.logdir.discover import register_limits
 from lastword.segment.names import parse_partition_dir
 from lastword.spark import unpacking
 from lastword.version import __version__

@@ -20,8 +20,8 @@ from lastword.files import Files
 from lastword.files.framed import Framed
 from lastword.ingest.manifest import REFUSED_FORM, WRITERS_FORM, Manifest
 from lastword.ingest.staging import COMMITTED, OPEN
-from lastword.logdir import moved_from
-from lastword.logdir.spread import read_partition_list
+from lastword.logdir.identity import MOVE_NOTE
+from lastword.logdir.log_dir_set import read_partition_list
 from lastword.partition import front, incomplete_commit, leases, losses
 from lastword.partition.named import read_journal
 from lastword.partition.synced import decode_mark
@@ -232,7 +232,7 @@ _NAMES: dict[str, Reader] = {
     names.SYNCED: _synced,
     names.PRODUCERS: _journal,
     names.LOG_START_NOTE: _framed(front.NOTE),
-    names.MOVED_FROM: _framed(moved_from.NOTE),
+    names.MOVED_FROM: _framed(MOVE_NOTE),
 }
 _PREFIXES: dict[str, Reader] = {
     names.LEASE: _typed(leases.FORM, _lease),

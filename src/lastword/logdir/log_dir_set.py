@@ -53,7 +53,7 @@ class OfflineDirectory:
         return f"OfflineDirectory({self.path!r})"
 
 
-class Spread:
+class LogDirSet:
     """The directories that serve, those that do not, and where each partition lies."""
 
     def __init__(self, directories: Sequence[LogDirectory], offline: Mapping[str, LastwordError]) -> None:

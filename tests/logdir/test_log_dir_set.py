@@ -19,7 +19,7 @@ from lastword.errors import (
 )
 from lastword.files import DEFAULT
 from lastword.logdir import LogDirectory, TopicPartition
-from lastword.logdir.spread import Spread, read_partition_list
+from lastword.logdir.log_dir_set import LogDirSet, read_partition_list
 from lastword.segment import names
 from tests.partition.logs import NOW, one, pair, records
 from tests.partition.nosync import UNSYNCED
@@ -29,16 +29,16 @@ def opened(path: Path, mode: str = "a", files: object = UNSYNCED) -> LogDirector
     return LogDirectory.open(path, mode, files, ManualClock(NOW))  # type: ignore[arg-type]
 
 
-def spread_over(*paths: Path, mode: str = "a") -> Spread:
-    return Spread([opened(path, mode) for path in paths], {})
+def spread_over(*paths: Path, mode: str = "a") -> LogDirSet:
+    return LogDirSet([opened(path, mode) for path in paths], {})
 
 
-def close(spread: Spread) -> None:
+def close(spread: LogDirSet) -> None:
     for directory in spread.directories:
         directory.close()
 
 
-def create(spread: Spread, topic: str, partitions: int) -> None:
+def create(spread: LogDirSet, topic: str, partitions: int) -> None:
     for number, (home, numbers) in enumerate(spread.place(partitions).items()):
         home.create_topic(topic, numbers, topic_id=spread.topic_id(topic) if number else None)
     spread.write_list()
@@ -77,7 +77,7 @@ def test_the_list_of_all_is_in_every_root_and_only_with_several(tmp_path: Path) 
     assert lists == 2 * [[("users", 0), ("users", 1), ("users", 2)]]
     with opened(tmp_path / "alone") as alone:
         alone.create_topic("x")
-        Spread([alone], {})
+        LogDirSet([alone], {})
     assert not (tmp_path / "alone" / names.PARTITION_LIST).exists()
 
 
@@ -87,7 +87,7 @@ def test_an_offline_directory_raises_for_its_partitions_and_the_rest_serves(tmp_
     close(spread)
     error = StorageError("cannot list b: Input/output error", errno=5)
     with opened(tmp_path / "a") as alone:
-        spread = Spread([alone], {str(tmp_path / "b"): error})
+        spread = LogDirSet([alone], {str(tmp_path / "b"): error})
         homes = spread.homes()["users"]
         assert list(homes) == [0, 1, 2, 3]  # the number of partitions is not forgotten: keys go by it
         append(spread.home("users", 0), "users", 0, 2)
@@ -128,7 +128,7 @@ def test_one_partition_in_two_directories_is_refused(tmp_path: Path) -> None:
     for mode in "ra":
         directories = [opened(tmp_path / root, mode) for root in "ab"]
         with pytest.raises(DuplicatePartitionError, match="users-0 lies in"):
-            Spread(directories, {})
+            LogDirSet(directories, {})
         for directory in directories:
             directory.close()
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
