@@ -286,7 +286,7 @@ def test_no_marker_speaks_of_a_partition_that_came_and_was_not_opened(tmp_path: 
     prepare(tmp_path)
     with opened(tmp_path / "b") as b:
         assert b.recovery.clean
-        b.adopt(USERS, 20, 7, 12)
+        b.attach(USERS, 20, 7, 12)
         (tmp_path / "a" / "users-0").rename(tmp_path / "b" / "users-0")
     assert not (tmp_path / "b" / names.CLEAN_SHUTDOWN).exists()
     with opened(tmp_path / "b") as b:

@@ -345,7 +345,9 @@ class LogDirectory:
             self._waste.add(mark_deleted(self.files, self.path, [tp], self._rng), delay_ms)
             self._partition_checkpoints.forget([tp])
 
-    def adopt(self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None) -> None:
+    def attach(
+        self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None
+    ) -> None:
         """A partition comes here from elsewhere: what its checkpoints say there holds here, durably. It is
         recovered when it is first used.
         """

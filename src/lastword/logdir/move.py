@@ -121,7 +121,7 @@ def _finish(
     write_move_note(files, future, directory_name(source.files, source.path), log.log_end)
     files.fsync_dir(os.path.join(future, names.PRIVATE))
     files.fsync_dir(future)
-    target.adopt(tp, log.recovery_point, log.log_start, source.first_dirty(*tp))
+    target.attach(tp, log.recovery_point, log.log_start, source.first_dirty(*tp))
     final = target.directory(*tp)
     files.rename(future, final)
     files.fsync_dir(target.path)

@@ -1,7 +1,7 @@
-"""Whole ready batches in one buffer, as a file holds them: read, checked and appended without a copy of each.
+"""Read whole encoded batches of a file into one buffer, to check and append them without copying each batch.
 
-Works with the kernels where they are loaded, and without them at nearly the same speed: a staged file's
-batches are large, so they are few.
+Uses the kernels if they are loaded. Without them it is nearly as fast: the batches of a staged file are large
+and therefore few.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lastword.records.batch import check_crc, read_header
 
 BLOCK_BYTES = 8 << 20
 SLACK_BYTES = 64
-"""Behind the last batch, where kernels may look."""
+"""Bytes behind the last batch that kernels may read."""
 _LENGTH_END = 12
-"""Of a batch's first two fields: base offset, and the length of what follows."""
+"""End of a batch's first two fields: base offset, and the length of the rest."""
 
 
 class Block(Sequence[memoryview]):
-    """Batches, the first of them at the buffer's beginning. Holds until its reader is asked for the next."""
+    """Batches of one buffer, from its beginning. Valid until `blocks_of` yields the next block."""
 
     def __init__(self, buffer: bytearray, sizes: list[int]) -> None:
         self.buffer = buffer
@@ -49,18 +49,19 @@ class Block(Sequence[memoryview]):
         return self._view[end - self.sizes[which] : end]
 
     def check(self, file: str) -> None:
-        """CorruptBatchError for the first batch whose bytes are not those of its checksum.
+        """Verify the checksum of each batch. CorruptBatchError for the first wrong one.
 
-        Offsets and epochs, which no checksum covers, may be others in the buffer afterwards.
+        Changes offsets and epochs in the buffer, which no checksum covers.
         """
-        if "lastword.kernels" in sys.modules and self._is_sound():
+        if "lastword.kernels" in sys.modules and self._is_valid():
             return
         for batch in self:
             check_crc(batch, read_header(batch, 0, len(batch), file), file)
 
-    def _is_sound(self) -> bool:
-        """By a kernel, which lets other threads run meanwhile, and numbers the batches. False may also mean a
-        kind of batch that it does not know.
+    def _is_valid(self) -> bool:
+        """Verify with a kernel, which releases the interpreter's lock and assigns offsets.
+
+        False may also mean a kind of batch that the kernel does not support.
         """
         import numpy as np
 
@@ -73,9 +74,9 @@ class Block(Sequence[memoryview]):
 
 
 def blocks_of(files: Files, path: str) -> Iterator[Block]:
-    """All batches of a file, BLOCK_BYTES at a time, or one that is larger. Checksums are not looked at.
+    """Yield all batches of a file, BLOCK_BYTES at a time, or a single larger batch. Verifies no checksum.
 
-    CorruptFileError where bytes are left that no whole batch begins with.
+    CorruptFileError if the remaining bytes do not begin with a whole batch.
     """
     with files.open_read(path) as handle:
         size, position = handle.size(), 0
@@ -96,7 +97,7 @@ def blocks_of(files: Files, path: str) -> Iterator[Block]:
 
 
 def _whole_batches(buffer: bytearray, have: int) -> tuple[list[int], int]:
-    """Sizes of those that are wholly in the first `have` bytes, and where the last one ends."""
+    """Return the sizes of the whole batches in the first `have` bytes, and the end of the last."""
     sizes, end = [], 0
     while have - end >= _LENGTH_END:
         size = _size_at(buffer, end)

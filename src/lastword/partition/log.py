@@ -31,11 +31,12 @@ from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.errors import FileTakenError, LastwordError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition import adopting, front, incomplete_commit, losses, swap, truncate
+from lastword.partition import front, incomplete_commit, ingest_file, losses, swap, truncate
 from lastword.partition.appending import AppendedBatch, Appending
 from lastword.partition.durability import Durability
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.health import Health
+from lastword.partition.ingest_file import AssignedBatch
 from lastword.partition.pending import Batch, marker_batch
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, ProducerState
 from lastword.partition.reads import Reads
@@ -257,13 +258,17 @@ class PartitionLog(Reads):
                 self.sync()
             return appended
 
-    def adopt(self, file: str) -> bool:
-        """Make a file of ready batches, on the partition's own drive, the newest segment of the log; True: it
-        was renamed, and its batches are durable. False: it is as it was, for appending its batches one by
-        one would have made something else (`adopting`), or the active segment is empty still.
+    def ingest_file(self, file: str) -> bool:
+        """Make a file of encoded batches the newest segment of the log, by renaming it on the same drive.
 
         The caller has verified the file's checksums, and that none of its batches is in the log already.
-        CorruptBatchError where no whole batch begins.
+
+        Returns:
+            True: The file is a segment, and its batches are durable. False: The file is unchanged, because
+            appending its batches would give another result (`ingest_file`), or the active segment is empty.
+
+        Raises:
+            CorruptBatchError: The file holds bytes that do not begin a whole batch.
         """
         with self.lock:
             self._check_open()
@@ -271,14 +276,14 @@ class PartitionLog(Reads):
                 return False
             if self._recovered_to is not None:
                 self._note_recovery(self._recovered_to)
-            batches = adopting.placed(self.files, file, self.log_end)
-            if batches is None or not adopting.takes_whole(self._roll_rule, self.config, batches):
+            batches = ingest_file.assign_offsets(self.files, file, self.log_end)
+            if batches is None or not ingest_file.fits_one_segment(self._roll_rule, self.config, batches):
                 return False
             epoch = self._appending.epoch()
-            self._health.guarded(lambda: adopting.write_places(self.files, file, batches, epoch))
+            self._health.guarded(lambda: ingest_file.write_offsets(self.files, file, batches, epoch))
             self._assign_epoch()
             try:
-                self._health.guarded(lambda: self._roll(lambda base: self._adopted(file, batches)))
+                self._health.guarded(lambda: self._roll(lambda base: self._appender_from(file, batches)))
             except LastwordError as error:
                 base = names.segment_file(batches[0].base_offset, names.LOG)
                 if self.files.exists(f"{self.directory}/{base}"):  # what comes next would lie beside it
@@ -293,9 +298,11 @@ class PartitionLog(Reads):
         losses.note_cut(self.files, self.directory, log_end)
         self._recovered_to = None
 
-    def _adopted(self, file: str, batches: Sequence[adopting.PlacedBatch]) -> SegmentAppender:
+    def _appender_from(self, file: str, batches: Sequence[AssignedBatch]) -> SegmentAppender:
         interval = self.config.index_interval_bytes
-        return SegmentAppender.adopt(self.files, file, self.directory, batches, index_interval_bytes=interval)
+        return SegmentAppender.from_file(
+            self.files, file, self.directory, batches, index_interval_bytes=interval
+        )
 
     def _set_segments(self, segments: SegmentSet) -> None:
         self._live = segments, self._tail.appender

@@ -17,7 +17,7 @@ from lastword.wire import INT64_MAX
 if TYPE_CHECKING:
     import numpy as np
 
-    from lastword.partition.adopting import PlacedBatch
+    from lastword.partition.ingest_file import AssignedBatch
 
 
 class RollRule:
@@ -91,7 +91,7 @@ class RollRule:
             )
         )
 
-    def is_one_segment(self, batches: Sequence[PlacedBatch]) -> bool:
+    def is_one_segment(self, batches: Sequence[AssignedBatch]) -> bool:
         """Would a new segment take all of them? Their positions count from its beginning."""
         first, last = batches[0], batches[-1]
         if (

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Buffer = bytes | bytearray | memoryview
 
 
-class LyingBatch(Protocol):
-    """A batch in a file, as far as indexes ask."""
+class BatchSpan(Protocol):
+    """Position and offsets of a batch in a file: what indexes need."""
 
     @property
     def position(self) -> int: ...
@@ -130,21 +130,22 @@ class SegmentAppender:
         return cls(segment, log, index, time_handle, builder)
 
     @classmethod
-    def adopt(
+    def from_file(
         cls,
         files: Files,
         file: str,
         directory: str,
-        batches: Sequence[LyingBatch],
+        batches: Sequence[BatchSpan],
         *,
         index_interval_bytes: int,
     ) -> SegmentAppender:
-        """Makes a finished file of exactly these batches the segment of its first offset, by renaming it, and
-        goes on behind them. FileTakenError if there are indexes of such a segment. The log has no segment of
-        that offset: it is not asked for. The file's new name is durable when it returns. On failure the file
-        is where it was, unless a sync failed.
+        """Make a finished file of exactly these batches the segment of its first offset, by renaming it.
 
-        The indexes come first: a reader beside the writer meets the segment with them, or not at all.
+        The file's new name is durable when it returns. The caller has checked that the log has no segment of
+        that offset. On failure the file is where it was, unless a sync failed. The indexes are created before
+        the rename, so that a concurrent reader finds the segment with its indexes, or not at all.
+
+        FileTakenError if there are indexes of such a segment.
         """
         base_offset = batches[0].base_offset
         builder = IndexBuilder(base_offset, index_interval_bytes)

@@ -13,7 +13,7 @@ from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, CorruptFileError, LastwordError, RecordTooLargeError
 from lastword.files import DEFAULT, Files
 from lastword.ingest import apply, staging
-from lastword.partition import adopting
+from lastword.partition import ingest_file
 from lastword.partition.incomplete_commit import BEGUN
 from lastword.partition.log import PartitionLog
 from tests.fakes.failing import KINDS, FailingFiles
@@ -42,7 +42,7 @@ def test_it_is_the_log_that_appending_makes(tmp_path: Path) -> None:
     """Batch by batch: the same offsets, and indexes by the same rule; before and after it is opened again."""
     log = begun(tmp_path)
     file = staged(log.directory, *map(one, range(3, 20)))
-    assert log.adopt(file) and not Path(file).exists()
+    assert log.ingest_file(file) and not Path(file).exists()
     fill(log, 5)
     assert records(log) == pairs_of(25) and indexes_fit(log)
     assert [one.base_offset for one in log.segments] == [0, 3] and log.stable_offset == log.log_end == 25
@@ -63,7 +63,7 @@ def test_its_bytes_are_not_written_again(tmp_path: Path) -> None:
     log = begun(tmp_path, files=files)
     file = staged(log.directory, *map(one, range(3, 40)))
     before = len(files.calls)
-    assert log.adopt(file)
+    assert log.ingest_file(file)
     calls = files.calls[before:]
     assert (
         sum(len(call.detail[0]) for call in calls if call.path == file and call.name == "pwrite") == 16 * 37
@@ -89,14 +89,14 @@ def test_what_appending_would_not_make_is_left_alone(
     log = begun(tmp_path, config)
     file = staged(log.directory, *batches)
     before = Path(file).read_bytes()
-    assert not log.adopt(file)
+    assert not log.ingest_file(file)
     assert Path(file).read_bytes() == before and len(log.segments) == 1 and log.log_end == 3
     log.abandon()
 
 
 def test_an_empty_segment_takes_the_batches_instead(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), config=LARGE)
-    assert not log.adopt(staged(log.directory, one(0)))
+    assert not log.ingest_file(staged(log.directory, one(0)))
     log.abandon()
 
 
@@ -105,7 +105,7 @@ def test_a_damaged_file_is_told_and_not_touched(tmp_path: Path) -> None:
     file = staged(log.directory, one(3), one(4)[:-1])
     before = Path(file).read_bytes()
     with pytest.raises(CorruptBatchError):
-        log.adopt(file)
+        log.ingest_file(file)
     assert Path(file).read_bytes() == before and log.log_end == 3
     log.abandon()
 
@@ -123,7 +123,9 @@ def test_a_damaged_file_is_told_and_not_touched(tmp_path: Path) -> None:
     ],
 )
 def test_which_files_are_worth_it(settings: dict, size_bytes: int, expected: bool) -> None:
-    assert adopting.suits(TopicConfig(segment_bytes=1 << 30, **settings), size_bytes) is expected
+    assert (
+        ingest_file.is_worth_a_segment(TopicConfig(segment_bytes=1 << 30, **settings), size_bytes) is expected
+    )
 
 
 @pytest.mark.slow
@@ -140,7 +142,7 @@ def test_a_call_that_fails(tmp_path: Path, kind: str) -> None:
         file = staged(directory, *map(one, range(3, 20)))
         files.arm()
         try:
-            log.adopt(file)
+            log.ingest_file(file)
         except LastwordError:
             hits += 1
         finished = not files.hit
@@ -176,7 +178,7 @@ def test_a_file_that_is_gone_and_not_in_the_log_is_missed(tmp_path: Path) -> Non
 def test_a_record_that_is_too_large_is_told_by_who_appends(tmp_path: Path) -> None:
     log = begun(tmp_path, replace(LARGE, max_message_bytes=150))
     large = batch((b"k", b"v" * 200), timestamp=NOW)
-    assert not log.adopt(staged(log.directory, large))
+    assert not log.ingest_file(staged(log.directory, large))
     with pytest.raises(RecordTooLargeError):
         log.append_batch(large)
     log.abandon()
