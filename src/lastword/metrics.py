@@ -183,20 +183,20 @@ class Measured(Protocol):
 _measured: weakref.WeakSet[Measured] = weakref.WeakSet()
 
 
-def watch(one: Measured) -> None:
+def watch(measured: Measured) -> None:
     """Ask `one` to measure before each look, for as long as it lives."""
-    _measured.add(one)
+    _measured.add(measured)
 
 
-def unwatch(one: Measured) -> None:
-    _measured.discard(one)
+def unwatch(measured: Measured) -> None:
+    _measured.discard(measured)
 
 
 def metrics() -> Iterator[Metric]:
     """All metrics as they are now, for tests and for exporters of another kind."""
-    for one in list(_measured):
+    for measured in list(_measured):
         with suppress(OSError):  # of a drive that cannot be asked the last figures stay; all others are shown
-            one.measure()
+            measured.measure()
     return iter(_all)
 
 

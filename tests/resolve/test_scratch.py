@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lastword.errors import DiskFullError, StorageError
-from lastword.files.scratch import Scratch, fresh_path
+from lastword.files.scratch import Scratch, new_path
 from lastword.resolve import MapFull, RunningResolution
 from tests.naive.pack import Record, encode_batch
 from tests.naive.strategies import T
@@ -84,8 +84,8 @@ def test_scratch_bytes_stay_while_it_grows(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     """Killed between making the file and taking its name away."""
-    left = Path(fresh_path(str(tmp_path)))
+    left = Path(new_path(str(tmp_path)))
     for name in (left.name, "lastword-scratch-notes", "mine"):
         (tmp_path / name).write_bytes(b"x")
-    fresh_path(str(tmp_path))
+    new_path(str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lastword-scratch-notes", "mine"]

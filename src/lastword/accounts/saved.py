@@ -87,10 +87,10 @@ def load(
     path = private_path(directory, names.ACCOUNTS)
     if scratch is None:
         return snapshot.load(files, path, room={"map_arena": map_bytes & ~7})
-    from lastword.files.scratch import fresh_path
+    from lastword.files.scratch import new_path
     from lastword.resolve.spill import Spill
 
-    return snapshot.load(files, path, places={"map_arena": Spill(fresh_path(scratch))})
+    return snapshot.load(files, path, places={"map_arena": Spill(new_path(scratch))})
 
 
 def take(found: snapshot.Snapshot, tracking: Tracking, deletes: Deletes) -> str:

@@ -254,9 +254,9 @@ def sizes_by_path(group: Group, text: str) -> Any:
 
 def table(kind: type[Any]) -> dict[str, Setting]:
     """The settings of a config class by dotted name, in the order of its fields."""
-    found = {}
+    settings = {}
     for field in dataclasses.fields(kind):
         if field.metadata:
             name = field.name.replace("_", ".")
-            found[name] = Setting(name=name, **field.metadata)
-    return found
+            settings[name] = Setting(name=name, **field.metadata)
+    return settings

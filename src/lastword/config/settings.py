@@ -156,15 +156,17 @@ class Settings:
     def is_set(self, name: str, topic: str | None, *, own: bool = False) -> bool:
         """Whether the file sets `name` for a topic, or with None for all; `own`: argument and environment
         count, too."""
-        setting = next((one for one in ALL_SETTINGS.values() if name in (one.name, one.keyword)), None)
+        setting = next(
+            (setting for setting in ALL_SETTINGS.values() if name in (setting.name, setting.keyword)), None
+        )
         dotted = name if setting is None else setting.name
         layers = [self._defaults, self._top] if topic is None else [self._topics.get(topic, {})]
         return any(dotted in layer for layer in ([*layers, self._over] if own else layers))
 
     def __repr__(self) -> str:
         """What differs from the defaults, with its source."""
-        said = [f"{name}={value} ({source})" for name, value, source in self.rows() if source != "default"]
-        return f"Settings({', '.join(said) or 'all defaults'})"
+        values = [f"{name}={value} ({source})" for name, value, source in self.rows() if source != "default"]
+        return f"Settings({', '.join(values) or 'all defaults'})"
 
     @property
     def topic_names(self) -> list[str]:

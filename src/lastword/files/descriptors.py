@@ -26,12 +26,12 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
-MOST = 4096
-FEWEST = 8
+MAX_LIMIT = 4096
+MIN_LIMIT = 8
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
-class Held(Protocol):
+class Reopenable(Protocol):
     """What a handle lets the bounded set do with it."""
 
     fd: int  # -1 while it is closed
@@ -47,31 +47,31 @@ class Descriptors:
     the process may have."""
 
     def __init__(self, limit: int | None = None) -> None:
-        self._given = limit
+        self._fixed_limit = limit
         self._lock = threading.RLock()  # reentrant: a garbage collection inside may close a handle
-        self._open: OrderedDict[int, weakref.ref[Held]] = OrderedDict()
-        _every.add(self)
+        self._open: OrderedDict[int, weakref.ref[Reopenable]] = OrderedDict()
+        _instances.add(self)
 
     @property
     def limit(self) -> int:
-        if self._given is not None:
-            return max(1, self._given)
+        if self._fixed_limit is not None:
+            return max(1, self._fixed_limit)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == resource.RLIM_INFINITY:
-            return MOST
-        return max(FEWEST, min(soft // 2, MOST))
+            return MAX_LIMIT
+        return max(MIN_LIMIT, min(soft // 2, MAX_LIMIT))
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def opened(self, handle: Held) -> None:
+    def add(self, handle: Reopenable) -> None:
         """A handle has got its first descriptor."""
         with self._lock:
             self._open[id(handle)] = weakref.ref(handle)
 
     def open(self, opening: Callable[[], T]) -> T:
         """Call something that takes a descriptor: room is made before, and once more if there is none."""
-        self._make_room()
+        self._evict_excess()
         try:
             return opening()
         except OSError as error:
@@ -79,7 +79,7 @@ class Descriptors:
                 raise
             return opening()
 
-    def take(self, handle: Held) -> int:
+    def acquire(self, handle: Reopenable) -> int:
         """The handle's descriptor, which stays open until `give`."""
         with self._lock:
             handle.pins += 1
@@ -95,30 +95,30 @@ class Descriptors:
             self._open[id(handle)] = weakref.ref(handle)
             return fd
 
-    def give(self, handle: Held) -> None:
+    def release(self, handle: Reopenable) -> None:
         with self._lock:
             handle.pins -= 1
 
-    def forget(self, handle: Held) -> int:
+    def remove(self, handle: Reopenable) -> int:
         """The handle is closed for good: its descriptor, or -1."""
         with self._lock:
             self._open.pop(id(handle), None)
             fd, handle.fd = handle.fd, -1
             return fd
 
-    def _make_room(self) -> None:
-        over = len(self._open) - self.limit + 1
-        if over > 0:
-            self._evict(over)
+    def _evict_excess(self) -> None:
+        excess = len(self._open) - self.limit + 1
+        if excess > 0:
+            self._evict(excess)
 
     def _evict(self, count: int) -> int:
         """Close up to so many descriptors that nobody uses; returns how many."""
         with self._lock:
-            done = 0
+            closed = 0
             for synced_only in (True, False):
                 for key, reference in list(self._open.items()):
-                    if done >= count:
-                        return done
+                    if closed >= count:
+                        return closed
                     handle = reference()
                     if handle is None or handle.fd < 0:
                         self._open.pop(key, None)
@@ -131,16 +131,16 @@ class Descriptors:
                     self._open.pop(key, None)
                     with contextlib.suppress(OSError):  # nothing is lost: it was synced, or only read
                         os.close(fd)
-                    done += 1
-            return done
+                    closed += 1
+            return closed
 
 
-_every: weakref.WeakSet[Descriptors] = weakref.WeakSet()
+_instances: weakref.WeakSet[Descriptors] = weakref.WeakSet()
 
 
-def _renew_locks() -> None:
-    for one in list(_every):
-        one._lock = threading.RLock()  # another thread may have held it when the process forked
+def _renew_locks_after_fork() -> None:
+    for descriptors in list(_instances):
+        descriptors._lock = threading.RLock()  # another thread may have held it when the process forked
 
 
-os.register_at_fork(after_in_child=_renew_locks)
+os.register_at_fork(after_in_child=_renew_locks_after_fork)

@@ -55,53 +55,55 @@ class Root:
 
     def fail(self, file: str, error: OSError) -> NoReturn:
         if self.failure is None:
-            why = errno.errorcode.get(error.errno or 0, str(error.errno))
-            self.failure = SyncFailedError.of(file, why, self.path, error.errno)
+            reason = errno.errorcode.get(error.errno or 0, str(error.errno))
+            self.failure = SyncFailedError.of(file, reason, self.path, error.errno)
             DIR_OFFLINE.set(1, self.path)
         raise copy(self.failure) from error
 
 
-def translate(error: OSError, path: str, doing: str) -> LastwordError:
+def translate(error: OSError, path: str, action: str) -> LastwordError:
     """The typed error for a failed system call."""
-    why = error.strerror or str(error)
-    message = f"cannot {doing} {path}: {why}"
+    reason = error.strerror or str(error)
+    message = f"cannot {action} {path}: {reason}"
     if error.errno in NO_ROOM:
         try:
-            room = os.statvfs(os.path.dirname(path) or ".")
-            free = room.f_bavail * room.f_frsize
+            facts = os.statvfs(os.path.dirname(path) or ".")
+            free_bytes = facts.f_bavail * facts.f_frsize
         except OSError:
-            free = 0
-        return DiskFullError(message, remedy="free space on the drive", file=path, free_bytes=free)
+            free_bytes = 0
+        return DiskFullError(message, remedy="free space on the drive", file=path, free_bytes=free_bytes)
     if error.errno == errno.ENOENT:
         remedy = "check the path; a file that another process has just removed is found anew on a second try"
         return FileVanishedError(message, remedy=remedy, file=path, errno=error.errno)
     if error.errno == errno.EEXIST:
         return FileTakenError(message, remedy="move it away", file=path, errno=error.errno)
     if error.errno in FORBIDDEN:
-        return NotPermittedError(message, remedy=_permitted(error, path), file=path, errno=error.errno)
+        return NotPermittedError(
+            message, remedy=_permission_remedy(error, path), file=path, errno=error.errno
+        )
     if error.errno == errno.ELOOP:
-        message = f"cannot {doing} {path}: it is a symbolic link"
+        message = f"cannot {action} {path}: it is a symbolic link"
         return StorageError(message, remedy="put the file itself there", file=path, errno=error.errno)
     return StorageError(message, remedy="check the path, and the drive", file=path, errno=error.errno)
 
 
-def _permitted(error: OSError, path: str) -> str:
+def _permission_remedy(error: OSError, path: str) -> str:
     """The remedy: which user may do it."""
     if error.errno == errno.EROFS:
         return "mount the file system to write, or choose another directory"
-    at = os.path.abspath(path)
+    ancestor = os.path.abspath(path)
     while True:
         try:
-            uid = os.stat(at).st_uid
+            uid = os.stat(ancestor).st_uid
         except OSError:
-            if at == os.path.dirname(at):
+            if ancestor == os.path.dirname(ancestor):
                 return "check owner and permissions"
-            at = os.path.dirname(at)
+            ancestor = os.path.dirname(ancestor)
         else:
-            return f"{at} belongs to {user_name(uid)}: run it as that user, or change its permissions"
+            return f"{ancestor} belongs to {user_name(uid)}: run it as that user, or change its permissions"
 
 
-def synced(fd: int, path: str, root: Root) -> None:
+def fsync_or_fail(fd: int, path: str, root: Root) -> None:
     """fsync; SyncFailedError takes the root offline."""
     root.check_lock()
     started = time.perf_counter()

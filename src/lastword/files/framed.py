@@ -24,7 +24,7 @@ from lastword.errors import CorruptFileError, FileVanishedError, LastwordError
 from lastword.files.interface import Files
 
 _MAGIC = b"lastword "
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """A larger file of these kinds is not read: it was not written by this program."""
 
 NEWER = "newer-version"
@@ -90,7 +90,7 @@ class Framed:
         facts = files.stat(path)
         if facts is None:
             return None
-        if facts.size > MOST_BYTES:
+        if facts.size > MAX_BYTES:
             raise self.damaged(path, f"{facts.size} bytes are too many")
         try:
             return self.decode(files.read_bytes(path), path)
@@ -111,10 +111,10 @@ class Framed:
         except (ValueError, KeyError, TypeError, AttributeError, LookupError) as error:
             raise self.damaged(path, f"its fields make no sense ({error})") from None
 
-    def damaged(self, path: str, why: str) -> CorruptFileError:
+    def damaged(self, path: str, reason: str) -> CorruptFileError:
         """Return the error for a damaged file of this kind."""
         return CorruptFileError(
-            f"damaged file of kind {self.kind!r}: {why}", code=self.code, remedy=self.remedy, file=path
+            f"damaged file of kind {self.kind!r}: {reason}", code=self.code, remedy=self.remedy, file=path
         )
 
 

@@ -12,7 +12,7 @@ from functools import cache
 
 from lastword.errors import DiskFullError, FileVanishedError, LastwordError, StorageError
 from lastword.files.descriptors import Descriptors
-from lastword.files.failures import NO_ROOM, Root, synced, translate
+from lastword.files.failures import NO_ROOM, Root, fsync_or_fail, translate
 from lastword.files.interface import Buffer, FileFacts, Handle
 
 LARGE_READ = 1 << 20
@@ -37,8 +37,8 @@ class OsHandle(Handle):
         self._torn = False
         facts = os.fstat(fd)
         self._identity = (facts.st_dev, facts.st_ino)
-        self._least = facts.st_size if flags == os.O_RDONLY else 0
-        descriptors.opened(self)
+        self._min_size = facts.st_size if flags == os.O_RDONLY else 0
+        descriptors.add(self)
 
     # ---- the descriptor
 
@@ -51,7 +51,7 @@ class OsHandle(Handle):
             raise FileVanishedError(f"{self.path} is gone", file=self.path, errno=errno.ENOENT) from None
         facts = os.fstat(fd)
         # A shorter file under the same inode is a new one, which got the number of the one that was removed.
-        if (facts.st_dev, facts.st_ino) != self._identity or facts.st_size < self._least:
+        if (facts.st_dev, facts.st_ino) != self._identity or facts.st_size < self._min_size:
             os.close(fd)
             raise FileVanishedError(f"{self.path} was replaced while it was open", file=self.path)
         return fd
@@ -65,20 +65,20 @@ class OsHandle(Handle):
                     self._root.fail(self.path, error)
         self.unsynced = False
 
-    def _take(self, doing: str = "open") -> int:
+    def _acquire(self, action: str = "open") -> int:
         try:
-            return self._descriptors.take(self)
+            return self._descriptors.acquire(self)
         except LastwordError:
             raise
         except OSError as error:
-            raise translate(error, self.path, doing) from error
+            raise translate(error, self.path, action) from error
 
     # ---- reading
 
     def pread(self, n: int, position: int) -> bytes:
         if n < 0 or position < 0:
             raise ValueError(f"pread of {n} bytes at {position}")
-        fd = self._take("read")
+        fd = self._acquire("read")
         try:
             if n > LARGE_READ:
                 n = max(0, min(n, os.fstat(fd).st_size - position))
@@ -86,34 +86,34 @@ class OsHandle(Handle):
             if len(data) == n or not data:
                 return data
             parts = [data]
-            got = len(data)
-            while got < n:
-                data = os.pread(fd, n - got, position + got)
+            count_read = len(data)
+            while count_read < n:
+                data = os.pread(fd, n - count_read, position + count_read)
                 if not data:
                     break
                 parts.append(data)
-                got += len(data)
+                count_read += len(data)
         except OSError as error:
             raise translate(error, self.path, "read") from error
         finally:
-            self._descriptors.give(self)
+            self._descriptors.release(self)
         return b"".join(parts)
 
     def pread_into(self, buffer: Buffer, position: int) -> int:
         view = memoryview(buffer).cast("B")
-        got, n = 0, len(view)
-        fd = self._take("read")
+        count_read, n = 0, len(view)
+        fd = self._acquire("read")
         try:
-            while got < n:
-                count = os.preadv(fd, [view[got:]], position + got)
+            while count_read < n:
+                count = os.preadv(fd, [view[count_read:]], position + count_read)
                 if count == 0:
                     break
-                got += count
+                count_read += count
         except OSError as error:
             raise translate(error, self.path, "read") from error
         finally:
-            self._descriptors.give(self)
-        return got
+            self._descriptors.release(self)
+        return count_read
 
     # ---- writing
 
@@ -125,7 +125,7 @@ class OsHandle(Handle):
                 file=self.path,
             )
         self._root.check()
-        fd = self._take("write")
+        fd = self._acquire("write")
         try:
             self.unsynced = True
             start = os.lseek(fd, 0, os.SEEK_END)
@@ -135,85 +135,85 @@ class OsHandle(Handle):
                 if done != size:
                     self._write_rest(fd, data, start, done)
             except OSError as error:
-                self._take_back(fd, start)
-                raise self._no_room(fd, error, len(memoryview(data).cast("B"))) from error
+                self._cut_back(fd, start)
+                raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
             return start
         finally:
-            self._descriptors.give(self)
+            self._descriptors.release(self)
 
     def _write_rest(self, fd: int, data: Buffer, start: int, done: int) -> None:
         view = memoryview(data).cast("B")
         while done < len(view):
             done += os.pwrite(fd, view[done:], start + done)
 
-    def _take_back(self, fd: int, size: int) -> None:
+    def _cut_back(self, fd: int, size: int) -> None:
         """After a failed write: a half batch must not stay, or the next append would land behind it."""
         try:
             os.ftruncate(fd, size)
         except OSError:
             self._torn = True
 
-    def _no_room(self, fd: int, error: OSError, needed: int) -> LastwordError:
+    def _write_error(self, fd: int, error: OSError, needed: int) -> LastwordError:
         if error.errno not in NO_ROOM:
             return translate(error, self.path, "write")
-        room = os.fstatvfs(fd)
-        where = os.path.dirname(self.path) or "."
-        free = room.f_bavail * room.f_frsize
-        return DiskFullError.of(os.path.basename(self.path), where, needed, free, self.path)
+        facts = os.fstatvfs(fd)
+        directory = os.path.dirname(self.path) or "."
+        free_bytes = facts.f_bavail * facts.f_frsize
+        return DiskFullError.of(os.path.basename(self.path), directory, needed, free_bytes, self.path)
 
     def pwrite(self, data: Buffer, position: int) -> None:
         self._root.check()
-        fd = self._take("write")
+        fd = self._acquire("write")
         try:
             self.unsynced = True
             self._write_rest(fd, data, position, 0)
         except OSError as error:
-            raise self._no_room(fd, error, len(memoryview(data).cast("B"))) from error
+            raise self._write_error(fd, error, len(memoryview(data).cast("B"))) from error
         finally:
-            self._descriptors.give(self)
+            self._descriptors.release(self)
 
     def truncate(self, size: int) -> None:
         self._root.check()
-        fd = self._take("truncate")
+        fd = self._acquire("truncate")
         try:
             self.unsynced = True
             os.ftruncate(fd, size)
         except OSError as error:
             raise translate(error, self.path, "truncate") from error
         finally:
-            self._descriptors.give(self)
+            self._descriptors.release(self)
         self._torn = False
 
     def start_sync(self, position: int, size: int) -> None:
         if self._root.failure is None:
             with contextlib.suppress(LastwordError):  # whoever syncs hears of it
-                fd = self._take("sync")
+                fd = self._acquire("sync")
                 try:
                     _start_writeback(fd, position, size)
                 finally:
-                    self._descriptors.give(self)
+                    self._descriptors.release(self)
 
     def fsync(self) -> None:
         self._root.check()
-        fd = self._take("sync")
+        fd = self._acquire("sync")
         try:
             self.unsynced = False  # before: what is written meanwhile counts as not synced
-            synced(fd, self.path, self._root)
+            fsync_or_fail(fd, self.path, self._root)
         finally:
-            self._descriptors.give(self)
+            self._descriptors.release(self)
 
     def stat(self) -> FileFacts:
-        fd = self._take("look at")
+        fd = self._acquire("look at")
         try:
             return facts_of(os.fstat(fd))
         except OSError as error:
             raise translate(error, self.path, "look at") from error
         finally:
-            self._descriptors.give(self)
+            self._descriptors.release(self)
 
     def close(self) -> None:
         self._closed = True
-        fd = self._descriptors.forget(self)
+        fd = self._descriptors.remove(self)
         if fd >= 0:
             try:
                 os.close(fd)
@@ -222,7 +222,7 @@ class OsHandle(Handle):
 
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
-            fd = self._descriptors.forget(self)
+            fd = self._descriptors.remove(self)
             with contextlib.suppress(OSError):  # nobody is left to tell
                 os.close(fd)
 

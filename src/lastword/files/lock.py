@@ -35,7 +35,7 @@ from lastword.errors import LockLostError, LogDirLockedError
 from lastword.files.owner import open_file
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
-_TRIES = 100
+_ATTEMPTS = 100
 
 _registry: dict[tuple[int, int], FileLock] = {}  # (device, inode) of each lock file held here
 _mutex = threading.Lock()
@@ -71,7 +71,7 @@ class FileLock:
         """Lock `path`, made if absent. Raises `LogDirLockedError` at once if anyone holds it, this process
         included."""
         with _mutex:
-            for _ in range(_TRIES):
+            for _ in range(_ATTEMPTS):
                 lock = cls._try(path)
                 if lock is not None:
                     return lock
@@ -100,12 +100,12 @@ class FileLock:
             os.close(fd)
             raise
         try:
-            named = os.stat(path)
+            current = os.stat(path)
         except FileNotFoundError:
             os.close(fd)
             return None
         key = (opened.st_dev, opened.st_ino)
-        if (named.st_dev, named.st_ino) != key:
+        if (current.st_dev, current.st_ino) != key:
             os.close(fd)
             return None
         lock = cls(path, fd, key)
@@ -121,19 +121,19 @@ class FileLock:
         if not self.held:
             return
         try:
-            named = os.stat(self.path)
+            current = os.stat(self.path)
         except FileNotFoundError:
             raise LockLostError.of(self.path, "removed") from None
         except OSError:
             return  # a drive that does not answer: the change itself meets that
-        if (named.st_dev, named.st_ino) != self._key:
+        if (current.st_dev, current.st_ino) != self._key:
             raise LockLostError.of(self.path, "replaced")
 
     def release(self) -> None:
         """Free the lock; a second release, or one in a forked child, frees nothing."""
         with _mutex:
-            mine = self._pid == os.getpid()
-            if mine and _registry.get(self._key) is self:
+            in_owner = self._pid == os.getpid()
+            if in_owner and _registry.get(self._key) is self:
                 del _registry[self._key]
             fds, self._fds = self._fds, []
             for fd in fds:
@@ -167,9 +167,9 @@ def _refuse_own(path: str, facts: os.stat_result) -> None:
 
 
 def _lock(fd: int) -> None:
-    wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -178,9 +178,9 @@ def _lock(fd: int) -> None:
 
 def _holder(fd: int, facts: os.stat_result) -> int | None:
     """Find the process that holds the lock; None if the system hides it, or it has let go meanwhile."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, query))
     except (OSError, struct.error):
         return None
     if kind != fcntl.F_UNLCK and pid > 0:

@@ -32,8 +32,8 @@ from lastword.errors import WrongUserError
 
 ROOT_MARKS = ("meta.properties", "recovery-point-offset-checkpoint", "lastword.toml")
 """A directory with one of these files is the root of a log directory, opened here or not."""
-LEVELS = 6  # from a file of a staged output up to the root
-MOST_NEIGHBOURS = 32  # of a directory's entries are looked at
+MAX_LEVELS = 6  # from a file of a staged output up to the root
+MAX_NEIGHBOURS = 32  # of a directory's entries are looked at
 _READ_WRITE = 0o666
 _NOT_READ = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.ENXIO})
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
@@ -50,14 +50,14 @@ class Ownership(NamedTuple):
 
 def root_of(directory: str) -> str | None:
     """The root of the log directory that holds `directory`; None outside of one."""
-    at = os.path.realpath(directory)
-    for _ in range(LEVELS):
-        if any(os.path.lexists(os.path.join(at, mark)) for mark in ROOT_MARKS):
-            return at
-        above = os.path.dirname(at)
-        if above == at:
+    ancestor = os.path.realpath(directory)
+    for _ in range(MAX_LEVELS):
+        if any(os.path.lexists(os.path.join(ancestor, mark)) for mark in ROOT_MARKS):
+            return ancestor
+        parent = os.path.dirname(ancestor)
+        if parent == ancestor:
             break
-        at = above
+        ancestor = parent
     return None
 
 
@@ -82,7 +82,7 @@ def open_file(path: str, flags: int, find_root: Callable[[str], str | None]) -> 
     try:
         root = find_root(path)
         if root is not None:
-            settle_new(fd, path, root)
+            assign_new(fd, path, root)
     except BaseException:
         os.close(fd)
         os.unlink(path)
@@ -90,14 +90,14 @@ def open_file(path: str, flags: int, find_root: Callable[[str], str | None]) -> 
     return fd
 
 
-def settle_new(fd: int, path: str, root: str) -> None:
+def assign_new(fd: int, path: str, root: str) -> None:
     """Give a file or directory that was just made the owner, group and permissions that the rule says.
     `root`: of its log directory. WrongUserError if the process may not."""
     made = os.fstat(fd)
-    _settle(fd, made, _as_new(path, made, root, folder=stat.S_ISDIR(made.st_mode)), path)
+    _assign(fd, made, _ownership_of_new(path, made, root, is_dir=stat.S_ISDIR(made.st_mode)), path)
 
 
-def settle_moved(source: str, target: str, find_root: Callable[[str], str | None]) -> None:
+def assign_moved(source: str, target: str, find_root: Callable[[str], str | None]) -> None:
     """The same for a file that is about to be renamed: as the file that it replaces, or as a new file of the
     directory that it moves to."""
     try:
@@ -121,38 +121,38 @@ def settle_moved(source: str, target: str, find_root: Callable[[str], str | None
         if not stat.S_ISREG(made.st_mode) or made.st_nlink != 1:
             return
         if replaced is not None:
-            wanted = Ownership(replaced.st_uid, replaced.st_gid, stat.S_IMODE(replaced.st_mode), False)
+            ownership = Ownership(replaced.st_uid, replaced.st_gid, stat.S_IMODE(replaced.st_mode), False)
         else:
             root = find_root(target)
             if root is None:
                 return
-            wanted = _as_new(target, made, root, folder=False)
-        _settle(fd, made, wanted, target)
+            ownership = _ownership_of_new(target, made, root, is_dir=False)
+        _assign(fd, made, ownership, target)
     finally:
         os.close(fd)
 
 
 def check(directory: str) -> None:
     """Raise WrongUserError unless files that are made in `directory` can get their owner. Changes nothing."""
-    wanted = _as_new(
-        os.path.join(directory, ""), os.stat(directory), os.path.realpath(directory), folder=False
+    ownership = _ownership_of_new(
+        os.path.join(directory, ""), os.stat(directory), os.path.realpath(directory), is_dir=False
     )
-    if wanted.uid == os.geteuid() or not wanted.required:
+    if ownership.uid == os.geteuid() or not ownership.required:
         return
     try:
         # A file without a name: whether it can be given away is asked of the file system itself, because root
         # may not on a network drive, or in a container.
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except PermissionError:
-        raise _wrong_user(directory, wanted.uid) from None
+        raise _wrong_user(directory, ownership.uid) from None
     except OSError as error:
         if error.errno in _NO_TMPFILE and os.geteuid() != 0:
-            raise _wrong_user(directory, wanted.uid) from None
+            raise _wrong_user(directory, ownership.uid) from None
         return
     try:
-        os.fchown(fd, wanted.uid, wanted.gid)
+        os.fchown(fd, ownership.uid, ownership.gid)
     except OSError:
-        raise _wrong_user(directory, wanted.uid) from None
+        raise _wrong_user(directory, ownership.uid) from None
     finally:
         os.close(fd)
 
@@ -169,30 +169,30 @@ def _wrong_user(directory: str, uid: int) -> WrongUserError:
     return WrongUserError.of(directory, user_name(uid), user_name(os.geteuid()))
 
 
-def _settle(fd: int, made: os.stat_result, wanted: Ownership, path: str) -> None:
-    if made.st_uid != wanted.uid:
+def _assign(fd: int, made: os.stat_result, ownership: Ownership, path: str) -> None:
+    if made.st_uid != ownership.uid:
         try:
-            os.fchown(fd, wanted.uid, wanted.gid)
+            os.fchown(fd, ownership.uid, ownership.gid)
         except OSError:
-            if wanted.required:
-                raise _wrong_user(os.path.dirname(path) or ".", wanted.uid) from None
-    elif made.st_gid != wanted.gid:
+            if ownership.required:
+                raise _wrong_user(os.path.dirname(path) or ".", ownership.uid) from None
+    elif made.st_gid != ownership.gid:
         with suppress(OSError):  # the owner is right, and its user could not choose this group either
-            os.fchown(fd, -1, wanted.gid)
-    if stat.S_IMODE(made.st_mode) != wanted.mode:
+            os.fchown(fd, -1, ownership.gid)
+    if stat.S_IMODE(made.st_mode) != ownership.mode:
         with suppress(OSError):  # another user's file, in a directory that its group shares
-            os.fchmod(fd, wanted.mode)
+            os.fchmod(fd, ownership.mode)
 
 
-def _as_new(path: str, made: os.stat_result, root: str, *, folder: bool) -> Ownership:
+def _ownership_of_new(path: str, made: os.stat_result, root: str, *, is_dir: bool) -> Ownership:
     directory, name = os.path.split(path)
     directory = os.path.realpath(directory)
     parent = os.stat(directory)
-    at = directory
-    neighbour = _neighbour(at, name, parent.st_uid, folder)
-    while neighbour is None and not folder and at != root and at.startswith(root):
-        at = os.path.dirname(at)
-        neighbour = _neighbour(at, name, parent.st_uid, folder)
+    ancestor = directory
+    neighbour = _neighbour(ancestor, name, parent.st_uid, is_dir)
+    while neighbour is None and not is_dir and ancestor != root and ancestor.startswith(root):
+        ancestor = os.path.dirname(ancestor)
+        neighbour = _neighbour(ancestor, name, parent.st_uid, is_dir)
     uid, gid = parent.st_uid, parent.st_gid
     if uid == 0:
         uid = os.geteuid()
@@ -207,25 +207,25 @@ def _as_new(path: str, made: os.stat_result, root: str, *, folder: bool) -> Owne
         mode = stat.S_IMODE(made.st_mode & parent.st_mode)
         if parent.st_mode & stat.S_ISGID:
             mode |= parent.st_mode & (stat.S_ISGID | stat.S_IRWXG)
-    mode = (mode & 0o2777) | 0o700 if folder else (mode & _READ_WRITE) | 0o600
+    mode = (mode & 0o2777) | 0o700 if is_dir else (mode & _READ_WRITE) | 0o600
     if shared:
         uid, gid = made.st_uid, parent.st_gid
     return Ownership(uid, gid, mode, required=not shared)
 
 
-def _neighbour(directory: str, name: str, owner: int, folder: bool) -> os.stat_result | None:
+def _neighbour(directory: str, name: str, owner: int, is_dir: bool) -> os.stat_result | None:
     """Facts of the file (or directory) in `directory` that a new one called `name` takes after."""
     kind = _kind(name)
     best: tuple[int, os.stat_result] | None = None
     try:
         with os.scandir(directory) as entries:
-            for entry in islice(entries, MOST_NEIGHBOURS):
-                right = (
-                    entry.is_dir(follow_symlinks=False) if folder else entry.is_file(follow_symlinks=False)
+            for entry in islice(entries, MAX_NEIGHBOURS):
+                same_type = (
+                    entry.is_dir(follow_symlinks=False) if is_dir else entry.is_file(follow_symlinks=False)
                 )
-                if not right or entry.name == name:
+                if not same_type or entry.name == name:
                     continue
-                same_kind = not folder and _kind(entry.name) == kind
+                same_kind = not is_dir and _kind(entry.name) == kind
                 if best is not None and owner != 0 and not same_kind:
                     continue
                 facts = entry.stat(follow_symlinks=False)
@@ -234,7 +234,7 @@ def _neighbour(directory: str, name: str, owner: int, folder: bool) -> os.stat_r
                 score = 2 * (owner == 0 and facts.st_uid != 0) + same_kind
                 if best is None or score > best[0]:
                     best = (score, facts)
-                if score == 3 or (owner != 0 and (same_kind or folder)):
+                if score == 3 or (owner != 0 and (same_kind or is_dir)):
                     break
     except OSError:
         return None

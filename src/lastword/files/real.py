@@ -10,13 +10,13 @@ import threading
 from lastword.errors import LastwordError, StorageError
 from lastword.files import owner
 from lastword.files.descriptors import Descriptors
-from lastword.files.failures import Root, synced, translate
+from lastword.files.failures import Root, fsync_or_fail, translate
 from lastword.files.handle import OsHandle, facts_of
 from lastword.files.interface import FileFacts, Files, Path
 from lastword.files.lock import FileLock
 from lastword.metrics import DIR_OFFLINE
 
-MOST_REMEMBERED = 10_000  # directories
+MAX_CACHED_DIRECTORIES = 10_000  # directories
 
 
 class OsFiles(Files):
@@ -25,8 +25,8 @@ class OsFiles(Files):
     def __init__(self, max_open: int | None = None) -> None:
         self.descriptors = Descriptors(max_open)
         self._roots: dict[str, Root] = {}
-        self._loose: dict[str, Root] = {}  # directories outside every guarded root whose sync failed
-        self._of_directory: dict[str, Root] = {}
+        self._unguarded_roots: dict[str, Root] = {}  # outside every guarded root
+        self._root_by_directory: dict[str, Root] = {}
         self._mutex = threading.Lock()
 
     # ---- what goes offline together
@@ -35,9 +35,9 @@ class OsFiles(Files):
         path = os.path.realpath(root)
         with self._mutex:
             self._roots[path] = Root(path)
-            for loose in [p for p in self._loose if p == path or p.startswith(path + os.sep)]:
-                del self._loose[loose]
-            self._of_directory.clear()
+            for unguarded in [p for p in self._unguarded_roots if p == path or p.startswith(path + os.sep)]:
+                del self._unguarded_roots[unguarded]
+            self._root_by_directory.clear()
         DIR_OFFLINE.set(0, path)
 
     def offline(self, path: Path) -> StorageError | None:
@@ -48,20 +48,20 @@ class OsFiles(Files):
         """The root that the directory of `path` belongs to. Resolving links costs a system call per level of
         the path, so the answer is remembered by the directory's name."""
         directory = os.path.dirname(path)
-        found = self._of_directory.get(directory)
-        if found is not None:
-            return found
-        real = at = os.path.realpath(directory)
+        result = self._root_by_directory.get(directory)
+        if result is not None:
+            return result
+        real = ancestor = os.path.realpath(directory)
         with self._mutex:
-            while (found := self._roots.get(at)) is None and at != os.path.dirname(at):
-                at = os.path.dirname(at)
-            if found is None:
-                found = self._loose.setdefault(real, Root(real))
+            while (result := self._roots.get(ancestor)) is None and ancestor != os.path.dirname(ancestor):
+                ancestor = os.path.dirname(ancestor)
+            if result is None:
+                result = self._unguarded_roots.setdefault(real, Root(real))
             if os.path.isabs(directory):  # a relative one changes its meaning with the working directory
-                if len(self._of_directory) >= MOST_REMEMBERED:
-                    self._of_directory.clear()
-                self._of_directory[directory] = found
-        return found
+                if len(self._root_by_directory) >= MAX_CACHED_DIRECTORIES:
+                    self._root_by_directory.clear()
+                self._root_by_directory[directory] = result
+        return result
 
     def _log_root(self, path: str) -> str | None:
         """The root of the log directory that `path` is in; None outside of one."""
@@ -85,8 +85,8 @@ class OsFiles(Files):
                 file=path,
                 errno=errno.EINVAL,
             )
-        again = flags & ~(os.O_CREAT | os.O_EXCL)
-        return OsHandle(fd, path, self._root(path), self.descriptors, again)
+        reopen_flags = flags & ~(os.O_CREAT | os.O_EXCL)
+        return OsHandle(fd, path, self._root(path), self.descriptors, reopen_flags)
 
     def open_read(self, path: Path) -> OsHandle:
         return self._open(os.fspath(path), os.O_RDONLY)
@@ -109,7 +109,7 @@ class OsFiles(Files):
             handle.truncate(size)
 
     def set_mtime(self, path: Path, ms: int) -> None:
-        path = self._changing(path)
+        path = self._check_change(path)
         try:
             os.utime(path, ns=(ms * 1_000_000, ms * 1_000_000))
         except OSError as error:
@@ -139,43 +139,43 @@ class OsFiles(Files):
     def is_link(self, path: Path) -> bool:
         return os.path.islink(path)
 
-    def _changing(self, path: Path) -> str:
+    def _check_change(self, path: Path) -> str:
         path = os.fspath(path)
         self._root(path).check_lock()
         return path
 
     def mkdir(self, path: Path) -> None:
-        path = self._changing(path)
+        path = self._check_change(path)
         try:
             os.mkdir(path)
             root = self._log_root(path)
             if root is not None:
-                self._settle_directory(path, root)
+                self._assign_directory(path, root)
         except LastwordError:
             os.rmdir(path)
             raise
         except OSError as error:
             raise translate(error, path, "make") from error
 
-    def _settle_directory(self, path: str, root: str) -> None:
+    def _assign_directory(self, path: str, root: str) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = self.descriptors.open(lambda: os.open(path, flags))
         try:
-            owner.settle_new(fd, path, root)
+            owner.assign_new(fd, path, root)
         finally:
             os.close(fd)
 
     def rmdir(self, path: Path) -> None:
-        path = self._changing(path)
+        path = self._check_change(path)
         try:
             os.rmdir(path)
         except OSError as error:
             raise translate(error, path, "remove") from error
 
     def rename(self, source: Path, target: Path) -> None:
-        source = self._changing(source)
+        source = self._check_change(source)
         try:
-            self.descriptors.open(lambda: owner.settle_moved(source, os.fspath(target), self._log_root))
+            self.descriptors.open(lambda: owner.assign_moved(source, os.fspath(target), self._log_root))
             os.rename(source, target)
         except LastwordError:
             raise
@@ -183,7 +183,7 @@ class OsFiles(Files):
             raise translate(error, source, f"rename to {os.fspath(target)}:") from error
 
     def unlink(self, path: Path, missing_ok: bool = False) -> None:
-        path = self._changing(path)
+        path = self._check_change(path)
         try:
             os.unlink(path)
         except FileNotFoundError as error:
@@ -202,7 +202,7 @@ class OsFiles(Files):
         except OSError as error:
             raise translate(error, path, "open") from error
         try:
-            synced(fd, path, root)
+            fsync_or_fail(fd, path, root)
         finally:
             os.close(fd)
 
@@ -231,10 +231,10 @@ class OsFiles(Files):
 
     def free_bytes(self, path: Path) -> int:
         try:
-            room = os.statvfs(path)
+            facts = os.statvfs(path)
         except OSError as error:
             raise translate(error, os.fspath(path), "look at") from error
-        return room.f_bavail * room.f_frsize
+        return facts.f_bavail * facts.f_frsize
 
     def device(self, path: Path) -> int:
         try:

@@ -13,7 +13,7 @@ _NAME = "lastword-scratch-"
 _NAMES = re.compile(rf"{_NAME}\d+-[0-9a-f]{{16}}")
 
 
-def fresh_path(directory: str) -> str:
+def new_path(directory: str) -> str:
     """A name for a `Scratch` in a directory. What a process left there that was killed in the moment between
     making such a file and taking its name away is removed."""
     try:

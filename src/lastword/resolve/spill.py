@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from lastword.files.scratch import Scratch, fresh_path
+from lastword.files.scratch import Scratch, new_path
 
 
 class Spill:
@@ -23,4 +23,4 @@ class Spill:
 
 def spill_in(directory: str | None) -> Spill | None:
     """None without a directory: then keys lie in memory."""
-    return None if directory is None else Spill(fresh_path(directory))
+    return None if directory is None else Spill(new_path(directory))
