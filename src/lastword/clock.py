@@ -1,4 +1,4 @@
-"""The one source of "now". Nothing else asks the system for the time, so tests can set it."""
+"""The only source of the current time, so that tests can set it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a clock tells: the date for timestamps and horizons, a steady counter for durations."""
+    """The date, for timestamps and horizons, and a steady counter, for durations."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970, UTC. May jump either way when the system's date is set."""
+        """Return milliseconds since 1970, UTC. May jump either way when the system's date is set."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start. Never goes back."""
+        """Return seconds from an arbitrary start. Never decreases."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Let so many seconds of `monotonic` pass in this thread."""
+        """Block this thread for a number of seconds of `monotonic`."""
         ...
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait until the event is set, at most so many seconds of `monotonic`. Is it set?"""
+        """Wait until the event is set or `seconds` of `monotonic` have passed; return whether it is set."""
         ...
 
 
 class SystemClock:
+    """The clock of the operating system."""
+
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
@@ -48,7 +50,7 @@ POLL_SECONDS = 0.005
 class ManualClock:
     """A clock that stands still until it is moved.
 
-    Who sleeps moves it; who waits for an event waits until somebody else has moved it far enough.
+    `sleep` moves it. `wait` blocks until the event is set or another thread has moved the clock far enough.
     """
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:

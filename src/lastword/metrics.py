@@ -1,8 +1,8 @@
-"""Counters, gauges and histograms of this process, light enough to be always on.
+"""Counters, gauges and histograms of this process. They cost little, and are always on.
 
-Each metric is a module constant; code calls `add`, `set` or `observe` with its label values. Nothing here
-needs prometheus_client: `register()` loads it and shows the same numbers under the prefix `lastword_`.
-Labels never hold keys.
+Each metric is a module constant; code calls `add`, `set` or `observe` with its label values. Only
+`register()` needs prometheus_client: it exports the same numbers under the prefix `lastword_`. Labels never
+contain keys.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ class Metric:
         _all.append(self)
 
     def value(self, *labels: str) -> Any:
-        """The number now; 0 if nothing was told yet."""
+        """Return the current number; 0 before the first event."""
         with self._lock:
             return self._values.get(labels, 0)
 
     def samples(self) -> list[tuple[Labels, Any]]:
+        """Return (label values, number) for every combination of labels, sorted."""
         with self._lock:
             return sorted((labels, self._copy(value)) for labels, value in self._values.items())
 
     def remove(self, *labels: str) -> None:
-        """Forget one combination, as when a topic is deleted."""
+        """Remove a combination of labels, as when a topic is deleted."""
         with self._lock:
             self._values.pop(labels, None)
 
@@ -58,34 +59,40 @@ class Metric:
 
 
 class Counter(Metric):
-    """Shown from its first `add`, which may be of 0: what only appears with the first event has no increase
-    that a rule could see."""
+    """A number that only grows. It is exported after its first `add`, which may add 0: an alert rule cannot
+    see the increase of a counter that appears with its first event."""
 
     kind = "counter"
 
     def add(self, amount: float, *labels: str) -> None:
+        """Add to the number."""
         with self._lock:
             self._values[labels] = self._values.get(labels, 0) + amount
 
 
 class Gauge(Metric):
+    """A number that rises and falls."""
+
     kind = "gauge"
 
     def set(self, value: float, *labels: str) -> None:
+        """Set the number."""
         with self._lock:
             self._values[labels] = value
 
     def add(self, amount: float, *labels: str) -> None:
+        """Add to the number; a negative amount subtracts."""
         with self._lock:
             self._values[labels] = self._values.get(labels, 0) + amount
 
 
 class Histogram(Metric):
-    """Counts per bucket (last: everything above), then the sum of all values."""
+    """Counts per bucket (the last bucket has no upper bound), then the sum of all values."""
 
     kind = "histogram"
 
     def observe(self, seconds: float, *labels: str) -> None:
+        """Count one duration."""
         bucket = bisect_left(SECONDS_BUCKETS, seconds)
         with self._lock:
             counts = self._values.get(labels)
@@ -95,6 +102,7 @@ class Histogram(Metric):
             counts[-1] += seconds
 
     def count(self, *labels: str) -> int:
+        """Return the number of durations observed."""
         with self._lock:
             return sum(self._values.get(labels, (0,))[:-1])
 
@@ -111,97 +119,102 @@ LOG_START_OFFSET = Gauge("log_start_offset", "First offset that may be read", _P
 LOG_END_OFFSET = Gauge("log_end_offset", "Offset that the next record gets", _PARTITION)
 LOG_SEGMENTS = Gauge("log_segments", "Segments, the active one included", _PARTITION)
 LOG_LIVE_BYTES = Gauge(
-    "log_live_bytes", "Bytes of records that count, at the last look at the accounts", (*_PARTITION, "exact")
+    "log_live_bytes", "Bytes of live records, by the last garbage statistics", (*_PARTITION, "exact")
 )
 LOG_GARBAGE_BYTES = Gauge(
     "log_garbage_bytes",
-    "Bytes that a cleaning could drop, at the last look at the accounts",
+    "Bytes that a cleaning could drop, by the last garbage statistics",
     (*_PARTITION, "exact"),
 )
 LOG_LIVE_RECORDS = Gauge(
-    "log_live_records", "Records of closed segments that no newer one replaced", (*_PARTITION, "exact")
+    "log_live_records", "Records of closed segments that no newer record replaced", (*_PARTITION, "exact")
 )
 LOG_TOMBSTONES = Gauge("log_tombstones", "Live tombstones of closed segments", (*_PARTITION, "exact"))
 LOG_DIRTY_RATIO = Gauge(
-    "log_dirty_ratio", "Bytes not cleaned yet over all that may be cleaned, at the last look", _PARTITION
+    "log_dirty_ratio", "Dirty bytes divided by cleanable bytes, at the last check", _PARTITION
 )
 CLEANER_OVERDUE_SECONDS = Gauge(
-    "cleaner_overdue_seconds", "By how long max.compaction.lag.ms has passed, at the last look", _PARTITION
+    "cleaner_overdue_seconds", "Seconds since max.compaction.lag.ms passed, at the last check", _PARTITION
 )
 LEASE_LAG_OFFSETS = Gauge(
-    "lease_lag_offsets", "From the live lease that is furthest behind to the log end", _PARTITION
+    "lease_lag_offsets", "Offsets between the slowest live lease and the log end", _PARTITION
 )
 
 APPEND_RECORDS = Counter("append_records_total", "Records appended", ("topic",))
 APPEND_BYTES = Counter("append_bytes_total", "Bytes appended, batch headers included", ("topic",))
 READ_BYTES = Counter("read_bytes_total", "Bytes read for readers", ("topic",))
-STATE_RESTORE_SECONDS = Gauge(
-    "state_restore_seconds", "How long the last restore of a state took", ("topic",)
-)
+STATE_RESTORE_SECONDS = Gauge("state_restore_seconds", "Duration of the last restore of a state", ("topic",))
 
-APPEND_SECONDS = Histogram("append_duration_seconds", "From call to acknowledgement", ("ack",))
-FSYNC_SECONDS = Histogram("fsync_duration_seconds", "One fsync of a file or directory", ("dir",))
+APPEND_SECONDS = Histogram("append_duration_seconds", "Time from call to acknowledgement", ("ack",))
+FSYNC_SECONDS = Histogram("fsync_duration_seconds", "Duration of an fsync of a file or directory", ("dir",))
 
 CLEANER_READ_BYTES = Counter("cleaner_read_bytes_total", "Bytes read by cleanings", ("dir",))
 CLEANER_WRITTEN_BYTES = Counter("cleaner_written_bytes_total", "Bytes written by cleanings", ("dir",))
 CLEANER_FREED_BYTES = Counter("cleaner_freed_bytes_total", "Bytes freed by cleanings", ("dir",))
 ROUND_RESULTS = ("ok", "partial", "aborted", "failed")
-CLEANER_ROUNDS = Counter("cleaner_rounds_total", "Rounds by result", ("dir", "result"))
-CLEANER_ROUND_SECONDS = Histogram("cleaner_round_duration_seconds", "One round", ("dir",))
-CLEANER_MAP_USED_RATIO = Gauge("cleaner_map_used_ratio", "Key map in use after the last round", ("dir",))
+CLEANER_ROUNDS = Counter("cleaner_rounds_total", "Cleanings by result", ("dir", "result"))
+CLEANER_ROUND_SECONDS = Histogram("cleaner_round_duration_seconds", "Duration of a cleaning", ("dir",))
+CLEANER_MAP_USED_RATIO = Gauge(
+    "cleaner_map_used_ratio", "Used share of the key map after the last cleaning", ("dir",)
+)
 CLEANER_LAST_PICK = Gauge(
-    "cleaner_last_pick_timestamp_seconds", "When the cleaner last took a partition, since 1970", ("dir",)
+    "cleaner_last_pick_timestamp_seconds",
+    "Time when the cleaner last chose a partition, in seconds since 1970",
+    ("dir",),
 )
 CLEANER_LAST_CHECK = Gauge(
     "cleaner_last_check_timestamp_seconds",
-    "When the cleaner last checked a drive for work, since 1970",
+    "Time when the cleaner last checked a drive for work, in seconds since 1970",
     ("drive",),
 )
 CLEANER_THROTTLED_SECONDS = Counter(
-    "cleaner_throttled_seconds_total", "Slept to stay within the drive's budget", ("drive",)
+    "cleaner_throttled_seconds_total", "Seconds slept to keep the drive's I/O budget", ("drive",)
 )
-CLEANER_THREADS = Gauge("cleaner_threads", "Cleaner threads that were asked for")
-CLEANER_THREADS_ALIVE = Gauge("cleaner_threads_alive", "Cleaner threads that run")
-CLEANER_THREAD_DEATHS = Counter("cleaner_thread_deaths_total", "Cleaner threads that died, and were replaced")
-QUARANTINED_PARTITIONS = Gauge("cleaner_quarantined_partitions", "Partitions set aside", ("dir",))
-QUARANTINED_BYTES = Gauge("cleaner_quarantined_bytes", "Bytes of partitions set aside", ("dir",))
-DIR_OFFLINE = Gauge("dir_offline", "1 after a failed sync, until opened again", ("dir",))
+CLEANER_THREADS = Gauge("cleaner_threads", "Configured cleaner threads")
+CLEANER_THREADS_ALIVE = Gauge("cleaner_threads_alive", "Running cleaner threads")
+CLEANER_THREAD_DEATHS = Counter("cleaner_thread_deaths_total", "Cleaner threads that died and were replaced")
+QUARANTINED_PARTITIONS = Gauge("cleaner_quarantined_partitions", "Partitions in quarantine", ("dir",))
+QUARANTINED_BYTES = Gauge("cleaner_quarantined_bytes", "Bytes of partitions in quarantine", ("dir",))
+DIR_OFFLINE = Gauge("dir_offline", "1 after a failed sync, until the directory is opened again", ("dir",))
 CERTIFICATE_FAILURES = Counter(
-    "certificate_failures_total", "Rewrites refused by their certificate", ("dir",)
+    "certificate_failures_total", "Rewrites that failed their certificate", ("dir",)
 )
 
 
-BUILD_INFO = Gauge("build_info", "1; the labels name the versions that run", ("version", "python"))
+BUILD_INFO = Gauge("build_info", "Always 1; the labels name the versions", ("version", "python"))
 
 
 class Measured(Protocol):
-    """What knows sizes that change all the time: asked to set its gauges when somebody looks, only then."""
+    """An object whose gauges are set only when the metrics are read."""
 
-    def measure(self) -> None: ...
+    def measure(self) -> None:
+        """Set the gauges."""
+        ...
 
 
 _measured: weakref.WeakSet[Measured] = weakref.WeakSet()
 
 
 def watch(measured: Measured) -> None:
-    """Ask `one` to measure before each look, for as long as it lives."""
+    """Call `measured.measure()` before the metrics are read, while the object exists."""
     _measured.add(measured)
 
 
 def unwatch(measured: Measured) -> None:
+    """Stop what `watch` started."""
     _measured.discard(measured)
 
 
 def metrics() -> Iterator[Metric]:
-    """All metrics as they are now, for tests and for exporters of another kind."""
+    """Iterate over all metrics with their current numbers, for tests and other exporters."""
     for measured in list(_measured):
-        with suppress(OSError):  # of a drive that cannot be asked the last figures stay; all others are shown
+        with suppress(OSError):  # a failed drive keeps its last figures; all others are current
             measured.measure()
     return iter(_all)
 
 
 def register(registry: Any = None) -> None:
-    """Show all metrics in a prometheus_client registry (its default one if none is given)."""
+    """Export all metrics in a prometheus_client registry; None: its default registry."""
     import platform
 
     from lastword.version import __version__

@@ -42,17 +42,17 @@ def _parse(text: str | int, units: dict[str, int], kind: str) -> int:
 
 
 def parse_bytes(text: str | int) -> int:
-    """`"128MiB"`, `"1.5 GiB"` or a plain number of bytes."""
+    """Parse a size in bytes: `"128MiB"`, `"1.5 GiB"` or a number of bytes."""
     return _parse(text, _BYTE_UNITS, "size")
 
 
 def parse_duration_ms(text: str | int) -> int:
-    """`"7d"`, `"90 m"`, `"250ms"` or a plain number of milliseconds."""
+    """Parse a duration in milliseconds: `"7d"`, `"90 m"`, `"250ms"` or a number of milliseconds."""
     return _parse(text, _MS_UNITS, "duration")
 
 
 def to_ms(when: datetime | int) -> int:
-    """Milliseconds of a moment. A datetime must know its zone; a part of a millisecond is cut off."""
+    """Convert a time to milliseconds since 1970. A datetime must have a time zone; it is rounded down."""
     if isinstance(when, datetime):
         if when.tzinfo is None or when.utcoffset() is None:
             raise UsageError(
@@ -68,11 +68,12 @@ def to_ms(when: datetime | int) -> int:
 
 
 def parse_when(text: str, *, now_ms: int) -> Literal["earliest", "latest"] | int | datetime:
-    """A place in a log as typed: `earliest`, `latest`, an offset, a time, or an age (`90m`).
+    """Parse a position in a log: `earliest`, `latest`, an offset, a time, or an age (`90m`).
 
-    A time is ISO 8601 with a zone, a date alone too (`2026-11-20Z`), or `@` and milliseconds since 1970.
+    A time is ISO 8601 with a zone, a date with a zone (`2026-11-20Z`), or `@` and milliseconds since 1970.
 
-    Returns what `Topic.read` takes: the word, an int (offset), or an aware datetime.
+    Returns:
+        An argument for `Topic.read`: the word, an int (offset), or an aware datetime.
     """
     word = text.strip()
     if word == "earliest" or word == "latest":
@@ -93,12 +94,12 @@ def parse_when(text: str, *, now_ms: int) -> Literal["earliest", "latest"] | int
     if re.fullmatch(r"\d+(\.\d+)?\s*(ms|s|m|h|d)", word, re.ASCII):
         when = to_time(now_ms - parse_duration_ms(word))
         if when is None:
-            raise UsageError(f"{text!r} lies before any date", remedy=remedy)
+            raise UsageError(f"{text!r} is before any date", remedy=remedy)
         return when
     try:
         when = datetime.fromisoformat(word)
     except ValueError:
-        raise UsageError(f"{text!r} is no place in a log", remedy=remedy) from None
+        raise UsageError(f"{text!r} is not a position in a log", remedy=remedy) from None
     if when.tzinfo is None:
         raise UsageError(f"{text!r} has no time zone", remedy="add Z or an offset such as +02:00")
     return when

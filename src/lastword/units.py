@@ -1,4 +1,4 @@
-"""Sizes, durations and timestamps as text, and the constants they share; parse.py reads them.
+"""Sizes, durations and timestamps as text, with their constants; parse.py reads them.
 
 Sizes are whole bytes, durations and timestamps whole milliseconds; timestamps count from 1970 in UTC.
 """
@@ -21,7 +21,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Two digits or more, for reading: `61 B`, `1.9 GiB`, `214 MiB`."""
+    """Format a size for reading, with two digits or more: `61 B`, `1.9 GiB`, `214 MiB`."""
     value, sign = float(abs(size_bytes)), "-" if size_bytes < 0 else ""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 999.5 or unit == "TiB":
@@ -32,7 +32,7 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_duration(duration_ms: float) -> str:
-    """Two digits or more, for reading: `350 ms`, `4.7 s`, `24 h`, `7 d`."""
+    """Format a duration for reading, with two digits or more: `350 ms`, `4.7 s`, `24 h`, `7 d`."""
     value, unit = float(duration_ms), "ms"
     for larger, scale, at_least in (("s", 1000, 1), ("m", 60, 2), ("h", 60, 2), ("d", 24, 3)):
         if abs(value) < scale * at_least:
@@ -43,12 +43,12 @@ def format_duration(duration_ms: float) -> str:
 
 
 def exact_bytes(size_bytes: int) -> str:
-    """The shortest text that `parse_bytes` reads back as the same number: `128MiB`, `1000`."""
+    """Return the shortest text that `parse_bytes` reads back as the same number: `128MiB`, `1000`."""
     return _exact(size_bytes, (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)))
 
 
 def exact_duration(duration_ms: int) -> str:
-    """The shortest text that `parse_duration_ms` reads back as the same number: `7d`, `1500ms`."""
+    """Return the shortest text that `parse_duration_ms` reads back as the same number: `7d`, `1500ms`."""
     return _exact(duration_ms, (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)))
 
 
@@ -60,7 +60,7 @@ def _exact(value: int, units: tuple[tuple[str, int], ...]) -> str:
 
 
 def to_time(timestamp_ms: int) -> datetime | None:
-    """The moment of a timestamp in UTC; None for `NO_TIMESTAMP` and for what no datetime can hold."""
+    """Convert a timestamp to a datetime in UTC; None for `NO_TIMESTAMP`, and if it is out of range."""
     if timestamp_ms == NO_TIMESTAMP:
         return None
     try:
@@ -70,7 +70,7 @@ def to_time(timestamp_ms: int) -> datetime | None:
 
 
 def format_time(timestamp_ms: int) -> str:
-    """`2026-11-20 10:02:11Z`, with milliseconds only if there are any."""
+    """Format a timestamp: `2026-11-20 10:02:11Z`, with milliseconds unless they are zero."""
     when = to_time(timestamp_ms)
     if when is None:
         return "-" if timestamp_ms == NO_TIMESTAMP else f"{timestamp_ms} ms"

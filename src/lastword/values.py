@@ -1,8 +1,8 @@
-"""What all results have in common: frozen, a `to_dict()` with the fields of `--json`, a plain table in a
-notebook.
+"""The base classes of results and handles.
 
-A value is a frozen dataclass that also inherits `Value`. Its fields are its interface: the same names are
-Python attributes, JSON fields and columns. Units are part of the name (`_bytes`, `_ms`, `_ratio`).
+A value is a frozen dataclass that also inherits `Value`: it has a `to_dict()` with the fields of `--json`,
+and shows itself as a table in a notebook. The names of its fields are Python attributes, JSON fields and
+columns. Units are part of the name (`_bytes`, `_ms`, `_ratio`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from lastword.errors import UsageError
 
 
 class Value:
-    """Mixin for frozen dataclasses."""
+    """Mixin for frozen dataclasses: a dict for JSON, a table for notebooks."""
 
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Field names and plain values: nested values become dicts, tuples become lists."""
+        """Convert to a dict of plain values: nested values become dicts, tuples become lists."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def _repr_html_(self) -> str:
@@ -31,20 +31,20 @@ class Value:
 
 
 class Handle:
-    """Mixin for what belongs to one process: open files, threads, a lock. Refuses to be pickled or copied."""
+    """Mixin for objects that belong to one process (open files, threads, a lock): refuses pickle and copy."""
 
     __slots__ = ()
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
-            f"a {type(self).__name__} belongs to one process, and can neither be pickled nor copied",
+            f"a {type(self).__name__} belongs to one process and cannot be pickled or copied",
             remedy="pass the path, and open the directory there: lastword.open(path)",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Progress(Value):
-    """How far a long call is. `eta_seconds` is None until there is something to judge by."""
+    """The progress of a long call. `eta_seconds` is None until the first bytes are done."""
 
     verb: str
     done_bytes: int
@@ -54,7 +54,7 @@ class Progress(Value):
 
     @classmethod
     def at(cls, verb: str, done_bytes: int, total_bytes: int, seconds: float) -> Progress:
-        """A Progress whose eta goes on at the average speed so far."""
+        """Make a Progress whose `eta_seconds` assumes the average speed so far."""
         known = 0 < done_bytes <= total_bytes and seconds > 0
         return cls(
             verb,
@@ -73,7 +73,7 @@ ProgressLike = Callable[[Progress], None]
 
 
 def table_html(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """One plain table, every text escaped."""
+    """Format an HTML table, with every text escaped."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
@@ -98,6 +98,6 @@ def _plain(value: Any) -> Any:
 
 
 def plural(number: int, noun: str) -> str:
-    """`1 record`, `2 records`, `2 batches`."""
+    """Format a number and a noun: `1 record`, `2 records`, `2 batches`."""
     ending = "es" if noun.endswith("ch") else "s"
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"

@@ -100,7 +100,7 @@ def test_a_settings_file_that_is_not_there(tmp_path):
 
 
 def test_a_setting_of_the_directory_is_not_one_of_a_topic(users):
-    with pytest.raises(UsageError, match="holds for the whole directory"):
+    with pytest.raises(UsageError, match="applies to the whole directory"):
         users.set_config(log_cleaner_threads=2)
 
 

@@ -209,7 +209,7 @@ class TestSources:
         second.mkdir()
         assert Settings.load([second, directory], env={}).instance.drives
         (second / "lastword.toml").write_text("")
-        with pytest.raises(InvalidSettingError, match="both hold settings"):
+        with pytest.raises(InvalidSettingError, match="both contain settings"):
             Settings.load([second, directory], env={})
 
 
@@ -241,10 +241,10 @@ class TestMistakes:
             "environment: LASTWORD_SEGMENT_MS: 'soon' is not a duration from 1ms",
             f"{path}:1: unknown setting 'log.cleaner.thread'; nearest: log.cleaner.threads",
             f"{path}:2: unknown setting 'segment.bytes'; "
-            "it is a topic's: put it under [defaults] or [topics.NAME]",
+            "it is a topic setting: put it under [defaults] or [topics.NAME]",
             f"{path}:5: segment.bytes in [topics.users]: '1MB' is not a size from 14 B",
             f"{path}:8: unknown setting 'log.cleaner.threads' in [topics.users]; "
-            "it holds for the whole directory: put it above all tables",
+            "it applies to the whole directory: put it above all tables",
             f"{path}:9: unknown setting 'cleanup.polcy' in [topics.users]; nearest: cleanup.policy",
         ]
         assert str(caught.value).startswith("unknown setting 'cleanup_polcy'")

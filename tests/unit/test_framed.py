@@ -54,5 +54,5 @@ def test_a_newer_version_is_refused_by_name_and_an_older_one_is_read() -> None:
 
 
 def test_a_file_of_another_kind_is_damage() -> None:
-    with pytest.raises(CorruptFileError, match="its checksum is wrong"):
+    with pytest.raises(CorruptFileError, match="the checksum is wrong"):
         FORM.decode(Framed("quarantine", 2, "", "").encode(FIELDS), "/d/x")

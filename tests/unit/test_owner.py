@@ -161,7 +161,7 @@ def test_an_append_makes_no_further_system_call(root: Path, monkeypatch: pytest.
         def refuse(*arguments: object, **more: object) -> None:
             raise AssertionError("an append looked at owners")
 
-        for name in ("settle_new", "settle_moved", "root_of", "check"):
+        for name in ("assign_new", "assign_moved", "root_of", "check"):
             monkeypatch.setattr(owner, name, refuse)
         for _ in range(5):
             users.append(b"a", b"b", partition=0)

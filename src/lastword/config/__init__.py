@@ -1,8 +1,9 @@
-"""Settings: what exists, what was said, and by whom.
+"""Settings: the tables, and the layers of values with their sources.
 
-setting.py says what one setting is (name, unit, range, cost); topic.py and instance.py are the two tables;
-toml.py reads lastword.toml with its lines; settings.py lays argument, environment, file and default over
-each other; write.py changes the file. Stands on `errors`, `units` and `files`. Start reading at topic.py.
+setting.py describes one setting (name, unit, range, cost); topic.py and instance.py are the two tables;
+keywords.py, written from them, holds their names for type checkers; toml.py reads lastword.toml with line
+numbers; settings.py merges arguments, environment, file and defaults; write.py changes the file. Uses
+`errors`, `units`, `parse` and `files`. Start reading at topic.py.
 """
 
 from lastword.config.instance import INSTANCE_SETTINGS, LogConfig

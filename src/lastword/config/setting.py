@@ -1,7 +1,7 @@
-"""One setting as a fact: its Kafka name, unit, default, range, and what it costs.
+"""The description of one setting: Kafka name, unit, default, range, and cost.
 
-The fields of `TopicConfig` and `LogConfig` carry a `Setting` each, made by the helpers below; the loader,
-the command `config` and docs/settings.md all read these and nothing else.
+Each field of `TopicConfig` and `LogConfig` carries a `Setting`, made by the functions below. These are the
+only source of the loader, the command `config`, keywords.py and docs/settings.md.
 """
 
 from __future__ import annotations
@@ -22,8 +22,18 @@ Group = Literal["behaviour", "cost"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """`name`: dotted, as Kafka spells it. `group`: whether it changes what is kept and served, or only what
-    that costs."""
+    """The description of one setting.
+
+    Attributes:
+        name: The dotted name, as Kafka spells it.
+        unit: Unit of the value; empty for a word.
+        group: "behaviour" if it changes which records are kept or served, "cost" if it changes only the cost.
+        text: One or two sentences for the reference.
+        parse: Converts a value to its own type; raises ValueError, TypeError or LastwordError.
+        show: Converts a value to text that `parse` accepts.
+        allowed: The allowed values, as words of an error message.
+        annotation: The Python type of values that `parse` accepts, for keywords.py.
+    """
 
     name: str
     unit: str
@@ -36,16 +46,16 @@ class Setting:
 
     @property
     def keyword(self) -> str:
-        """The name as a Python keyword and attribute: dots become underscores."""
+        """Return the name as a Python keyword and attribute: dots become underscores."""
         return self.name.replace(".", "_")
 
     @property
     def variable(self) -> str:
-        """The name of the environment variable that sets it."""
+        """Return the name of the environment variable."""
         return "LASTWORD_" + self.name.removeprefix("lastword.").replace(".", "_").upper()
 
     def read(self, value: Any) -> Any:
-        """The value in its own type, checked. Raises ValueError with what is allowed."""
+        """Check a value and convert it to its own type; ValueError names the allowed values."""
         try:
             return self.parse(value)
         except (TypeError, ValueError, LastwordError):
@@ -108,7 +118,7 @@ def _size_text(size_bytes: int) -> str:
 
 
 def size(default: str | int | None, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
-    """Bytes. A default of None means: not set, and no value says so but its absence."""
+    """Make a setting in bytes. Default None: not set; there is no value that means the same."""
     return _field(
         "bytes",
         group,
@@ -122,7 +132,7 @@ def size(default: str | int | None, group: Group, text: str, low: int = 0, high:
 
 
 def duration(default: str | int, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
-    """Milliseconds."""
+    """Make a setting in milliseconds."""
     return _field(
         "ms",
         group,
@@ -136,16 +146,20 @@ def duration(default: str | int, group: Group, text: str, low: int = 0, high: in
 
 
 def count(default: int, group: Group, text: str, low: int = 0, high: int = INT64_MAX) -> Any:
+    """Make a setting that is a whole number."""
     allowed = _range_text("a whole number", low, high, str)
     return _field("count", group, text, _ranged(_whole, low, high), str, allowed, "int | str", default)
 
 
 def ratio(default: float, group: Group, text: str, low: float = 0, high: float = 1) -> Any:
+    """Make a setting that is a ratio."""
     allowed = f"a number from {low:g} to {high:g}"
     return _field("ratio", group, text, _ranged(_fraction, low, high), str, allowed, "float | str", default)
 
 
 def flag(default: bool, group: Group, text: str) -> Any:
+    """Make a setting that is true or false."""
+
     def parse(value: Any) -> bool:
         if isinstance(value, bool):
             return value
@@ -170,6 +184,8 @@ def flag(default: bool, group: Group, text: str) -> Any:
 
 
 def choice(default: str | None, group: Group, text: str, known: tuple[str, ...]) -> Any:
+    """Make a setting that is one of some words."""
+
     def parse(value: Any) -> str:
         if value not in known:
             raise ValueError
@@ -179,6 +195,8 @@ def choice(default: str | None, group: Group, text: str, known: tuple[str, ...])
 
 
 def word(default: str | None, group: Group, text: str) -> Any:
+    """Make a setting that is a name."""
+
     def parse(value: Any) -> str:
         if not isinstance(value, str) or not value.strip():
             raise ValueError
@@ -188,7 +206,7 @@ def word(default: str | None, group: Group, text: str) -> Any:
 
 
 def directory(group: Group, text: str) -> Any:
-    """A path, or `off`: None, the default."""
+    """Make a setting that is a path, or `off` (None, the default)."""
 
     def parse(value: Any) -> str | None:
         if not isinstance(value, str) or not value.strip():
@@ -201,7 +219,7 @@ def directory(group: Group, text: str) -> Any:
 
 
 def words(group: Group, text: str) -> Any:
-    """A list, or one string with commas between."""
+    """Make a setting that is a list, or a string with commas."""
 
     def parse(value: Any) -> tuple[str, ...]:
         parts = value.split(",") if isinstance(value, str) else list(value)
@@ -211,7 +229,7 @@ def words(group: Group, text: str) -> Any:
 
 
 def policy(group: Group, text: str) -> Any:
-    """`compact`, `delete` or both. None, the default, is no policy at all; an empty list is refused."""
+    """Make a setting that is `compact`, `delete` or both. None, the default: no policy. [] is refused."""
 
     def parse(value: Any) -> frozenset[str]:
         parts = value.split(",") if isinstance(value, str) else list(value)
@@ -229,6 +247,8 @@ def policy(group: Group, text: str) -> Any:
 
 
 def sizes_by_path(group: Group, text: str) -> Any:
+    """Make a setting that maps paths to sizes."""
+
     def parse(value: Any) -> dict[str, int]:
         if not isinstance(value, Mapping):
             raise TypeError
@@ -253,7 +273,7 @@ def sizes_by_path(group: Group, text: str) -> Any:
 
 
 def table(kind: type[Any]) -> dict[str, Setting]:
-    """The settings of a config class by dotted name, in the order of its fields."""
+    """Return the settings of a config class by dotted name, in the order of its fields."""
     settings = {}
     for field in dataclasses.fields(kind):
         if field.metadata:

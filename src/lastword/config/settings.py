@@ -1,9 +1,9 @@
-"""`Settings`: every value with its source, all mistakes told at once.
+"""`Settings`: every value with its source; one error lists all mistakes.
 
-    argument or option  >  LASTWORD_... variable  >  [topics.NAME]  >  the cluster's, of the topic
-    >  [defaults]  >  the cluster's, of all topics  >  top level  >  built in
+    argument or option  >  LASTWORD_... variable  >  [topics.NAME]  >  cluster, for the topic
+    >  [defaults]  >  cluster, for all topics  >  top level  >  built in
 
-The top level holds what the process needs (`LogConfig`); a few names of ours are known there and per topic.
+The top level holds the settings of the process (`LogConfig`) and the defaults of a few topic settings.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ ALL_SETTINGS: dict[str, Setting] = {**INSTANCE_SETTINGS, **TOPIC_SETTINGS}
 
 
 class Value(NamedTuple):
+    """A value and its source, as `config` shows it."""
+
     value: Any
     source: str
 
@@ -42,12 +44,17 @@ Layer = dict[str, Value]
 class ClusterSettings(Protocol):
     """The settings that a Kafka cluster holds for its topics; see `logdir.broker`."""
 
-    def topic(self, name: str) -> Layer: ...
-    def defaults(self) -> Layer: ...
+    def topic(self, name: str) -> Layer:
+        """Return the settings of one topic."""
+        ...
+
+    def defaults(self) -> Layer:
+        """Return the settings of all topics."""
+        ...
 
 
 class Settings:
-    """What was said, by whom. Immutable; load again to see a changed file."""
+    """All values with their sources. Immutable: load again to see a changed file."""
 
     def __init__(
         self,
@@ -73,12 +80,17 @@ class Settings:
         env: Mapping[str, str] | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> Settings:
-        """Read and check everything before anything is opened.
+        """Read and check all settings.
 
-        `paths`: log directories; the lastword.toml in them is read unless `config_file` names another.
-        `env`: default the process's own. `arguments`: by keyword or dotted name. Raises
-        `UnknownSettingError` or `InvalidSettingError` whose `problems` lists all that is wrong, wherever it
-        stands.
+        Args:
+            paths: Log directories. Their lastword.toml is read unless `config_file` names another file.
+            config_file: A settings file.
+            env: Environment variables. None: those of the process.
+            arguments: Values by keyword or dotted name.
+
+        Raises:
+            UnknownSettingError: a name is unknown; `problems` lists every mistake in any source.
+            InvalidSettingError: a value is not allowed; `problems` lists every mistake in any source.
         """
         if isinstance(paths, str | os.PathLike):
             paths = [paths]
@@ -94,7 +106,7 @@ class Settings:
 
     @classmethod
     def from_text(cls, text: str, shown_name: str = FILE_NAME) -> Settings:
-        """The settings of one file's text, and nothing else. `shown_name` goes into sources and errors."""
+        """Read the settings of one file's text only. `shown_name` names the file in sources and errors."""
         return cls._checked({}, {}, text, shown_name, shown_name, Problems())
 
     @classmethod
@@ -113,7 +125,11 @@ class Settings:
         return settings
 
     def changed(self, arguments: Mapping[str, Any]) -> Settings:
-        """These settings with others over all of them, by keyword or dotted name; for what-if questions."""
+        """Return these settings with arguments that override all of them. For simulations.
+
+        Args:
+            arguments: Values by keyword or dotted name.
+        """
         problems = Problems()
         given = _arguments(arguments, problems)
         problems.raise_any()
@@ -122,12 +138,16 @@ class Settings:
         return settings
 
     def with_cluster(self, cluster: ClusterSettings) -> Settings:
-        """Return these settings over those that a cluster holds for its topics."""
+        """Return these settings, which override those that a cluster holds for its topics."""
         return Settings({}, self._over, self._topics, self._defaults, self._top, cluster)
 
     def topic(self, name: str, *, saved: bool = False) -> TopicConfig:
-        """The settings of a topic, whether the file mentions it or not. `saved`: without arguments and
-        environment, which hold for this process only."""
+        """Return the settings of a topic, also if the file does not name it.
+
+        Args:
+            name: The topic.
+            saved: Leave out arguments and environment, which apply to this process only.
+        """
         shared: Layer = {name: value for name, value in self._top.items() if name in TOPIC_SETTINGS}
         layers = [{} if saved else self._over, self._topics.get(name, {}), self._defaults, shared]
         if self._cluster is not None:
@@ -136,7 +156,7 @@ class Settings:
         return config
 
     def rows(self, topic: str | None = None) -> list[tuple[str, str, str]]:
-        """(name, value as text, source) of every setting: of the process, or of a topic."""
+        """Return (name, value as text, source) of every setting of the process, or of a topic."""
         config, known = self._config_of(topic)
         return [
             (name, setting.show(getattr(config, setting.keyword)), config.source(name))
@@ -154,8 +174,13 @@ class Settings:
         return self.topic(topic), TOPIC_SETTINGS
 
     def is_set(self, name: str, topic: str | None, *, own: bool = False) -> bool:
-        """Whether the file sets `name` for a topic, or with None for all; `own`: argument and environment
-        count, too."""
+        """Return whether the file sets a value.
+
+        Args:
+            name: Dotted name or keyword.
+            topic: The topic; None: the values for all topics.
+            own: Also look in arguments and environment.
+        """
         setting = next(
             (setting for setting in ALL_SETTINGS.values() if name in (setting.name, setting.keyword)), None
         )
@@ -164,13 +189,13 @@ class Settings:
         return any(dotted in layer for layer in ([*layers, self._over] if own else layers))
 
     def __repr__(self) -> str:
-        """What differs from the defaults, with its source."""
+        """Return the values that differ from the defaults, with their sources."""
         values = [f"{name}={value} ({source})" for name, value, source in self.rows() if source != "default"]
         return f"Settings({', '.join(values) or 'all defaults'})"
 
     @property
     def topic_names(self) -> list[str]:
-        """Topics that lastword.toml has a table for."""
+        """Topics that have a table in lastword.toml."""
         return sorted(self._topics)
 
     @staticmethod
@@ -194,29 +219,38 @@ class Settings:
 
 
 class Problems:
-    """Collects sentences; raises one error with all of them."""
+    """Collects mistakes and raises one error with all of them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.unknown = False
 
     def add(self, line: str, *, unknown: bool = False) -> None:
+        """Add a sentence. `unknown`: the mistake is an unknown name."""
         if line not in self.lines:
             self.lines.append(line)
         self.unknown |= unknown
 
     def raise_any(self) -> None:
+        """Raise UnknownSettingError or InvalidSettingError if there is a mistake."""
         if not self.lines:
             return
         kind = UnknownSettingError if self.unknown else InvalidSettingError
-        lists = "`lastword config DIR` lists all"
+        lists = "`lastword config DIR` lists all settings"
         remedy = lists if self.unknown else f"correct the value; {lists}"
         raise kind("\n".join(self.lines), problems=self.lines, remedy=remedy)
 
 
 def parse_topic_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked values by dotted name, from keywords or dotted names; None stays None (it resets). All
-    problems at once."""
+    """Check topic settings and return their values by dotted name. None stays None: it resets a setting.
+
+    Args:
+        values: Values by keyword or dotted name.
+
+    Raises:
+        UnknownSettingError: a name is unknown; `problems` lists every mistake.
+        InvalidSettingError: a value is not allowed; `problems` lists every mistake.
+    """
     problems = Problems()
     parsed = parse_named(values, TOPIC_SETTINGS, problems)
     problems.raise_any()
@@ -228,7 +262,11 @@ def parse_topic_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keyword_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings under their Python keywords, values unchecked; all unknown names refused at once."""
+    """Rename settings to their Python keywords; values are not checked.
+
+    Raises:
+        UnknownSettingError: a name is unknown; `problems` lists all of them.
+    """
     problems = Problems()
     by_keyword = {setting.keyword for setting in ALL_SETTINGS.values()}
     renamed = {}
@@ -244,6 +282,7 @@ def keyword_names(values: Mapping[str, Any]) -> dict[str, Any]:
 def parse_named(
     values: Mapping[str, Any], known: Mapping[str, Setting], problems: Problems
 ) -> dict[str, Any]:
+    """Check values by keyword or dotted name, add mistakes to `problems`, and return valid values."""
     by_keyword = {setting.keyword: setting for setting in known.values()}
     parsed: dict[str, Any] = {}
     for given, value in values.items():
@@ -264,7 +303,7 @@ def parse_named(
 def _unknown(given: str, known: Mapping[str, Setting], spelled: Iterable[str]) -> str:
     dotted = given if "." in given else given.replace("_", ".")
     if known is TOPIC_SETTINGS and dotted in INSTANCE_SETTINGS:
-        return f"{given} holds for the whole directory, not for one topic: leave the topic out"
+        return f"{given} applies to the whole directory, not to one topic: leave the topic out"
     return unknown_setting(given, spelled)
 
 
@@ -281,7 +320,7 @@ def _environment(env: Mapping[str, str], problems: Problems) -> Layer:
             continue
         setting = by_variable.get(variable)
         if setting is None:
-            # Variables of another purpose may carry the prefix, so only what is nearly a setting is refused.
+            # Other programs may use the prefix, so only a variable that resembles a setting is refused.
             short = {known.removeprefix(PREFIX): known for known in by_variable}
             near = nearest(variable.removeprefix(PREFIX), short, cutoff=0.75)
             if near:
@@ -307,11 +346,11 @@ def _file_of(paths: list[str], config_file: str | os.PathLike[str] | None) -> st
             if DEFAULT.exists(path):
                 found.append(path)
         except StorageError:
-            if len(paths) == 1:  # of several directories, one that failed is offline, and the others serve
+            if len(paths) == 1:  # with several directories, a failed directory is offline, others still work
                 raise
     if len(found) > 1:
         raise InvalidSettingError(
-            f"{' and '.join(found)} both hold settings", remedy="keep one, or name one with config="
+            f"{' and '.join(found)} both contain settings", remedy="keep one, or name one with config="
         )
     return found[0] if found else None
 
@@ -330,7 +369,7 @@ def _read(file: str) -> str:
     except UnicodeDecodeError as error:
         raise InvalidSettingError(
             f"{file}: not UTF-8 at byte {error.start}",
-            remedy="save it as UTF-8",
+            remedy="save the file as UTF-8",
             file=file,
             position=error.start,
         ) from None
@@ -345,7 +384,7 @@ def _place(
     top: Layer,
     problems: Problems,
 ) -> None:
-    """Check one entry of the file and put it into its layer."""
+    """Check an entry of the file and add it to its layer."""
     where = f" in {entry.where}" if entry.where else ""
     line = f"{path}:{entry.line}"
     known = TOPIC_SETTINGS if entry.table else INSTANCE_SETTINGS
@@ -371,8 +410,8 @@ def _place(
 
 def _hint(entry: Entry, known: Mapping[str, Setting]) -> str:
     if entry.table and entry.name in INSTANCE_SETTINGS:
-        return "; it holds for the whole directory: put it above all tables"
+        return "; it applies to the whole directory: put it above all tables"
     if not entry.table and entry.name in TOPIC_SETTINGS:
-        return "; it is a topic's: put it under [defaults] or [topics.NAME]"
+        return "; it is a topic setting: put it under [defaults] or [topics.NAME]"
     near = nearest(entry.name, known)
     return f"; nearest: {near}" if near else ""

@@ -1,7 +1,7 @@
-"""lastword.toml as flat facts: which setting, in which table, on which line.
+"""Read lastword.toml as a flat list: setting, table, line number.
 
-The parser of the standard library knows no lines. A statement of TOML can be parsed alone, so a file that is
-valid as a whole is cut into the shortest runs of lines that parse, and each is asked for its keys.
+The parser of the standard library reports no line numbers. A TOML statement can be parsed alone, so a valid
+file is cut into the shortest runs of lines that parse, and each run is parsed for its keys.
 """
 
 from __future__ import annotations
@@ -15,24 +15,32 @@ from lastword.errors import InvalidSettingError
 
 
 class Entry(NamedTuple):
-    """One value. `table`: "" at the top, "defaults", "topics", or another (unknown) one. `topic`: in table
-    "topics"."""
+    """One value of the file.
+
+    Attributes:
+        table: "" at the top level, "defaults", "topics", or an unknown table.
+        topic: The topic in table "topics"; None elsewhere.
+        name: The dotted name of the setting.
+        value: The value as TOML gives it.
+        line: Line number, from 1.
+    """
 
     table: str
     topic: str | None
-    name: str  # dotted
+    name: str
     value: Any
     line: int
 
     @property
     def where(self) -> str:
+        """The table as it is written in the file; empty at the top level."""
         if self.topic is not None:
             return f"[topics.{self.topic}]"
         return f"[{self.table}]" if self.table else ""
 
 
 def read_entries(text: str, shown_name: str) -> list[Entry]:
-    """All values of a lastword.toml. `shown_name` goes into errors."""
+    """Read all values of a lastword.toml. `shown_name` names the file in errors."""
     try:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -53,7 +61,7 @@ def read_entries(text: str, shown_name: str) -> list[Entry]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
-    """(line number from 1, lines, content) of each header and each assignment of a valid file."""
+    """Yield (line number from 1, lines, content) for each header and assignment of a valid file."""
     lines = text.splitlines()
     start = 0
     while start < len(lines):
@@ -72,7 +80,7 @@ def _statements(text: str) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
 
 
 def _only_path(content: dict[str, Any]) -> tuple[str, ...]:
-    """The path of a table header, parsed alone: a chain of single keys. An array of tables looks the same."""
+    """Return the path of a table header parsed alone: a chain of single keys, also for an array of tables."""
     path: tuple[str, ...] = ()
     node: Any = content
     while isinstance(node, (dict, list)) and node:

@@ -1,4 +1,4 @@
-"""Changing lastword.toml: comments and order stay, the file is replaced as a whole."""
+"""Change lastword.toml: comments and order stay, and the file is replaced atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lastword.errors import LastwordError
 from lastword.files import Files
 
 Change = tuple[tuple[str, ...], Any]
-"""A path of keys and the value to put there; None takes it out."""
+"""A path of keys and the value to set there; None removes the value."""
 
 
 def write_topic_settings(
@@ -24,12 +24,21 @@ def write_topic_settings(
     set: Mapping[str, Any] | None = None,
     unset: Iterable[str] = (),
 ) -> Settings:
-    """Set and unset values in [topics.TOPIC] of the lastword.toml at `path`; the file is made if absent.
+    """Set and unset values in [topics.TOPIC] of a lastword.toml, which is made if absent.
 
-    `topic` None: what holds for the whole directory goes to the top, topic settings to [defaults]. A value
-    of None unsets. Values are written as they were given ("7d" stays "7d"). Everything is checked first, and
-    nothing is written if anything in the new file would be refused. Returns the settings of the new file
-    alone.
+    Values are written as they were given ("7d" stays "7d"). Everything is checked first: nothing is written
+    if the new file would not be valid.
+
+    Args:
+        files: The storage.
+        path: Path of the file.
+        topic: The topic. None: settings of the directory are set at the top level, topic settings in
+            [defaults].
+        set: Values by keyword or dotted name; a value of None unsets.
+        unset: Names to unset.
+
+    Returns:
+        The settings of the new file, without arguments and environment.
     """
     path = os.fspath(path)
     known = TOPIC_SETTINGS if topic is not None else {**TOPIC_SETTINGS, **INSTANCE_SETTINGS}
@@ -39,7 +48,7 @@ def write_topic_settings(
     problems.raise_any()
     changes = [_change(name, value, topic) for name, value in given.items()]
     old = files.read_bytes(path).decode("utf-8") if files.exists(path) else ""
-    Settings.from_text(old, path)  # a file that is refused as it stands is not edited
+    Settings.from_text(old, path)  # a file that is not valid is not edited
     new = _edit(old, changes)
     settings = Settings.from_text(new, path)
     files.write_atomic(path, new.encode("utf-8"))
@@ -47,7 +56,7 @@ def write_topic_settings(
 
 
 def remove_topic_settings(files: Files, path: str | os.PathLike[str], topic: str) -> None:
-    """Take [topics.TOPIC] out, as when the topic is deleted. A file without it stays untouched."""
+    """Remove [topics.TOPIC], as when the topic is deleted. A file without the table is not written."""
     path = os.fspath(path)
     if not files.exists(path):
         return
@@ -68,7 +77,7 @@ def _change(given: str, value: Any, topic: str | None) -> Change:
 
 
 def _edit(text: str, changes: list[Change]) -> str:
-    import tomlkit  # only commands that change settings pay for it
+    import tomlkit  # imported here, because only commands that change settings need it
 
     document = tomlkit.parse(text)
     expected = tomllib.loads(text)
@@ -90,7 +99,7 @@ def _put(document: Any, path: tuple[str, ...], value: Any) -> None:
 
     node, tables = document, 0
     if path[0] in ("topics", "defaults"):
-        # Tables get a header of their own, the setting's name inside stays dotted.
+        # Each table gets its own header; inside, the name of the setting stays dotted.
         tables = 2 if path[0] == "topics" else 1
         for depth in range(tables):
             key = path[depth]
@@ -102,7 +111,7 @@ def _put(document: Any, path: tuple[str, ...], value: Any) -> None:
         if key not in node:
             if hasattr(node, "append"):
                 node.append(tomlkit.key(list(rest[depth:])), value)
-            else:  # names that begin alike stand apart in the file, and are one table in tomlkit's eyes only
+            else:  # dotted names with a common prefix: one table for tomlkit, separate lines in the file
                 table.append(tomlkit.key(list(rest)), value)
             return
         node = node[key]
@@ -125,6 +134,6 @@ def _take_out(tree: Any, path: tuple[str, ...]) -> None:
 
 
 def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:
-    """Empty tables say nothing: an emptied one may or may not leave its header behind."""
+    """Remove empty tables: a table that was emptied may or may not keep its header."""
     pruned = {k: _without_empty(v) if isinstance(v, dict) else v for k, v in tree.items()}
     return {k: v for k, v in pruned.items() if v != {}}

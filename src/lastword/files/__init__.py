@@ -1,11 +1,12 @@
-"""All storage I/O, through one small object.
+"""All storage I/O.
 
-`Files` (interface.py) is what the rest of lastword sees: open, pread, append, fsync, fsync_dir, rename,
-unlink, truncate, lock. `OsFiles` (real.py) and its handles (handle.py) do it on the operating system;
-failures.py tells what a failed call means. Tests put fakes under everything that record, stop, or forget.
-The lock that excludes other processes, a running Kafka too, is in lock.py.
+`Files` (interface.py) is the interface that the rest of lastword uses: open, pread, append, fsync, fsync_dir,
+rename, unlink, truncate, lock. `OsFiles` (real.py) and its handles (handle.py) implement it on the operating
+system; failures.py turns a failed call into a typed error. Tests use fakes that record calls, stop at a call,
+or drop all bytes that were not synced. lock.py holds the lock that excludes other processes, a running Kafka
+included.
 
-Start reading at interface.py: it says what each call promises, above all what is durable when.
+Start reading at interface.py: it states what each call promises, and what is durable when.
 """
 
 from lastword.files.interface import FileFacts, Files, Handle

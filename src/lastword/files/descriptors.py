@@ -1,16 +1,18 @@
-"""A bounded number of open files, however many handles there are.
+"""A bounded set of open descriptors for any number of handles.
 
-A handle is a promise to reach one file; the descriptor behind it may be closed while nobody uses it and
-opened again when somebody does. So 10,000 partitions or 2,000 segments need no 10,000 descriptors.
+The descriptor of a handle may be closed while the handle is idle, and is opened again at the next use. So
+10,000 partitions or 2,000 segments do not need 10,000 descriptors.
 
-* Least recently used goes first, and one that was written to and not synced last: it is synced before its
-  descriptor is closed, for the kernel tells a failed write-back only to who has the file open.
-* A handle in use (`take` ... `give`) keeps its descriptor, so no other thread's read can hit a reused number.
-* Opened again, it must be the same inode. For a reader another file under its name is FileVanishedError, as
-  for one that was replaced before it was first opened.
-* When the system has no descriptor left (EMFILE, ENFILE), a quarter of ours is closed and it is tried again.
+* The least recently used descriptor is closed first. Handles with unsynced writes are closed last, and synced
+  before: the kernel reports a failed writeback only to a process that has the file open.
+* A handle in use (between `acquire` and `release`) keeps its descriptor, so a read of another thread cannot
+  hit a reused descriptor number.
+* A reopened file must be the same inode. If a reader finds another file under the name, it raises
+  FileVanishedError, as for a file that was replaced before the first open.
+* If the system has no descriptor left (EMFILE, ENFILE), a quarter of the open ones is closed and the open is
+  tried again.
 
-Half of what the process may open (RLIMIT_NOFILE) is used, at most 4096, unless a limit is given.
+Without an explicit limit, half of RLIMIT_NOFILE is used, at most 4096.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class Reopenable(Protocol):
-    """What a handle lets the bounded set do with it."""
+    """The part of a handle that `Descriptors` uses."""
 
     fd: int  # -1 while it is closed
     pins: int
@@ -43,17 +45,21 @@ class Reopenable(Protocol):
 
 
 class Descriptors:
-    """Of the handles of one `OsFiles`, in the order of their last use. `limit`: how many; None, half of what
-    the process may have."""
+    """The open descriptors of one `OsFiles`, least recently used first.
+
+    Args:
+        limit: The largest number of open descriptors. None: half of RLIMIT_NOFILE, at most 4096.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
         self._fixed_limit = limit
-        self._lock = threading.RLock()  # reentrant: a garbage collection inside may close a handle
+        self._lock = threading.RLock()  # reentrant: the garbage collector may close a handle meanwhile
         self._open: OrderedDict[int, weakref.ref[Reopenable]] = OrderedDict()
         _instances.add(self)
 
     @property
     def limit(self) -> int:
+        """Return the largest number of open descriptors now."""
         if self._fixed_limit is not None:
             return max(1, self._fixed_limit)
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -65,12 +71,12 @@ class Descriptors:
         return len(self._open)
 
     def add(self, handle: Reopenable) -> None:
-        """A handle has got its first descriptor."""
+        """Add a handle that has just been opened."""
         with self._lock:
             self._open[id(handle)] = weakref.ref(handle)
 
     def open(self, opening: Callable[[], T]) -> T:
-        """Call something that takes a descriptor: room is made before, and once more if there is none."""
+        """Call a function that opens a descriptor; evict others first, and again if the system has none."""
         self._evict_excess()
         try:
             return opening()
@@ -80,7 +86,7 @@ class Descriptors:
             return opening()
 
     def acquire(self, handle: Reopenable) -> int:
-        """The handle's descriptor, which stays open until `give`."""
+        """Return the descriptor of a handle, which stays open until `release`."""
         with self._lock:
             handle.pins += 1
             fd = handle.fd
@@ -96,11 +102,12 @@ class Descriptors:
             return fd
 
     def release(self, handle: Reopenable) -> None:
+        """Allow that the descriptor of a handle is closed again."""
         with self._lock:
             handle.pins -= 1
 
     def remove(self, handle: Reopenable) -> int:
-        """The handle is closed for good: its descriptor, or -1."""
+        """Remove a handle that is being closed; return its descriptor, or -1."""
         with self._lock:
             self._open.pop(id(handle), None)
             fd, handle.fd = handle.fd, -1
@@ -112,7 +119,7 @@ class Descriptors:
             self._evict(excess)
 
     def _evict(self, count: int) -> int:
-        """Close up to so many descriptors that nobody uses; returns how many."""
+        """Close up to `count` idle descriptors and return how many were closed."""
         with self._lock:
             closed = 0
             for synced_only in (True, False):
@@ -129,7 +136,7 @@ class Descriptors:
                         handle.sync_before_closing()
                     fd, handle.fd = handle.fd, -1
                     self._open.pop(key, None)
-                    with contextlib.suppress(OSError):  # nothing is lost: it was synced, or only read
+                    with contextlib.suppress(OSError):  # no data is lost: it was synced, or only read
                         os.close(fd)
                     closed += 1
             return closed

@@ -1,4 +1,4 @@
-"""What a failed system call means: the typed error, and what goes offline with it."""
+"""Typed errors for failed system calls, and the directories that a failed sync takes offline."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class Root:
-    """What goes offline together: one log directory, or else one directory."""
+    """A directory that goes offline as a whole: a log directory, or a directory outside of any."""
 
     __slots__ = ("failure", "lock", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.failure: StorageError | None = None
-        self.lock: FileLock | None = None  # that this process holds there
+        self.lock: FileLock | None = None  # held by this process
 
     def check_lock(self) -> None:
-        """`check`, and LockLostError from now on if the lock file was removed or replaced. One system call:
-        for what changes names, and for syncs."""
+        """Raise the failure of this root, or LockLostError if its lock file was removed or replaced.
+
+        A lost lock takes the root offline. Costs one system call, so it is used only before names change and
+        before syncs.
+        """
         self.check()
         if self.lock is None:
             return
@@ -50,10 +53,12 @@ class Root:
             raise copy(error) from None
 
     def check(self) -> None:
+        """Raise the failure that took this root offline, if any."""
         if self.failure is not None:
-            raise copy(self.failure)  # a fresh one: a raised error gathers the tracebacks of all its raisers
+            raise copy(self.failure)  # a copy: an error object that is raised twice collects both tracebacks
 
     def fail(self, file: str, error: OSError) -> NoReturn:
+        """Take the root offline after a failed sync of `file`, and raise SyncFailedError."""
         if self.failure is None:
             reason = errno.errorcode.get(error.errno or 0, str(error.errno))
             self.failure = SyncFailedError.of(file, reason, self.path, error.errno)
@@ -62,7 +67,13 @@ class Root:
 
 
 def translate(error: OSError, path: str, action: str) -> LastwordError:
-    """The typed error for a failed system call."""
+    """Return the typed error for a failed system call.
+
+    Args:
+        error: The error of the call.
+        path: The file or directory of the call.
+        action: A verb for the message: "cannot ACTION PATH".
+    """
     reason = error.strerror or str(error)
     message = f"cannot {action} {path}: {reason}"
     if error.errno in NO_ROOM:
@@ -73,22 +84,22 @@ def translate(error: OSError, path: str, action: str) -> LastwordError:
             free_bytes = 0
         return DiskFullError(message, remedy="free space on the drive", file=path, free_bytes=free_bytes)
     if error.errno == errno.ENOENT:
-        remedy = "check the path; a file that another process has just removed is found anew on a second try"
+        remedy = "check the path; if another process has just replaced the file, try again"
         return FileVanishedError(message, remedy=remedy, file=path, errno=error.errno)
     if error.errno == errno.EEXIST:
-        return FileTakenError(message, remedy="move it away", file=path, errno=error.errno)
+        return FileTakenError(message, remedy="move that file away", file=path, errno=error.errno)
     if error.errno in FORBIDDEN:
         return NotPermittedError(
             message, remedy=_permission_remedy(error, path), file=path, errno=error.errno
         )
     if error.errno == errno.ELOOP:
         message = f"cannot {action} {path}: it is a symbolic link"
-        return StorageError(message, remedy="put the file itself there", file=path, errno=error.errno)
-    return StorageError(message, remedy="check the path, and the drive", file=path, errno=error.errno)
+        return StorageError(message, remedy="replace the link by the file", file=path, errno=error.errno)
+    return StorageError(message, remedy="check the path and the drive", file=path, errno=error.errno)
 
 
 def _permission_remedy(error: OSError, path: str) -> str:
-    """The remedy: which user may do it."""
+    """Return the remedy for a forbidden call: it names the user who may do it."""
     if error.errno == errno.EROFS:
         return "mount the file system to write, or choose another directory"
     ancestor = os.path.abspath(path)
@@ -100,11 +111,11 @@ def _permission_remedy(error: OSError, path: str) -> str:
                 return "check owner and permissions"
             ancestor = os.path.dirname(ancestor)
         else:
-            return f"{ancestor} belongs to {user_name(uid)}: run it as that user, or change its permissions"
+            return f"{ancestor} belongs to {user_name(uid)}: run as that user, or change its permissions"
 
 
 def fsync_or_fail(fd: int, path: str, root: Root) -> None:
-    """fsync; SyncFailedError takes the root offline."""
+    """Call fsync on a descriptor; a failure takes the root offline (SyncFailedError)."""
     root.check_lock()
     started = time.perf_counter()
     try:

@@ -1,13 +1,13 @@
-"""The frame of small private files: one line that names kind, version and checksum, then a JSON object.
+"""The frame of small private files: a line with kind, version and checksum, then a JSON object.
 
 ```
 lastword <kind> <version> <CRC-32C, 8 hex digits>\\n
 {"position": 120, ...}\\n
 ```
 
-The checksum covers kind, version and content, so that no flipped bit, no cut and no run of zeros leaves a
-file that reads as another one. Files of version 0 have no such line and no checksum: they begin with the
-JSON object, and are still read. docs/formats.md lists every private file.
+The checksum covers kind, version and content, so a flipped bit, a cut or a run of zeros is always detected.
+Files of version 0 have no such line and no checksum: they begin with the JSON object, and are still read.
+docs/formats.md lists every private file.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from lastword.files.interface import Files
 
 _MAGIC = b"lastword "
 MAX_BYTES = 256 << 20
-"""A larger file of these kinds is not read: it was not written by this program."""
+"""A larger file is not read: this program never writes one."""
 
 NEWER = "newer-version"
-"""`code` of the error for a sound file that a newer program wrote."""
+"""`code` of the error for a valid file that a newer program wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framed:
     """One kind of private file.
 
-    version   written by this program, and the newest that it reads
-    code      of the problem that `verify` reports for a damaged file
-    remedy    for a damaged file
+    Attributes:
+        kind: The kind that the first line names.
+        version: The version that this program writes, and the newest that it reads.
+        code: Code of the problem that `verify` reports for a damaged file.
+        remedy: Remedy for a damaged file.
     """
 
     kind: str
@@ -46,7 +48,7 @@ class Framed:
     remedy: str
 
     def encode(self, fields: Mapping[str, Any]) -> bytes:
-        """Return the bytes of a file with these fields."""
+        """Encode a file with these fields."""
         body = json.dumps(fields, separators=(", ", ": ")).encode() + b"\n"
         return b"lastword %s %d %08x\n%s" % (
             self.kind.encode(),
@@ -56,19 +58,23 @@ class Framed:
         )
 
     def decode(self, data: bytes, path: str) -> dict[str, Any]:
-        """Return the fields of a file. CorruptFileError if it is damaged, or of a newer version."""
+        """Decode the fields of a file.
+
+        Raises:
+            CorruptFileError: the file is damaged, or of a newer version.
+        """
         version, body = 0, data
         if not data.startswith(b"{"):
             line, newline, body = data.partition(b"\n")
             parts = line.split(b" ")
             if not newline or not line.startswith(_MAGIC) or len(parts) != 4:
-                raise self.damaged(path, f"it does not begin as a file of kind {self.kind!r}")
+                raise self.damaged(path, f"the first line is not that of kind {self.kind!r}")
             try:
                 version, stored = _digits(parts[2]), parts[3]
             except ValueError:
-                raise self.damaged(path, "its version is no number") from None
+                raise self.damaged(path, "the version is not a number") from None
             if parts[1] != self.kind.encode() or stored != b"%08x" % _crc(self.kind, version, body):
-                raise self.damaged(path, "its checksum is wrong")
+                raise self.damaged(path, "the checksum is wrong")
             if version > self.version:
                 raise CorruptFileError(
                     f"{self.kind} of version {version}; this program reads versions up to {self.version}",
@@ -79,37 +85,40 @@ class Framed:
         try:
             fields = json.loads(body)
         except ValueError:
-            raise self.damaged(path, "it holds no JSON object") from None
+            raise self.damaged(path, "the content is not a JSON object") from None
         if not isinstance(fields, dict):
-            raise self.damaged(path, "it holds no JSON object")
+            raise self.damaged(path, "the content is not a JSON object")
         return fields
 
     def load(self, files: Files, path: str) -> dict[str, Any] | None:
-        """Return the fields of the file at `path`; None if there is none. CorruptFileError if it is
-        damaged."""
+        """Read the fields of the file at `path`; None if there is no such file.
+
+        Raises:
+            CorruptFileError: the file is damaged, or of a newer version.
+        """
         facts = files.stat(path)
         if facts is None:
             return None
         if facts.size > MAX_BYTES:
-            raise self.damaged(path, f"{facts.size} bytes are too many")
+            raise self.damaged(path, f"{facts.size} bytes is too large")
         try:
             return self.decode(files.read_bytes(path), path)
         except FileVanishedError:
             return None
 
     def save(self, files: Files, path: str, fields: Mapping[str, Any]) -> None:
-        """Replace the file at `path` atomically; durable when it returns."""
+        """Replace the file at `path` atomically; it is durable when the call returns."""
         files.write_atomic(path, self.encode(fields))
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:
-        """Turn what fields of a wrong kind raise into the error for a damaged file."""
+        """Turn errors about missing or mistyped fields in the block into the error for a damaged file."""
         try:
             yield
         except LastwordError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, LookupError) as error:
-            raise self.damaged(path, f"its fields make no sense ({error})") from None
+            raise self.damaged(path, f"its fields are invalid ({error})") from None
 
     def damaged(self, path: str, reason: str) -> CorruptFileError:
         """Return the error for a damaged file of this kind."""

@@ -16,12 +16,12 @@ from lastword.files.failures import NO_ROOM, Root, fsync_or_fail, translate
 from lastword.files.interface import Buffer, FileFacts, Handle
 
 LARGE_READ = 1 << 20
-"""From here on a read is first bounded by the file's size: a length that lies must not allocate what it
-claims."""
+"""A read of more bytes than this is first limited to the file's size, so that a corrupt length does not
+allocate the memory that it claims."""
 
 
 class OsHandle(Handle):
-    """One file, reached through a descriptor that may come and go (`descriptors`)."""
+    """One open file, whose descriptor may be closed and reopened meanwhile (`Descriptors`)."""
 
     def __init__(
         self, fd: int, path: str, root: Root, descriptors: Descriptors, flags: int = os.O_RDONLY
@@ -43,25 +43,27 @@ class OsHandle(Handle):
     # ---- the descriptor
 
     def reopen(self) -> int:
+        """Open the same inode again; FileVanishedError if it is gone or was replaced."""
         if self._closed:
-            raise OSError(errno.EBADF, "it was closed")
+            raise OSError(errno.EBADF, "the handle is closed")
         try:
             fd = os.open(self.path, self._flags | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             raise FileVanishedError(f"{self.path} is gone", file=self.path, errno=errno.ENOENT) from None
         facts = os.fstat(fd)
-        # A shorter file under the same inode is a new one, which got the number of the one that was removed.
+        # A shorter file with the same inode number is a new file: the number of the removed one was reused.
         if (facts.st_dev, facts.st_ino) != self._identity or facts.st_size < self._min_size:
             os.close(fd)
             raise FileVanishedError(f"{self.path} was replaced while it was open", file=self.path)
         return fd
 
     def sync_before_closing(self) -> None:
+        """Sync the file before its descriptor is evicted; a failure takes the root offline."""
         if self._root.failure is None:
             try:
                 os.fsync(self.fd)
             except OSError as error:
-                with contextlib.suppress(StorageError):  # told to the next who changes something there
+                with contextlib.suppress(StorageError):  # the next change below this root raises it
                     self._root.fail(self.path, error)
         self.unsynced = False
 
@@ -121,7 +123,7 @@ class OsHandle(Handle):
         if self._torn:
             raise StorageError(
                 f"{self.path} has a torn tail that could not be cut back",
-                remedy="open the directory again: recovery cuts it",
+                remedy="open the directory again: recovery cuts the tail",
                 file=self.path,
             )
         self._root.check()
@@ -147,7 +149,7 @@ class OsHandle(Handle):
             done += os.pwrite(fd, view[done:], start + done)
 
     def _cut_back(self, fd: int, size: int) -> None:
-        """After a failed write: a half batch must not stay, or the next append would land behind it."""
+        """Remove a partly written batch, or the next append would follow it."""
         try:
             os.ftruncate(fd, size)
         except OSError:
@@ -186,7 +188,7 @@ class OsHandle(Handle):
 
     def start_sync(self, position: int, size: int) -> None:
         if self._root.failure is None:
-            with contextlib.suppress(LastwordError):  # whoever syncs hears of it
+            with contextlib.suppress(LastwordError):  # a later fsync reports it
                 fd = self._acquire("sync")
                 try:
                     _start_writeback(fd, position, size)
@@ -197,7 +199,7 @@ class OsHandle(Handle):
         self._root.check()
         fd = self._acquire("sync")
         try:
-            self.unsynced = False  # before: what is written meanwhile counts as not synced
+            self.unsynced = False  # before the call: bytes written during the sync count as unsynced
             fsync_or_fail(fd, self.path, self._root)
         finally:
             self._descriptors.release(self)
@@ -223,7 +225,7 @@ class OsHandle(Handle):
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
             fd = self._descriptors.remove(self)
-            with contextlib.suppress(OSError):  # nobody is left to tell
+            with contextlib.suppress(OSError):  # there is no caller to report it to
                 os.close(fd)
 
     def __repr__(self) -> str:
@@ -231,6 +233,7 @@ class OsHandle(Handle):
 
 
 def facts_of(result: os.stat_result, *, link: bool = False) -> FileFacts:
+    """Convert the result of a stat call."""
     mode = result.st_mode
     kind = "link" if link else "file" if stat.S_ISREG(mode) else "dir" if stat.S_ISDIR(mode) else "other"
     return FileFacts(result.st_size, result.st_mtime_ns // 1_000_000, result.st_ino, kind)

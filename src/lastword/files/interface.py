@@ -1,15 +1,14 @@
-"""What storage promises, as abstract classes: `Files` opens and names files, a `Handle` is one open file.
+"""The storage interface: `Files` opens and names files, a `Handle` is one open file.
 
-Durability, in the order a crash asks:
+Durability:
 
-1. What `append` or `pwrite` returned from survives a killed process, not a power cut.
-2. After `Handle.fsync` the file's bytes and size survive a power cut, but not yet its name.
-3. After `Files.fsync_dir(parent)` the names in `parent` survive: creations, renames and removals before the
-   call.
+1. Bytes of a finished `append` or `pwrite` survive a killed process, not a power cut.
+2. After `Handle.fsync` the bytes and the size of the file survive a power cut, but not yet its name.
+3. After `Files.fsync_dir(parent)` the creations, renames and removals in `parent` before the call survive.
 
-A failed sync is final: `SyncFailedError`, and every later change below the same root is refused with it,
-until `guard(root)` is called again (which is what opening the directory again does). Handles opened before
-stay refused for ever.
+A failed sync is final. It raises `SyncFailedError`, and so does every later change below the same root, until
+`guard(root)` is called again (opening the directory again does that). Handles opened before the failure never
+work again.
 """
 
 from __future__ import annotations
@@ -33,8 +32,12 @@ Buffer = Any
 class FileFacts(NamedTuple):
     """Facts of a file or directory.
 
-    `kind`: "file", "dir", "link" for a symbolic link (whose other facts are its target's), "other" for a
-    pipe, a socket or a device. Storage that has only files and directories may say "file" for all.
+    Attributes:
+        size: Bytes.
+        mtime_ms: Time of the last change.
+        inode: Number that is unique on its drive.
+        kind: "file", "dir", "link" for a symbolic link (whose other facts are those of its target), or
+            "other" for a pipe, a socket or a device. Storage without these kinds may use "file" for all.
     """
 
     size: int  # bytes
@@ -44,26 +47,27 @@ class FileFacts(NamedTuple):
 
 
 class Handle(ABC):
-    """One open file. Closes when it is garbage; also a context manager. Positions are bytes from the
-    start."""
+    """One open file; also a context manager. A garbage-collected handle is closed.
+
+    Positions are bytes from the start of the file.
+    """
 
     path: str
 
     @abstractmethod
     def pread(self, n: int, position: int) -> bytes:
-        """Up to `n` bytes from `position`: fewer only at the end of the file."""
+        """Read `n` bytes from `position`; fewer only at the end of the file."""
 
     @abstractmethod
     def pread_into(self, buffer: Buffer, position: int) -> int:
-        """Fill a writable buffer from `position`; returns how many bytes, fewer only at the end of the
-        file."""
+        """Fill a writable buffer from `position`; return the bytes read: fewer only at the file's end."""
 
     @abstractmethod
     def append(self, data: Buffer) -> int:
-        """Write all of `data` at the end of the file; returns the position where it begins.
+        """Write all of `data` at the end of the file and return the position of its first byte.
 
-        All or nothing: if the drive is full the file is cut back to its size before and `DiskFullError` says
-        what was missing. One writer per file: two appends at once need the caller's lock.
+        Atomic: if the drive is full, the file is cut back to its previous size and `DiskFullError` states the
+        missing room. There is one writer per file: the caller serializes concurrent appends.
         """
 
     @abstractmethod
@@ -71,23 +75,26 @@ class Handle(ABC):
         """Write all of `data` at `position`."""
 
     @abstractmethod
-    def truncate(self, size: int) -> None: ...
+    def truncate(self, size: int) -> None:
+        """Set the size of the file."""
 
     @abstractmethod
     def fsync(self) -> None:
-        """Returns when bytes and size are on the drive. `SyncFailedError` takes the root offline."""
+        """Wait until bytes and size are on the drive. `SyncFailedError` takes the root offline."""
 
     def start_sync(self, position: int, size: int) -> None:  # noqa: B027 - storage may do nothing here
-        """The drive may begin to write these bytes, for an `fsync` follows. Promises nothing, never fails."""
+        """Start to write these bytes to the drive ahead of an `fsync`. Promises nothing, never fails."""
 
     @abstractmethod
-    def stat(self) -> FileFacts: ...
+    def stat(self) -> FileFacts:
+        """Return the facts of the open file."""
 
     @abstractmethod
     def close(self) -> None:
         """Close; a second close does nothing."""
 
     def size(self) -> int:
+        """Return the size of the file in bytes."""
         return self.stat().size
 
     def __enter__(self) -> Handle:
@@ -100,103 +107,116 @@ class Handle(ABC):
 
 
 class Files(ABC):
-    """The storage. Methods raise `StorageError` (an `OSError` with errno), `FileVanishedError` for what does
-    not exist, `FileTakenError` for what already does, `NotPermittedError` for what the system forbids.
+    """The storage: opens, names, syncs and locks files.
+
+    Methods raise `StorageError` (an `OSError` with errno), `FileVanishedError` for a file that does not
+    exist, `FileTakenError` for one that already exists, `NotPermittedError` for a forbidden call.
 
     Files and directories made in a log directory get owner, group and permissions by the rule of owner.py;
-    `WrongUserError` if this process may not give them.
+    `WrongUserError` if this process may not assign them.
     """
 
     @abstractmethod
-    def open_read(self, path: Path) -> Handle: ...
+    def open_read(self, path: Path) -> Handle:
+        """Open a file to read."""
 
     @abstractmethod
     def open_append(self, path: Path, *, create: bool = False, exclusive: bool = False) -> Handle:
-        """Open to read and write. `create`: make it if absent; `exclusive`: it must be absent."""
+        """Open a file to read and write. `create`: make it if absent; `exclusive`: it must be absent."""
 
     @abstractmethod
     def listdir(self, path: Path) -> list[str]:
-        """Names in a directory, sorted."""
+        """List the names in a directory, sorted."""
 
     @abstractmethod
     def stat(self, path: Path) -> FileFacts | None:
-        """Facts of a file or directory; None if there is none."""
+        """Return the facts of a file or directory; None if it does not exist."""
 
     @abstractmethod
-    def is_dir(self, path: Path) -> bool: ...
+    def is_dir(self, path: Path) -> bool:
+        """Return whether the path is a directory, or a link to one."""
 
     def is_link(self, path: Path) -> bool:
-        """Is this name a symbolic link, wherever it leads? Storage without links has none."""
+        """Return whether the path is a symbolic link. Storage without links returns False."""
         return False
 
     @abstractmethod
-    def mkdir(self, path: Path) -> None: ...
+    def mkdir(self, path: Path) -> None:
+        """Make a directory. Durable after `fsync_dir` of the parent."""
 
     @abstractmethod
-    def rmdir(self, path: Path) -> None: ...
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory. Durable after `fsync_dir` of the parent."""
 
     @abstractmethod
     def rename(self, source: Path, target: Path) -> None:
-        """Atomic; takes the place of a file at `target`. Durable after `fsync_dir` of the parents."""
+        """Rename atomically; replaces a file at `target`. Durable after `fsync_dir` of the parents."""
 
     @abstractmethod
-    def unlink(self, path: Path, missing_ok: bool = False) -> None: ...
+    def unlink(self, path: Path, missing_ok: bool = False) -> None:
+        """Remove a file. Durable after `fsync_dir` of the parent."""
 
     @abstractmethod
-    def fsync_dir(self, path: Path) -> None: ...
+    def fsync_dir(self, path: Path) -> None:
+        """Wait until the names in a directory are on the drive. `SyncFailedError` takes the root offline."""
 
     @abstractmethod
-    def truncate(self, path: Path, size: int) -> None: ...
+    def truncate(self, path: Path, size: int) -> None:
+        """Set the size of a file."""
 
     @abstractmethod
-    def set_mtime(self, path: Path, ms: int) -> None: ...
+    def set_mtime(self, path: Path, ms: int) -> None:
+        """Set the time of a file's last change, in ms since 1970."""
 
     @abstractmethod
     def lock(self, path: Path) -> FileLock:
-        """Take the exclusive lock of a lock file, made if absent. `LogDirLockedError` names the holder. If
-        the file is removed or replaced later, the guarded root of its directory goes offline
-        (`LockLostError`)."""
+        """Take the exclusive lock of a lock file, which is made if absent.
+
+        If the file is removed or replaced later, the guarded root of its directory goes offline
+        (`LockLostError`).
+
+        Raises:
+            LogDirLockedError: another holder has the lock; the error names it.
+        """
 
     @abstractmethod
     def free_bytes(self, path: Path) -> int:
-        """Room left for this user on the drive of `path`."""
+        """Return the room left for this user on the drive of `path`."""
 
     @abstractmethod
     def guard(self, root: Path) -> None:
-        """Treat everything below `root` as one: after a failed sync there, all of it is offline. Called
-        again: online again."""
+        """Take everything below `root` offline together after a failed sync; a second call resets that."""
 
     @abstractmethod
     def offline(self, path: Path) -> LastwordError | None:
-        """The failed sync that took `path` offline, if any."""
+        """Return the failed sync that took `path` offline, if any."""
 
-    def check_owner(self, directory: Path) -> None:  # noqa: B027 - storage may know no owners
-        """Raise WrongUserError unless files that are made in `directory` can get the owner that they need
-        there. Changes nothing."""
+    def check_owner(self, directory: Path) -> None:  # noqa: B027 - storage may have no owners
+        """Raise WrongUserError unless new files in `directory` can get their owner. Changes nothing."""
 
     def device(self, path: Path) -> int:
-        """A number for the drive that holds `path`: the same for two paths on one drive. Storage that knows
-        no drives is one."""
+        """Return a number that is the same for all paths on one drive. Storage without drives returns 0."""
         return 0
 
-    # Composed of the above, so that fakes see each step.
+    # Composed of the methods above, so that fakes see each step.
 
     def exists(self, path: Path) -> bool:
+        """Return whether there is a file or directory at `path`."""
         return self.stat(path) is not None
 
     def read_bytes(self, path: Path) -> bytes:
+        """Read a whole file."""
         with self.open_read(path) as handle:
             return handle.pread(handle.size(), 0)
 
     def write_atomic(self, path: Path, data: bytes) -> None:
-        """Replace a file as a whole: readers and crashes see the old content or the new. Durable when it
-        returns.
+        """Write atomically: temporary file, then rename. Durable when the call returns.
 
-        The order: the new content is on the drive before its name points to it, and the name before anyone
-        relies on it.
+        Order of syncs: the content before the rename, so that the name never points to missing bytes; then
+        the directory, so that a caller may rely on the new name.
         """
         path = os.fspath(path)
-        scratch = f"{path}.tmp"  # Kafka's name for it, and ignored by Kafka wherever it lies
+        scratch = f"{path}.tmp"  # Kafka's suffix for such files; Kafka ignores them in every directory
         self.unlink(scratch, missing_ok=True)
         try:
             with self.open_append(scratch, create=True, exclusive=True) as handle:
@@ -209,7 +229,7 @@ class Files(ABC):
         self.fsync_dir(os.path.dirname(path) or ".")
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a directory with all in it; follows no symbolic link. Not durable before `fsync_dir` of the
+        """Remove a directory and its content without following links. Durable after `fsync_dir` of the
         parent."""
         path = os.fspath(path)
         for name in self.listdir(path):
@@ -221,5 +241,5 @@ class Files(ABC):
         self.rmdir(path)
 
     def _try_unlink(self, path: str) -> None:
-        with contextlib.suppress(LastwordError):  # the first error is the one to tell
+        with contextlib.suppress(LastwordError):  # the first error is the one to report
             self.unlink(path, missing_ok=True)

@@ -1,24 +1,24 @@
 """The lock that makes one process the writer of a directory, and excludes a running Kafka.
 
-Kafka takes a POSIX record lock (`fcntl`, the whole file) on `.lock`. Such a lock belongs to the process: code
-that opens and closes the file, as a copy of the directory does, frees it. So this one is a record lock of the
-open file description (`F_OFD_SETLK`): it conflicts with Kafka's, and only its own descriptor frees it. A
-`flock` on the same descriptor names the holder, which the system hides of the other kind.
+Kafka takes a POSIX record lock (`fcntl`, the whole file) on `.lock`. Such a lock belongs to the process: any
+code in it that opens and closes the file (a copy of the directory, for example) frees the lock. So lastword
+takes a record lock of the open file description (`F_OFD_SETLK`): it conflicts with Kafka's, and only closing
+its own descriptor frees it. The system does not show the holder of such a lock, so a `flock` on the same
+descriptor names the holder.
 
-* A second open in the same process is refused by a registry, with the words "this process".
-* The path may name another file by the time the lock is held (Kafka removes `.lock` when it stops): after
-  locking, the inode behind the path is compared with the one that is locked, and the whole is tried again if
-  they differ.
-* The file may be removed or replaced while it is held, and another process may lock the new one. `check`
-  compares the inodes again; `OsFiles` calls it before it makes, renames or removes a file, and before each
+* A registry refuses a second open in the same process; the error says "this process".
+* The path may name another file by the time the lock is held (Kafka removes `.lock` when it stops). After
+  locking, the inode of the path is compared with the locked inode; if they differ, the call starts again.
+* The file may be removed or replaced while it is locked, and another process may lock the new file. `check`
+  compares the inodes again. `OsFiles` calls it before it makes, renames or removes a file and before each
   sync, and takes the directory offline (`LockLostError`).
 
 A child made by `fork` shares the open file description, so it would keep the lock of a parent that has ended.
-It closes the descriptor as its first act, and holds nothing.
+Therefore the child closes the descriptor first and holds no lock.
 
-Releasing leaves the file in place. Removing it cannot be made safe against Kafka, which does not compare
-inodes: one that has opened the old file just before would lock it after, while a third process makes and
-locks a new one. A left-over file locks nothing.
+`release` leaves the file in place. Kafka does not compare inodes, so removing the file is not safe: a broker
+that opened the old file just before would lock it afterwards, while a third process makes and locks a new
+file. A file that is left over locks nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _mutex = threading.Lock()
 
 
 def _after_fork() -> None:
-    """Hold nothing in the child: an inherited descriptor would keep the parent's lock."""
+    """Close the descriptors in the child: an inherited descriptor would keep the parent's lock."""
     global _mutex
     _mutex = threading.Lock()  # another thread may have held it when the process forked
     held = list(_registry.values())
@@ -58,7 +58,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class FileLock:
-    """One held lock. `release()` frees it; so does the end of the process. Also a context manager."""
+    """A held lock, until `release()` or the end of the process. Also a context manager."""
 
     def __init__(self, path: str, fd: int, key: tuple[int, int]) -> None:
         self.path = path
@@ -68,8 +68,11 @@ class FileLock:
 
     @classmethod
     def take(cls, path: str) -> FileLock:
-        """Lock `path`, made if absent. Raises `LogDirLockedError` at once if anyone holds it, this process
-        included."""
+        """Lock `path`, which is made if absent. Does not wait.
+
+        Raises:
+            LogDirLockedError: a process holds the lock; it may be this process.
+        """
         with _mutex:
             for _ in range(_ATTEMPTS):
                 lock = cls._try(path)
@@ -79,14 +82,14 @@ class FileLock:
 
     @classmethod
     def _try(cls, path: str) -> FileLock | None:
-        """None: the path changed hands meanwhile, try again."""
+        """Try to lock `path` once; None if the path named another file meanwhile, and must be tried again."""
         with contextlib.suppress(FileNotFoundError):
             _refuse_own(path, os.stat(path))
         fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _directory)
         opened = os.fstat(fd)
         held = _registry.get((opened.st_dev, opened.st_ino))
         if held is not None and held.held:
-            # By another path. Where the system knows process locks only, closing it here would free the lock.
+            # Locked by another path. Where only process locks exist, closing the descriptor would free it.
             held._fds.append(fd)
             _refuse_own(path, opened)
         try:
@@ -114,10 +117,11 @@ class FileLock:
 
     @property
     def held(self) -> bool:
+        """Return whether this process holds the lock."""
         return bool(self._fds) and self._pid == os.getpid()
 
     def check(self) -> None:
-        """LockLostError if the path does not name the locked file any more: it excludes no other process."""
+        """Raise LockLostError if the path no longer names the locked file, so other processes can lock."""
         if not self.held:
             return
         try:
@@ -125,12 +129,12 @@ class FileLock:
         except FileNotFoundError:
             raise LockLostError.of(self.path, "removed") from None
         except OSError:
-            return  # a drive that does not answer: the change itself meets that
+            return  # the drive does not answer: the change that follows reports the error
         if (current.st_dev, current.st_ino) != self._key:
             raise LockLostError.of(self.path, "replaced")
 
     def release(self) -> None:
-        """Free the lock; a second release, or one in a forked child, frees nothing."""
+        """Free the lock. A second release, or a release in a forked child, does nothing."""
         with _mutex:
             in_owner = self._pid == os.getpid()
             if in_owner and _registry.get(self._key) is self:
@@ -140,8 +144,8 @@ class FileLock:
                 os.close(fd)
 
     def drop(self) -> None:
-        """Free the lock of a directory that was let go of without a close. For a finalizer, which may run
-        while this thread holds any mutex: takes none."""
+        """Free the lock of a directory that was not closed. For finalizers: takes no mutex, because the
+        thread may hold one."""
         if self._pid == os.getpid():
             fds, self._fds = self._fds, []
             for fd in fds:
@@ -173,11 +177,11 @@ def _lock(fd: int) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a file system with locks of processes only
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a file system that has process locks only
 
 
 def _holder(fd: int, facts: os.stat_result) -> int | None:
-    """Find the process that holds the lock; None if the system hides it, or it has let go meanwhile."""
+    """Find the process that holds the lock; None if it is hidden, or has freed the lock meanwhile."""
     query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, query))
@@ -185,7 +189,7 @@ def _holder(fd: int, facts: os.stat_result) -> int | None:
         return None
     if kind != fcntl.F_UNLCK and pid > 0:
         return pid
-    # Held by an open file description, which the kernel gives no process for; its flock has one.
+    # The kernel names no process for a lock of an open file description, but it does for its flock.
     inode = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as locks:

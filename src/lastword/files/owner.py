@@ -1,20 +1,20 @@
-"""Owner, group and permissions of files that are made in a log directory.
+"""Owner, group and permissions of new files in a log directory.
 
-A command that runs as root in a broker's directory must not leave files that the broker cannot open. The rule
-holds for every file and directory that `OsFiles` makes or moves inside a log directory:
+A command that runs as root in a broker's directory must not leave files that the broker cannot open. This
+rule holds for every file and directory that `OsFiles` makes or moves inside a log directory:
 
-* A file that replaces another one takes its owner, group and permissions.
-* Another file takes owner and group of its directory, and the permissions of a neighbour: a file with the
+* A file that replaces another file takes its owner, group and permissions.
+* Any other file takes owner and group of its directory, and the permissions of a neighbour: a file with the
   same ending in its directory, else any file there, else a file in a directory above, up to the root of the
   log directory. A directory takes the permissions of a directory beside it, else those of its parent.
-* A neighbour counts only if it has the owner of the directory. A directory that belongs to root says nothing
-  about its user: there owner and group are those of a neighbour that is not root's, else of the process.
-* Without a neighbour, permissions are what the umask and the directory both allow.
+* A neighbour counts only if it has the owner of the directory. If the directory belongs to root, owner and
+  group are those of a neighbour that does not belong to root, else those of the process.
+* Without a neighbour, the permissions are those that both the umask and the directory allow.
 
-Where the process may not give a file away, `WrongUserError` names the user to run as. A directory that its
-group shares (set-group-ID and group-writable) is the exception: its files belong to those who make them.
+If the process may not change the owner, `WrongUserError` names the user to run as. In a directory that its
+group shares (set-group-ID and group-writable), files belong to the user who makes them.
 
-Outside a log directory, files are made as the system makes them.
+Outside a log directory, the system's own rule applies.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from typing import NamedTuple
 from lastword.errors import WrongUserError
 
 ROOT_MARKS = ("meta.properties", "recovery-point-offset-checkpoint", "lastword.toml")
-"""A directory with one of these files is the root of a log directory, opened here or not."""
+"""A directory with one of these files is the root of a log directory, whether it is open or not."""
 MAX_LEVELS = 6  # from a file of a staged output up to the root
-MAX_NEIGHBOURS = 32  # of a directory's entries are looked at
+MAX_NEIGHBOURS = 32  # of a directory's entries are compared
 _READ_WRITE = 0o666
 _NOT_READ = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.ENXIO})
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
 
 
 class Ownership(NamedTuple):
-    """What a file is to have. `required`: it is not to stay without the owner."""
+    """Owner, group and permissions that a file must get. `required`: fail if the owner cannot be set."""
 
     uid: int
     gid: int
@@ -49,7 +49,7 @@ class Ownership(NamedTuple):
 
 
 def root_of(directory: str) -> str | None:
-    """The root of the log directory that holds `directory`; None outside of one."""
+    """Return the root of the log directory that contains `directory`; None outside of any."""
     ancestor = os.path.realpath(directory)
     for _ in range(MAX_LEVELS):
         if any(os.path.lexists(os.path.join(ancestor, mark)) for mark in ROOT_MARKS):
@@ -62,9 +62,15 @@ def root_of(directory: str) -> str | None:
 
 
 def open_file(path: str, flags: int, find_root: Callable[[str], str | None]) -> int:
-    """`os.open`; a file that it makes in a log directory gets its owner, group and permissions. `find_root`:
-    the real path of the log directory's root, by a path in it; called if a file was made."""
-    # O_NONBLOCK: a pipe under a file's name must not hang us; it means nothing to a regular file.
+    """Open a file; a file that is made in a log directory gets owner, group and permissions by the rule.
+
+    Args:
+        path: The file.
+        flags: Flags of `os.open`.
+        find_root: Returns the real path of the log directory's root for a path in it; called only if a file
+            was made.
+    """
+    # O_NONBLOCK: opening a pipe under a file's name must not block; it has no effect on a regular file.
     flags |= os.O_CLOEXEC | os.O_NONBLOCK
     if not flags & os.O_CREAT:
         return os.open(path, flags)
@@ -91,15 +97,25 @@ def open_file(path: str, flags: int, find_root: Callable[[str], str | None]) -> 
 
 
 def assign_new(fd: int, path: str, root: str) -> None:
-    """Give a file or directory that was just made the owner, group and permissions that the rule says.
-    `root`: of its log directory. WrongUserError if the process may not."""
+    """Assign owner, group and permissions to a new file or directory.
+
+    Args:
+        fd: Descriptor of the file or directory.
+        path: Its path.
+        root: Root of its log directory.
+
+    Raises:
+        WrongUserError: the process may not change the owner.
+    """
     made = os.fstat(fd)
     _assign(fd, made, _ownership_of_new(path, made, root, is_dir=stat.S_ISDIR(made.st_mode)), path)
 
 
 def assign_moved(source: str, target: str, find_root: Callable[[str], str | None]) -> None:
-    """The same for a file that is about to be renamed: as the file that it replaces, or as a new file of the
-    directory that it moves to."""
+    """Assign owner, group and permissions to a file before it is renamed.
+
+    It gets those of the file that it replaces, or those of a new file in the directory that it moves to.
+    """
     try:
         replaced = os.lstat(target)
     except FileNotFoundError:
@@ -114,7 +130,7 @@ def assign_moved(source: str, target: str, find_root: Callable[[str], str | None
         fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in _NOT_READ:
-            return  # the rename itself raises the error, or needs no more than the directory
+            return  # the rename raises the error itself, or needs permissions of the directory only
         raise
     try:
         made = os.fstat(fd)
@@ -133,15 +149,14 @@ def assign_moved(source: str, target: str, find_root: Callable[[str], str | None
 
 
 def check(directory: str) -> None:
-    """Raise WrongUserError unless files that are made in `directory` can get their owner. Changes nothing."""
+    """Raise WrongUserError unless new files in `directory` can get their owner. Changes nothing."""
     ownership = _ownership_of_new(
         os.path.join(directory, ""), os.stat(directory), os.path.realpath(directory), is_dir=False
     )
     if ownership.uid == os.geteuid() or not ownership.required:
         return
     try:
-        # A file without a name: whether it can be given away is asked of the file system itself, because root
-        # may not on a network drive, or in a container.
+        # Try it on a file without a name: on a network drive, or in a container, even root may be refused.
         fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except PermissionError:
         raise _wrong_user(directory, ownership.uid) from None
@@ -158,7 +173,7 @@ def check(directory: str) -> None:
 
 
 def user_name(uid: int) -> str:
-    """The user's name, or `#1000` as sudo takes it."""
+    """Return the name of a user, or `#1000` (the form that sudo accepts)."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -214,7 +229,7 @@ def _ownership_of_new(path: str, made: os.stat_result, root: str, *, is_dir: boo
 
 
 def _neighbour(directory: str, name: str, owner: int, is_dir: bool) -> os.stat_result | None:
-    """Facts of the file (or directory) in `directory` that a new one called `name` takes after."""
+    """Return the facts of the neighbour in `directory` whose permissions a new file `name` takes."""
     kind = _kind(name)
     best: tuple[int, os.stat_result] | None = None
     try:
@@ -242,6 +257,6 @@ def _neighbour(directory: str, name: str, owner: int, is_dir: bool) -> os.stat_r
 
 
 def _kind(name: str) -> str:
-    """The ending that says what a file is: `log` of `00000000000000000000.log.cleaned`."""
+    """Return the first ending of a file name: `log` for `00000000000000000000.log.cleaned`."""
     parts = name.split(".", 2)
     return parts[1] if len(parts) > 1 else ""

@@ -1,4 +1,4 @@
-"""`OsFiles`: storage on the operating system, with its errors turned into ours once, here."""
+"""`OsFiles`: storage on the operating system. Its errors are translated here and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ MAX_CACHED_DIRECTORIES = 10_000  # directories
 
 
 class OsFiles(Files):
-    """`max_open`: how many descriptors its handles share; None: half of what the process may have."""
+    """Storage on the operating system.
+
+    Args:
+        max_open: The number of descriptors that all handles share. None: half of RLIMIT_NOFILE.
+    """
 
     def __init__(self, max_open: int | None = None) -> None:
         self.descriptors = Descriptors(max_open)
@@ -29,7 +33,7 @@ class OsFiles(Files):
         self._root_by_directory: dict[str, Root] = {}
         self._mutex = threading.Lock()
 
-    # ---- what goes offline together
+    # ---- roots: directories that go offline as a whole
 
     def guard(self, root: Path) -> None:
         path = os.path.realpath(root)
@@ -45,8 +49,8 @@ class OsFiles(Files):
         return self._root(os.path.join(path, ".") if os.path.isdir(path) else path).failure
 
     def _root(self, path: str) -> Root:
-        """The root that the directory of `path` belongs to. Resolving links costs a system call per level of
-        the path, so the answer is remembered by the directory's name."""
+        """Return the root of the directory of `path`. Cached by the directory's name, because resolving
+        links costs a system call per level of the path."""
         directory = os.path.dirname(path)
         result = self._root_by_directory.get(directory)
         if result is not None:
@@ -57,14 +61,14 @@ class OsFiles(Files):
                 ancestor = os.path.dirname(ancestor)
             if result is None:
                 result = self._unguarded_roots.setdefault(real, Root(real))
-            if os.path.isabs(directory):  # a relative one changes its meaning with the working directory
+            if os.path.isabs(directory):  # a relative path depends on the working directory
                 if len(self._root_by_directory) >= MAX_CACHED_DIRECTORIES:
                     self._root_by_directory.clear()
                 self._root_by_directory[directory] = result
         return result
 
     def _log_root(self, path: str) -> str | None:
-        """The root of the log directory that `path` is in; None outside of one."""
+        """Return the root of the log directory that contains `path`; None outside of any."""
         root = self._root(path).path
         return root if root in self._roots else owner.root_of(os.path.dirname(path))
 
@@ -81,7 +85,7 @@ class OsFiles(Files):
             os.close(fd)
             raise StorageError(
                 f"cannot open {path}: not a regular file",
-                remedy="name a file",
+                remedy="give the path of a file",
                 file=path,
                 errno=errno.EINVAL,
             )
@@ -94,7 +98,7 @@ class OsFiles(Files):
     def open_append(self, path: Path, *, create: bool = False, exclusive: bool = False) -> OsHandle:
         path = os.fspath(path)
         root = self._root(path)
-        flags = os.O_RDWR | os.O_NOFOLLOW  # a link could lead a write out of the directory
+        flags = os.O_RDWR | os.O_NOFOLLOW  # a link could redirect a write out of the directory
         if create or exclusive:
             flags |= os.O_CREAT
             root.check_lock()

@@ -1,4 +1,4 @@
-"""Memory that the system may write to a drive: a mapped file without a name."""
+"""Scratch memory on a drive: a mapped file without a name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _NAMES = re.compile(rf"{_NAME}\d+-[0-9a-f]{{16}}")
 
 
 def new_path(directory: str) -> str:
-    """A name for a `Scratch` in a directory. What a process left there that was killed in the moment between
-    making such a file and taking its name away is removed."""
+    """Return a new path for a `Scratch` in a directory, and remove leftovers there.
+
+    A leftover is a file of a process that was killed between making the file and unlinking it.
+    """
     try:
         for name in os.listdir(directory):
             if _NAMES.fullmatch(name):
@@ -27,11 +29,10 @@ def new_path(directory: str) -> str:
 
 
 class Scratch:
-    """A file that is mapped into memory, and that nobody else can find: it is unlinked as soon as it is open,
-    so a killed process leaves nothing behind.
+    """A mapped file without a name: it is unlinked when it is opened, so a killed process leaves nothing.
 
-    The drive's blocks are taken before they are used: a full drive is a DiskFullError of `grow`, not a signal
-    at some later store. Nothing of it survives, so it is not part of what `Files` promises.
+    `grow` allocates the drive's blocks before they are used: a full drive raises DiskFullError there, not a
+    signal at a later store. The content does not survive a restart, so `Files` is not involved.
     """
 
     def __init__(self, path: str) -> None:
@@ -39,15 +40,14 @@ class Scratch:
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with suppress(FileNotFoundError):  # another process took it for a leftover: it is as good
+            with suppress(FileNotFoundError):  # another process has removed it as a leftover
                 os.unlink(path)
         except OSError as error:
             raise translate(error, path, "open") from error
 
     def grow(self, size_bytes: int) -> mmap.mmap:
-        """At least so many bytes, which begin with what was there. Maps given out before keep working on the
-        same bytes.
-        """
+        """Map at least `size_bytes` bytes; the existing content is kept. Earlier maps stay valid and show the
+        same bytes."""
         try:
             os.posix_fallocate(self._fd, 0, size_bytes)
             return mmap.mmap(self._fd, size_bytes)
@@ -55,7 +55,7 @@ class Scratch:
             raise translate(error, self.path, "enlarge") from error
 
     def close(self) -> None:
-        """Give the drive its room back once nothing is mapped any more."""
+        """Free the room on the drive when the last map is gone."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

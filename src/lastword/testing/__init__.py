@@ -1,5 +1,4 @@
-"""For the tests of programs that use lastword: logs with any history, a clock that stands still, a pytest
-fixture.
+"""Tools for tests of programs that use lastword: a log builder, a manual clock, a pytest fixture.
 
     from lastword.testing import Clock, LogBuilder
 

@@ -1,4 +1,4 @@
-"""`LogBuilder`: a log with a wanted history in one line."""
+"""`LogBuilder`: build a log with a given history."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 class LogBuilder:
     """Builds a log directory step by step; every step returns the builder.
 
-    topic    makes the topic (compacted, keys `str`, values `json`, unless told otherwise) and turns to it
-    put, delete, advance, roll, clean    what happens to it, in that order
-    open     ends building: the directory as a `LogDir`, by default to append
+    `topic` makes a topic and selects it; `put`, `delete`, `advance`, `roll` and `clean` act on it; `open`
+    returns the directory as a `LogDir`. Without a call of `topic`, the first step makes topic "users".
     """
 
     def __init__(self, path: str | os.PathLike[str], clock: ManualClock | None = None) -> None:
@@ -37,10 +36,10 @@ class LogBuilder:
         value_serializer: str | None = None,
         **config: Any,
     ) -> LogBuilder:
-        """Make a topic, or go on with one that is there.
+        """Make a topic, or select an existing topic.
 
-        A new one has one partition, serializers "str" and "json", and `cleanup_policy="compact"`, unless
-        they are given. What is given for a topic that is there must be what it has.
+        A new topic has one partition, serializers "str" and "json", and `cleanup_policy="compact"`, unless
+        other values are given. Values given for an existing topic must match it.
         """
         if name not in self._logs:
             key_serializer, value_serializer = key_serializer or "str", value_serializer or "json"
@@ -56,7 +55,7 @@ class LogBuilder:
         return self
 
     def put(self, key: Any, value: Any, **options: Any) -> LogBuilder:
-        """Append one record; options as of `Topic.append`."""
+        """Append one record; the options are those of `Topic.append`."""
         self._current().append(key, value, **options)
         return self
 
@@ -71,7 +70,7 @@ class LogBuilder:
         return self
 
     def roll(self, partition: int | None = None) -> LogBuilder:
-        """Close the active segments, as size or time would."""
+        """Roll the active segment of one partition, or of all."""
         from lastword.api.places import Places
 
         topic = self._current()
@@ -80,12 +79,12 @@ class LogBuilder:
         return self
 
     def clean(self, **options: Any) -> LogBuilder:
-        """Clean the topic; options as of `Topic.clean`."""
+        """Clean the topic; the options are those of `Topic.clean`."""
         self._current().clean(**options)
         return self
 
     def open(self, mode: Literal["r", "a"] = "a") -> LogDir:
-        """The built directory: still open to append, or closed and opened again to read."""
+        """Return the directory: still open to append, or closed and opened again to read."""
         if mode == "a":
             return self._logs
         self._logs.close()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Iterator[LogDir]:
-    """An empty `LogDir` in mode "a"."""
+    """Open an empty `LogDir` in mode "a"."""
     import lastword
 
     with lastword.open(tmp_path / "logs", "a") as opened:
