@@ -144,7 +144,7 @@ class Growing:
         self.topic = logs.create_topic(
             self.name, cleanup_policy="compact", file_delete_delay_ms=0, **(scenario.settings | settings)
         )
-        self.log = logs._log(self.name, 0)
+        self.log = logs.dirs.log(self.name, 0)
         self.freed = 0
         deaths = scenario.deaths
         self._live = deaths.live_bytes(scenario.settings["delete_retention_ms"])

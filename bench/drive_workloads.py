@@ -15,7 +15,6 @@ from tests.fakes.drives import MB, WAYS, WINDOW_SECONDS, Outcome, Usage, simulat
 
 import lastword
 from bench.registry import Measured, Run, workload
-from lastword.api.background import run_for
 from lastword.files import OsFiles
 
 SHARE_BYTES_PER_SECOND = {"slow": 20 * MB, "fast": 60 * MB}
@@ -78,16 +77,16 @@ def _measured(directory: Path) -> Iterator[Outcome]:
     ) as logs:
         topic = logs.create_topic("data", 6, cleanup_policy="compact", segment_bytes="4MiB")
         for number in range(topic.partitions):
-            count = SHARE_BYTES_PER_SECOND[Path(logs._home("data", number).path).name] // 200
+            count = SHARE_BYTES_PER_SECOND[Path(logs.dirs.log_dir("data", number).path).name] // 200
             pairs = [(b"%d" % (i % (count // 5)), b"." * 200) for i in range(count)]
             topic.extend(pairs, partition=number)
         before = dict.fromkeys(paths, 0)
-        run_for(logs, None, 60_000, lambda done: None)
+        logs.background.run_for(None, 60_000, lambda done: None)
         began = time.monotonic()
         while len(logs.cleaner.history()) < 6:
             time.sleep(SAMPLE_SECONDS)
             for name, path in paths.items():
-                used = logs._drives.budget(str(path)).used_bytes
+                used = logs.dirs.drives.budget(str(path)).used_bytes
                 if used > before[name]:
                     usage[name].events.append((time.monotonic() - began, used - before[name]))
                     before[name] = used

@@ -35,12 +35,12 @@ def test_kept_over_a_restart_a_segment_is_scanned_once_in_its_life(tmp_path, clo
         topic = logs.create_topic("t", cleanup_policy="compact")
         fill(topic, 800, 40, rng)
         logs.clean()
-        assert logs._home("t", 0).ledgers.held(T).limit > 0
+        assert logs.dirs.log_dir("t", 0).ledgers.held(T).limit > 0
     assert (tmp_path / "t-0" / "lastword" / "accounts").exists()
     with opened(tmp_path, clock) as logs:
         (done,) = logs.clean()
         assert done.read_bytes == 0
-        assert logs._home("t", 0).ledgers.held(T).rebuilt_because == ""
+        assert logs.dirs.log_dir("t", 0).ledgers.held(T).rebuilt_because == ""
 
 
 def test_the_drives_time_is_what_was_appended_also_over_a_restart(tmp_path, clock):
@@ -48,20 +48,20 @@ def test_the_drives_time_is_what_was_appended_also_over_a_restart(tmp_path, cloc
     with opened(tmp_path, clock) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
         fill(topic, 400, 40, rng)
-        appended = sum(one.size for one in logs._log("t", 0).segments)
+        appended = sum(one.size for one in logs.dirs.log("t", 0).segments)
         logs.clean(due=True)
-        assert logs._home("t", 0).ledgers.t == appended
-        before = logs._home("t", 0).ledgers.t
+        assert logs.dirs.log_dir("t", 0).ledgers.t == appended
+        before = logs.dirs.log_dir("t", 0).ledgers.t
     with opened(tmp_path, clock) as logs:
-        assert logs._home("t", 0).ledgers.t == before
+        assert logs.dirs.log_dir("t", 0).ledgers.t == before
         logs.clean(due=True)
-        assert logs._home("t", 0).ledgers.t == before
+        assert logs.dirs.log_dir("t", 0).ledgers.t == before
         topic = logs.topic("t")
-        size = logs._log("t", 0).active.size
+        size = logs.dirs.log("t", 0).active.size
         topic.extend([(b"k", b"v")], partition=0)
-        grown = logs._log("t", 0).active.size - size
+        grown = logs.dirs.log("t", 0).active.size - size
         logs.clean(due=True)
-        assert logs._home("t", 0).ledgers.t == before + grown
+        assert logs.dirs.log_dir("t", 0).ledgers.t == before + grown
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_all_ledgers_together_stay_within_the_memory_and_those_let_go_come_back(
         for name in "abcdef":
             fill(logs.create_topic(name, cleanup_policy="compact"), 3000, 2500, rng)
         logs.clean(due=True)
-        ledgers = logs._home("a", 0).ledgers
+        ledgers = logs.dirs.log_dir("a", 0).ledgers
         assert 0 < ledgers.memory_bytes <= budget
         held = [name for name in "abcdef" if ledgers.held(TopicPartition(name, 0)) is not None]
         assert 0 < len(held) < 6
@@ -81,7 +81,7 @@ def test_all_ledgers_together_stay_within_the_memory_and_those_let_go_come_back(
             assert (
                 done.read_bytes
                 < 2 * 30_000
-                + sum(one.size for one in logs._log(done.topic, 0).segments)
+                + sum(one.size for one in logs.dirs.log(done.topic, 0).segments)
                 + done.written_bytes
                 + done.freed_bytes
             )
@@ -122,7 +122,7 @@ def test_metrics_tell_live_and_garbage_bytes(tmp_path, clock):
         settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 1.0}
         fill(logs.create_topic("figures", **settings), 400, 100, rng)
         assert logs.clean(due=True) == []
-        size = sum(one.size for one in logs._log("figures", 0).segments)
+        size = sum(one.size for one in logs.dirs.log("figures", 0).segments)
         live = metrics.LOG_LIVE_BYTES.value("figures", "0", "true")
         garbage = metrics.LOG_GARBAGE_BYTES.value("figures", "0", "true")
         assert live + garbage == size
@@ -160,7 +160,7 @@ def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, 
     def scanned(portions):
         """Looks, and is stopped after so many portions; the bytes that were read."""
         with opened(tmp_path, clock, **settings) as logs:
-            home, read = logs._home("t", 0), [0]
+            home, read = logs.dirs.log_dir("t", 0), [0]
 
             def stop():
                 return read[0] >= 10_000 * portions
@@ -179,7 +179,7 @@ def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, 
             topic.extend(
                 [(b"k%d" % (n * 7 % 3000), b"v" * 50) for n in range(first, first + 50)], partition=0
             )
-        size = sum(one.size for one in logs._log("t", 0).segments)
+        size = sum(one.size for one in logs.dirs.log("t", 0).segments)
     reads = []
     for _ in range(40):
         done, facts, exact = scanned(5)
@@ -218,14 +218,14 @@ def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
         logs.clean()
 
         def facts():
-            found = logs._home("t", 0).ledgers.held(T).facts()
+            found = logs.dirs.log_dir("t", 0).ledgers.held(T).facts()
             return [dataclasses.replace(one, tombstones_without_horizon=0) for one in found]
 
         before = facts()
         clock.advance(2 * HOUR)
         assert logs.clean(due=True) == []  # due, and not worth a round
         assert sum(one.due_tombstones for one in facts()) == 10
-        size = sum(one.size for one in logs._log("t", 0).segments)
+        size = sum(one.size for one in logs.dirs.log("t", 0).segments)
         topic.lease("replica", position=5)
         assert read_bytes(logs, due=True) == 0
         assert facts() == before
@@ -235,7 +235,7 @@ def test_a_round_that_a_lease_holds_back_reads_nothing(tmp_path, clock):
     for options in ({"due": True}, {}):
         with opened(tmp_path, clock, files, **settings) as logs:
             assert read_bytes(logs, **options) < size  # the ends of its files
-            assert logs._home("t", 0).ledgers.held(T).rebuilt_because == ""
+            assert logs.dirs.log_dir("t", 0).ledgers.held(T).rebuilt_because == ""
     assert metrics.CLEANER_READ_BYTES.value(name) == before
     with opened(tmp_path, clock, files, **settings) as logs:
         logs.topic("t").lease("replica").release()
@@ -282,7 +282,7 @@ def test_memory_is_told_while_another_thread_lets_a_ledger_go(tmp_path, clock):
         topic = logs.create_topic("t", cleanup_policy="compact")
         fill(topic, 100, 10, random.Random(3))
         logs.clean()
-        ledgers = logs._home("t", 0).ledgers
+        ledgers = logs.dirs.log_dir("t", 0).ledgers
         ledger = ledgers.held(T)
         ledgers._slots[T] = Leaving(ledger)
         assert ledgers.memory_bytes == ledger.memory_bytes
@@ -297,7 +297,7 @@ def test_a_partition_is_not_forgotten_in_the_middle_of_a_save(tmp_path, clock):
         topic = logs.create_topic("t", cleanup_policy="compact")
         fill(topic, 100, 10, random.Random(3))
         logs.clean()
-        ledgers = logs._home("t", 0).ledgers
+        ledgers = logs.dirs.log_dir("t", 0).ledgers
         ledger, slot = ledgers.held(T), ledgers._slots[T]
         saving, order = threading.Event(), []
 
@@ -325,7 +325,7 @@ def test_tombstones_that_were_trimmed_are_not_waited_for(tmp_path, clock):
             topic.append(b"gone%d" % number, None)
         topic.append(b"k", b"v" * 50)
         topic.append(b"k", b"w" * 50)
-        home, log = logs._home("t", 0), logs._log("t", 0)
+        home, log = logs.dirs.log_dir("t", 0), logs.dirs.log("t", 0)
         look([Place(T, home)], "drive", now_ms=NOW, space_target=1.5)
         with home.ledgers.of(T, log) as ledger:
             assert ledger.deletes.next_due(HOUR) == (0, NOW + HOUR)

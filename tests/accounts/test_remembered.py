@@ -38,7 +38,7 @@ def tombstones_after_a_round(root: Path, clock: ManualClock) -> int:
 
 def saved(root: Path) -> Ledger:
     with lastword.open(root) as logs:
-        view = logs._view("t", 0)
+        view = logs.dirs.view("t", 0)
         return Ledger.open(DEFAULT, view.directory, view.segments, map_bytes=1 << 20)
 
 

@@ -112,8 +112,8 @@ with lastword.open({str(tmp_path / "data")!r}, "a", log_cleaner_backoff_ms=1) as
     topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy="kafka")
     topic.append(b"a", b"1", ack="os")
     looked = []
-    look = logs._background._work.next
-    logs._background._work.next = lambda *given: (looked.append(1), look(*given))[1]
+    look = logs.background._work.next
+    logs.background._work.next = lambda *given: (looked.append(1), look(*given))[1]
     while len(looked) < 5:
         time.sleep(0.005)
 print([name for name in ("numba", "pyarrow", "prometheus_client") if name in sys.modules])
@@ -162,7 +162,7 @@ def test_the_overdue_first_then_the_dirtiest(logs, clock):
     for number in range(40):
         topic.append(b"k%d" % number, b"." * 100)
     clock.advance(HOUR)
-    work = logs._background._work
+    work = logs.background._work
     urgencies = {}
     held = set()
     (drive,) = work.drives()
@@ -598,11 +598,11 @@ def test_a_tombstone_that_a_lease_keeps_is_looked_at_once_and_goes_when_the_leas
             assert count < 5, "it looks at the same again and again"
 
     turns()
-    waiting = logs._home("users", 0).ledgers.seen[USERS].tombstones
+    waiting = logs.dirs.log_dir("users", 0).ledgers.seen[USERS].tombstones
     assert waiting.held_from == offset and waiting.due_to < 0
     lease.advance(offset + 1)
     turns()
-    waiting = logs._home("users", 0).ledgers.seen[USERS].tombstones
+    waiting = logs.dirs.log_dir("users", 0).ledgers.seen[USERS].tombstones
     assert waiting.held_from > offset and waiting.due_to == offset  # garbage; the drive is within its target
 
 
@@ -615,11 +615,11 @@ def test_tombstones_are_looked_at_anew_when_they_have_to_wait_less(logs, clock):
     clock.advance(2 * HOUR)
     while turn(logs):
         pass
-    assert logs._home("users", 0).ledgers.seen[USERS].tombstones.due_to < 0
+    assert logs.dirs.log_dir("users", 0).ledgers.seen[USERS].tombstones.due_to < 0
     topic.set_config(delete_retention_ms=HOUR)
     while turn(logs):
         pass
-    assert logs._home("users", 0).ledgers.seen[USERS].tombstones.due_to == offset
+    assert logs.dirs.log_dir("users", 0).ledgers.seen[USERS].tombstones.due_to == offset
 
 
 def test_a_partition_that_cannot_be_looked_at_is_told_once(logs, clock, caplog, monkeypatch):

@@ -123,7 +123,7 @@ def test_settings_lie_in_one_place(roots: list[str]) -> None:
     with opened(roots, "r") as logs:
         assert [topic.name for topic in logs.topics()] == ["users"]
         assert logs.topic("users").config.segment_bytes == 1 << 20
-        assert logs.topic("users").serializer_names[0] == "str"
+        assert logs.topic("users").schema.saved[0] == "str"
 
 
 def test_a_state_over_several_directories(roots: list[str]) -> None:

@@ -54,7 +54,7 @@ def writer(tmp_path: Path) -> Iterator[lastword.LogDir]:
 def reader(request: pytest.FixtureRequest, writer: lastword.LogDir, clock: Busy) -> Iterator[lastword.LogDir]:
     """The topic seen without a lock, and by the process that writes it."""
     if request.param == "a":
-        writer._clock = clock
+        writer.dirs.clock = clock
         yield writer
     else:
         with lastword.open(writer.paths[0], clock=clock) as logs:
@@ -113,7 +113,7 @@ def test_through_rolls_and_cleanings(reader, writer, clock):
     found = reader.topic("a").read(follow=True, timeout=1)
     assert [int(value) for _, value in seen(found)] == list(range(96))
     assert len(topic.segments(0)) > 2
-    assert found.position[0] == writer._log("a", 0).log_end
+    assert found.position[0] == writer.dirs.log("a", 0).log_end
 
 
 def test_what_was_cleaned_before_it_was_read_is_a_gap(reader, writer, clock):
@@ -147,7 +147,7 @@ def test_records_that_went_unread_are_an_error(reader, writer, clock):
 def test_an_open_transaction_holds_it_up(reader, writer, clock):
     from lastword.records.builder import BatchBuilder
 
-    log = writer._log("a", 0)
+    log = writer.dirs.log("a", 0)
 
     def begin(producer: int, value: bytes) -> Callable[[], object]:
         builder = BatchBuilder(producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
@@ -258,10 +258,10 @@ def test_stability_goes_on_as_if_it_began_anew(tmp_path):
 
 def test_a_quiet_log_of_ones_own_is_not_listed_again(writer, clock, monkeypatch):
     put(writer, 1)()
-    writer._clock = clock
+    writer.dirs.clock = clock
     views = []
-    look = writer._view
-    monkeypatch.setattr(writer, "_view", lambda *of: views.append(of) or look(*of))
+    look = writer.dirs.view
+    monkeypatch.setattr(writer.dirs, "view", lambda *of: views.append(of) or look(*of))
     clock.todo = [lambda: None] * 20 + [put(writer, 2)]
     assert len(seen(writer.topic("a").read(follow=True, timeout=9, partition=0))) == 2
     assert views == [("a", 0)]

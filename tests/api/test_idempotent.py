@@ -97,7 +97,7 @@ def test_on_disk_it_is_a_producer_of_kafkas(tmp_path: Path) -> None:
         for number in range(3):
             topic.extend(call(number), producer="loader", sequence=100 + number)
         for number in range(PARTITIONS):
-            log = logs._log("users", number)
+            log = logs.dirs.log("users", number)
             expected = 0
             for _, header, _ in log.batches(0):
                 assert header.producer_id >= FIRST_NAMED_ID and header.producer_epoch == 0
@@ -316,7 +316,7 @@ def test_cleaning_between_a_call_and_its_repetition(tmp_path: Path) -> None:
         finally:
             producers.Producers.finish = real  # type: ignore[method-assign]
         for number in range(PARTITIONS):
-            logs._log("users", number).roll()
+            logs.dirs.log("users", number).roll()
         assert sum(r.freed_bytes for r in topic.clean()) > 0
         ends = topic.bounds()
         assert topic.extend(keyed[1], producer="loader", sequence=1) == 40
@@ -349,7 +349,7 @@ def test_a_truncated_log_takes_its_calls_again(tmp_path: Path) -> None:
         ends = {n: end for n, (_, end) in topic.bounds().items()}
         go_on(topic, 3)
         for number, end in ends.items():
-            logs._log("users", number).truncate_to(end)
+            logs.dirs.log("users", number).truncate_to(end)
         assert topic.last_sequence("loader") == 0
         go_on(topic, 3)
         check_whole(topic, 3)

@@ -84,7 +84,7 @@ def test_one_that_comes_too_late_is_told_how_to_go_on(logs, clock):
         topic.append(b"a", b"%d" % n)
     lease = topic.lease("r", position=2, max_age="1d")
     clock.advance(2 * DAY)
-    directory = logs._home("users", 0).directory("users", 0)
+    directory = logs.dirs.log_dir("users", 0).directory("users", 0)
     losses.note_dropped(DEFAULT, directory, 5)
     with pytest.raises(LeaseRefusedError, match="tombstones up to 5 are gone") as caught:
         lease.advance(9)
@@ -111,7 +111,7 @@ def test_a_lease_moves_with_its_partition(tmp_path, clock):
         topic = logs.create_topic("users", cleanup_policy="compact")
         topic.append(b"a", b"1")
         lease = topic.lease("r", position=1)
-        home = logs._home("users", 0).path
+        home = logs.dirs.log_dir("users", 0).path
         logs.move("users", 0, next(path for path in paths if str(path) != home))
         assert lease.position == 1
         lease.advance(1)

@@ -77,7 +77,7 @@ def test_a_forked_child_appends_nothing(users):
         try:
             users.append(b"ada", b"2")
         except UsageError as error:
-            users._logs.close()  # as at the end of a `with`: nothing of the parent's is touched
+            users.dirs.close()  # as at the end of a `with`: nothing of the parent's is touched
             os._exit(0 if "forked from" in error.message else 2)
         except BaseException:
             os._exit(3)

@@ -39,7 +39,7 @@ def overwrite(path: Path, round_: int, strategy: str = "generational") -> State:
         for key in KEYS:
             topic.append(key, [round_, key, "x" * 60])
         topic.delete(KEYS[round_ % len(KEYS)])
-        logs._log("users", 0).roll()
+        logs.dirs.log("users", 0).roll()
         topic.append("last", round_)
         logs.clean("users", strategy=strategy)
         return {record.key: record.value for record in topic.read(view="latest")}
@@ -59,7 +59,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for key in KEYS:
                 topic.append(key, [round_, key, "x" * 60])
             topic.delete(KEYS[round_])
-            logs._log("users", 0).roll()
+            logs.dirs.log("users", 0).roll()
         topic.append("last", -1)
     return path
 

@@ -29,7 +29,7 @@ def no_record(*_):
 def test_accounts_of_the_whole_log_say_what_counting_says(tmp_path, monkeypatch):
     with opened(tmp_path) as logs:
         topic = filled(logs)
-        logs._log("t", 0).roll()
+        logs.dirs.log("t", 0).roll()
         logs.clean(due=True)  # within its target or not, the accounts are up to date
         wanted = counted(topic, monkeypatch)
         assert wanted[0][0].records > 0
@@ -66,7 +66,7 @@ def test_a_sample_is_an_estimate(tmp_path, monkeypatch):
         topic = logs.create_topic("t", cleanup_policy="compact", segment_bytes=60_000)
         for _ in range(3):
             topic.extend([(b"key-%08d" % n, b"v" * 30) for n in range(6000)], partition=0)
-        logs._log("t", 0).roll()
+        logs.dirs.log("t", 0).roll()
         logs.clean(due=True)
         (exact,), (quick,) = topic.describe(), topic.describe(quick=True)
         assert exact.exact and not quick.exact

@@ -158,7 +158,7 @@ def test_both_ways_of_reading_agree(tmp_path_factory, batches, data):
         for batch in batches:
             topic.extend(batch)
             model += batch
-        view = logs._views("t")[0]
+        view = logs.dirs.views("t")[0]
         start = data.draw(st.integers(0, len(model)))
         end = data.draw(st.integers(0, len(model)))
         keys = data.draw(st.none() | st.frozensets(st.sampled_from([b"", b"a", b"cc", b"zz"])))

@@ -48,7 +48,7 @@ def test_the_same_records_as_one_by_one(
 ) -> None:
     with filled(tmp_path / "logs", **config) as logs:
         topic = logs.topic("a")
-        assert not scan.is_short(logs._views("a")[0], 5, COUNT - 5)
+        assert not scan.is_short(logs.dirs.views("a")[0], 5, COUNT - 5)
         many = list(topic.read(5, COUNT - 5))
         monkeypatch.setattr(scan, "is_short", lambda *_: True)
         assert many == list(topic.read(5, COUNT - 5))

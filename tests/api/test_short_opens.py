@@ -14,7 +14,7 @@ def test_a_new_topic_does_not_wake_the_background(tmp_path: Path) -> None:
             topic = logs.create_topic("t", cleanup_policy="compact")
             for n in range(6):
                 topic.append(b"k", b"%d" % n)
-            logs._log("t", 0).roll()
+            logs.dirs.log("t", 0).roll()
             topic.append(b"k", b"newest")
         with lastword.open(tmp_path / str(number)) as logs:
             assert sum(1 for _ in logs.topic("t").read()) == 7

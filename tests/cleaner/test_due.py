@@ -134,7 +134,7 @@ def test_a_round_over_accounts_that_are_up_to_date_reads_only_what_it_rewrites(t
         fill(topic, 300, 20, rng)
         logs.clean()
         fill(topic, 3, 2, rng)
-        size = sum(one.size for one in logs._log("t", 0).segments)
+        size = sum(one.size for one in logs.dirs.log("t", 0).segments)
         files.calls.clear()
         (done,) = logs.clean()
         read = {
@@ -221,12 +221,12 @@ def test_a_map_that_does_not_fit_is_sampled_and_only_the_chosen_run_is_rewritten
         assert rounds
         assert rounds[0].map_passes > 1
         assert newest(topic) == before
-        assert not logs._home("t", 0).ledgers.held(("t", 0)).exact
+        assert not logs.dirs.log_dir("t", 0).ledgers.held(("t", 0)).exact
         # 1.5 by the estimate, to which what the active segment replaces still counts as live (a fifth).
         assert 1.0 < space(logs) < 2.1, "of 4.0 before"
         assert all(one.segments_before - one.segments_after < 8 for one in rounds)
         assert logs.clean(due=True) == []
-        first = logs._first_dirty("t", 0)
+        first = logs.dirs.first_dirty("t", 0)
         assert first in (None, 0), "garbage is left, so nothing may count as clean"
         (plan,) = logs.plan("t")
         assert not plan.exact and plan.free_bytes > 0
@@ -264,11 +264,11 @@ def test_files_that_their_indexes_keep_apart_are_not_chosen_again_and_again(tmp_
         topic = logs.create_topic("t", cleanup_policy="compact")
         for number in range(70):
             topic.append(b"k%d" % number, b"v", partition=0)
-            logs._log("t", 0).roll()
-        files = [one.base_offset for one in logs._log("t", 0).segments]
+            logs.dirs.log("t", 0).roll()
+        files = [one.base_offset for one in logs.dirs.log("t", 0).segments]
         assert logs.clean(due=True) == []
         assert logs.plan("t", due=True)[0].action == "keep"
-        assert [one.base_offset for one in logs._log("t", 0).segments] == files
+        assert [one.base_offset for one in logs.dirs.log("t", 0).segments] == files
 
 
 def test_small_files_of_a_log_without_garbage_are_merged_when_there_are_too_many(tmp_path, clock):
@@ -276,11 +276,11 @@ def test_small_files_of_a_log_without_garbage_are_merged_when_there_are_too_many
         topic = logs.create_topic("t", cleanup_policy="compact")
         for number in range(70):
             topic.append(b"k%d" % number, b"v", partition=0)
-            logs._log("t", 0).roll()
+            logs.dirs.log("t", 0).roll()
         before = newest(topic)
         rounds = logs.clean(due=True)
         assert sum(one.removed.total for one in rounds) == 0
-        assert len(logs._log("t", 0).segments) <= 68
+        assert len(logs.dirs.log("t", 0).segments) <= 68
         assert newest(topic) == before
         assert logs.clean(due=True) == []
 

@@ -132,7 +132,7 @@ def test_a_lease_that_comes_while_a_round_rewrites_stops_it(logs, clock, monkeyp
     topic.clean()
     clock.advance(25 * HOUR)
     topic.append(b"tick", b"1")
-    directory = logs._home("users", 0).directory("users", 0)
+    directory = logs.dirs.log_dir("users", 0).directory("users", 0)
     before = offsets(topic)
     highest = leased.highest_due
 
@@ -160,8 +160,8 @@ def test_the_note_is_exact_and_written_before_the_swap(logs, clock, monkeypatch)
     clock.advance(25 * HOUR)
     for n in range(3):
         topic.append(b"ada", b"more %d" % n)
-    directory = logs._home("users", 0).directory("users", 0)
-    log = logs._home("users", 0).log("users", 0)
+    directory = logs.dirs.log_dir("users", 0).directory("users", 0)
+    log = logs.dirs.log_dir("users", 0).log("users", 0)
     seen = []
     replace = log.replace
 
@@ -180,7 +180,7 @@ def test_a_lease_that_comes_between_note_and_look_stops_the_swap(logs, clock, mo
     topic.clean()
     clock.advance(25 * HOUR)
     topic.append(b"tick", b"1")
-    directory = logs._home("users", 0).directory("users", 0)
+    directory = logs.dirs.log_dir("users", 0).directory("users", 0)
     note = losses.note_dropped
 
     def racing(files, place, offset):
@@ -238,7 +238,7 @@ def test_accounts_wait_for_a_lease_too(logs, clock):
     (done,) = topic.clean()
     assert done.complete and done.removed.tombstone == 1
     assert 1 not in offsets(topic)
-    directory = logs._home("users", 0).directory("users", 0)
+    directory = logs.dirs.log_dir("users", 0).directory("users", 0)
     assert leases.dropped_up_to(DEFAULT, directory) == 2
 
 
@@ -339,7 +339,7 @@ def test_a_cut_leaves_no_tombstone_below_a_lease_that_its_reader_has_not_seen(lo
     for value in range(4):
         topic.append(b"bob", b"%d" % value)
     lease = topic.lease("replica", position=4, max_age="30d")
-    logs._home("users", 0).truncate("users", 0, 2)
+    logs.dirs.log_dir("users", 0).truncate("users", 0, 2)
     topic.append(b"bob", None)  # at 2, where the lease had passed
     topic.append(b"ada", b"1")
     for _ in range(3):
@@ -360,7 +360,7 @@ def test_a_cut_leaves_no_tombstone_below_a_lease_that_its_reader_has_not_seen(lo
 def test_our_own_rounds_are_no_other_cleaner(logs, clock, strategy):
     """And a checkpoint that none of them has left tells of one, also after the next of ours."""
     topic = logs.create_topic("users", cleanup_policy="compact", lastword_strategy=strategy)
-    home = logs._home("users", 0)
+    home = logs.dirs.log_dir("users", 0)
     directory = home.directory("users", 0)
     for number in range(3):
         topic.append(b"ada", b"%d" % number)

@@ -22,7 +22,7 @@ def _floor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work_of(logs: lastword.LogDir, clock: ManualClock) -> DirectoryWork:
-    return DirectoryWork(logs._spread, logs._drives, States(clock), clock)
+    return DirectoryWork(logs.dirs.dir_set, logs.dirs.drives, States(clock), clock)
 
 
 def turns(logs: lastword.LogDir, clock: ManualClock) -> int:

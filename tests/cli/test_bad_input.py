@@ -211,7 +211,7 @@ def test_duplication_tells_what_it_counted_before_what_is_damaged(tmp_path, caps
     with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
         for name in ("hurt", "sound"):
             logs.create_topic(name, cleanup_policy="compact").extend([(b"k", b"1"), (b"k", b"2")])
-            logs._log(name, 0).roll()
+            logs.dirs.log(name, 0).roll()
     log = tmp_path / "data" / "hurt-0" / f"{0:020d}.log"
     data = bytearray(log.read_bytes())
     data[70] ^= 1

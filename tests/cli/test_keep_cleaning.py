@@ -136,11 +136,11 @@ def test_a_signal_that_comes_late_is_seen(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
 
     def running_then(*given):
-        background_run_for(*given)
+        run_for(*given)
         signal.setitimer(signal.ITIMER_REAL, 1.5 * keep_cleaning.LOOK_SECONDS)
 
-    background_run_for = background.run_for
-    monkeypatch.setattr(background, "run_for", running_then)
+    run_for = background.Background.run_for
+    monkeypatch.setattr(background.Background, "run_for", running_then)
     before = signal.signal(signal.SIGALRM, late)
     try:
         assert main.run(["clean", str(tmp_path / "data"), "--every", "1h"]) == 0

@@ -51,7 +51,7 @@ def build(root: Path) -> None:
                 topic.append(b"k%d" % (number % 4), value, headers={"h": b"%d" % number})
         users = logs.topic("users")
         users.extend([(b"n%d" % n, b"named") for n in range(3)], producer="loader", sequence=1)
-        log = logs._log("users", 0)
+        log = logs.dirs.log("users", 0)
         for producer_id, commit in ((7, True), (8, False)):
             builder = BatchBuilder(
                 3, producer_id=producer_id, producer_epoch=0, base_sequence=0, transactional=True

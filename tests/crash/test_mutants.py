@@ -125,8 +125,8 @@ def test_a_truncation_inside_a_batch_leaves_one_end(tmp_path: Path) -> None:
         topic = logs.create_topic("t")
         topic.append(b"k", b"v")
         topic.extend([(b"k%d" % n, b"v") for n in range(5)])
-        logs._log("t", 0).truncate_to(4)
-        assert logs._log("t", 0).log_end == 4
+        logs.dirs.log("t", 0).truncate_to(4)
+        assert logs.dirs.log("t", 0).log_end == 4
         assert PartitionView.load(UNSYNCED, str(root / "t-0")).log_end == 4
     with lastword.open(root) as logs:
         assert logs.topic("t").bounds()[0][1] == 4

@@ -127,7 +127,7 @@ def _by_ours(log: RandomLog, root: Path, who: str, rng: random.Random, now_ms: i
 
 
 def _some_run(logs: Any, rng: random.Random, now_ms: int) -> bool:
-    place = Place(TopicPartition(TOPIC, 0), logs._home(TOPIC, 0))
+    place = Place(TopicPartition(TOPIC, 0), logs.dirs.log_dir(TOPIC, 0))
     seen = look([place], "d", now_ms=now_ms, space_target=1.5)
     account = seen.partitions[0]
     if not account.segments:

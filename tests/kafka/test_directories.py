@@ -57,7 +57,7 @@ def read(logs: lastword.LogDir) -> dict[str, list[Any]]:
 def homes(logs: lastword.LogDir) -> dict[str, str]:
     return {
         f"{name}-{number}": Path(home.path).name
-        for name, numbers in logs._homes().items()
+        for name, numbers in logs.dirs.topics().items()
         if name in TOPICS
         for number, home in numbers.items()
     }
@@ -93,7 +93,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         for name in TOPICS
         for number, (start, _) in logs.topic(name).bounds().items()
     }
-    for directory in logs._directories:
+    for directory in logs.dirs.directories:
         directory.abandon()  # as a killed process: `.deleted` files and directories stay behind
     with broker:
         told.served = broker.consume(*TOPICS)

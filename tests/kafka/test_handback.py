@@ -102,8 +102,8 @@ def some_runs(place: Place, rng: random.Random | None, runs: int, span: tuple[in
 
 def live_on(logs: Any, name: str, newest: Newest, rng: random.Random, clock: ManualClock) -> int:
     """One random life: returns how many runs were rewritten."""
-    topic, log = logs.topic(name), logs._log(name, 0)
-    place = Place(TopicPartition(name, 0), logs._home(name, 0))
+    topic, log = logs.topic(name), logs.dirs.log(name, 0)
+    place = Place(TopicPartition(name, 0), logs.dirs.log_dir(name, 0))
     done = 0
     for number in range(12):
         for _ in range(rng.randrange(1, 5)):
@@ -123,7 +123,7 @@ def live_on(logs: Any, name: str, newest: Newest, rng: random.Random, clock: Man
 
 def held_back(logs: Any, name: str, newest: Newest) -> None:
     """`gone` in the first segment, its tombstone in the third; the second and the third are rewritten."""
-    topic, log = logs.topic(name), logs._log(name, 0)
+    topic, log = logs.topic(name), logs.dirs.log(name, 0)
     parts: list[list[tuple[bytes, bytes | None]]] = [
         [(b"gone", b"old"), *((b"a%d" % n, b"v") for n in range(20))],
         [(b"b%d" % (n % 5), b"v") for n in range(50)],
@@ -135,7 +135,7 @@ def held_back(logs: Any, name: str, newest: Newest) -> None:
         log.roll()
     seen = [one.base_offset for one in log.segments]
     rewritten = some_runs(
-        Place(TopicPartition(name, 0), logs._home(name, 0)), None, 1, (len(seen) - 3, len(seen) - 2)
+        Place(TopicPartition(name, 0), logs.dirs.log_dir(name, 0)), None, 1, (len(seen) - 3, len(seen) - 2)
     )
     assert rewritten == 1
 
@@ -157,7 +157,7 @@ def ours(root: Path, told: Story) -> None:
             held_back(logs, name, told.newest[name])
         for name in TOPICS:
             account = look(
-                [Place(TopicPartition(name, 0), logs._home(name, 0))], "d", now_ms=0, space_target=1.5
+                [Place(TopicPartition(name, 0), logs.dirs.log_dir(name, 0))], "d", now_ms=0, space_target=1.5
             ).partitions[0]
             told.parts[name] = (
                 sum(one.dead_records for one in account.segments),
@@ -169,7 +169,7 @@ def ours(root: Path, told: Story) -> None:
     text = (root / "cleaner-offset-checkpoint").read_text()
     low = told.first_dirty["high"]
     with lastword.open(root) as logs:
-        end = logs._view("high", 0).log_end
+        end = logs.dirs.view("high", 0).log_end
     assert low < end and f"high 0 {low}\n" in text
     (root / "cleaner-offset-checkpoint").write_text(text.replace(f"high 0 {low}\n", f"high 0 {end}\n"))
 
@@ -248,7 +248,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 def come_back(root: Path, told: Story) -> None:
     with lastword.open(root) as logs:
         for name in TOPICS:
-            view = logs._view(name, 0)
+            view = logs.dirs.view(name, 0)
             ledger = Ledger.open(DEFAULT, view.directory, view.segments, map_bytes=1 << 20)
             told.rebuilt[name] = ledger.rebuilt_because
         told.problems += logs.verify().problems

@@ -94,7 +94,7 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     with lastword.open(broker.directory, "a", log_cleaner_enable=False) as logs:
         topic = logs.topic("users")
         topic.set_config(cleanup_policy="compact", segment_bytes=4096, min_cleanable_dirty_ratio=0)
-        log = logs._log("users", 0)
+        log = logs.dirs.log("users", 0)
         told.found["first"] = as_told(log)
         told.stable["first"] = log.stable_offset
         told.committed["ours"] = list(topic.read())
@@ -119,14 +119,14 @@ def story(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         told.committed["killed"] = consumed(broker, "read_committed").records
         broker.kill()
     logs = lastword.open(broker.directory, "a", log_cleaner_enable=False)
-    log = logs._log("users", 0)
+    log = logs.dirs.log("users", 0)
     told.found["killed"] = as_told(log)
     told.stable["killed"] = log.stable_offset
     told.committed["recovered"] = list(logs.topic("users").read())
     assert logs.topic("users").extend([(b"mine-1", b"again")], producer="mine", sequence=3) == 0
     assert logs.topic("users").extend([(b"mine-1", b"new")], producer="mine", sequence=4) == 1
     told.ends["killed"] = log.log_end
-    logs._home("users", 0).abandon()
+    logs.dirs.log_dir("users", 0).abandon()
     with broker:
         told.told["third"] = broker.producers("users")
         told.offsets["third"] = broker.send("users", ("plain", batch("p", 80)), ("two", "commit"))

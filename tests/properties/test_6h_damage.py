@@ -86,7 +86,7 @@ def test_6H_74_75_garbage_sets_one_partition_aside_and_the_gauges_tell(tmp_path:
             topic = logs.create_topic(name, cleanup_policy="compact")
             for n in range(6):
                 topic.append(b"k", b"%d" % n)
-            logs._log(name, 0).roll()
+            logs.dirs.log(name, 0).roll()
             topic.append(b"k", b"newest")
     path = data / "bad-0" / f"{0:020d}.log"
     content = bytearray(path.read_bytes())

@@ -387,12 +387,12 @@ class Writer:
             ends = Ends(log.log_start, log.stable_offset, log.log_end, len(partition.lineages) - 1)
             # A cleaning may use every committed record to remove older ones.
             known = log.log_end if self.history.calls[-1][1].startswith("clean") else 0
-            dirty = max(known, self.logs._first_dirty(TOPIC, number) or 0)
+            dirty = max(known, self.logs.dirs.first_dirty(TOPIC, number) or 0)
             partition.note(begin, self.files.version, ends, dirty)
 
     def log(self, number: int) -> PartitionLog:
         assert self.logs is not None
-        return self.logs._log(TOPIC, number)
+        return self.logs.dirs.log(TOPIC, number)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -505,7 +505,12 @@ class Writer:
         from lastword.cleaner import phases, sharded
 
         assert self.logs is not None
-        log, home, files, clock = self.log(number), self.logs._home(TOPIC, number), self.files, self.clock
+        log, home, files, clock = (
+            self.log(number),
+            self.logs.dirs.log_dir(TOPIC, number),
+            self.files,
+            self.clock,
+        )
         with self.call("clean, sharded"):
             log.roll()
             plan = phases.prepare(log, log.config, first_dirty=home.first_dirty(TOPIC, number))
@@ -567,7 +572,7 @@ class Writer:
             )
         )
         with self.call(f"truncate {offset}"):
-            self.logs._home(TOPIC, number).truncate(TOPIC, number, offset)
+            self.logs.dirs.log_dir(TOPIC, number).truncate(TOPIC, number, offset)
 
     def recreate(self) -> None:
         assert self.logs is not None
@@ -585,9 +590,9 @@ class Writer:
         assert self.logs is not None
         begin = self.files.version
         if kill:
-            for directory in self.logs._directories:
+            for directory in self.logs.dirs.directories:
                 directory.abandon()
-            self.logs._closed = True
+            self.logs.dirs.closed = True
         else:
             self.logs.close()
         self.history.calls.append((begin, "kill" if kill else "close"))
@@ -596,7 +601,7 @@ class Writer:
     def remove_waste(self) -> None:
         assert self.logs is not None
         with self.call("remove waste"):
-            for directory in self.logs._directories:
+            for directory in self.logs.dirs.directories:
                 directory.remove_waste()
 
 

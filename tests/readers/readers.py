@@ -320,7 +320,7 @@ def at_offsets(journey: Journey) -> None:
     ends = window.calls[0]
     wanted = sorted(journey.rng.sample(range(ends.log_end + 1), min(6, ends.log_end + 1)))
     with journey.open() as logs:
-        found = logs._view(TOPIC, 0).records_at(wanted)
+        found = logs.dirs.view(TOPIC, 0).records_at(wanted)
     window = journey.windows(committed=False)[0]
     shown = {}
     for offset, record in zip(wanted, found, strict=True):

@@ -328,7 +328,7 @@ class SharedRun:
                 self.writer.begin(rng)
                 assert self.writer.logs is not None
                 self.files.baton = self.baton
-                self.writer.logs._clock = SharedClock(self.writer, self.baton)  # type: ignore[assignment]
+                self.writer.logs.dirs.clock = SharedClock(self.writer, self.baton)  # type: ignore[assignment]
                 works: list[Callable[[], None]] = [lambda: self._write(rng)]
                 works += [lambda n=n: self._read(n) for n in range(self._readers)]  # type: ignore[misc]
                 self.baton.run(works)

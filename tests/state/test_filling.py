@@ -51,7 +51,7 @@ def test_a_mostly_clean_log_is_taken_in_order(logs, monkeypatch):
     users = logs.state("users")
     users.update({f"key {n}": {"n": n} for n in range(200)})
     logs.clean("users")
-    log = logs._log("users", 0)
+    log = logs.dirs.log("users", 0)
     for producer, word, commit in ((1, b"kept", True), (2, b"never", False)):
         builder = BatchBuilder(producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
         for number in range(30, 40):
@@ -76,13 +76,13 @@ def test_only_a_mostly_clean_one_is(logs, monkeypatch):
     logs.create_topic("users", 1, key_serializer="str", value_serializer="json", **SMALL)
     users = logs.state("users")
     users.update({f"key {n}": {"n": n} for n in range(400)})
-    view = logs._views("users")[0]
+    view = logs.dirs.views("users")[0]
     assert not newest._is_mostly_clean(view, 0, view.log_end, 0)
     logs.clean("users")
-    first_dirty = logs._first_dirty("users", 0)
-    assert newest._is_mostly_clean(logs._views("users")[0], 0, view.log_end, first_dirty)
+    first_dirty = logs.dirs.first_dirty("users", 0)
+    assert newest._is_mostly_clean(logs.dirs.views("users")[0], 0, view.log_end, first_dirty)
     users.update({f"key {n}": {"n": -n} for n in range(400)})
-    view = logs._views("users")[0]
+    view = logs.dirs.views("users")[0]
     assert not newest._is_mostly_clean(view, 0, view.log_end, first_dirty)
 
 

@@ -237,7 +237,7 @@ def test_what_was_trimmed_is_not_in_a_state_from_a_file(logs, path):
     """A state that started from the file kept keys whose records are below the log start."""
     users = logs.state("users")
     users.update({f"k{n}": n for n in range(10)})
-    logs._log("users", 0).roll()
+    logs.dirs.log("users", 0).roll()
     users.update({f"k{n}": -n for n in range(5)})
     logs.restore("users", to=path)
     users["new"] = 1
@@ -251,7 +251,7 @@ def test_a_file_that_reaches_above_a_cut_is_refused(logs, path):
     users = logs.state("users")
     users.update({f"k{n}": n for n in range(10)})
     logs.restore("users", to=path)
-    logs._home("users", 0).truncate("users", 0, 6)
+    logs.dirs.log_dir("users", 0).truncate("users", 0, 6)
     logs.topic("users").extend({f"other{n}": n for n in range(10)})
     with pytest.raises(errors.SnapshotRefusedError, match="users-0 was cut at 6 since"):
         logs.state("users", snapshot=path)
@@ -265,12 +265,12 @@ def test_a_file_that_reaches_above_a_power_cut_is_refused(tmp_path, clock, path)
     logs = lastword.open(data, "a", clock=clock)
     users = logs.state("users")
     users["kept"] = 1
-    log = logs._log("users", 0)
+    log = logs.dirs.log("users", 0)
     kept = log.active.size
     users.update({f"k{n}": n for n in range(5)})
     logs.restore("users", to=path)
     file = log.active.file
-    logs._directories[0].abandon()
+    logs.dirs.directories[0].abandon()
     with Path(file).open("r+b") as handle:  # what a power cut may leave: nothing of it was synced
         handle.truncate(kept)
     with lastword.open(data, "a", clock=clock) as logs:
@@ -295,8 +295,8 @@ def test_a_kill_that_loses_nothing_refuses_no_file(tmp_path, clock, path):
             assert dict(logs.state("users", snapshot=path)) == dict(users)
         users.update({f"k{n}": [round_, n] for n in range(5)})
         logs.restore("users", to=path)
-        logs._directories[0].abandon()
-        logs._closed = True
+        logs.dirs.directories[0].abandon()
+        logs.dirs.closed = True
 
 
 def test_a_file_of_the_older_form_is_refused(logs, tmp_path):

@@ -29,8 +29,8 @@ def records(logs: Any) -> list[tuple[Any, Any]]:
 
 
 def expire(logs: Any, watch: Watch | None = None, at_once: bool = True) -> int:
-    log = logs._log("s", 0)
-    return expire_values(log, logs._config("s"), watch or Watch(), map_bytes=1 << 20, at_once=at_once)
+    log = logs.dirs.log("s", 0)
+    return expire_values(log, logs.dirs.config("s"), watch or Watch(), map_bytes=1 << 20, at_once=at_once)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_an_open_transaction_holds_the_tombstone_back(tmp_path: Path) -> None:
 
         class Builder:
             codec = 0
-            log = logs._log("s", 0)
+            log = logs.dirs.log("s", 0)
 
         Builder.clock = clock  # type: ignore[attr-defined]
         producer = Producer(Builder())  # type: ignore[arg-type]

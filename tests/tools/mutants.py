@@ -46,7 +46,7 @@ def build(root: Path) -> None:
         for number in range(60):
             topic.append(b"key %d" % (number % 7), b"v" * 40, partition=number % 3)
         topic.append(b"named", b"v", partition=0, producer="loader", sequence=1)
-        log = logs._log("t", 2)
+        log = logs.dirs.log("t", 2)
         for decision in (True, False):
             builder = BatchBuilder(
                 0, producer_id=7, producer_epoch=0, base_sequence=int(not decision), transactional=True
@@ -206,7 +206,7 @@ def _last_offset(mutant: Mutant) -> int:
     log = mutant.path.with_suffix(names.LOG)
     base = int(log.stem)
     with lastword.open(log.parent.parent) as logs:
-        segments = logs._view("t", int(log.parent.name[2:])).segments
+        segments = logs.dirs.view("t", int(log.parent.name[2:])).segments
         return next(one.next_offset for one in segments if one.base_offset == base) - 1 - base
 
 

@@ -31,7 +31,7 @@ def filled(logs, seed, *, partitions=3, records=400, keys=60, name="t"):
         value = None if key is not None and rng.random() < 0.1 else b"x" * rng.randrange(40)
         topic.append(key, value, partition=rng.randrange(partitions))
         if n % 97 == 96:
-            logs._log(name, rng.randrange(partitions)).roll()
+            logs.dirs.log(name, rng.randrange(partitions)).roll()
     return topic
 
 
@@ -90,7 +90,7 @@ def test_a_small_map_counts_the_same(tmp_path):
     with lastword.open(tmp_path / "d", "a", clock=clock, log_cleaner_enable=False) as logs:
         filled(logs, 5, keys=300)
         expected = logs.duplication("t", exact=True, by="topic")
-        views = {n: logs._view("t", n) for n in range(3)}
+        views = {n: logs.dirs.view("t", n) for n in range(3)}
         small = tool.counted("t", views, "topic", _quiet, whole=True, map_bytes=4096)
         assert small == expected
 
@@ -184,7 +184,7 @@ def test_sketches_made_elsewhere_give_the_same_rows(logs):
     made = {}
     for number in range(topic.partitions):
         parts = []
-        for segment in logs._view("t", number).segments:
+        for segment in logs.dirs.view("t", number).segments:
             sketcher = tool.Sketcher()
             for chunk in segment.chunk_reader(verify=True):
                 sketcher.add(chunk)

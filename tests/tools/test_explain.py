@@ -37,7 +37,7 @@ def made(logs, name="t", partitions=1, **config):
 
 
 def roll(logs, name="t"):
-    logs._log(name, 0).roll()
+    logs.dirs.log(name, 0).roll()
 
 
 def rules(explanation):
@@ -52,7 +52,7 @@ def test_no_version_is_told_twice_though_batches_were_joined_behind_the_walk(log
         topic.append(f"k{number}", b"v" * 40)
         if number % 20 == 19:
             roll(logs)
-    view = PartitionView.load(DEFAULT, logs._home("t", 0).directory("t", 0))
+    view = PartitionView.load(DEFAULT, logs.dirs.log_dir("t", 0).directory("t", 0))
     found = walk(view, b"k5")
     seen = [next(found)[0]]
     for number in range(6, 60, 2):
@@ -222,7 +222,7 @@ def test_looking_at_damage_quarantines_nothing(logs, tmp_path):
         assert "quarantine" not in told.value.message
         with pytest.raises(CorruptBatchError) as told:
             looked.plan(due=True)
-        assert [plan.topic for plan in told.value.plans] == ["sound"]
+        assert [plan.topic for plan in told.value.results] == ["sound"]
     assert tree_digest(tmp_path) == before
 
 
@@ -299,9 +299,9 @@ def test_accounts_tell_when_a_tombstone_may_go(logs, clock):
     topic.delete("a")
     topic.append("b", b"1")
     topic.clean()
-    with logs._home("t", 0).ledgers.of(TopicPartition("t", 0), logs._log("t", 0)) as ledger:
+    with logs.dirs.log_dir("t", 0).ledgers.of(TopicPartition("t", 0), logs.dirs.log("t", 0)) as ledger:
         accounted.look(
-            logs._log("t", 0), DEFAULT, ledger, topic.plan(due=True)[-1], logs._log("t", 0).segments
+            logs.dirs.log("t", 0), DEFAULT, ledger, topic.plan(due=True)[-1], logs.dirs.log("t", 0).segments
         )
     (version,) = topic.explain(key="a").versions
     assert (version.kept, version.reason, version.until) == (True, "tombstone-horizon", BEGIN_MS + 3 * HOUR)

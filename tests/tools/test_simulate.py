@@ -103,7 +103,7 @@ def log(tmp_path, records, **config):
 def test_a_real_log_is_read_off(tmp_path):
     records = [(b"k%d" % (n % 7), b"v" * 30 if n % 5 else None) for n in range(60)]
     with log(tmp_path, records, segment_bytes=1000) as logs:
-        segments = logs._view("t", 0).segments
+        segments = logs.dirs.view("t", 0).segments
         assert len(segments) > 3
         found = deaths_of(segments, salt=b"s", loaded_below=20)
         again = deaths_of(segments, salt=b"another")
@@ -119,7 +119,7 @@ def test_a_large_log_is_sampled_by_whole_keys(tmp_path):
     with lastword.open(tmp_path / "data", "a") as logs:
         topic = logs.create_topic("t", cleanup_policy="compact")
         topic.extend((b"k%d" % (n % 4000), b"v" * 50) for n in range(20_000))
-        segments = logs._view("t", 0).segments
+        segments = logs.dirs.view("t", 0).segments
         found = deaths_of(segments, salt=b"s", most_rows=6000)
         size = sum(segment.size for segment in segments)
     assert found.share == 0.25 and 3000 < len(found) < 8000

@@ -279,13 +279,13 @@ def test_a_writer_beside_it_raises_no_alarm(data, change):
         def changes():
             if change == "trim":
                 logs.topic("t").trim(40)
-                logs._log("t", 0).remove_waste()
+                logs.dirs.log("t", 0).remove_waste()
             elif change == "truncate":
-                logs._home("t", 0).truncate("t", 0, 3)
+                logs.dirs.log_dir("t", 0).truncate("t", 0, 3)
             else:
                 topic.append(b"key 0", b"new")
                 topic.append(b"key 1", None)
-                logs._log("t", 0).roll()
+                logs.dirs.log("t", 0).roll()
                 if "clean" in change:
                     logs.clean()
 

@@ -18,23 +18,22 @@ from lastword.errors import NoPolicyError
 from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
-    from lastword.api.found import Found
-    from lastword.api.logs import LogDir
+    from lastword.api.open_dirs import OpenDirs
     from lastword.config.instance import LogConfig
 
 
 class Background:
-    """The scheduler of `found`'s partitions, with the states and drives that it goes by."""
+    """The scheduler of the partitions of `dirs`, with the states and drives that it goes by."""
 
-    def __init__(self, found: Found) -> None:
-        self.found = found
-        self.states = States(found._clock)
-        self.drives = found._drives
-        self._work = DirectoryWork(found._spread, self.drives, self.states, found._clock)
-        self._applied: LogConfig = found.settings.instance
+    def __init__(self, dirs: OpenDirs) -> None:
+        self.dirs = dirs
+        self.states = States(dirs.clock)
+        self.drives = dirs.drives
+        self._work = DirectoryWork(dirs.dir_set, self.drives, self.states, dirs.clock)
+        self._applied: LogConfig = dirs.settings.instance
         self.scheduler = Scheduler(
             self._work,
-            clock=found._clock,
+            clock=dirs.clock,
             states=self.states,
             threads=self._applied.log_cleaner_threads,
             backoff_ms=self._applied.log_cleaner_backoff_ms,
@@ -45,9 +44,9 @@ class Background:
         self, only: tuple[str, int | None] | None, backoff_ms: int, on_done: Callable[[Done], None]
     ) -> None:
         """Start at once, look so often, at one topic only if it is named, and tell of every round."""
-        self.found._check_writable()
-        if only is not None and self.found._config(only[0]).cleanup_policy is None:
-            raise NoPolicyError.of(only[0], self.found.paths[0])
+        self.dirs.require_writable()
+        if only is not None and self.dirs.config(only[0]).cleanup_policy is None:
+            raise NoPolicyError.of(only[0], self.dirs.paths[0])
         self._work.only = only
         self._work.forget()
         self.scheduler.backoff_ms = backoff_ms
@@ -62,7 +61,7 @@ class Background:
 
     def settings_changed(self) -> None:
         """Take over what the settings say now, where they say something else than before, and look."""
-        now: LogConfig = self.found.settings.instance
+        now: LogConfig = self.dirs.settings.instance
         before, self._applied = self._applied, now
         if now.log_cleaner_backoff_ms != before.log_cleaner_backoff_ms:
             self.scheduler.backoff_ms = now.log_cleaner_backoff_ms
@@ -72,10 +71,3 @@ class Background:
             self.drives.set_all(*limits)
         self._work.forget()
         self.scheduler.wake()
-
-
-def run_for(
-    logs: LogDir, only: tuple[str, int | None] | None, backoff_ms: int, on_done: Callable[[Done], None]
-) -> None:
-    """See `Background.run_for`; for a process that does nothing else."""
-    logs._background.run_for(only, backoff_ms, on_done)

@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from lastword.api import pairs, partitioners
+from lastword.api import pairs
 from lastword.api.placing import Placing
 from lastword.api.record import Record
 from lastword.config import TopicConfig
@@ -26,7 +26,7 @@ from lastword.wire import INT32_MAX
 
 if TYPE_CHECKING:
     from lastword.api.producers import Call
-    from lastword.api.serializers import Serializer
+    from lastword.api.schema import TopicSchema
 
 BATCH_BYTES = 16 << 10  # as Kafka's producers: a batch is filled to this, a larger record gets one of its own
 GROUP_BYTES = 16 << 20
@@ -67,18 +67,11 @@ class Group:
 class Packer:
     """Turns what users give into batches, for one topic."""
 
-    def __init__(
-        self,
-        topic: str,
-        partitions: int,
-        config: TopicConfig,
-        serializers: tuple[Serializer, Serializer],
-        partitioner: partitioners.Partitioner,
-    ) -> None:
-        self.topic = topic
+    def __init__(self, schema: TopicSchema, config: TopicConfig) -> None:
+        self.topic = schema.topic
         self.config = config
-        self.placing = Placing(topic, partitions, partitioner)
-        self._key, self._value = serializers
+        self.placing = Placing(schema.topic, max(1, schema.partitions), schema.partitioner)
+        self._key, self._value = schema.key, schema.value
         self._codec = CODECS[config.compression_type]
         self._limit = min(config.max_message_bytes, config.segment_bytes)
 

@@ -24,7 +24,7 @@ from lastword.values import Handle, Value
 
 if TYPE_CHECKING:
     from lastword.api.background import Background
-    from lastword.api.found import PathLike
+    from lastword.api.open_dirs import PathLike
     from lastword.tools.verify import Verification
 
 
@@ -94,7 +94,7 @@ class Cleaner(Handle):
     """
 
     def __init__(self, background: Background) -> None:
-        self._found = background.found
+        self._dirs = background.dirs
         self._states = background.states
         self._drives = background.drives
         self._scheduler = background.scheduler
@@ -104,7 +104,7 @@ class Cleaner(Handle):
 
     def start(self) -> None:
         """Clean in the background. Started already, nothing changes."""
-        self._found._check_writable()
+        self._dirs.require_writable()
         self._scheduler.start()
 
     def stop(self, *, abort: bool = True, seconds: float = STOP_SECONDS) -> bool:
@@ -134,14 +134,14 @@ class Cleaner(Handle):
         quarantine stays.
         """
         tp = self._named(topic, partition)
-        home = self._found._home(*tp)
+        home = self._dirs.log_dir(*tp)
         directory = home.directory(*tp)
         if quarantine.load(home.files, directory) is None:
             return None
         from lastword.tools.verify import verify
 
         with home.claim(*tp):
-            found = verify(home.files, [home.path], [(*tp, directory)], clock=self._found._clock)
+            found = verify(home.files, [home.path], [(*tp, directory)], clock=self._dirs.clock)
             for problem in found.problems:
                 # A damaged private file stops no cleaning: a lease holds tombstones back, and this note goes.
                 own = os.path.normpath(directory)
@@ -188,15 +188,14 @@ class Cleaner(Handle):
         )
 
     def _held_back(self) -> list[PartitionStatus]:
-        found = self._found
         states = self._states.all()
         shown = []
-        for topic, homes in found._homes().items():
+        for topic, homes in self._dirs.topics().items():
             for number, home in homes.items():
                 tp = TopicPartition(topic, number)
                 state = states.get(tp, State())
                 noted = None
-                if found._spread.serves(home):
+                if self._dirs.dir_set.serves(home):
                     noted = quarantine.load(home.files, home.directory(*tp))
                 kind: Kind = state.kind if noted is None or state.kind != "idle" else "quarantined"
                 if kind != "idle":
@@ -211,13 +210,13 @@ class Cleaner(Handle):
     def set_budget(self, bytes_per_second: int | str | None, drive: PathLike | None = None) -> None:
         """How much cleanings may read and write per second, on one drive (any path on it) or on each; None:
         no limit. Holds at once, also for rounds that run, until the setting itself is changed."""
-        self._found._check_writable()
+        self._dirs.require_writable()
         rate = None if bytes_per_second is None else parse_bytes(bytes_per_second)
         names = self._drives.names if drive is None else [os.fspath(drive)]
         for budget in [self._drives.budget(name) for name in names]:
             budget.set(rate)
 
     def _named(self, topic: str, partition: int) -> TopicPartition:
-        self._found._check_writable()
-        (tp,) = self._found._chosen(topic, partition)
+        self._dirs.require_writable()
+        (tp,) = self._dirs.select(topic, partition)
         return TopicPartition(*tp)

@@ -26,14 +26,14 @@ from lastword.values import ProgressLike, plural
 
 if TYPE_CHECKING:
     from lastword.accounts.deletes import Clocks
-    from lastword.api.found import Found
+    from lastword.api.open_dirs import OpenDirs
     from lastword.cleaner import CleanRound, Plan
     from lastword.partition.view import PartitionView
     from lastword.retention import Deletion
 
 
 def plan(
-    found: Found,
+    dirs: OpenDirs,
     topic: str | None,
     partition: int | None,
     *,
@@ -42,12 +42,12 @@ def plan(
     progress: ProgressLike | bool | None,
 ) -> list[Plan]:
     """See `LogDir.plan`."""
-    chosen = found._chosen(topic, partition)
-    return plan_chosen(found, chosen, due=due, strategy=strategy, progress=progress)
+    chosen = dirs.select(topic, partition)
+    return plan_chosen(dirs, chosen, due=due, strategy=strategy, progress=progress)
 
 
 def plan_chosen(
-    found: Found,
+    dirs: OpenDirs,
     chosen: Sequence[tuple[str, int]],
     *,
     due: bool,
@@ -58,13 +58,13 @@ def plan_chosen(
     from lastword.cleaner.cleaner import plan as plan_one
     from lastword.retention.expire import outlook
 
-    views, unviewed = found._viewed(chosen)
+    views, unviewed = dirs.checked_views(chosen)
     size = sum(segment.size for view in views.values() for segment in view.segments)
     meter = Meter("plan", progress, size)
-    accounts = {name for name, _ in chosen if due and by_accounts(found, name, strategy)}
+    accounts = {name for name, _ in chosen if due and by_accounts(dirs, name, strategy)}
     wanted = {tp for tp in chosen if tp[0] in accounts}
     unseen: dict[TopicPartition, LastwordError] = {}
-    by_drive = plan_due(found, wanted, strategy, unseen) if wanted else ()
+    by_drive = plan_due(dirs, wanted, strategy, unseen) if wanted else ()
     planned = {(plan.topic, plan.partition): plan for plan in by_drive}
     failed = [error for tp, error in unseen.items() if tp in wanted]
     failed += [error for tp, error in unviewed.items() if tp not in wanted]
@@ -72,8 +72,8 @@ def plan_chosen(
     for (name, number), view in views.items():
         if (name, number) in unseen:
             continue
-        config = found._config(name)
-        retention = outlook(view, config, found._clock.now_ms())
+        config = dirs.config(name)
+        retention = outlook(view, config, dirs.clock.now_ms())
         if retention.removes:
             plans.append(_plan_of(retention, view))
         if (name, number) in planned:
@@ -85,13 +85,13 @@ def plan_chosen(
                     plan_one(
                         view,
                         config,
-                        files=found._files,
-                        clock=found._clock,
-                        first_dirty=found._first_dirty(name, number),
+                        files=dirs.files,
+                        clock=dirs.clock,
+                        first_dirty=dirs.first_dirty(name, number),
                         due=due,
                         strategy=strategy or config.lastword_strategy,
-                        map_bytes=found.settings.instance.map_bytes,
-                        clocks=_clocks(found, name, number),
+                        map_bytes=dirs.settings.instance.map_bytes,
+                        clocks=_clocks(dirs, name, number),
                         progress=part,
                     )
                 )
@@ -102,13 +102,13 @@ def plan_chosen(
     return plans
 
 
-def _clocks(found: Found, name: str, number: int) -> Clocks | None:
-    held = found._home(name, number).ledgers.held(TopicPartition(name, number))
+def _clocks(dirs: OpenDirs, name: str, number: int) -> Clocks | None:
+    held = dirs.log_dir(name, number).ledgers.held(TopicPartition(name, number))
     return None if held is None or not held.exact else held.deletes.running()
 
 
 def clean(
-    found: Found,
+    dirs: OpenDirs,
     topic: str | None,
     partition: int | None,
     *,
@@ -118,38 +118,38 @@ def clean(
     stop: Callable[[], bool] | None,
 ) -> list[CleanRound]:
     """See `LogDir.clean`."""
-    found._check_writable()
-    chosen = found._chosen(topic, partition)
+    dirs.require_writable()
+    chosen = dirs.select(topic, partition)
     if topic is not None:
-        _check_policy(found, topic)
-    compacted = [(name, number) for name, number in chosen if found._config(name).compacts]
+        _check_policy(dirs, topic)
+    compacted = [(name, number) for name, number in chosen if dirs.config(name).compacts]
     rounds: list[CleanRound] = []
     failed: list[LastwordError] = []
     for tp in compacted:
-        if found._config(tp[0]).lastword_ttl_ms >= 0 and not (stop is not None and stop()):
+        if dirs.config(tp[0]).lastword_ttl_ms >= 0 and not (stop is not None and stop()):
             try:
-                _expire_values(found, *tp)
+                _expire_values(dirs, *tp)
             except (DataError, CapacityError, StorageError) as error:
                 failed.append(error)
-    sizes = {tp: _size(found, *tp) for tp in compacted}
+    sizes = {tp: _size(dirs, *tp) for tp in compacted}
     meter = Meter("clean", progress, sum(sizes.values()))
-    accounts = [tp for tp in compacted if due and by_accounts(found, tp[0], strategy)]
+    accounts = [tp for tp in compacted if due and by_accounts(dirs, tp[0], strategy)]
     if accounts:
         compacted = [tp for tp in compacted if tp not in accounts]
-        rounds += clean_due(found, accounts, strategy, meter, stop, failed)
+        rounds += clean_due(dirs, accounts, strategy, meter, stop, failed)
         if topic is not None and not failed and not rounds:
             for tp in accounts:
-                _check_quarantine(found, *tp)
+                _check_quarantine(dirs, *tp)
     for name, number in compacted:
         if stop is not None and stop():
             break
         try:
             with meter.progress_part(sizes[name, number]) as part:
-                done = _clean_one(found, name, number, due, strategy, part, stop)
+                done = _clean_one(dirs, name, number, due, strategy, part, stop)
             if done is not None:
                 rounds.append(done)
             elif topic is not None:
-                _check_quarantine(found, name, number)
+                _check_quarantine(dirs, name, number)
         except (DataError, CapacityError, StorageError) as error:
             failed.append(error)
     if failed:
@@ -161,18 +161,18 @@ def clean(
     return rounds
 
 
-def _expire_values(found: Found, name: str, number: int) -> None:
+def _expire_values(dirs: OpenDirs, name: str, number: int) -> None:
     """Append tombstones for values whose time to live has passed, so that the cleaning takes the values."""
     from lastword.state.ttl import Watch, expire_values
 
-    home = found._home(name, number)
-    map_bytes = found.settings.instance.map_bytes
+    home = dirs.log_dir(name, number)
+    map_bytes = dirs.settings.instance.map_bytes
     with home.claim(name, number):
-        expire_values(home.log(name, number), found._config(name), Watch(), map_bytes=map_bytes, at_once=True)
+        expire_values(home.log(name, number), dirs.config(name), Watch(), map_bytes=map_bytes, at_once=True)
 
 
 def _clean_one(
-    found: Found,
+    dirs: OpenDirs,
     name: str,
     number: int,
     due: bool,
@@ -182,15 +182,15 @@ def _clean_one(
 ) -> CleanRound | None:
     from lastword.cleaner.cleaner import clean
 
-    config = found._config(name)
-    home = found._home(name, number)
-    threads = found.settings.instance.log_cleaner_threads
+    config = dirs.config(name)
+    home = dirs.log_dir(name, number)
+    threads = dirs.settings.instance.log_cleaner_threads
     with home.claim(name, number):
         if (strategy or config.lastword_strategy) == "generational":
             from lastword.cleaner.drive import Place, rewrite
 
             place = Place(TopicPartition(name, number), home)
-            budget = found._drives.budget(home.path)
+            budget = dirs.drives.budget(home.path)
             return rewrite(
                 place, None, due=False, progress=progress, stop=stop, budget=budget, threads=threads
             )
@@ -201,29 +201,29 @@ def _clean_one(
             record_first_dirty=lambda offset: home.set_first_dirty(name, number, offset),
             due=due,
             strategy=strategy or config.lastword_strategy,
-            map_bytes=found.settings.instance.map_bytes,
-            map_scratch=found.settings.instance.lastword_map_scratch,
+            map_bytes=dirs.settings.instance.map_bytes,
+            map_scratch=dirs.settings.instance.lastword_map_scratch,
             progress=progress,
             stop=stop,
-            budget=found._drives.budget(home.path),
+            budget=dirs.drives.budget(home.path),
             threads=threads,
         )
 
 
-def _size(found: Found, name: str, number: int) -> int:
+def _size(dirs: OpenDirs, name: str, number: int) -> int:
     """Bytes of a partition; 0 for one that cannot be opened, which is told when it is its turn."""
     try:
-        return sum(segment.size for segment in found._home(name, number).log(name, number).segments)
+        return sum(segment.size for segment in dirs.log_dir(name, number).log(name, number).segments)
     except (DataError, StorageError):
         return 0
 
 
-def _check_policy(found: Found, topic: str) -> None:
-    policy = found._config(topic).cleanup_policy
+def _check_policy(dirs: OpenDirs, topic: str) -> None:
+    policy = dirs.config(topic).cleanup_policy
     if policy is None:
-        raise NoPolicyError.of(topic, found.paths[0])
+        raise NoPolicyError.of(topic, dirs.paths[0])
     if "compact" not in policy:
-        where = f"{shlex.quote(found.paths[0])} {topic}"
+        where = f"{shlex.quote(dirs.paths[0])} {topic}"
         raise NoPolicyError(
             f"{topic} has cleanup.policy={','.join(sorted(policy))}: superseded records stay",
             remedy=f"`lastword expire {where}` applies that policy; "
@@ -231,14 +231,14 @@ def _check_policy(found: Found, topic: str) -> None:
         )
 
 
-def quarantined(found: Found, topic: str | None, partition: int | None) -> list[QuarantinedError]:
+def quarantined(dirs: OpenDirs, topic: str | None, partition: int | None) -> list[QuarantinedError]:
     """Of each chosen partition that is compacted and that no cleaning takes until somebody has looked at it,
     the error that says why."""
     why = []
-    for name, number in found._chosen(topic, partition):
-        if found._config(name).compacts and found._spread.serves(found._home(name, number)):
+    for name, number in dirs.select(topic, partition):
+        if dirs.config(name).compacts and dirs.dir_set.serves(dirs.log_dir(name, number)):
             try:
-                _check_quarantine(found, name, number)
+                _check_quarantine(dirs, name, number)
             except QuarantinedError as error:
                 why.append(error)
             except StorageError:  # raised by whatever uses the partition
@@ -246,11 +246,11 @@ def quarantined(found: Found, topic: str | None, partition: int | None) -> list[
     return why
 
 
-def _check_quarantine(found: Found, name: str, number: int) -> None:
+def _check_quarantine(dirs: OpenDirs, name: str, number: int) -> None:
     from lastword.cleaner import quarantine
 
-    directory = found._home(name, number).directory(name, number)
-    noted = quarantine.load(found._files, directory)
+    directory = dirs.log_dir(name, number).directory(name, number)
+    noted = quarantine.load(dirs.files, directory)
     if noted is not None:
         raise QuarantinedError(
             f"{name}-{number} is quarantined: {noted.reason}",

@@ -25,7 +25,7 @@ from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
-    from lastword.api.logs import LogDir
+    from lastword.api.open_dirs import OpenDirs
     from lastword.resolve import Resolution
 
 _ATTEMPTS = 100
@@ -33,7 +33,7 @@ Row = TypeVar("Row")
 
 
 def describe(
-    logs: LogDir,
+    dirs: OpenDirs,
     topic: str,
     progress: ProgressLike | bool | None,
     *,
@@ -41,12 +41,12 @@ def describe(
     quick: bool = False,
 ) -> list[PartitionInfo]:
     """Count the partitions of a topic, or one of them. The first that cannot be counted raises its error."""
-    rows = count_each(logs, logs._chosen(topic, partition), partition_info, progress, quick=quick)
+    rows = count_each(dirs, dirs.select(topic, partition), partition_info, progress, quick=quick)
     return [_raised(row) for _, row in rows]
 
 
 def segments(
-    logs: LogDir,
+    dirs: OpenDirs,
     topic: str,
     partition: int | None,
     progress: ProgressLike | bool | None,
@@ -54,14 +54,14 @@ def segments(
     quick: bool = False,
 ) -> list[SegmentInfo]:
     """Count the segments of a topic, or of one of its partitions."""
-    rows = count_each(logs, logs._chosen(topic, partition), segment_infos, progress, quick=quick)
+    rows = count_each(dirs, dirs.select(topic, partition), segment_infos, progress, quick=quick)
     return [segment for _, row in rows for segment in _raised(row)]
 
 
 def count_each(
-    logs: LogDir,
+    dirs: OpenDirs,
     chosen: Sequence[tuple[str, int]],
-    row_of: Callable[[LogDir, PartitionView, list[_Count]], Row],
+    row_of: Callable[[OpenDirs, PartitionView, list[_Count]], Row],
     progress: ProgressLike | bool | None,
     *,
     quick: bool = False,
@@ -74,7 +74,7 @@ def count_each(
     views: dict[tuple[str, int], PartitionView | LastwordError] = {}
     for name, number in chosen:
         try:
-            views[name, number] = logs._whole_view(name, number)
+            views[name, number] = dirs.checked_view(name, number)
         except (DataError, StorageError, UsageError) as error:
             views[name, number] = error
     sound = [view for view in views.values() if not isinstance(view, LastwordError)]
@@ -84,7 +84,7 @@ def count_each(
             yield tp, view
             continue
         try:
-            yield tp, row_of(logs, view, _counted(logs, view, meter, quick))
+            yield tp, row_of(dirs, view, _counted(dirs, view, meter, quick))
         except (DataError, StorageError) as error:
             yield tp, error
 
@@ -95,10 +95,10 @@ def _raised(row: Row | LastwordError) -> Row:
     return row
 
 
-def partition_info(logs: LogDir, view: PartitionView, counted: list[_Count]) -> PartitionInfo:
+def partition_info(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> PartitionInfo:
     """The row of a partition in `describe`."""
     size = sum(segment.size for segment in view.segments)
-    policy = logs._config(view.topic).cleanup_policy
+    policy = dirs.config(view.topic).cleanup_policy
     set_aside = quarantine.load(view.files, view.directory)
     dead_bytes = sum(count.dead_bytes for count in counted)
     return PartitionInfo(
@@ -108,7 +108,7 @@ def partition_info(logs: LogDir, view: PartitionView, counted: list[_Count]) -> 
         policy=",".join(sorted(policy)) if policy else None,
         log_start=view.log_start,
         first_dirty=corrected_first_dirty(
-            logs._first_dirty(view.topic, view.partition), view.log_start, view.log_end
+            dirs.first_dirty(view.topic, view.partition), view.log_start, view.log_end
         ),
         stable=view.stable_offset,
         log_end=view.log_end,
@@ -124,9 +124,9 @@ def partition_info(logs: LogDir, view: PartitionView, counted: list[_Count]) -> 
     )
 
 
-def segment_infos(logs: LogDir, view: PartitionView, counted: list[_Count]) -> list[SegmentInfo]:
+def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) -> list[SegmentInfo]:
     """The rows of a partition in `segments`."""
-    rewritten = _rewritten(logs, view)
+    rewritten = _rewritten(dirs, view)
     rows = []
     for segment, count in zip(view.segments, counted, strict=True):
         generation, survived = rewritten.get((segment.base_offset, segment.inode), (None, None))
@@ -150,12 +150,12 @@ def segment_infos(logs: LogDir, view: PartitionView, counted: list[_Count]) -> l
     return rows
 
 
-def _rewritten(logs: LogDir, view: PartitionView) -> dict[tuple[int, int], tuple[int, float | None]]:
+def _rewritten(dirs: OpenDirs, view: PartitionView) -> dict[tuple[int, int], tuple[int, float | None]]:
     """How often each segment was rewritten, and what share of the bytes the last rewrite kept, as far as the
     garbage accounts know; by base offset and inode."""
     from lastword.accounts.saved import saved_entries
 
-    held = logs._home(view.topic, view.partition).ledgers.held(TopicPartition(view.topic, view.partition))
+    held = dirs.log_dir(view.topic, view.partition).ledgers.held(TopicPartition(view.topic, view.partition))
     entries = held.entries if held is not None else saved_entries(view.files, view.directory)
     return {
         (one.base_offset, one.inode): (
@@ -175,40 +175,40 @@ class _Count:
     exact: bool
 
 
-def _counted(logs: LogDir, view: PartitionView, meter: Meter, quick: bool) -> list[_Count]:
+def _counted(dirs: OpenDirs, view: PartitionView, meter: Meter, quick: bool) -> list[_Count]:
     """Of each segment of the view."""
-    known = _accounted(logs, view)
+    known = _accounted(dirs, view)
     if known is not None and (quick or all(one.exact for one in known)):
         with meter.part(sum(segment.size for segment in view.segments)):
             return known
     return [
         _Count(one.records, one.dead_records, one.dead_bytes, one.tombstones, True)
-        for one in _resolved(logs, view, meter).segments
+        for one in _resolved(dirs, view, meter).segments
     ]
 
 
-def _accounted(logs: LogDir, view: PartitionView) -> list[_Count] | None:
+def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
     """As the garbage accounts have it, those in memory or those that were saved; None if there are none that
     fit the log. A segment that they do not know counts as live, its records as if no offset were missing."""
     from lastword.accounts.ledger import Ledger
     from lastword.accounts.saved import has_accounts
 
     tp = TopicPartition(view.topic, view.partition)
-    home = logs._home(*tp)
-    if home.ledgers.held(tp) is not None and logs.mode == "a":
+    home = dirs.log_dir(*tp)
+    if home.ledgers.held(tp) is not None and dirs.mode == "a":
         with home.try_claim(*tp) as mine:
             if not mine:  # a round has them
                 return None
             with home.ledgers.of(tp, home.log(*tp)) as ledger:
-                return _statement(logs, view, ledger)
+                return _statement(dirs, view, ledger)
     if not has_accounts(view.files, view.directory):
         return None
-    map_bytes = logs.settings.instance.map_bytes
-    return _statement(logs, view, Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes))
+    map_bytes = dirs.settings.instance.map_bytes
+    return _statement(dirs, view, Ledger.open(view.files, view.directory, view.segments, map_bytes=map_bytes))
 
 
-def _statement(logs: LogDir, view: PartitionView, ledger: Ledger) -> list[_Count] | None:
-    config = logs._config(view.topic)
+def _statement(dirs: OpenDirs, view: PartitionView, ledger: Ledger) -> list[_Count] | None:
+    config = dirs.config(view.topic)
     account = ledger.account(
         config, topic=view.topic, partition=view.partition, drive="", total_bytes=0, log_start=view.log_start
     )
@@ -229,7 +229,7 @@ def _statement(logs: LogDir, view: PartitionView, ledger: Ledger) -> list[_Count
     return found
 
 
-def _resolved(logs: LogDir, view: PartitionView, meter: Meter) -> Resolution:
+def _resolved(dirs: OpenDirs, view: PartitionView, meter: Meter) -> Resolution:
     """Resolve a whole log. What is of an undecided transaction counts as live, and replaces nothing yet.
 
     A file that vanishes was rewritten: the view is listed again, and then all of it is counted anew.
@@ -243,7 +243,7 @@ def _resolved(logs: LogDir, view: PartitionView, meter: Meter) -> Resolution:
             with meter.part(size) as done:
                 return resolve(
                     view.segments,
-                    map_bytes=logs.settings.instance.map_bytes,
+                    map_bytes=dirs.settings.instance.map_bytes,
                     salt=os.urandom(16),
                     now_ms=None,
                     fates=Outcomes(view, view.log_end),

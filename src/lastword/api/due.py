@@ -15,31 +15,31 @@ from lastword.logdir.checkpoints import TopicPartition
 
 if TYPE_CHECKING:
     from lastword.accounts.values import DriveAccount
-    from lastword.api.found import Found
+    from lastword.api.open_dirs import OpenDirs
     from lastword.cleaner import CleanRound, Plan
     from lastword.cleaner.drive import Place
 
 Wanted = Collection[tuple[str, int]]
 
 
-def by_accounts(found: Found, topic: str, strategy: str | None) -> bool:
+def by_accounts(dirs: OpenDirs, topic: str, strategy: str | None) -> bool:
     """Is this topic cleaned by accounts?"""
-    config = found._config(topic)
+    config = dirs.config(topic)
     return config.compacts and (strategy or config.lastword_strategy) == "generational"
 
 
-def drives(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[tuple[str, list[Place]]]:
+def drives(dirs: OpenDirs, wanted: Wanted, strategy: str | None) -> Iterator[tuple[str, list[Place]]]:
     """Each drive that holds a wanted partition, with all partitions on it that are cleaned by accounts: its
     target is for all of them together."""
     from lastword.cleaner.drive import Place
 
     places: dict[str, list[Place]] = {}
-    for topic, numbers in found._homes().items():
-        if not by_accounts(found, topic, strategy):
+    for topic, numbers in dirs.topics().items():
+        if not by_accounts(dirs, topic, strategy):
             continue
         for number, home in numbers.items():
-            if found._spread.serves(home):
-                name = found._drives.drive_of(home.path)
+            if dirs.dir_set.serves(home):
+                name = dirs.drives.drive_of(home.path)
                 places.setdefault(name, []).append(Place(TopicPartition(topic, number), home))
     for name, here in places.items():
         if any(one.partition in wanted for one in here):
@@ -47,7 +47,7 @@ def drives(found: Found, wanted: Wanted, strategy: str | None) -> Iterator[tuple
 
 
 def clean_due(
-    found: Found,
+    dirs: OpenDirs,
     wanted: Wanted,
     strategy: str | None,
     meter: Meter,
@@ -56,12 +56,12 @@ def clean_due(
 ) -> Iterator[CleanRound]:
     """Rounds over wanted partitions, each as it is done. A partition whose round fails is left alone, its
     error goes to `failed`."""
-    for name, places in drives(found, wanted, strategy):
-        yield from _clean_drive(found, name, places, wanted, meter, stop, failed)
+    for name, places in drives(dirs, wanted, strategy):
+        yield from _clean_drive(dirs, name, places, wanted, meter, stop, failed)
 
 
 def _clean_drive(
-    found: Found,
+    dirs: OpenDirs,
     name: str,
     places: list[Place],
     wanted: Wanted,
@@ -78,18 +78,18 @@ def _clean_drive(
     done: set[tuple[TopicPartition, int, int, int]] = set()
     told: set[TopicPartition] = set()
     while stop is None or not stop():
-        now_ms = found._clock.now_ms()
+        now_ms = dirs.clock.now_ms()
         errors: list[LastwordError] = []
         try:
             account = look(
                 places,
                 name,
                 now_ms=now_ms,
-                space_target=found.settings.instance.lastword_space_target,
+                space_target=dirs.settings.instance.lastword_space_target,
                 held=held,
                 failed=errors,
                 stop=stop,
-                budget=found._drives.budget(name),
+                budget=dirs.drives.budget(name),
             )
         except Stopped:
             break
@@ -109,9 +109,7 @@ def _clean_drive(
         place = here[tp]
         try:
             with meter.progress_part(choice.run.read_bytes) as part, place.home.claim(*tp):
-                round_ = rewrite(
-                    place, choice.run, progress=part, stop=stop, budget=found._drives.budget(name)
-                )
+                round_ = rewrite(place, choice.run, progress=part, stop=stop, budget=dirs.drives.budget(name))
         except LastwordError as error:
             failed.append(error)
             held.add(tp)
@@ -133,7 +131,7 @@ def _unseen(
 
 
 def plan_due(
-    found: Found,
+    dirs: OpenDirs,
     wanted: Wanted,
     strategy: str | None,
     failed: dict[TopicPartition, LastwordError],
@@ -150,15 +148,15 @@ def plan_due(
     from lastword.cleaner.drive_plan import outlook, planned
     from lastword.cleaner.plan import QUARANTINED
 
-    for name, places in drives(found, wanted, strategy):
-        now_ms = found._clock.now_ms()
+    for name, places in drives(dirs, wanted, strategy):
+        now_ms = dirs.clock.now_ms()
         own = {one.home.path: one.home.new_ledgers(saves=False) for one in places}
         errors: list[LastwordError] = []
         account = look(
             places,
             name,
             now_ms=now_ms,
-            space_target=found.settings.instance.lastword_space_target,
+            space_target=dirs.settings.instance.lastword_space_target,
             held={one.partition for one in places if one.partition not in wanted},
             # mypy cannot infer a lambda with a default; the default binds this turn's ledgers.
             ledgers=lambda home, own=own: own[home.path],  # type: ignore[misc]
@@ -187,5 +185,5 @@ def plan_due(
                     ledger,
                     choices,
                     files=place.home.files,
-                    clock=found._clock,
+                    clock=dirs.clock,
                 )

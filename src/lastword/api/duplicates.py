@@ -9,13 +9,13 @@ from lastword.errors import DataError, LastwordError, PartialFailure, StorageErr
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
-    from lastword.api.found import By, Found
+    from lastword.api.open_dirs import By, OpenDirs
     from lastword.partition.view import PartitionView
     from lastword.tools.duplication import Duplication
 
 
 def duplication(
-    logs: Found,
+    dirs: OpenDirs,
     topic: str | None,
     partition: int | None,
     *,
@@ -28,19 +28,19 @@ def duplication(
 
     check_by(by)
     chosen: dict[str, list[int]] = {}
-    for name, number in logs._chosen(topic, partition):
+    for name, number in dirs.select(topic, partition):
         chosen.setdefault(name, []).append(number)
-    views, errors = _views(logs, chosen, by)
+    views, errors = _views(dirs, chosen, by)
     size = sum(one.size for topics in views.values() for view in topics.values() for one in view.segments)
     most_passes = 1 if not exact else 2 if by == "segment" else 3
     meter = Meter("duplication", progress, size * most_passes)
     found: list[Duplication] = []
     failed = list(errors)
     for name, of_topic in views.items():
-        whole = len(of_topic) == len(logs._partitions(name))
+        whole = len(of_topic) == len(dirs.partitions(name))
         try:
             if exact:
-                map_bytes = logs.settings.instance.map_bytes
+                map_bytes = dirs.settings.instance.map_bytes
                 found += counted(name, of_topic, by, meter.part, whole=whole, map_bytes=map_bytes)
             else:
                 found += estimated(name, of_topic, by, meter.part, whole=whole)
@@ -52,14 +52,14 @@ def duplication(
 
 
 def _views(
-    logs: Found, chosen: dict[str, list[int]], by: str
+    dirs: OpenDirs, chosen: dict[str, list[int]], by: str
 ) -> tuple[dict[str, dict[int, PartitionView]], list[LastwordError]]:
     """Views of each topic's partitions, and the errors of those that have none: the rest of such a topic is
     counted, but no row stands for the whole of it."""
     views: dict[str, dict[int, PartitionView]] = {}
     errors: list[LastwordError] = []
     for name, numbers in chosen.items():
-        found, failed = logs._viewed((name, number) for number in numbers)
+        found, failed = dirs.checked_views((name, number) for number in numbers)
         errors += failed.values()
         if found and not (failed and by == "topic"):
             views[name] = {number: view for (_, number), view in found.items()}

@@ -17,7 +17,7 @@ from lastword.partition.front import read_note
 from lastword.partition.moment import Range
 
 if TYPE_CHECKING:
-    from lastword.api.logs import LogDir
+    from lastword.api.open_dirs import OpenDirs
     from lastword.partition.view import PartitionView
 
 SHORTEST_PAUSE_SECONDS = 0.005
@@ -106,7 +106,7 @@ class Follow:
 
 
 def following(
-    logs: LogDir,
+    dirs: OpenDirs,
     topic: str,
     views: Mapping[int, PartitionView],
     *,
@@ -117,25 +117,25 @@ def following(
     """Makes the `Follow` of a reader from its position. `grows`: partitions that come later are read too."""
 
     def ends(number: int) -> tuple[int, int, int]:
-        log = logs._log(topic, number)
+        log = dirs.log(topic, number)
         return log.log_start, log.stable_offset, log.log_end
 
     def watch(number: int, view: PartitionView) -> Watch:
         return Watch(
             view,
-            lambda: logs._view(topic, number),
-            (lambda: ends(number)) if logs.mode == "a" else None,
+            lambda: dirs.view(topic, number),
+            (lambda: ends(number)) if dirs.mode == "a" else None,
         )
 
     def added(known: Collection[int]) -> dict[int, Watch]:
-        now = logs._views(topic)
+        now = dirs.views(topic)
         return {number: watch(number, now[number]) for number in now if number not in known}
 
     def follow(position: dict[int, int]) -> Follow:
         return Follow(
             {number: watch(number, view) for number, view in sorted(views.items())},
             position,
-            logs._clock,
+            dirs.clock,
             timeout=timeout,
             committed=committed,
             added=added if grows else None,
@@ -155,7 +155,7 @@ def check_follow(follow: bool, timeout: float | None, end: object, view: str) ->
     if view != "log":
         raise UsageError(
             f'view="{view}" needs all of a range, and a read that follows has no end',
-            remedy="read without follow=True, or keep the newest values with logs.state(...)",
+            remedy="read without follow=True, or keep the newest values with dirs.state(...)",
         )
     if timeout is not None and not timeout >= 0:
         raise UsageError(f"timeout={timeout!r} is no time", remedy="seconds, or None to follow for ever")

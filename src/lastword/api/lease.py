@@ -18,7 +18,7 @@ from lastword.units import format_duration, format_time
 from lastword.values import Handle, Value
 
 if TYPE_CHECKING:
-    from lastword.api.found import Found
+    from lastword.api.open_dirs import OpenDirs
 
 Position = int | Mapping[int, int]
 """Next offset to read: of every partition, or by partition (as `Reader.position`)."""
@@ -58,8 +58,8 @@ class Lease(Handle):
     topic, name   whose it is
     """
 
-    def __init__(self, logs: Found, topic: str, name: str) -> None:
-        self._logs = logs
+    def __init__(self, dirs: OpenDirs, topic: str, name: str) -> None:
+        self._dirs = dirs
         self.topic = topic
         self.name = name
 
@@ -73,7 +73,7 @@ class Lease(Handle):
         LeaseRefusedError if it was released.
         """
         found = {}
-        for number, home in self._logs._partitions(self.topic).items():
+        for number, home in self._dirs.partitions(self.topic).items():
             one = leases.read(home.files, home.directory(self.topic, number), self.name)
             if one is None:
                 raise LeaseRefusedError(
@@ -93,13 +93,13 @@ class Lease(Handle):
         or if the log was cut below `position`, or cleaned by a broker above it: restore, or start from
         "earliest".
         """
-        wanted = _by_partition(self._logs, self.topic, position)
-        now_ms = self._logs._clock.now_ms()
-        for number, home in self._logs._partitions(self.topic).items():
+        wanted = _by_partition(self._dirs, self.topic, position)
+        now_ms = self._dirs.clock.now_ms()
+        for number, home in self._dirs.partitions(self.topic).items():
             directory = home.directory(self.topic, number)
             known = leases.read(home.files, directory, self.name)
             target = wanted.get(number, known.position if known is not None else 0)
-            view = self._logs._view(self.topic, number)
+            view = self._dirs.view(self.topic, number)
             lessee.advance(
                 home.files,
                 directory,
@@ -112,22 +112,22 @@ class Lease(Handle):
 
     def release(self) -> None:
         """Give it back: its reader will not come again, or will begin anew. A second release does nothing."""
-        for number, home in self._logs._partitions(self.topic).items():
+        for number, home in self._dirs.partitions(self.topic).items():
             leases.release(home.files, home.directory(self.topic, number), self.name)
 
 
-def take(logs: Found, topic: str, name: str, position: Position | None, max_age: str | int) -> Lease:
+def take(dirs: OpenDirs, topic: str, name: str, position: Position | None, max_age: str | int) -> Lease:
     """See `Topic.lease`. Refused in one partition, it is taken in none."""
     leases.check_name(name)
     max_age_ms = parse_duration_ms(max_age)
-    wanted = {} if position is None else _by_partition(logs, topic, position)
-    now_ms = logs._clock.now_ms()
+    wanted = {} if position is None else _by_partition(dirs, topic, position)
+    now_ms = dirs.clock.now_ms()
     before = {}
     try:
-        for number, home in logs._partitions(topic).items():
+        for number, home in dirs.partitions(topic).items():
             directory = home.directory(topic, number)
             known = leases.read(home.files, directory, name)
-            view = logs._view(topic, number)
+            view = dirs.view(topic, number)
             lessee.register(
                 home.files,
                 directory,
@@ -142,23 +142,23 @@ def take(logs: Found, topic: str, name: str, position: Position | None, max_age:
     except LastwordError:
         for number, known in before.items():
             if known is None:
-                home = logs._home(topic, number)
+                home = dirs.log_dir(topic, number)
                 with suppress(LastwordError):  # the first error is the one to tell
                     leases.release(home.files, home.directory(topic, number), name)
         raise
-    return Lease(logs, topic, name)
+    return Lease(dirs, topic, name)
 
 
-def listed(logs: Found, topic: str, partition: int | None = None) -> list[LeaseInfo]:
+def listed(dirs: OpenDirs, topic: str, partition: int | None = None) -> list[LeaseInfo]:
     """All leases on a topic, live and lapsed, by partition and name."""
-    now_ms = logs._clock.now_ms()
+    now_ms = dirs.clock.now_ms()
     found = []
-    for _, number in logs._chosen(topic, partition):
-        home = logs._home(topic, number)
+    for _, number in dirs.select(topic, partition):
+        home = dirs.log_dir(topic, number)
         known = leases.load(home.files, home.directory(topic, number), now_ms)
         if not known.live and not known.lapsed:
             continue
-        log_end = logs._view(topic, number).log_end
+        log_end = dirs.view(topic, number).log_end
         for one in sorted((*known.live, *known.lapsed), key=lambda lease: lease.name):
             found.append(
                 LeaseInfo(
@@ -187,8 +187,8 @@ def _cut_text(info: LeaseInfo) -> str:
     return "" if info.cut_from is None else f"; was at {info.cut_from} when the log was cut"
 
 
-def _by_partition(logs: Found, topic: str, position: Position) -> dict[int, int]:
-    numbers = logs._partitions(topic)
+def _by_partition(dirs: OpenDirs, topic: str, position: Position) -> dict[int, int]:
+    numbers = dirs.partitions(topic)
     if not isinstance(position, Mapping):
         return dict.fromkeys(numbers, position)
     unknown = set(position) - set(numbers)

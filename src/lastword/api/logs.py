@@ -2,31 +2,74 @@
 
 "r" looks: no lock, no change, also beside a running broker. "a" appends and cleans: it takes Kafka's lock,
 repairs what a crash left, and is the only writer until it is closed.
+
+A type checker infers the types of keys and values from the names of their serializers, or from a pair of
+functions. Without them they are as saved with the topic, which a type checker cannot see. Python has no map
+from a literal to a type, so each pair of types is one overload.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
+from lastword.api import topics
 from lastword.api.background import Background
 from lastword.api.cleaner import Cleaner
-from lastword.api.found import PathLike
+from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
 from lastword.api.topic import Topic
-from lastword.api.topics import Topics
-from lastword.config import remove_topic_settings, write_topic_settings
-from lastword.config.keywords import Keywords
-from lastword.errors import UsageError
-from lastword.ingest.apply import Watch
-from lastword.logdir import SetAside, move
-from lastword.values import table_html
+from lastword.config import Settings, remove_topic_settings
+from lastword.config.keywords import Keywords, TopicKeywords
+from lastword.errors import LastwordError, UsageError
+from lastword.logdir import DirRecovery, SetAside, move
+from lastword.values import Handle, ProgressLike, table_html
+
+if TYPE_CHECKING:
+    from lastword.api.partitioners import PartitionerLike
+    from lastword.api.ranges import Bounds
+    from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
+    from lastword.cleaner import CleanRound, Plan
+    from lastword.retention import Deletion
+    from lastword.state.state import Restored, State
+    from lastword.tools.audit import Audit
+    from lastword.tools.duplication import Duplication
+    from lastword.tools.explain import Explanation
+    from lastword.tools.simulate import Simulation
+    from lastword.tools.verify import Verification
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-class LogDir(Topics):
+class OpenOptions(TypedDict, total=False):
+    """The options of `LogDir.topic` besides the serializers."""
+
+    partitioner: PartitionerLike | None
+
+
+class CreateOptions(TopicKeywords, total=False):
+    """The options of `LogDir.create_topic` besides the serializers, and settings of the topic."""
+
+    partitioner: PartitionerLike | None
+    exist_ok: bool
+
+
+class StateOptions(TopicKeywords, total=False):
+    """The options of `LogDir.state` besides the serializers, and settings of the topic."""
+
+    partitions: int | None
+    default: Callable[[], Any] | None
+    end: Bounds
+    snapshot: PathLike | None
+    max_bytes: int | None
+    progress: ProgressLike | bool | None
+
+
+class LogDir(Handle):
     """An open log directory. Also a context manager, and a mapping of its topics: `logs["users"]`,
     `"users" in logs`, `len(logs)`, `list(logs)`. Safe from any thread.
 
@@ -37,7 +80,13 @@ class LogDir(Topics):
     mode       "r" or "a"
     offline    directories that failed, with the reason; what they hold raises OfflineError
     recovery   what opening repaired, a `DirRecovery` per directory; partitions are recovered when first used
+    dirs       the open directories below this object: for tools, and may change
     """
+
+    def __init__(self, dirs: OpenDirs) -> None:
+        self.dirs = dirs
+        self.paths = dirs.paths
+        self.mode: Mode = dirs.mode
 
     def __enter__(self) -> LogDir:
         return self
@@ -48,31 +97,34 @@ class LogDir(Topics):
         self.close()
 
     def __repr__(self) -> str:
-        shown = self.paths[0] if len(self.paths) == 1 else self.paths
-        return f"LogDir({shown!r}, {self.mode!r}{', closed' if self._closed else ''})"
+        return repr(self.dirs)
 
     def __getitem__(self, topic: str) -> Topic[Any, Any]:
         """`logs["users"]`: one topic, as `topic(name)` gives it."""
         return self.topic(topic)
 
     def __contains__(self, topic: object) -> bool:
-        return topic in self._homes()
+        return topic in self.dirs.topics()
 
     def __iter__(self) -> Iterator[str]:
         """The names of the topics."""
-        return iter(list(self._homes()))
+        return iter(list(self.dirs.topics()))
 
     def __len__(self) -> int:
         """How many topics there are."""
-        return len(self._homes())
+        return len(self.dirs.topics())
 
     def __bool__(self) -> bool:
         return True  # also without a topic
 
     def _repr_html_(self) -> str:
         rows = [
-            (topic, str(len(numbers)), ",".join(sorted(self._config(topic).cleanup_policy or ())) or "none")
-            for topic, numbers in self._homes().items()
+            (
+                topic,
+                str(len(numbers)),
+                ",".join(sorted(self.dirs.config(topic).cleanup_policy or ())) or "none",
+            )
+            for topic, numbers in self.dirs.topics().items()
         ]
         return table_html(", ".join(self.paths), ("topic", "partitions", "cleanup.policy"), rows)
 
@@ -80,33 +132,512 @@ class LogDir(Topics):
     def set_aside(self) -> list[tuple[str, SetAside]]:
         """Partition directories that are not served, each with the directory it lies in: `-stray` ones, that
         a broker set aside, and `-future` ones, copies on their way."""
-        self._check_open()
-        return [(home.path, one) for home in self._directories for one in home.set_aside()]
+        self.dirs.require_open()
+        return [(home.path, one) for home in self.dirs.directories for one in home.set_aside()]
+
+    @property
+    def recovery(self) -> tuple[DirRecovery, ...]:
+        """What opening repaired, a `DirRecovery` for each directory. Partitions are recovered when they are
+        first used. In mode "r" nothing is repaired, and `clean` is None."""
+        return tuple(directory.recovery for directory in self.dirs.directories)
+
+    @property
+    def offline(self) -> dict[str, LastwordError]:
+        """Directories that failed, with the reason. What they hold raises OfflineError; the others serve."""
+        return self.dirs.offline
+
+    @property
+    def settings(self) -> Settings:
+        """Every setting with its source."""
+        return self.dirs.settings
 
     @cached_property
     def cleaner(self) -> Cleaner:
         """The background cleaner. In mode "a" it runs, unless `log_cleaner_enable=False`."""
-        return Cleaner(self._background)
+        return Cleaner(self.background)
 
     @cached_property
-    def _background(self) -> Background:
-        return Background(self)
+    def background(self) -> Background:
+        background = Background(self.dirs)
+        self.dirs.on_close(background.scheduler.stop)
+        self.dirs.on_settings_changed(background.settings_changed)
+        return background
 
     # -------------------------------------------------------------- topics
 
     def topics(self) -> list[Topic[Any, Any]]:
         """All topics, by name, with their saved serializers."""
-        self._check_open()
-        return [Topic(self, name, self._config(name)) for name in self._homes()]
+        self.dirs.require_open()
+        return [topics.open_topic(self.dirs, name) for name in self.dirs.topics()]
+
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Text, value_serializer: Text, **options: Unpack[OpenOptions]
+    ) -> Topic[str, str]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Text, value_serializer: Raw, **options: Unpack[OpenOptions]
+    ) -> Topic[str, bytes]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Text, value_serializer: Whole, **options: Unpack[OpenOptions]
+    ) -> Topic[str, int]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Text, value_serializer: Real, **options: Unpack[OpenOptions]
+    ) -> Topic[str, float]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Text, value_serializer: Tree, **options: Unpack[OpenOptions]
+    ) -> Topic[str, Any]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Raw, value_serializer: Text, **options: Unpack[OpenOptions]
+    ) -> Topic[bytes, str]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Raw, value_serializer: Raw, **options: Unpack[OpenOptions]
+    ) -> Topic[bytes, bytes]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Raw, value_serializer: Whole, **options: Unpack[OpenOptions]
+    ) -> Topic[bytes, int]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Raw, value_serializer: Real, **options: Unpack[OpenOptions]
+    ) -> Topic[bytes, float]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Raw, value_serializer: Tree, **options: Unpack[OpenOptions]
+    ) -> Topic[bytes, Any]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Whole, value_serializer: Text, **options: Unpack[OpenOptions]
+    ) -> Topic[int, str]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Whole, value_serializer: Raw, **options: Unpack[OpenOptions]
+    ) -> Topic[int, bytes]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Whole, value_serializer: Whole, **options: Unpack[OpenOptions]
+    ) -> Topic[int, int]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Whole, value_serializer: Real, **options: Unpack[OpenOptions]
+    ) -> Topic[int, float]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Whole, value_serializer: Tree, **options: Unpack[OpenOptions]
+    ) -> Topic[int, Any]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Text, value_serializer: Pair[V], **options: Unpack[OpenOptions]
+    ) -> Topic[str, V]: ...
+    @overload
+    def topic(
+        self, name: str, *, key_serializer: Pair[K], value_serializer: Pair[V], **options: Unpack[OpenOptions]
+    ) -> Topic[K, V]: ...
+    @overload
+    def topic(
+        self,
+        name: str,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        **options: Unpack[OpenOptions],
+    ) -> Topic[Any, Any]: ...
+    def topic(
+        self,
+        name: str,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        partitioner: PartitionerLike | None = None,
+    ) -> Topic[Any, Any]:
+        """Give one topic.
+
+        Args:
+            name: The topic's name.
+            key_serializer: None: as saved with the topic. A name must be the saved one, or "bytes", which
+                reads and writes the bytes as they are; callables are the caller's responsibility.
+            value_serializer: As `key_serializer`.
+            partitioner: None: as saved.
+
+        Raises:
+            UnknownTopicError: no such topic; names the nearest. Also a KeyError.
+            InvalidSettingError: a serializer's name contradicts the saved one.
+        """
+        return topics.open_topic(
+            self.dirs,
+            name,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            partitioner=partitioner,
+        )
+
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Text,
+        value_serializer: Text,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[str, str]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Text,
+        value_serializer: Raw,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[str, bytes]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Text,
+        value_serializer: Whole,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[str, int]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Text,
+        value_serializer: Real,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[str, float]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Text,
+        value_serializer: Tree,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[str, Any]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Raw,
+        value_serializer: Text,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[bytes, str]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Raw,
+        value_serializer: Raw,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[bytes, bytes]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Raw,
+        value_serializer: Whole,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[bytes, int]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Raw,
+        value_serializer: Real,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[bytes, float]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Raw,
+        value_serializer: Tree,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[bytes, Any]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Whole,
+        value_serializer: Text,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[int, str]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Whole,
+        value_serializer: Raw,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[int, bytes]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Whole,
+        value_serializer: Whole,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[int, int]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Whole,
+        value_serializer: Real,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[int, float]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Whole,
+        value_serializer: Tree,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[int, Any]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Text,
+        value_serializer: Pair[V],
+        **options: Unpack[CreateOptions],
+    ) -> Topic[str, V]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: Pair[K],
+        value_serializer: Pair[V],
+        **options: Unpack[CreateOptions],
+    ) -> Topic[K, V]: ...
+    @overload
+    def create_topic(
+        self, name: str, partitions: int | None = None, **options: Unpack[CreateOptions]
+    ) -> Topic[bytes, bytes]: ...
+    @overload
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> Topic[Any, Any]: ...
+    def create_topic(
+        self,
+        name: str,
+        partitions: int | None = None,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        partitioner: PartitionerLike | None = None,
+        exist_ok: bool = False,
+        **config: Any,
+    ) -> Topic[Any, Any]:
+        """Make a topic; durable when it returns.
+
+        Args:
+            name: The topic's name.
+            partitions: How many it has; None: 1.
+            key_serializer: None: "bytes". A name is saved with the topic.
+            value_serializer: As `key_serializer`.
+            partitioner: None: "murmur2". A name is saved with the topic.
+            exist_ok: Take a topic that is there. What is given must be what it has.
+            **config: Its settings: `cleanup_policy="compact"`, or "delete" with `retention_ms="7d"`. Without
+                a cleanup_policy nothing is ever removed.
+
+        Raises:
+            TopicExistsError: there is one, without `exist_ok`.
+            InvalidSettingError: a setting that is refused, or with `exist_ok` one that contradicts the topic.
+            InvalidTopicError: a name that Kafka would not take.
+        """
+        return topics.create_topic(
+            self.dirs,
+            name,
+            partitions,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            partitioner=partitioner,
+            exist_ok=exist_ok,
+            config=config,
+        )
+
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Text, value_serializer: Text, **options: Unpack[StateOptions]
+    ) -> State[str, str]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Text, value_serializer: Raw, **options: Unpack[StateOptions]
+    ) -> State[str, bytes]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Text, value_serializer: Whole, **options: Unpack[StateOptions]
+    ) -> State[str, int]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Text, value_serializer: Real, **options: Unpack[StateOptions]
+    ) -> State[str, float]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Text, value_serializer: Tree, **options: Unpack[StateOptions]
+    ) -> State[str, Any]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Raw, value_serializer: Text, **options: Unpack[StateOptions]
+    ) -> State[bytes, str]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Raw, value_serializer: Raw, **options: Unpack[StateOptions]
+    ) -> State[bytes, bytes]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Raw, value_serializer: Whole, **options: Unpack[StateOptions]
+    ) -> State[bytes, int]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Raw, value_serializer: Real, **options: Unpack[StateOptions]
+    ) -> State[bytes, float]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Raw, value_serializer: Tree, **options: Unpack[StateOptions]
+    ) -> State[bytes, Any]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Whole, value_serializer: Text, **options: Unpack[StateOptions]
+    ) -> State[int, str]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Whole, value_serializer: Raw, **options: Unpack[StateOptions]
+    ) -> State[int, bytes]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Whole, value_serializer: Whole, **options: Unpack[StateOptions]
+    ) -> State[int, int]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Whole, value_serializer: Real, **options: Unpack[StateOptions]
+    ) -> State[int, float]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Whole, value_serializer: Tree, **options: Unpack[StateOptions]
+    ) -> State[int, Any]: ...
+    @overload
+    def state(
+        self, name: str, *, key_serializer: Text, value_serializer: Pair[V], **options: Unpack[StateOptions]
+    ) -> State[str, V]: ...
+    @overload
+    def state(
+        self,
+        name: str,
+        *,
+        key_serializer: Pair[K],
+        value_serializer: Pair[V],
+        **options: Unpack[StateOptions],
+    ) -> State[K, V]: ...
+    @overload
+    def state(
+        self,
+        name: str,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        **options: Unpack[StateOptions],
+    ) -> State[Any, Any]: ...
+    def state(
+        self,
+        name: str,
+        *,
+        key_serializer: SerializerLike | None = None,
+        value_serializer: SerializerLike | None = None,
+        partitions: int | None = None,
+        default: Callable[[], Any] | None = None,
+        end: Bounds = "latest",
+        snapshot: PathLike | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike | bool | None = None,
+        **config: Any,
+    ) -> State[Any, Any]:
+        """A dict whose changes are the records of one compacted topic. Returns when it is restored.
+
+        Args:
+            name: The topic. In mode "a" it is made if it is absent, with `cleanup_policy="compact"`.
+            key_serializer: None: as saved with the topic, else "str". A name that contradicts the saved one
+                is refused; to read the bytes as they are, "bytes" is taken in mode "r".
+            value_serializer: As `key_serializer`, else "json".
+            partitions: How many a new topic gets; None: 1.
+            default: Makes the value of a key that is absent: `default=int` allows `totals[k] += 1`.
+            end: As of then, read only; like `Topic.read`'s.
+            snapshot: A file that `restore` wrote: it is loaded, and the log is read from where it ends.
+            max_bytes: StateTooLargeError when keys and values need more.
+            progress: True, or a function of `Progress`.
+            **config: Settings of a new topic: `segment_bytes="16MiB"`. For a topic that is there they must be
+                what it has; `LogDir.set_config` changes them.
+
+        Raises:
+            InvalidSettingError: serializers, partitions or settings that contradict the topic.
+            UsageError: in mode "a", a topic whose cleanup.policy would delete keys, or that has none.
+            SnapshotRefusedError: the snapshot would not give what a full restore gives.
+        """
+        return topics.open_state(
+            self.dirs,
+            name,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            partitions=partitions,
+            default=default,
+            end=end,
+            snapshot=snapshot,
+            max_bytes=max_bytes,
+            progress=progress,
+            config=config,
+        )
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic with all its records. Its bytes go after `file.delete.delay.ms`, or at closing.
 
         OfflineError if a part of it lies in a directory that is offline: nothing was removed.
         """
-        self._check_writable()
-        partitions = self._partitions(name)
-        homes = [home for home in self._directories if home in partitions.values()]
+        self.dirs.require_writable()
+        partitions = self.dirs.partitions(name)
+        homes = [home for home in self.dirs.directories if home in partitions.values()]
         for home in partitions.values():
             home.check_serves()
         with ExitStack() as stack:
@@ -114,73 +645,239 @@ class LogDir(Topics):
                 stack.enter_context(home.claim(name, number))
             for home in homes:
                 home.delete_topic(name)
-        remove_topic_settings(self._files, self._settings_file, name)
-        if "_background" in self.__dict__:
-            self._background.forget(name, partitions)
-        self._reload()
-        self._spread.write_list()
+        remove_topic_settings(self.dirs.files, self.dirs.settings_file, name)
+        if "background" in self.__dict__:
+            self.background.forget(name, partitions)
+        self.dirs.settings_changed()
+        self.dirs.dir_set.write_list()
 
     def move(self, topic: str, partition: int, to: PathLike) -> None:
         """Move one partition into another of the directories, while it is read and appended to.
 
         DiskFullError: there is no room for it; nothing was moved.
         """
-        self._check_writable()
+        self.dirs.require_writable()
         wanted = os.path.realpath(to)
-        target = next((one for one in self._directories if os.path.realpath(one.path) == wanted), None)
+        target = next((one for one in self.dirs.directories if os.path.realpath(one.path) == wanted), None)
         if target is None:
             raise UsageError(
                 f"{os.fspath(to)} is none of the directories that serve",
-                remedy=f"one of {', '.join(one.path for one in self._directories)}",
+                remedy=f"one of {', '.join(one.path for one in self.dirs.directories)}",
             )
-        self._chosen(topic, partition)
-        move(self._home(topic, partition), target, topic, partition)
-        self._spread.write_list()
+        self.dirs.select(topic, partition)
+        move(self.dirs.log_dir(topic, partition), target, topic, partition)
+        self.dirs.dir_set.write_list()
 
     def set_config(self, topic: str | None = None, **config: Unpack[Keywords]) -> None:
         """Change settings in lastword.toml, of a topic or (None) of all; a value of None resets. Holds
         from now on."""
-        self._check_writable()
-        if self._config_file is not None:
-            raise UsageError(
-                f"the settings were read from {os.fspath(self._config_file)}", remedy="change them there"
-            )
-        if topic is not None:
-            self._partitions(topic)
-        write_topic_settings(self._files, self._settings_file, topic, config)
-        self._reload()
+        self.dirs.set_config(topic, config)
 
-    def _reload(self) -> None:
-        super()._reload()
-        if "_background" in self.__dict__:
-            self._background.settings_changed()
+    # -------------------------------------------------------------- verbs
+
+    def plan(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        due: bool = False,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Plan]:
+        """What `clean` with these arguments and `expire` would do now, or leave, and why: a `Plan` for each
+        partition, and one more with the action `delete` where retention would remove something.
+
+        A partition that is damaged does not stop the others: PartialFailure, raised at the end, holds their
+        plans in `results` and each error in `errors`. It is also of the first error's class.
+        """
+        from lastword.api import cleaning
+
+        return cleaning.plan(self.dirs, topic, partition, due=due, strategy=strategy, progress=progress)
+
+    def clean(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        due: bool = False,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[CleanRound]:
+        """Remove superseded records now; returns a `CleanRound` for each round.
+
+        due       only what the settings make due, in as many rounds as it takes (`generational`: until each
+                  drive is within its space target); without it the active segment is rolled, and all garbage
+                  goes in one round over each partition
+        strategy  which segments a round takes; None: the setting lastword.strategy
+        stop      asked while it runs; True ends it at the next safe point
+
+        A partition that is damaged, or for which there is no room, does not stop the others: PartialFailure,
+        raised at the end, holds their rounds in `results` and each error in `errors`. A partition that is
+        quarantined already is skipped, unless its topic is named. NoPolicyError for a topic given by name
+        that may not be compacted.
+        """
+        from lastword.api import cleaning
+
+        return cleaning.clean(
+            self.dirs, topic, partition, due=due, strategy=strategy, progress=progress, stop=stop
+        )
+
+    def expire(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[Deletion]:
+        """Apply retention by time, size and log start now; returns a `Deletion` for each partition that lost
+        segments. Only what `cleanup.policy` allows; a quarantine of the cleaner does not stop it. `stop` is
+        called before each partition, and ends the call where it returns True.
+
+        A partition whose files cannot be changed does not stop the others: PartialFailure, raised at the end,
+        holds their deletions. NoPolicyError for a topic given by name whose policy is not known.
+        """
+        from lastword.api import retaining
+
+        return retaining.expire(self.dirs, topic, partition, stop)
+
+    def audit(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        delivered: Any,
+        most_rows: int = 100_000,
+        progress: ProgressLike | bool | None = None,
+    ) -> Audit:
+        """Per key, the newest offset that was delivered against the newest that is logged: what is missing,
+        stale or phantom. Changes nothing.
+
+        topic       None: the only one; against another `LogDir` every topic, which both must have
+        delivered   a mapping of keys to offsets; a table with columns `key` and `offset` (Arrow, Polars,
+                    DuckDB), or the path of such a file (.parquet .arrow .jsonl); another `LogDir` or `Topic`
+        partition   only this one. A delivered key that does not say its partition belongs to it if the
+                    topic's partitioner says so
+        most_rows   so many keys are named at most; the counts are of all
+        """
+        from lastword.api import checks
+
+        return checks.audit(self.dirs, topic, partition, delivered, most_rows=most_rows, progress=progress)
+
+    def restore(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        to: PathLike,
+        end: Bounds = "latest",
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Restored]:
+        """Write the newest value of every key to a file, `.parquet`, `.arrow` or `.jsonl`: a table for other
+        tools, and a snapshot from which `state(snapshot=)` starts. A file that is there is replaced.
+
+        topic  None: the only one, for a file holds one topic
+        end    as of then, like `Topic.read`'s; OffsetOutOfRangeError where the log was cleaned with what came
+               after, for then what was newest is not known any more
+        """
+        from lastword.api.restore import restore
+
+        topic = self.dirs.only_topic(topic)
+        return restore(self.dirs, topic, partition, os.fspath(to), end, progress)
+
+    def explain(
+        self, topic: str | None = None, partition: int | None = None, *, key: Any = None
+    ) -> Explanation:
+        """Why a partition is or is not due, and with `key` where each of its records lies and which rule
+        keeps or frees it.
+
+        topic       None: the only one
+        partition   None: the only one, or the one that holds the key
+        key         through the topic's saved serializer
+
+        Takes no lock and changes nothing. UsageError names the topics, or the partitions, to choose from.
+        """
+        from lastword.api.explaining import explained
+        from lastword.api.serializers import serializer_of
+
+        topic = self.dirs.only_topic(topic)
+        serializer = serializer_of(self.dirs.config(topic).lastword_key_serializer or "bytes")
+        data = None if key is None else serializer.encode(key, "key")
+        return explained(self.dirs, topic, partition, data, None)
+
+    def simulate(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+        **config: Unpack[Keywords],
+    ) -> list[Simulation]:
+        """What cleaning as soon as it is due would have moved, by today's settings and by others: which
+        record replaced which since the last cleaning is read off the log, and replayed. Changes nothing.
+
+        strategy  `generational`, `kafka`, or `broker` for what Kafka's own cleaner would have done
+        config    settings to try, as `segment_bytes="64MiB"`, `lastword_space_target=1.25`
+
+        For each partition a `Simulation` with `settings` {} (today's), and one with those given, if any are.
+        Partitions of one directory share its space target; where several are simulated, a last one for each
+        directory and try (topic "", partition -1) adds them up.
+        """
+        from lastword.api.simulations import simulations
+
+        return simulations(self.dirs, topic, partition, strategy, progress, config)
+
+    def duplication(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        exact: bool = False,
+        by: By = "partition",
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Duplication]:
+        """How much is superseded: a `Duplication` for each topic, partition or segment.
+
+        exact   count, in the memory of a key map; without it, estimate from one walk in a fixed amount of
+                memory, each row with its error
+        by      "topic", "partition" or "segment": what a row stands for
+
+        Takes no lock and changes nothing. DataError for a topic with damage; the others are counted before,
+        and their rows are its `rows`.
+        """
+        from lastword.api.duplicates import duplication
+
+        return duplication(self.dirs, topic, partition, exact=exact, by=by, progress=progress)
+
+    def verify(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        quick: bool = False,
+        md5: bool = False,
+        progress: ProgressLike | bool | None = None,
+    ) -> Verification:
+        """Check every checksum, index, checkpoint and invariant; changes nothing.
+
+        quick  skips the records
+        md5    also find the keys of one partition that Kafka's cleaner would take for one, as it knows a key
+               by its MD5 alone: `collisions` of the result. Exact, in the memory of a key map.
+        """
+        from lastword.api import checks
+
+        return checks.verify(self.dirs, topic, partition, quick=quick, md5=md5, progress=progress)
 
     # -------------------------------------------------------------- lifetime
 
-    _watches: tuple[Watch, ...] = ()
-
-    def _watch_inboxes(self) -> None:
-        """Ingest the commits of writers in other processes, as long as this is open."""
-        self._watches = tuple(Watch(directory) for directory in self._directories)
-
     def sync(self) -> None:
         """What was acknowledged "os" is "disk" when this returns."""
-        self._check_open()
-        for directory in self._directories:
-            directory.sync()
+        self.dirs.sync()
 
     def close(self) -> None:
         """Sync, write what the next opening needs, let go of the lock. A second close does nothing.
 
         A background round ends at its next safe point and leaves nothing behind.
         """
-        if self._closed:
-            return
-        self._closed = True
-        with ExitStack() as stack:  # every directory is closed, whatever another one raises
-            for directory in reversed(self._directories):
-                stack.callback(directory.close)
-            for watch in self._watches:
-                stack.callback(watch.close)
-            if "_background" in self.__dict__:
-                stack.callback(self._background.scheduler.stop)
+        self.dirs.close()

@@ -12,15 +12,15 @@ from types import FrameType
 from typing import TypeVar, Unpack
 
 from lastword import files as storage
-from lastword.api.found import Mode, PathLike, writers
 from lastword.api.logs import LogDir
+from lastword.api.open_dirs import Mode, OpenDirs, PathLike, writers
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings
 from lastword.config.keywords import Keywords
 from lastword.config.settings import FILE_NAME
 from lastword.errors import LastwordError, LogDirLockedError, StorageError, UsageError
 from lastword.files import Files
-from lastword.ingest.apply import open_to_append
+from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
 
@@ -107,15 +107,18 @@ def open(
                 offline[one] = error
         if not opened:
             raise next(iter(offline.values()))
-        logs = LogDir(LogDirSet(opened, offline), mode, files, clock, config)
-        logs._opened_at = _caller()
+        dirs = OpenDirs(
+            LogDirSet(opened, offline), mode, files, clock, config_file=config, opened_at=_caller()
+        )
     except BaseException:
         for directory in opened:
             directory.close()
         raise
+    logs = LogDir(dirs)
     # Beside a clock of the caller's own nothing runs by itself.
     if mode == "a" and isinstance(clock, SystemClock):
-        logs._watch_inboxes()
+        for directory in opened:  # ingest the commits of writers in other processes, as long as this is open
+            dirs.on_close(Watch(directory).close)
         if logs.settings.instance.log_cleaner_enable:
             logs.cleaner.start()
     return logs
@@ -152,7 +155,7 @@ def _directory(
     except LogDirLockedError as error:
         holder = next((one for one in writers() if _among(path, one.paths)), None)
         if holder is not None and error.pid == os.getpid():
-            raise LogDirLockedError.held_here(path, error.pid, holder, holder._opened_at) from None
+            raise LogDirLockedError.held_here(path, error.pid, holder, holder.opened_at) from None
         raise
 
 

@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from lastword.api.arrow import ArrowForm
-    from lastword.api.logs import LogDir
+    from lastword.api.open_dirs import OpenDirs
+    from lastword.api.schema import TopicSchema
     from lastword.api.serializers import Serializer
-    from lastword.api.topic import Topic
 
 BATCH_BYTES = 2 << 20
 _ATTEMPTS = 10
 
 
 def restore(
-    logs: LogDir,
-    topic: Topic[Any, Any],
+    dirs: OpenDirs,
+    topic: str,
     partition: int | None,
     to: str,
     end: Bounds,
@@ -62,18 +62,20 @@ def restore(
     """Write the newest values below `end` to the file `to`; see `LogDir.restore`."""
     from lastword.api.arrow import ArrowForm
 
+    selected = [number for _, number in dirs.select(topic, partition)]
     format_of(to)
-    own = logs._views(topic.name)
-    views = {number: own[number] for number in own if partition is None or number == partition}
-    form = ArrowForm(topic.name, *topic.serializer_names)
+    own = dirs.views(topic)
+    views = {number: own[number] for number in selected}
+    config = dirs.config(topic)
+    form = ArrowForm(topic, config.lastword_key_serializer, config.lastword_value_serializer)
     for attempt in range(1, _ATTEMPTS + 1):
         # How often the log was cut is read before the files are listed: a later cut then refuses the file.
-        cuts = {n: losses.load(logs._files, view.directory).cut_count for n, view in views.items()}
+        cuts = {n: losses.load(dirs.files, view.directory).cut_count for n, view in views.items()}
         for view in views.values():
             view.refresh()
         try:
             return _write(
-                logs, topic, ranges(views, "earliest", end), cuts, to, form, end == "latest", progress
+                dirs, topic, ranges(views, "earliest", end), cuts, to, form, end == "latest", progress
             )
         except ReadOvertakenError:
             if attempt == _ATTEMPTS:
@@ -82,8 +84,8 @@ def restore(
 
 
 def _write(
-    logs: LogDir,
-    topic: Topic[Any, Any],
+    dirs: OpenDirs,
+    topic: str,
     chosen: list[Range],
     cuts: Mapping[int, int],
     to: str,
@@ -92,30 +94,29 @@ def _write(
     progress: ProgressLike | bool | None,
 ) -> list[Restored]:
     """Write the file, of ranges that are held from here on: the rows and the ends are of one moment."""
-    complete_ms = logs._clock.now_ms() if complete else -1
+    complete_ms = dirs.clock.now_ms() if complete else -1
     chosen = [one.settled() for one in chosen]
     reach = Reach(
-        topic.name,
-        logs._partitions(topic.name)[chosen[0].partition].topic_id(topic.name) if chosen else None,
+        topic,
+        dirs.partitions(topic)[chosen[0].partition].topic_id(topic) if chosen else None,
         {one.partition: one.end for one in chosen},
         complete_ms,
         {one.partition: cuts[one.partition] for one in chosen},
     )
     meter = Meter("restore", progress, sum(segment.size for one in chosen for segment in one.view.segments))
-    names = topic.serializer_names
+    config = dirs.config(topic)
+    names = config.lastword_key_serializer, config.lastword_value_serializer
     restored = []
-    with SnapshotWriter(logs._files, to, form.schema, reach, lambda batch: _json_lines(batch, names)) as out:
+    with SnapshotWriter(dirs.files, to, form.schema, reach, lambda batch: _json_lines(batch, names)) as out:
         for one in chosen:
             started = time.monotonic()
             keys = size = 0
             with meter.part(sum(segment.size for segment in one.view.segments)) as tell:
-                for batch, held in _batches(one, form, logs.settings.instance.map_bytes, tell):
+                for batch, held in _batches(one, form, dirs.settings.instance.map_bytes, tell):
                     out.write(batch)
                     keys += batch.num_rows
                     size += held
-            restored.append(
-                Restored(topic.name, one.partition, one.end, keys, size, time.monotonic() - started)
-            )
+            restored.append(Restored(topic, one.partition, one.end, keys, size, time.monotonic() - started))
     return restored
 
 
@@ -169,23 +170,23 @@ def _json_lines(batch: pa.RecordBatch, names: tuple[str | None, str | None]) -> 
 class SnapshotFile:
     """A restored file as `State` loads it: keys and values as the bytes of their records."""
 
-    def __init__(self, logs: LogDir, path: str, topic: Topic[Any, Any]) -> None:
-        self._files = logs._files
+    def __init__(self, dirs: OpenDirs, path: str, schema: TopicSchema) -> None:
+        self._files = dirs.files
         self._path = path
-        self._logs = logs
-        self._topic = topic.name
-        self._names = topic.serializer_names
-        self._serializers: tuple[Serializer, Serializer] = topic.key_serializer, topic.value_serializer
+        self._dirs = dirs
+        self._topic = schema.topic
+        self._names = schema.saved
+        self._serializers: tuple[Serializer, Serializer] = schema.key, schema.value
         self._reach = read_reach(self._files, path)
         self.ends: Mapping[int, int] = self._reach.end_offsets
 
     def check(self, ranges: Mapping[int, Range]) -> None:
         """SnapshotRefusedError if the state would not be what a full restore of these ranges gives."""
-        reach, logs, topic = self._reach, self._logs, self._topic
+        reach, dirs, topic = self._reach, self._dirs, self._topic
         if reach.topic != topic:
             self._refuse(f"it holds {reach.topic}, not {topic}")
-        homes = logs._partitions(topic)
-        now_ms = logs._clock.now_ms()
+        homes = dirs.partitions(topic)
+        now_ms = dirs.clock.now_ms()
         for number, offset in reach.end_offsets.items():
             if number not in ranges:
                 self._refuse(f"{topic} has no partition {number}")
@@ -204,7 +205,7 @@ class SnapshotFile:
                 self._refuse(
                     f"it reaches to offset {offset} of {topic}-{number}, and the state ends at {one.end}"
                 )
-            known = losses.load(logs._files, view.directory)
+            known = losses.load(dirs.files, view.directory)
             cut = known.cut_since(reach.cuts[number])
             if offset > cut:
                 self._refuse(
@@ -214,15 +215,15 @@ class SnapshotFile:
             if known.up_to > offset:
                 gone = "" if known.unknown else f" between {offset} and {known.up_to}"
                 self._refuse(f"a tombstone of {topic}-{number}{gone} may be gone")
-            self._check_age(logs, topic, number, offset, now_ms)
+            self._check_age(dirs, topic, number, offset, now_ms)
 
-    def _check_age(self, logs: LogDir, topic: str, number: int, offset: int, now_ms: int) -> None:
+    def _check_age(self, dirs: OpenDirs, topic: str, number: int, offset: int, now_ms: int) -> None:
         """A broker's cleaner leaves no note of what it drops, but nothing that was appended after the file
         was made goes before `delete.retention.ms` is over."""
-        cleaned = losses.first_dirty(logs._files, logs._partitions(topic)[number].directory(topic, number))
+        cleaned = losses.first_dirty(dirs.files, dirs.partitions(topic)[number].directory(topic, number))
         if cleaned <= offset:
             return
-        keeps_ms = logs._config(topic).delete_retention_ms
+        keeps_ms = dirs.config(topic).delete_retention_ms
         age_ms = now_ms - self._reach.complete_ms
         if self._reach.complete_ms < 0 or age_ms >= keeps_ms:
             age = "of unknown age" if self._reach.complete_ms < 0 else f"{format_duration(age_ms)} old"

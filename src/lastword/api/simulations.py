@@ -12,7 +12,7 @@ from lastword.partition.outcomes import Outcomes
 from lastword.values import ProgressLike
 
 if TYPE_CHECKING:
-    from lastword.api.found import Found
+    from lastword.api.open_dirs import OpenDirs
     from lastword.config import Settings
     from lastword.tools.death import Deaths
     from lastword.tools.simulate import Simulated, Simulation
@@ -21,7 +21,7 @@ _ATTEMPTS = 20
 
 
 def simulations(
-    found: Found,
+    dirs: OpenDirs,
     topic: str | None,
     partition: int | None,
     strategy: str | None,
@@ -33,19 +33,19 @@ def simulations(
 
     if strategy is not None and strategy not in STRATEGIES:
         raise UsageError(f"unknown strategy {strategy!r}", remedy=f"use one of: {', '.join(STRATEGIES)}")
-    today = found.settings
+    today = dirs.settings
     tries: list[tuple[dict[str, Any], Settings, str | None]] = [({}, today, None)]
     if config or strategy is not None:
         shown = dict(config) | ({} if strategy is None else {"lastword.strategy": strategy})
         tries.append((shown, today.changed(config), strategy))
-    views, errors = found._viewed(found._chosen(topic, partition))
+    views, errors = dirs.checked_views(dirs.select(topic, partition))
     failed = list(errors.values())
     of_view = {tp: sum(segment.size for segment in view.segments) for tp, view in views.items()}
     meter = Meter("simulate", progress, 2 * sum(of_view.values()))
     chosen, sizes, deaths = [], [], []
     for tp, size in of_view.items():
         try:
-            deaths.append(_deaths(found, *tp, meter, size))
+            deaths.append(_deaths(dirs, *tp, meter, size))
         except FileVanishedError:
             raise
         except (DataError, StorageError) as error:
@@ -55,7 +55,7 @@ def simulations(
         sizes.append(size)
     homes: dict[str, list[int]] = {}
     for index, one in enumerate(chosen):
-        homes.setdefault(found._home(*one).path, []).append(index)
+        homes.setdefault(dirs.log_dir(*one).path, []).append(index)
     answers: list[list[Simulation]] = [[] for _ in chosen]
     drives: list[Simulation] = []
     for members in homes.values():
@@ -94,15 +94,15 @@ def _one_drive(
     )
 
 
-def _deaths(found: Found, topic: str, partition: int, meter: Meter, size_bytes: int) -> Deaths:
+def _deaths(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes: int) -> Deaths:
     """A file that vanishes was rewritten: the view is listed again, and read anew."""
     from lastword.cleaner.choose import corrected_first_dirty
     from lastword.tools.death import deaths_of
 
-    view = found._whole_view(topic, partition)
+    view = dirs.checked_view(topic, partition)
     with meter.part(size_bytes) as tell:
         for attempt in range(_ATTEMPTS):
-            first_dirty = found._first_dirty(topic, partition)
+            first_dirty = dirs.first_dirty(topic, partition)
             try:
                 return deaths_of(
                     view.segments,

@@ -6,6 +6,7 @@ Every call that changes is acknowledged when it returns: at "os" the records sur
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -13,9 +14,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
 from lastword import metrics
-from lastword.api import partitioners
 from lastword.api.batches import Packer
 from lastword.api.follow import check_follow, following
+from lastword.api.open_dirs import By, OpenDirs
 from lastword.api.ranges import Bounds, ranges
 from lastword.api.reader import (
     READ_COMMITTED,
@@ -27,25 +28,31 @@ from lastword.api.reader import (
     encoded_keys,
 )
 from lastword.api.record import Appended, HeadersLike, K, Record, V, header_pairs
-from lastword.api.serializers import Serializer, SerializerLike, contradicts, saved_serializer, serializer_of
-from lastword.api.topic_verbs import TopicVerbs
+from lastword.api.schema import TopicSchema
 from lastword.config import TopicConfig
-from lastword.config.keywords import TopicKeywords
-from lastword.errors import InvalidSettingError, LastwordError, PartialFailure, UsageError
-from lastword.values import ProgressLike, table_html
+from lastword.config.keywords import Keywords, TopicKeywords
+from lastword.errors import LastwordError, PartialFailure, UsageError
+from lastword.values import Handle, ProgressLike, table_html
 
 if TYPE_CHECKING:
     from lastword.api.lease import Lease, LeaseInfo, Position
-    from lastword.api.logs import LogDir
     from lastword.api.producers import Call, Producers
     from lastword.api.values import PartitionInfo, SegmentInfo
+    from lastword.cleaner import CleanRound, Plan
     from lastword.partition import PartitionLog
+    from lastword.retention import Deletion
+    from lastword.state.state import Restored
+    from lastword.tools.audit import Audit
+    from lastword.tools.duplication import Duplication
+    from lastword.tools.explain import Explanation
+    from lastword.tools.simulate import Simulation
+    from lastword.tools.verify import Verification
 
 Ack = Literal["os", "disk"]
 ACKS = ("os", "disk")
 
 
-class Topic(TopicVerbs[K], Generic[K, V]):
+class Topic(Handle, Generic[K, V]):
     """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`; safe from any thread.
 
     name         the topic's name
@@ -53,27 +60,12 @@ class Topic(TopicVerbs[K], Generic[K, V]):
     config       its settings, a `TopicConfig`
     """
 
-    def __init__(
-        self,
-        logs: LogDir,
-        name: str,
-        config: TopicConfig,
-        *,
-        key_serializer: SerializerLike | None = None,
-        value_serializer: SerializerLike | None = None,
-        partitioner: partitioners.PartitionerLike | None = None,
-    ) -> None:
-        self._logs = logs
-        self.name = name
-        self._numbers = logs._partitions(name)
-        self.partitions = max(self._numbers, default=-1) + 1
-        self.key_serializer = _serializer("key", key_serializer, config.lastword_key_serializer, name)
-        self.value_serializer = _serializer("value", value_serializer, config.lastword_value_serializer, name)
-        self.serializer_names = (config.lastword_key_serializer, config.lastword_value_serializer)
-        _, self._partitioner = partitioners.partitioner_of(
-            partitioner or config.lastword_partitioner or "murmur2"
-        )
-        self._packer = self._new_packer(config)
+    def __init__(self, dirs: OpenDirs, schema: TopicSchema, config: TopicConfig) -> None:
+        self.dirs = dirs
+        self.schema = schema
+        self.name = schema.topic
+        self.partitions = schema.partitions
+        self._packer = Packer(schema, config)
 
     @property
     def config(self) -> TopicConfig:
@@ -86,18 +78,9 @@ class Topic(TopicVerbs[K], Generic[K, V]):
     def _repr_html_(self) -> str:
         rows = [
             (str(number), str(view.log_start), str(view.log_end), str(len(view.segments)))
-            for number, view in sorted(self._logs._views(self.name).items())
+            for number, view in sorted(self.dirs.views(self.name).items())
         ]
         return table_html(self.name, ("partition", "log_start", "log_end", "segments"), rows)
-
-    def _new_packer(self, config: TopicConfig) -> Packer:
-        return Packer(
-            self.name,
-            max(1, self.partitions),
-            config,
-            (self.key_serializer, self.value_serializer),
-            self._partitioner,
-        )
 
     # -------------------------------------------------------------- append
 
@@ -128,7 +111,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         SyncFailedError.
         """
         level = self._ack(ack)
-        self._logs._check_writable()
+        self.dirs.require_writable()
         packer = self._packer
         data = packer.encode(key, value)
         turn = None
@@ -138,12 +121,12 @@ class Topic(TopicVerbs[K], Generic[K, V]):
             _, sequence = producers.check(producer, sequence)
             turn = sequence % producers.TURNS
         chosen = packer.placing.of(data[0], partition, turn)
-        when = packer.timestamp_of(timestamp, self._logs._clock.now_ms())
+        when = packer.timestamp_of(timestamp, self.dirs.clock.now_ms())
         batch = packer.one(*data, when, header_pairs(headers) if headers else (), chosen)
         began = time.perf_counter()
         if turn is not None:
             return self._append_once(data, batch, chosen, (producer, sequence), level, began)
-        log = self._logs._log(self.name, chosen)
+        log = self.dirs.log(self.name, chosen)
         done = log.append_batch(batch)
         if level == "disk":
             log.sync()
@@ -219,14 +202,14 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         before anything of it is written, and the error says how many records before it are in the log.
         """
         level = self._ack(ack)
-        self._logs._check_writable()
+        self.dirs.require_writable()
         if producer is None and sequence is None:
             return self._extend(records, partition, level, None)
         with self._call(producer, sequence) as call:
             return 0 if call is None else self._extend(records, partition, level, call)
 
     def _extend(self, records: Any, partition: int | None, level: str, call: Call | None) -> int:
-        now_ms = self._logs._clock.now_ms()
+        now_ms = self.dirs.clock.now_ms()
         if hasattr(records, "__arrow_c_stream__"):
             groups = self._packer.arrow_groups(records, now_ms, partition, call)
         else:
@@ -238,7 +221,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
             for group in groups:
                 for number, batches in sorted(group.batches.items()):
                     if call is None:
-                        log = self._logs._log(self.name, number)
+                        log = self.dirs.log(self.name, number)
                         log.append_batches(batches, sync_follows=level == "disk")
                     else:
                         call.share(number).append(batches)
@@ -254,7 +237,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
             self._finish(call, level)
         elif level == "disk":
             for number in sorted(touched):
-                self._logs._log(self.name, number).sync()
+                self.dirs.log(self.name, number).sync()
         self._count(appended, size, began, level)
         return appended
 
@@ -266,8 +249,8 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         from lastword.api import producers
 
         producers.check(producer, 0)
-        if self._logs.mode == "r":
-            return producers.last_sequence_seen(dict(self._logs._views(self.name)), producer)
+        if self.dirs.mode == "r":
+            return producers.last_sequence_seen(dict(self.dirs.views(self.name)), producer)
         return self._producers().last_sequence(self._log_of, producer)
 
     def _call(self, producer: str | None, sequence: int | None) -> AbstractContextManager[Call | None]:
@@ -276,10 +259,10 @@ class Topic(TopicVerbs[K], Generic[K, V]):
     def _producers(self) -> Producers:
         from lastword.api import producers
 
-        return producers.producers_of(self._log_of(min(self._numbers)))
+        return producers.producers_of(self._log_of(min(self.schema.numbers)))
 
     def _log_of(self, partition: int) -> PartitionLog:
-        return self._logs._log(self.name, partition)
+        return self.dirs.log(self.name, partition)
 
     def _finish(self, call: Call, level: str) -> None:
         """The call's records are in the log: make them durable if asked, then note the call."""
@@ -332,7 +315,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         if follow or timeout is not None:
             check_follow(follow, timeout, end, view)
         committed = check_isolation(isolation) == READ_COMMITTED
-        views = self._logs._views(self.name)
+        views = self.dirs.views(self.name)
         if partition is not None:
             if partition not in views:
                 self._packer.placing.checked(partition)
@@ -343,13 +326,13 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         return Reader(
             self.name,
             ranges(views, start, end, committed=committed),
-            (self.key_serializer, self.value_serializer),
+            (self.schema.key, self.schema.value),
             view=view,
-            keys=encoded_keys(keys, self.key_serializer),
-            map_bytes=self._logs.settings.instance.map_bytes,
+            keys=encoded_keys(keys, self.schema.key),
+            map_bytes=self.dirs.settings.instance.map_bytes,
             committed=committed,
             follow=following(
-                self._logs,
+                self.dirs,
                 self.name,
                 views,
                 timeout=timeout,
@@ -362,7 +345,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         """Log start and log end of every partition, now."""
-        return {n: (view.log_start, view.log_end) for n, view in sorted(self._logs._views(self.name).items())}
+        return {n: (view.log_start, view.log_end) for n, view in sorted(self.dirs.views(self.name).items())}
 
     # -------------------------------------------------------------- facts and settings
 
@@ -377,7 +360,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         """
         from lastword.api.counts import describe
 
-        return describe(self._logs, self.name, progress, quick=quick)
+        return describe(self.dirs, self.name, progress, quick=quick)
 
     def segments(
         self,
@@ -391,7 +374,7 @@ class Topic(TopicVerbs[K], Generic[K, V]):
 
         if partition is not None:
             self._packer.placing.checked(partition)
-        return segments(self._logs, self.name, partition, progress, quick=quick)
+        return segments(self.dirs, self.name, partition, progress, quick=quick)
 
     def lease(self, name: str, *, position: Position | None = None, max_age: str | int = "7d") -> Lease:
         """Take a lease: no tombstone goes before the reader of that name has met it. Needs no lock.
@@ -405,30 +388,144 @@ class Topic(TopicVerbs[K], Generic[K, V]):
         """
         from lastword.api.lease import take
 
-        return take(self._logs, self.name, name, position, max_age)
+        return take(self.dirs, self.name, name, position, max_age)
 
     def leases(self, partition: int | None = None) -> list[LeaseInfo]:
         """Every lease on this topic, live and lapsed."""
         from lastword.api.lease import listed
 
-        return listed(self._logs, self.name, partition)
+        return listed(self.dirs, self.name, partition)
 
     def set_config(self, **config: Unpack[TopicKeywords]) -> None:
         """Change settings of this topic in lastword.toml; None resets one to its default. Holds from now
         on."""
-        self._logs.set_config(self.name, **config)
-        self._packer = self._new_packer(self._logs._config(self.name))
+        self.dirs.set_config(self.name, config)
+        self._packer = Packer(self.schema, self.dirs.config(self.name))
 
+    # -------------------------------------------------------------- verbs: see `LogDir`
 
-def _serializer(part: str, given: SerializerLike | None, saved: str | None, topic: str) -> Serializer:
-    """The serializer to use. InvalidSettingError for a name that contradicts the saved one: no other reader
-    could read what it writes."""
-    if given is None:
-        return saved_serializer(saved)
-    serializer = serializer_of(given)
-    if contradicts(saved, given) and given != "bytes":
-        raise InvalidSettingError(
-            f"topic {topic!r}: its {part}s are {saved}, as saved with the topic, not {given}",
-            remedy=f'leave {part}_serializer out, or take the bytes as they are: {part}_serializer="bytes"',
+    def plan(
+        self,
+        partition: int | None = None,
+        *,
+        due: bool = False,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Plan]:
+        """What `clean` would do now, or why not; see `LogDir.plan`."""
+        from lastword.api import cleaning
+
+        return cleaning.plan(self.dirs, self.name, partition, due=due, strategy=strategy, progress=progress)
+
+    def clean(
+        self,
+        partition: int | None = None,
+        *,
+        due: bool = False,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+    ) -> list[CleanRound]:
+        """Remove superseded records now; see `LogDir.clean`."""
+        from lastword.api import cleaning
+
+        return cleaning.clean(
+            self.dirs, self.name, partition, due=due, strategy=strategy, progress=progress, stop=None
         )
-    return serializer
+
+    def expire(self, partition: int | None = None) -> list[Deletion]:
+        """Apply retention now; see `LogDir.expire`."""
+        from lastword.api import retaining
+
+        return retaining.expire(self.dirs, self.name, partition)
+
+    def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
+        """Raise the log start: records before an offset, or older than an aware datetime, are gone, whatever
+        the policy. Returns the log start of each partition. Whole segments below it go at once, their files
+        after `file.delete.delay.ms`.
+
+        OffsetOutOfRangeError above a log end: nothing was changed.
+        """
+        from lastword.api.retaining import trim
+
+        return trim(self.dirs, self.name, partition, before)
+
+    def audit(
+        self,
+        partition: int | None = None,
+        *,
+        delivered: Any,
+        most_rows: int = 100_000,
+        progress: ProgressLike | bool | None = None,
+    ) -> Audit:
+        """What was delivered against what is logged, per key; see `LogDir.audit`."""
+        from lastword.api import checks
+
+        return checks.audit(
+            self.dirs,
+            self.name,
+            partition,
+            delivered,
+            most_rows=most_rows,
+            progress=progress,
+            partitioner=self.schema.partitioner,
+        )
+
+    def restore(
+        self,
+        partition: int | None = None,
+        *,
+        to: str | os.PathLike[str],
+        end: Bounds = "latest",
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Restored]:
+        """The newest values as a file; see `LogDir.restore`."""
+        from lastword.api.restore import restore
+
+        return restore(self.dirs, self.name, partition, os.fspath(to), end, progress)
+
+    def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
+        """Why a partition is or is not due, and which rule keeps each record of `key`; see
+        `LogDir.explain`."""
+        from lastword.api.explaining import explained
+
+        data = None if key is None else self.schema.key.encode(key, "key")
+        return explained(self.dirs, self.name, partition, data, self.schema.partitioner)
+
+    def simulate(
+        self,
+        partition: int | None = None,
+        *,
+        strategy: str | None = None,
+        progress: ProgressLike | bool | None = None,
+        **config: Unpack[Keywords],
+    ) -> list[Simulation]:
+        """What cleaning would have moved under other settings; see `LogDir.simulate`."""
+        from lastword.api.simulations import simulations
+
+        return simulations(self.dirs, self.name, partition, strategy, progress, config)
+
+    def duplication(
+        self,
+        partition: int | None = None,
+        *,
+        exact: bool = False,
+        by: By = "partition",
+        progress: ProgressLike | bool | None = None,
+    ) -> list[Duplication]:
+        """How much is superseded; see `LogDir.duplication`."""
+        from lastword.api.duplicates import duplication
+
+        return duplication(self.dirs, self.name, partition, exact=exact, by=by, progress=progress)
+
+    def verify(
+        self,
+        partition: int | None = None,
+        *,
+        quick: bool = False,
+        md5: bool = False,
+        progress: ProgressLike | bool | None = None,
+    ) -> Verification:
+        """Check everything; see `LogDir.verify`."""
+        from lastword.api import checks
+
+        return checks.verify(self.dirs, self.name, partition, quick=quick, md5=md5, progress=progress)

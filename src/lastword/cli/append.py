@@ -69,7 +69,7 @@ def append(
         raise UsageError("a key without a value", remedy=f"give a value, or remove the key: --delete {key}")
     with out.change(target) as logs:
         into = logs.topic(known, key_serializer="bytes", value_serializer="bytes")
-        names = into.serializer_names
+        names = into.schema.saved
         if delete is not None or key is not None:
             _one(out, into, names, key, value, delete, target.partition, ack)
             return

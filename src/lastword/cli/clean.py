@@ -119,7 +119,7 @@ def clean(
             logs.cleaner.set_budget(rate)
         if retry:
             _retry(out, logs, target)
-        aside = quarantined(logs, target.topic, target.partition)  # no round takes these
+        aside = quarantined(logs.dirs, target.topic, target.partition)  # no round takes these
         try:
             rounds = logs.clean(
                 target.topic,

@@ -172,7 +172,6 @@ def run(out: Session, path: str, updates: int = UPDATES) -> None:
 def _write(path: str, history: History) -> list[int]:
     """The history as it is, never cleaned; log ends after each quarter."""
     import lastword
-    from lastword.api.places import Places
 
     ends = []
     with lastword.open(path, "a", log_cleaner_enable=False) as logs:
@@ -185,19 +184,18 @@ def _write(path: str, history: History) -> list[int]:
         )
         for quarter in history.quarters:
             topic.extend(quarter)
-            Places(logs).log(TOPIC, 0).roll()
+            logs.dirs.log(TOPIC, 0).roll()
             ends.append(topic.bounds()[0][1])
     return ends
 
 
 def _kafka(path: str, ends: Sequence[int]) -> tuple[Cleaned, list[Lost]]:
     import lastword
-    from lastword.api.places import Places
     from lastword.clock import SystemClock
     from lastword.tools.kafka_model import KafkaCleaner, lost, read_model
 
     with lastword.open(path) as logs:
-        original = read_model(Places(logs).view(TOPIC, 0))
+        original = read_model(logs.dirs.view(TOPIC, 0))
         retention_ms = logs.topic(TOPIC).config.delete_retention_ms
     cleaner = KafkaCleaner()
     log: tuple[ModelSegment, ...] = ()

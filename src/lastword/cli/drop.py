@@ -31,8 +31,6 @@ def drop(
     more: MoreDirs = None,
 ) -> None:
     """Delete a topic, with its records and settings."""
-    from lastword.api.places import Places
-
     target = Target.of(directory, topic, None, more)
     topic = target.topic_for("drop")
     if target.partition is not None:
@@ -42,7 +40,7 @@ def drop(
         )
     with out.open(target) as logs:
         logs.topic(topic)
-        views = Places(logs).views(topic)
+        views = logs.dirs.views(topic)
         size = sum(segment.size for view in views.values() for segment in view.segments)
     what = f"{topic}: {plural(len(views), 'partition')}, {format_bytes(size)}"
     totals: dict[str, Any] = {"topic": topic, "partitions": len(views), "size_bytes": size}

@@ -14,7 +14,7 @@ from lastword.units import format_bytes
 from lastword.values import plural
 
 if TYPE_CHECKING:
-    from lastword.api.found import By
+    from lastword.api.open_dirs import By
     from lastword.tools.duplication import Duplication
 
 BY = ("topic", "partition", "segment")

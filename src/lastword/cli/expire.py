@@ -57,7 +57,7 @@ def expire(
         wrong: LastwordError | None = None
         with out.open(target, **assumed) as logs:
             try:
-                found = expire_outlook(logs, target.topic, target.partition)
+                found = expire_outlook(logs.dirs, target.topic, target.partition)
             except (DataError, StorageError) as error:
                 found, (wrong, *_) = split_failure(error)
         _show(out, found, target, ok=wrong is None)

@@ -49,22 +49,19 @@ def explain(
     Changes nothing and takes no lock: it may look at the directory of a running broker.
     """
     from lastword.api.explaining import explain_each, explained
-    from lastword.api.places import Places
 
     target = Target.of(directory, topic, partition, more)
     found: list[Explanation] = []
     failed: list[LastwordError] = []
     with out.open(target, **what_if(sets)) as logs:
-        places = Places(logs)
         if key is None:
-            chosen = places.chosen(target.topic, target.partition)
-            pairs = [(name, number) for name, numbers in chosen.items() for number in numbers]
-            found += explain_each(logs, pairs, failed)
+            selected = logs.dirs.select(target.topic, target.partition)
+            found += explain_each(logs.dirs, selected, failed)
         else:
-            name = places.one_topic(target.topic)
+            name = logs.dirs.only_topic(target.topic)
             serializer = logs.topic(name).config.lastword_key_serializer
             for data in key_candidates(key, serializer):
-                found = [explained(logs, name, target.partition, data, None)]
+                found = [explained(logs.dirs, name, target.partition, data, None)]
                 if found[0].versions:
                     break
             key = field_text(found[0].key, serializer, key_text)

@@ -24,7 +24,6 @@ def keep_cleaning(
     """Clean and expire what is due, look so often, and tell of each round as it ends. A signal ends it at the
     next safe point of a round: SIGTERM with exit code 0, SIGINT and SIGHUP with 130 and 129.
     """
-    from lastword.api.background import run_for
     from lastword.api.cleaning import quarantined
 
     address = None
@@ -45,9 +44,9 @@ def keep_cleaning(
         if bytes_per_second is not None:
             logs.cleaner.set_budget(bytes_per_second)
         only = None if target.topic is None else (target.topic, target.partition)
-        for aside in quarantined(logs, target.topic, target.partition):
+        for aside in quarantined(logs.dirs, target.topic, target.partition):
             out.warning(f"{aside.message}; to have it cleaned again, {aside.remedy}")
-        run_for(logs, only, every_ms, ended.put)
+        logs.background.run_for(only, every_ms, ended.put)
         out.say(f"cleaning what is due every {format_duration(every_ms)}; Ctrl-C ends it")
         while not signals.noted():
             try:

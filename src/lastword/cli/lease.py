@@ -73,14 +73,14 @@ def lease(
                     f"{known_as} has no lease {name!r}",
                     remedy=target.command("lease", known_as),
                 )
-            Lease(logs, known_as, name).release()
+            Lease(logs.dirs, known_as, name).release()
             out.line(f"{known_as}: {name} is released")
             out.summary(topic=known_as, released=len(there))
             return
         if advance is not None and name is not None:
             position = advance if target.partition is None else {target.partition: advance}
             if there:
-                Lease(logs, known_as, name).advance(position)
+                Lease(logs.dirs, known_as, name).advance(position)
             else:
                 known.lease(name, position=position, max_age=max_age or "7d")
             there = [one for one in known.leases(target.partition) if one.name == name]

@@ -17,7 +17,7 @@ from lastword.units import format_bytes, format_time
 from lastword.values import plural
 
 if TYPE_CHECKING:
-    from lastword.api.places import Places
+    from lastword.api.open_dirs import OpenDirs
     from lastword.api.values import PartitionInfo, SegmentInfo
 
 EXAMPLES = """
@@ -69,31 +69,30 @@ def ls(
             raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
     target = Target.of(directory, topic, partition, more)
     from lastword.api import counts
-    from lastword.api.places import Places
 
     failed: list[LastwordError] = []
     rows: list[Any] = []
     with out.open(target) as logs, out.progress("count") as progress:
-        places = Places(logs)
-        chosen = places.chosen(target.topic, target.partition)
+        dirs = logs.dirs
+        chosen = dirs.select_by_topic(target.topic, target.partition)
         by = (
             "segment" if segments else by or ("topic" if len(chosen) > 1 and not out.as_json else "partition")
         )
         pairs = [(name, number) for name, numbers in chosen.items() for number in numbers]
         row_of: Any = counts.segment_infos if by == "segment" else counts.partition_info
-        for tp, found in counts.count_each(logs, pairs, row_of, progress, quick=quick):
+        for tp, found in counts.count_each(dirs, pairs, row_of, progress, quick=quick):
             if isinstance(found, LastwordError):
                 # The others are listed before what cannot be counted is told.
                 failed.append(found)
                 if by != "segment":
-                    rows.append(Uncounted.of(places, *tp))
+                    rows.append(Uncounted.of(dirs, *tp))
             else:
                 rows += found if by == "segment" else [found]
         for path, why in logs.offline.items():
             out.warning(f"{path} is offline: {why.message}")
         set_aside = [] if target.topic is not None else logs.set_aside
-        compacted = {name for name in chosen if places.config(name).compacts}
-        homes = {tp: places.directory(*tp) for tp in pairs} if len(logs.paths) > 1 else {}
+        compacted = {name for name in chosen if dirs.config(name).compacts}
+        homes = {tp: dirs.log_dir(*tp).path for tp in pairs} if len(logs.paths) > 1 else {}
     counted = [row for row in rows if not isinstance(row, Uncounted)]
     totals = {
         "size_bytes": sum(row.size_bytes for row in rows),
@@ -273,15 +272,15 @@ class Uncounted:
     quarantine: str | None
 
     @classmethod
-    def of(cls, places: Places, topic: str, partition: int) -> Uncounted:
+    def of(cls, dirs: OpenDirs, topic: str, partition: int) -> Uncounted:
         """Return what can be known; of one that cannot even be listed, its place and policy."""
         from lastword.cleaner import quarantine
 
-        policy = places.config(topic).cleanup_policy
+        policy = dirs.config(topic).cleanup_policy
         row = cls(
             topic,
             partition,
-            places.directory(topic, partition),
+            dirs.log_dir(topic, partition).path,
             ",".join(sorted(policy)) if policy else None,
             None,
             None,
@@ -290,7 +289,7 @@ class Uncounted:
             None,
         )
         try:
-            view = places.view(topic, partition)
+            view = dirs.view(topic, partition)
             noted = quarantine.load(view.files, view.directory)
         except (DataError, StorageError, UsageError):
             return row

@@ -95,7 +95,7 @@ def read(
         raise UsageError("--follow goes on past every end", remedy="leave out --follow or --end")
     with out.open(target) as logs:
         source = logs.topic(known_as, key_serializer="bytes", value_serializer="bytes")
-        names = source.serializer_names
+        names = source.schema.saved
         keys = None if key is None else [data for text in key for data in key_candidates(text, names[0])]
         until = _when(end)
         begin: Any = _when(start or "earliest")

@@ -52,7 +52,7 @@ def trim(
     with out.open(target) as logs:
         known = logs.topic(known_as)
         starts = {number: start for number, (start, _) in known.bounds().items()}
-        wanted = retaining.trim(logs, known_as, target.partition, when, dry_run=True)
+        wanted = retaining.trim(logs.dirs, known_as, target.partition, when, dry_run=True)
     moves = {number: offset for number, offset in wanted.items() if offset > starts[number]}
     if dry_run:
         _tell(out, known_as, starts, wanted, "would start")
@@ -63,7 +63,7 @@ def trim(
     if moves:
         confirm(out, f"remove {plural(_gone(starts, moves), 'offset')} of {known_as} for good", yes)
     with out.change(target) as logs:
-        done = retaining.trim(logs, known_as, target.partition, when)
+        done = retaining.trim(logs.dirs, known_as, target.partition, when)
     _tell(out, known_as, starts, done, "starts")
     out.summary(
         None if moves else "nothing lies before it",

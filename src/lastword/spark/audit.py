@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lastword.api.places import Places
 from lastword.errors import UsageError
 from lastword.spark.targets import BULK
 
@@ -47,12 +46,12 @@ def audit(
     path = shared_log(path)
     _check_columns(delivered)
     with lastword.open([path]) as logs:
-        places = Places(logs)
-        topic = places.one_topic(topic)
-        numbers = places.chosen(topic, partition)[topic]
-        gone_below = {number: places.gone_below(topic, number) for number in numbers}
+        dirs = logs.dirs
+        topic = dirs.only_topic(topic)
+        numbers = dirs.select_by_topic(topic, partition)[topic]
+        gone_below = {number: dirs.gone_below(topic, number) for number in numbers}
         partitioner = logs.topic(topic).config.lastword_partitioner or "murmur2"
-        count = len(places.views(topic))
+        count = len(dirs.views(topic))
     logged = _logged_offsets(spark, path, topic, numbers)
     keys = _by_key(logged.union(_delivered_offsets(delivered, partition)))
     rows = _wrong_keys(keys, topic, gone_below)

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from lastword.api.places import Places
 from lastword.partition import losses
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from lastword.api.found import By
+    from lastword.api.open_dirs import By, OpenDirs
     from lastword.tools.duplication import Duplication
     from lastword.tools.verify import Verification
 
@@ -62,8 +61,8 @@ def duplication(
     check_by(by)
     path = shared_log(path)
     with lastword.open([path]) as logs:
-        places = Places(logs)
-        chosen = places.chosen(topic, partition)
+        dirs = logs.dirs
+        chosen = dirs.select_by_topic(topic, partition)
         if exact or by == "segment":
             work = [_Counted(path, name, partition, exact, by) for name in chosen]
             rows = [row for found in run_tasks(spark, _count, work) for row in found]
@@ -71,11 +70,11 @@ def duplication(
         pieces: list[_Piece] = []
         for name, numbers in chosen.items():
             for number in numbers:
-                view = places.view(name, number)
+                view = dirs.view(name, number)
                 pieces += _pieces(
                     name, number, view.directory, [(s.base_offset, s.size) for s in view.segments]
                 )
-        whole = {name: len(places.views(name)) == len(numbers) for name, numbers in chosen.items()}
+        whole = {name: len(dirs.views(name)) == len(numbers) for name, numbers in chosen.items()}
     sketches: dict[tuple[str, int], Sketch] = {}
     for piece, data in zip(pieces, run_tasks(spark, _sketch, pieces), strict=True):
         place = piece.topic, piece.partition
@@ -160,7 +159,7 @@ def verify(
     need_pyspark()
     path = shared_log(path)
     with lastword.open([path]) as logs:
-        chosen = Places(logs).chosen(topic, partition)
+        chosen = logs.dirs.select_by_topic(topic, partition)
     work = [_Checked(path, name, number, quick) for name in chosen for number in chosen[name]]
     problems: dict[Problem, None] = {}  # a checkpoint that cannot be read is met by every task
     for found in run_tasks(spark, _verify, work):
@@ -214,12 +213,12 @@ def restore(
     if to is not None:
         to = shared_path(to, "directory of a restore")
     with lastword.open([path]) as logs:
-        places = Places(logs)
-        topic = places.one_topic(topic)
-        numbers = places.chosen(topic, partition)[topic]
-        views = {number: places.view(topic, number) for number in numbers}
+        dirs = logs.dirs
+        topic = dirs.only_topic(topic)
+        numbers = dirs.select_by_topic(topic, partition)[topic]
+        views = {number: dirs.view(topic, number) for number in numbers}
         # How often the log was cut is read before the files are listed: a later cut then refuses the copy.
-        cuts = {n: losses.load(places.files, view.directory).cut_count for n, view in views.items()}
+        cuts = {n: losses.load(dirs.files, view.directory).cut_count for n, view in views.items()}
         for one in views.values():
             one.refresh()
         chosen = [one.settled() for one in ranges(views, "earliest", end)]
@@ -227,12 +226,12 @@ def restore(
         frame = load(spark, path, topic, numbers, view="latest", ends=ends)
         if to is None:
             return frame
-        return _written(spark, places, topic, frame, ends, cuts, to, complete=end == "latest")
+        return _written(spark, dirs, topic, frame, ends, cuts, to, complete=end == "latest")
 
 
 def _written(
     spark: SparkSession,
-    places: Places,
+    dirs: OpenDirs,
     topic: str,
     frame: DataFrame,
     ends: dict[int, int],
@@ -251,9 +250,9 @@ def _written(
 
     began = time.monotonic()
     # Asked before the records are read: a tombstone that goes later is younger than this.
-    reach = Reach(topic, places.topic_id(topic), ends, places.now_ms() if complete else -1, cuts)
+    reach = Reach(topic, dirs.topic_id(topic), ends, dirs.clock.now_ms() if complete else -1, cuts)
     frame.select("topic", "partition", "offset", "timestamp", "key", "value").write.mode("error").parquet(to)
-    mark_directory(places.files, to, reach)
+    mark_directory(dirs.files, to, reach)
     written = spark.read.parquet(to)
     counted = (
         written.groupBy("partition").agg(F.count("*"), F.sum(F.length("key") + F.length("value"))).collect()

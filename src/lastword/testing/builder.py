@@ -71,11 +71,9 @@ class LogBuilder:
 
     def roll(self, partition: int | None = None) -> LogBuilder:
         """Roll the active segment of one partition, or of all."""
-        from lastword.api.places import Places
-
         topic = self._current()
         for number in range(topic.partitions) if partition is None else (partition,):
-            Places(self._logs).log(topic.name, number).roll()
+            self._logs.dirs.log(topic.name, number).roll()
         return self
 
     def clean(self, **options: Any) -> LogBuilder:

@@ -1,0 +1,262 @@
+"""The verbs that check a log: `verify` its files, and `audit` its keys against what was delivered.
+
+What counts as delivered is a mapping, a table, a file, or another log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from lastword.api.json_form import field_bytes
+from lastword.api.open_dirs import OpenDirs
+from lastword.api.partitioners import Partitioner
+from lastword.api.progress import Meter, listener
+from lastword.api.ranges import ranges
+from lastword.api.schema import TopicSchema
+from lastword.errors import (
+    DataError,
+    LastwordError,
+    PartialFailure,
+    StorageError,
+    UnknownTopicError,
+    UsageError,
+)
+from lastword.state.newest import newest
+from lastword.state.snapshot_file import format_of, read_batches, read_lines
+from lastword.tools.audit import KINDS, Audit, AuditRow, Delivered, DeliveredKey, Logged
+from lastword.tools.audit import audit as audit_topic
+from lastword.tools.verify import Verification
+from lastword.tools.verify import verify as verify_partitions
+from lastword.values import ProgressLike
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from lastword.api.serializers import Serializer
+    from lastword.files import Files
+
+
+def verify(
+    dirs: OpenDirs,
+    topic: str | None,
+    partition: int | None,
+    *,
+    quick: bool,
+    md5: bool,
+    progress: ProgressLike | bool | None,
+) -> Verification:
+    """See `LogDir.verify`."""
+    return verify_partitions(
+        dirs.files,
+        dirs.paths,
+        [
+            (name, number, dirs.log_dir(name, number).directory(name, number))
+            for name, number in dirs.select(topic, partition)
+        ],
+        quick=quick,
+        md5=md5,
+        md5_memory_bytes=dirs.settings.instance.map_bytes,
+        progress=listener(progress),
+        clock=dirs.clock,
+    )
+
+
+def audit(
+    dirs: OpenDirs,
+    topic: str | None,
+    partition: int | None,
+    delivered: Any,
+    *,
+    most_rows: int,
+    progress: ProgressLike | bool | None,
+    partitioner: Partitioner | None = None,
+) -> Audit:
+    """See `LogDir.audit`. `partitioner`: None takes the one that is saved with a topic."""
+    other, its_topic = _other_log(delivered)
+    if topic is None and other is not None and its_topic is None:
+        here, there = list(dirs.topics()), list(other.topics())
+        for name in sorted(set(here) ^ set(there)):
+            where, known = (other.paths, there) if name in here else (dirs.paths, here)
+            raise UnknownTopicError.named(name, ", ".join(where), known)
+        topics = here
+    else:
+        topics = [dirs.only_topic(topic)]
+    failed: list[LastwordError] = []
+    sizes: dict[str, int] = {}
+    for name in topics:  # all partitions of a topic: a key that moved between two is no difference
+        views, errors = dirs.checked_views(dirs.select(name, partition))
+        failed += errors.values()
+        if not errors:
+            sizes[name] = sum(segment.size for view in views.values() for segment in view.segments)
+    meter = Meter("audit", progress, sum(sizes.values()))
+    counts: Counter[str] = Counter(dict.fromkeys(("right", *KINDS), 0))
+    rows: list[AuditRow] = []
+    left_off, ok = 0, True
+    for name, size in sizes.items():
+        try:
+            with meter.part(size) as tell:
+                found = _one_topic(dirs, name, partition, delivered, most_rows - len(rows), tell, partitioner)
+        except (DataError, StorageError) as error:
+            failed.append(error)
+            continue
+        counts.update(found.counts)
+        rows += found.rows
+        left_off += found.left_off
+        ok &= found.ok
+    result = Audit(ok and not failed, dict(counts), tuple(rows), left_off)
+    if failed:
+        raise PartialFailure.of(result, failed) from failed[0]
+    return result
+
+
+def _one_topic(
+    dirs: OpenDirs,
+    name: str,
+    partition: int | None,
+    delivered: Any,
+    most_rows: int,
+    tell: Any,
+    partitioner: Partitioner | None,
+) -> Audit:
+    views = [dirs.view(name, number) for _, number in dirs.select(name, partition)]
+    logged = [
+        Logged(one, dirs.gone_below(name, one.partition))
+        for one in ranges({view.partition: view for view in views}, "earliest", "latest")
+    ]
+    map_bytes = dirs.settings.instance.map_bytes
+    schema = TopicSchema.of(name, dirs.partitions(name), dirs.config(name), partitioner=partitioner)
+    return audit_topic(
+        name,
+        logged,
+        _delivered(delivered, schema, dirs.files, map_bytes),
+        memory_bytes=map_bytes,
+        partition=partition,
+        partition_of=schema.partition_of,
+        most_rows=most_rows,
+        progress=tell,
+    )
+
+
+def _delivered(given: Any, schema: TopicSchema, files: Files, map_bytes: int) -> Delivered:
+    """Return `given` as the other side of an audit of a topic.
+
+    A mapping of keys to offsets; an open `LogDir` that has a topic of the same name, or a `Topic`; anything
+    with `__arrow_c_stream__` and columns `key` and `offset` (and `partition`, if it knows); the path of a
+    `.parquet`, `.arrow` or `.jsonl` file with these columns.
+    """
+    dirs, name = _other_log(given)
+    if dirs is not None:
+        return _Log(dirs, name or schema.topic, map_bytes)
+    if isinstance(given, Mapping):
+        return _Mapping(given, schema.key)
+    if isinstance(given, (str, os.PathLike)):
+        path = os.fspath(given)
+        if format_of(path) == ".jsonl":
+            return _Lines(files, path, schema.saved[0])
+        return _Batches(lambda: read_batches(files, path), schema.key, path)
+    if hasattr(given, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        table = pa.table(given)  # kept, for every share of the keys asks for it again
+        return _Batches(lambda: iter(table.to_batches(16_384)), schema.key, "the Arrow data")
+    raise UsageError(
+        f"delivered is a {type(given).__name__}",
+        remedy="a mapping of keys to offsets, a table with columns key and offset, a file, or another log",
+    )
+
+
+def _other_log(given: Any) -> tuple[OpenDirs | None, str | None]:
+    """Return the directories of a `LogDir` or `Topic`, and the name of the `Topic`."""
+    dirs, schema = getattr(given, "dirs", None), getattr(given, "schema", None)
+    if not isinstance(dirs, OpenDirs):
+        return None, None
+    return dirs, schema.topic if isinstance(schema, TopicSchema) else None
+
+
+class _Mapping:
+    def __init__(self, given: Mapping[Any, int], serializer: Serializer) -> None:
+        self._given = given
+        self._encode = serializer.encode
+
+    @property
+    def count(self) -> int:
+        return len(self._given)
+
+    def rows(self) -> Iterator[DeliveredKey]:
+        for key, offset in self._given.items():
+            yield DeliveredKey(self._encode(key, "key"), _offset(offset, "the mapping"))
+
+
+class _Log:
+    """The newest records of another log, deletions included."""
+
+    def __init__(self, dirs: OpenDirs, topic: str, map_bytes: int) -> None:
+        self._ranges = ranges(dirs.views(topic), "earliest", "latest")
+        self._map_bytes = map_bytes
+
+    @property
+    def count(self) -> int:
+        return sum(one.end - one.start for one in self._ranges)
+
+    def rows(self) -> Iterator[DeliveredKey]:
+        for one in self._ranges:
+            for record in newest(one, tombstones=True, map_bytes=self._map_bytes):
+                if record.key is not None:
+                    yield DeliveredKey(record.key, record.offset, one.partition, record.value is None)
+
+
+class _Batches:
+    def __init__(self, batches: Any, serializer: Serializer, what: str) -> None:
+        self._batches = batches
+        self._serializer = serializer
+        self._what = what
+        self.count = sum(batch.num_rows for batch in batches())
+
+    def rows(self) -> Iterator[DeliveredKey]:
+        from lastword.api.arrow import binary_column
+
+        for batch in self._batches():
+            keys = binary_column(self._column(batch, "key"), self._serializer, "key").to_pylist()
+            offsets = self._column(batch, "offset").to_pylist()
+            known = "partition" in batch.schema.names
+            numbers = batch.column("partition").to_pylist() if known else [None] * len(keys)
+            for key, offset, number in zip(keys, offsets, numbers, strict=True):
+                if key is None:
+                    raise UsageError(f"{self._what} has a row without a key", remedy="leave such rows out")
+                yield DeliveredKey(key, _offset(offset, self._what), number)
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        if name not in batch.schema.names:
+            raise UsageError(
+                f"{self._what} has no column {name!r}; it has {', '.join(batch.schema.names) or 'none'}",
+                remedy="columns key and offset; partition if you know it",
+            )
+        return batch.column(name)
+
+
+class _Lines:
+    def __init__(self, files: Files, path: str, serializer: str | None) -> None:
+        self._files = files
+        self._path = path
+        self._serializer = serializer
+        self.count = sum(1 for _ in read_lines(files, path))
+
+    def rows(self) -> Iterator[DeliveredKey]:
+        for fields in read_lines(self._files, self._path):
+            for name in ("key", "offset"):
+                if fields.get(name) is None:
+                    raise UsageError(
+                        f"{self._path} has a line without {name!r}", remedy='{"key": ..., "offset": 17}'
+                    )
+            key = field_bytes(fields["key"], self._serializer, "key")
+            assert key is not None  # null was refused above
+            yield DeliveredKey(key, _offset(fields["offset"], self._path), fields.get("partition"))
+
+
+def _offset(given: Any, what: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise UsageError(f"{what} gives {given!r} for an offset", remedy="offsets are whole numbers")
+    return given

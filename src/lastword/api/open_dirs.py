@@ -1,0 +1,353 @@
+"""`OpenDirs`: the open directories of a `LogDir`, and the partitions in them.
+
+Every verb is a function over an `OpenDirs`. It says which partitions a call names, in which directory each of
+them is, which settings hold, and whether changes are allowed. It also owns the lifetime: what must be closed,
+and the warning about what was left open.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from lastword.clock import Clock
+from lastword.config import Settings, TopicConfig, write_topic_settings
+from lastword.errors import (
+    DataError,
+    LastwordError,
+    ReadOnlyError,
+    StorageError,
+    UnknownTopicError,
+    UsageError,
+)
+from lastword.files import Files
+from lastword.logdir import LogDirectory, LogDirSet
+from lastword.partition import leases
+from lastword.segment import names
+from lastword.values import Handle
+
+if TYPE_CHECKING:
+    from lastword.cleaner.budget import Drives
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.view import PartitionView
+
+PathLike = str | os.PathLike[str]
+Mode = Literal["r", "a"]
+By = Literal["topic", "partition", "segment"]
+
+
+class OpenDirs(Handle):
+    """Directories that are open in one mode, with their settings, files and clock.
+
+    Attributes:
+        dir_set: The directories as one set; places partitions.
+        directories: Those that serve.
+        paths: All paths, those of failed directories last.
+        opened_at: File and line of the caller that opened them.
+    """
+
+    def __init__(
+        self,
+        dir_set: LogDirSet,
+        mode: Mode,
+        files: Files,
+        clock: Clock,
+        *,
+        config_file: PathLike | None = None,
+        opened_at: str = "an unknown place",
+    ) -> None:
+        self.dir_set = dir_set
+        self.directories = dir_set.directories
+        self.paths = [directory.path for directory in self.directories] + list(dir_set.offline)
+        self.mode = mode
+        self.files = files
+        self.clock = clock
+        self.opened_at = opened_at
+        self.closed = False
+        self._config_file = config_file
+        self._forked = False
+        self._warned = False
+        self._closing: list[Callable[[], object]] = []
+        self._listeners: list[Callable[[], object]] = []
+        if mode == "a":
+            _writers.add(self)
+
+    def __repr__(self) -> str:
+        """Return the text of the `LogDir` that users hold."""
+        shown = self.paths[0] if len(self.paths) == 1 else self.paths
+        return f"LogDir({shown!r}, {self.mode!r}{', closed' if self.closed else ''})"
+
+    # -------------------------------------------------------------- lifetime
+
+    def require_open(self) -> None:
+        """Raise UsageError if this is closed."""
+        if self.closed:
+            why = "was opened by the process that this one was forked from" if self._forked else "is closed"
+            raise UsageError(f"{self.paths[0]} {why}", remedy="open it again: lastword.open(...)")
+
+    def require_writable(self) -> None:
+        """Raise UsageError if this is closed or was opened in mode "r"."""
+        self.require_open()
+        if self.mode == "r":
+            raise ReadOnlyError.opened(self.paths[0])
+
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Call `call` when this is closed, before what was registered earlier and before the directories."""
+        self._closing.append(call)
+
+    def sync(self) -> None:
+        """Make everything durable that was acknowledged at level "os"."""
+        self.require_open()
+        for directory in self.directories:
+            directory.sync()
+
+    def close(self) -> None:
+        """Close every directory, even if another one raises. A second close does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        with ExitStack() as stack:
+            for directory in reversed(self.directories):
+                stack.callback(directory.close)
+            for call in self._closing:
+                stack.callback(call)
+
+    def _close_after_fork(self) -> None:
+        self.closed = self._forked = True
+
+    def _warn_unclosed(self) -> None:
+        if not self._warned and not self.closed:
+            self._warned = True
+            text = f"{self!r}, opened at {self.opened_at}, was not closed"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+    def __del__(self) -> None:
+        if getattr(self, "mode", "r") == "a" and hasattr(self, "_warned"):
+            self._warn_unclosed()
+
+    # -------------------------------------------------------------- partitions
+
+    @property
+    def offline(self) -> dict[str, LastwordError]:
+        """Directories that failed, by path, with the reason."""
+        return self.dir_set.offline
+
+    def topics(self) -> dict[str, dict[int, LogDirectory]]:
+        """Return the topics, sorted by name, with the directory of each partition."""
+        self.require_open()
+        return self.dir_set.homes()
+
+    def partitions(self, topic: str) -> dict[int, LogDirectory]:
+        """Return the partitions of a topic with their directories. UnknownTopicError names the nearest."""
+        names.check_topic(topic)
+        topics = self.topics()
+        if topic not in topics:
+            raise UnknownTopicError.named(topic, ", ".join(self.paths), topics)
+        return topics[topic]
+
+    def only_topic(self, topic: str | None) -> str:
+        """Return the topic that was named, or the only one. UsageError names the topics to choose from."""
+        if topic is not None:
+            return topic
+        topics = list(self.topics())
+        if len(topics) == 1:
+            return topics[0]
+        where = ", ".join(self.paths)
+        if not topics:
+            raise UsageError(f"{where} has no topics", remedy="create_topic makes one")
+        named = ", ".join(topics[:10]) + (", ..." if len(topics) > 10 else "")
+        raise UsageError(f"{where} has {len(topics)} topics", remedy=f"name one of them: {named}")
+
+    def select(self, topic: str | None, partition: int | None) -> list[tuple[str, int]]:
+        """Return the partitions that the first two arguments of a verb name. UsageError for unknown ones."""
+        if topic is None:
+            if partition is not None:
+                raise UsageError("partition= needs a topic", remedy="give both")
+            return [(name, number) for name, numbers in self.topics().items() for number in numbers]
+        numbers = self.partitions(topic)
+        if partition is not None and partition not in numbers:
+            raise UsageError(
+                f"{topic} has no partition {partition!r}",
+                remedy=f"it has {', '.join(str(number) for number in numbers)}",
+            )
+        return [(topic, number) for number in numbers if partition is None or number == partition]
+
+    def select_by_topic(self, topic: str | None, partition: int | None) -> dict[str, list[int]]:
+        """Return what `select` returns, grouped by topic."""
+        selected: dict[str, list[int]] = {}
+        for name, number in self.select(topic, partition):
+            selected.setdefault(name, []).append(number)
+        return selected
+
+    def log_dir(self, topic: str, partition: int) -> LogDirectory:
+        """Return the directory that holds a partition."""
+        directory = self.dir_set.home(topic, partition)
+        if directory is None:
+            raise UsageError(f"{topic} has no partition {partition}", remedy="see lastword ls")
+        return directory
+
+    def log(self, topic: str, partition: int) -> PartitionLog:
+        """Return a partition that is open to append."""
+        self.require_open()
+        return self.log_dir(topic, partition).log(topic, partition)
+
+    def view(self, topic: str, partition: int) -> PartitionView:
+        """Return a read-only view of a partition as it is now."""
+        self.require_open()
+        return self.log_dir(topic, partition).view(topic, partition)
+
+    def views(self, topic: str) -> Mapping[int, PartitionView]:
+        """Return the views of all partitions of a topic. Each is made at its first use, so a partition in an
+        offline directory does not stop the reads of the others."""
+        return _Views(topic, self.partitions(topic))
+
+    def checked_view(self, topic: str, partition: int) -> PartitionView:
+        """Return the view for a figure over the whole log. CorruptBatchError if its end is missing."""
+        view = self.view(topic, partition)
+        view.check_end()
+        return view
+
+    def checked_views(
+        self, selected: Iterable[tuple[str, int]]
+    ) -> tuple[dict[tuple[str, int], PartitionView], dict[tuple[str, int], LastwordError]]:
+        """Return the checked views of partitions, and the errors of those that have none."""
+        views: dict[tuple[str, int], PartitionView] = {}
+        failed: dict[tuple[str, int], LastwordError] = {}
+        for tp in selected:
+            try:
+                views[tp] = self.checked_view(*tp)
+            except (DataError, StorageError) as error:
+                failed[tp] = error
+        return views, failed
+
+    def first_dirty(self, topic: str, partition: int) -> int | None:
+        """Return the cleaner checkpoint of a partition; None if it was never cleaned."""
+        return self.log_dir(topic, partition).first_dirty(topic, partition)
+
+    def gone_below(self, topic: str, partition: int) -> int:
+        """Return the offset below which a deleted key may have left the log together with its tombstone."""
+        view = self.view(topic, partition)
+        cleaned = max(
+            self.first_dirty(topic, partition) or 0, leases.dropped_up_to(self.files, view.directory)
+        )
+        return max(view.log_start, min(cleaned, view.log_end))
+
+    def topic_id(self, topic: str) -> str | None:
+        """Return the id of a topic; None in a bare directory."""
+        return next(iter(self.partitions(topic).values())).topic_id(topic)
+
+    @cached_property
+    def drives(self) -> Drives:
+        """The drive of each directory, and the I/O budget that cleanings have on it."""
+        from lastword.cleaner.budget import Drives
+
+        settings = self.settings.instance
+        return Drives(
+            [directory.path for directory in self.directories],
+            self.files,
+            self.clock,
+            limit=settings.log_cleaner_io_max_bytes_per_second,
+            own=settings.drives,
+        )
+
+    # -------------------------------------------------------------- settings
+
+    @property
+    def settings(self) -> Settings:
+        """Every setting with its source."""
+        return self.directories[0].settings
+
+    def config(self, topic: str) -> TopicConfig:
+        """Return the settings of a topic."""
+        return self.directories[0].topic_config(topic)
+
+    @property
+    def settings_file(self) -> str:
+        """The path of the lastword.toml that all directories share: in the first that has one, else in the
+        first."""
+        candidates = [os.path.join(directory.path, names.SETTINGS) for directory in self.directories]
+        return next((path for path in candidates if self.files.exists(path)), candidates[0])
+
+    def set_config(self, topic: str | None, settings: Mapping[str, Any]) -> None:
+        """Change settings in lastword.toml, of a topic or (None) of all; a value of None resets a setting."""
+        self.require_writable()
+        if self._config_file is not None:
+            raise UsageError(
+                f"the settings were read from {os.fspath(self._config_file)}", remedy="change them there"
+            )
+        if topic is not None:
+            self.partitions(topic)
+        write_topic_settings(self.files, self.settings_file, topic, settings)
+        self.settings_changed()
+
+    def reload(self) -> None:
+        """Read the settings file again."""
+        for directory in self.directories:
+            directory.reload_settings()
+
+    def on_settings_changed(self, call: Callable[[], object]) -> None:
+        """Call `call` after every `settings_changed`."""
+        self._listeners.append(call)
+
+    def settings_changed(self) -> None:
+        """Read the settings file again and notify the listeners."""
+        self.reload()
+        for call in self._listeners:
+            call()
+
+
+class _Views(Mapping[int, "PartitionView"]):
+    """Views of the partitions of a topic, each made at its first use."""
+
+    def __init__(self, topic: str, directories: Mapping[int, LogDirectory]) -> None:
+        self._topic = topic
+        self._directories = directories
+        self._views: dict[int, PartitionView] = {}
+
+    def __getitem__(self, partition: int) -> PartitionView:
+        if partition not in self._views:
+            self._views[partition] = self._directories[partition].view(self._topic, partition)
+        return self._views[partition]
+
+    def __contains__(self, partition: object) -> bool:
+        return partition in self._directories
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._directories)
+
+    def __len__(self) -> int:
+        return len(self._directories)
+
+
+_writers: weakref.WeakSet[OpenDirs] = weakref.WeakSet()
+
+
+def writers() -> list[OpenDirs]:
+    """Return what this process has open to append."""
+    return [dirs for dirs in _writers if not dirs.closed]
+
+
+def _warn_of_open() -> None:
+    """Name what was left open when the process ends: the next opening has to recover it."""
+    for dirs in writers():
+        dirs._warn_unclosed()
+
+
+atexit.register(_warn_of_open)
+
+
+def _close_in_child() -> None:
+    """Close everything in a forked child, which holds no lock: its parent would overwrite what it appends,
+    and closing would write checkpoints of a log that its parent still changes."""
+    for dirs in writers():
+        dirs._close_after_fork()
+    _writers.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
