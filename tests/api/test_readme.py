@@ -1,4 +1,4 @@
-"""The README's Python blocks, as they are printed there: they run, and print what they say they print."""
+"""The Python blocks of the README and of two task pages run, and print what they say they print."""
 
 import io
 import re
@@ -16,7 +16,12 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples" / "quickstart.py"
 
 
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+def blocks_of(page):
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+
+
+BLOCKS = blocks_of("README.md")
+TASK_BLOCKS = [*blocks_of("docs/cleaning.md"), *blocks_of("docs/kafka.md")]
 
 
 def of_spark(block):
@@ -42,10 +47,10 @@ def test_five_minutes(tmp_path, monkeypatch):
 
 
 def test_every_block_runs_as_it_is_printed(tmp_path, monkeypatch, capsys):
-    """In their order, in one session; those of Spark in the next test."""
+    """In their order, in one session; those of Spark in the next test. Then those of the task pages."""
     monkeypatch.chdir(tmp_path)
     session = {}
-    blocks = [block for block in BLOCKS if not of_spark(block)]
+    blocks = [block for block in BLOCKS if not of_spark(block)] + TASK_BLOCKS
     assert len(blocks) == 4
     for block in blocks:
         exec(block, session)

@@ -1,4 +1,4 @@
-"""Every command line that the help or the README shows can be typed, and does what it says it does."""
+"""Every command line that the help, the README or a task page shows can be typed, and does what it says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from lastword.cli import main
 from lastword.cli.command import CONTEXT
 from lastword.clock import ManualClock
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/kafka.md", "docs/cleaning.md")
 COMMANDS = (*main.LOOKS, *main.CHANGES, main.demo, main.bench)
 HELPED = {module.__name__.rpartition(".")[2]: module.EXAMPLES.strip().splitlines() for module in COMMANDS}
 STAYS = ("--every", "lastword demo", "lastword bench")  # run for long, each in a test of its own
@@ -91,22 +92,23 @@ def test_help(command: str, here: Path) -> None:
             check(line)
 
 
-def console_lines() -> list[str]:
-    blocks = re.findall(r"^```console\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+def console_lines(page: str) -> list[str]:
+    blocks = re.findall(r"^```console\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ lastword")]
 
 
-def test_readme(here: Path) -> None:
-    lines = console_lines()
-    assert len(lines) > 15
+@pytest.mark.parametrize(("page", "fewest"), [*zip(PAGES, (13, 10, 3), strict=True)])
+def test_pages(page: str, fewest: int, here: Path) -> None:
+    lines = console_lines(page)
+    assert len(lines) >= fewest
     for line in lines:
         if not any(one in line for one in STAYS):
             check(line)
 
 
-def test_what_explain_says_in_the_readme(here: Path) -> None:
-    """The README's output, made by its own example: its times are those of that day."""
-    text = README.read_text(encoding="utf-8")
+def test_what_explain_says_on_the_page(here: Path) -> None:
+    """The page's output, made by its own example: its times are those of that day."""
+    text = (ROOT / "docs/kafka.md").read_text(encoding="utf-8")
     shown = re.search(r"^\$ lastword explain data users --key bob\n((?:offset.*\n)+.*\n)", text, re.M)
     assert shown
     shutil.rmtree("data")
