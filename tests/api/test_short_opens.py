@@ -1,8 +1,13 @@
-"""A directory that is open for a moment is not cleaned behind its owner's back."""
+"""A directory that is open for a moment: it loads little, and is not cleaned behind its owner's back."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import lastword
 
@@ -18,3 +23,43 @@ def test_a_new_topic_does_not_wake_the_background(tmp_path: Path) -> None:
             topic.append(b"k", b"newest")
         with lastword.open(tmp_path / str(number)) as logs:
             assert sum(1 for _ in logs.topic("t").read()) == 7
+
+
+NEEDED_LATER = (
+    "lastword.accounts",
+    "lastword.api.batches",
+    "lastword.api.follow",
+    "lastword.api.reader",
+    "lastword.config.keywords",
+    "lastword.kernels",
+    "lastword.resolve",
+    "lastword.retention",
+    "lastword.state",
+    "lastword.tools",
+    "numpy",
+    "pyarrow",
+)
+"""What the first append, read or cleaning loads, not the opening."""
+PROGRAM = """
+import json, sys
+import lastword
+with lastword.open(sys.argv[1], "a", log_cleaner_enable=sys.argv[2] == "True") as logs:
+    logs.create_topic("t", cleanup_policy="compact")
+    print(json.dumps(sorted(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(("cleaner", "most"), [(False, 110), (True, 128)])
+def test_the_first_open_loads_few_modules(tmp_path: Path, cleaner: bool, most: int) -> None:
+    """A module takes about 1 ms, so the count stands for the time, which no test can measure well."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "data"), str(cleaner)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = json.loads(done.stdout)
+    assert [name for name in NEEDED_LATER if name in loaded] == []
+    assert any(name.startswith("lastword.cleaner") for name in loaded) == cleaner
+    assert len([name for name in loaded if name.startswith("lastword")]) <= most
+    assert len(loaded) <= most + 160

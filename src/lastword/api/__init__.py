@@ -4,11 +4,3 @@ Stands on `logdir`, and on `cleaner`, `state` and `tools` for the verbs. Start r
 `topic.py`. Verbs are functions over the directories that are open (`open_dirs.py`). Nothing here
 imports kernels or Arrow before a call needs them.
 """
-
-from lastword.api.logs import LogDir
-from lastword.api.opening import open
-from lastword.api.reader import Reader
-from lastword.api.record import Appended, Record
-from lastword.api.topic import Topic
-
-__all__ = ["Appended", "LogDir", "Reader", "Record", "Topic", "open"]

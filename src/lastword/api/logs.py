@@ -18,21 +18,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from lastword.api import topics
-from lastword.api.background import Background
-from lastword.api.cleaner import Cleaner
 from lastword.api.open_dirs import By, Mode, OpenDirs, PathLike
 from lastword.api.topic import Topic
 from lastword.config import Settings, remove_topic_settings
-from lastword.config.keywords import Keywords, TopicKeywords
 from lastword.errors import LastwordError, UsageError
 from lastword.logdir import DirRecovery, SetAside, move
 from lastword.values import Handle, ProgressLike, table_html
 
 if TYPE_CHECKING:
+    from lastword.api.background import Background
+    from lastword.api.cleaner import Cleaner
     from lastword.api.partitioners import PartitionerLike
     from lastword.api.ranges import Bounds
     from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
     from lastword.cleaner import CleanRound, Plan
+    from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.retention import Deletion
     from lastword.state.state import Restored, State
     from lastword.tools.audit import Audit
@@ -41,32 +41,30 @@ if TYPE_CHECKING:
     from lastword.tools.simulate import Simulation
     from lastword.tools.verify import Verification
 
+    class OpenOptions(TypedDict, total=False):
+        """The options of `LogDir.topic` besides the serializers."""
+
+        partitioner: PartitionerLike | None
+
+    class CreateOptions(TopicKeywords, total=False):
+        """The options of `LogDir.create_topic` besides the serializers, and settings of the topic."""
+
+        partitioner: PartitionerLike | None
+        exist_ok: bool
+
+    class StateOptions(TopicKeywords, total=False):
+        """The options of `LogDir.state` besides the serializers, and settings of the topic."""
+
+        partitions: int | None
+        default: Callable[[], Any] | None
+        end: Bounds
+        snapshot: PathLike | None
+        max_bytes: int | None
+        progress: ProgressLike | bool | None
+
+
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-class OpenOptions(TypedDict, total=False):
-    """The options of `LogDir.topic` besides the serializers."""
-
-    partitioner: PartitionerLike | None
-
-
-class CreateOptions(TopicKeywords, total=False):
-    """The options of `LogDir.create_topic` besides the serializers, and settings of the topic."""
-
-    partitioner: PartitionerLike | None
-    exist_ok: bool
-
-
-class StateOptions(TopicKeywords, total=False):
-    """The options of `LogDir.state` besides the serializers, and settings of the topic."""
-
-    partitions: int | None
-    default: Callable[[], Any] | None
-    end: Bounds
-    snapshot: PathLike | None
-    max_bytes: int | None
-    progress: ProgressLike | bool | None
 
 
 class LogDir(Handle):
@@ -154,10 +152,14 @@ class LogDir(Handle):
     @cached_property
     def cleaner(self) -> Cleaner:
         """The background cleaner. In mode "a" it runs, unless `log_cleaner_enable=False`."""
+        from lastword.api.cleaner import Cleaner
+
         return Cleaner(self.background)
 
     @cached_property
     def background(self) -> Background:
+        from lastword.api.background import Background
+
         background = Background(self.dirs)
         self.dirs.on_close(background.scheduler.stop)
         self.dirs.on_settings_changed(background.settings_changed)

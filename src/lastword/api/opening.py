@@ -7,22 +7,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from types import FrameType
-from typing import TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from lastword import files as storage
 from lastword.api.logs import LogDir
 from lastword.api.open_dirs import Mode, OpenDirs, PathLike, writers
 from lastword.clock import Clock, SystemClock
 from lastword.config import Settings
-from lastword.config.keywords import Keywords
 from lastword.config.settings import FILE_NAME
 from lastword.errors import LastwordError, LogDirLockedError, StorageError, UsageError
 from lastword.files import Files
 from lastword.ingest.apply import Watch, open_to_append
 from lastword.logdir import LogDirectory, LogDirSet
 from lastword.logdir.broker import BrokerSettings
+
+if TYPE_CHECKING:
+    from lastword.config.keywords import Keywords
 
 T = TypeVar("T")
 LOCK_POLL_SECONDS = 0.1
@@ -197,7 +198,7 @@ def _together(path: str, log_dirs: Sequence[str], *, named: bool) -> list[str]:
     others and the caller has not `named` it."""
     if not log_dirs:
         return [path]
-    relative = [one for one in log_dirs if not Path(one).is_absolute()]
+    relative = [one for one in log_dirs if not os.path.isabs(one)]  # noqa: PTH117  pathlib takes 4 ms to load
     if relative:
         raise UsageError(f"log.dirs: {relative[0]!r} is not absolute", remedy="give the whole path")
     others = [one for one in log_dirs if os.path.realpath(one) != os.path.realpath(path)]

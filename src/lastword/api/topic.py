@@ -11,34 +11,26 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, Unpack
 
 from lastword import metrics
-from lastword.api.batches import Packer
-from lastword.api.follow import check_follow, following
 from lastword.api.open_dirs import By, OpenDirs
-from lastword.api.ranges import Bounds, ranges
-from lastword.api.reader import (
-    READ_COMMITTED,
-    Isolation,
-    Reader,
-    View,
-    check_isolation,
-    check_view,
-    encoded_keys,
-)
 from lastword.api.record import Appended, HeadersLike, K, Record, V, header_pairs
 from lastword.api.schema import TopicSchema
 from lastword.config import TopicConfig
-from lastword.config.keywords import Keywords, TopicKeywords
 from lastword.errors import LastwordError, PartialFailure, UsageError
 from lastword.values import Handle, ProgressLike, table_html
 
 if TYPE_CHECKING:
+    from lastword.api.batches import Packer
     from lastword.api.lease import Lease, LeaseInfo, Position
     from lastword.api.producers import Call, Producers
+    from lastword.api.ranges import Bounds
+    from lastword.api.reader import Isolation, Reader, View
     from lastword.api.values import PartitionInfo, SegmentInfo
     from lastword.cleaner import CleanRound, Plan
+    from lastword.config.keywords import Keywords, TopicKeywords
     from lastword.partition import PartitionLog
     from lastword.retention import Deletion
     from lastword.state.state import Restored
@@ -65,12 +57,18 @@ class Topic(Handle, Generic[K, V]):
         self.schema = schema
         self.name = schema.topic
         self.partitions = schema.partitions
-        self._packer = Packer(schema, config)
+        self._config = config
 
     @property
     def config(self) -> TopicConfig:
         """Its settings in their units: `topic.config.segment_bytes`."""
-        return self._packer.config
+        return self._config
+
+    @cached_property
+    def _packer(self) -> Packer:
+        from lastword.api.batches import Packer
+
+        return Packer(self.schema, self._config)
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, partitions={self.partitions})"
@@ -311,6 +309,10 @@ class Topic(Handle, Generic[K, V]):
 
         OffsetOutOfRangeError for an offset below the log start or above the log end.
         """
+        from lastword.api.follow import check_follow, following
+        from lastword.api.ranges import ranges
+        from lastword.api.reader import READ_COMMITTED, Reader, check_isolation, check_view, encoded_keys
+
         check_view(view)
         if follow or timeout is not None:
             check_follow(follow, timeout, end, view)
@@ -400,7 +402,10 @@ class Topic(Handle, Generic[K, V]):
         """Change settings of this topic in lastword.toml; None resets one to its default. Holds from now
         on."""
         self.dirs.set_config(self.name, config)
-        self._packer = Packer(self.schema, self.dirs.config(self.name))
+        from lastword.api.batches import Packer
+
+        self._config = self.dirs.config(self.name)
+        self._packer = Packer(self.schema, self._config)
 
     # -------------------------------------------------------------- verbs: see `LogDir`
 
