@@ -1,11 +1,11 @@
-"""A directory of topic partitions, as a broker keeps it.
+"""Directories of topic partitions, as a broker keeps them.
 
-Stands on `partition`. `log_dir.py` opens one, to read without a lock or to append with Kafka's;
-`open_partitions.py` holds the logs that are open, `bounds.py` moves where they start, end and are clean to;
-`discover.py` says what in a root is a partition; `checkpoints.py` and `identity.py` are the small files
-around them.
-`spread.py` makes one of several directories, `move.py` takes a partition from one to another. `ledgers.py`
-keeps the garbage accounts of all partitions within their memory. Start reading at log_dir.py.
+Stands on `partition` and `accounts`. `log_dir.py` opens a directory, to read without a lock or to append with
+Kafka's lock. `open_partitions.py` holds the open logs, their locks and gauges. `checkpoints.py` and
+`identity.py` are the small files of the directory. `discover.py` lists the partitions of a root; `topics.py`
+makes and deletes them. `log_dir_set.py` makes one directory of several, `move.py` moves a partition between
+two. `ledgers.py` keeps the garbage accounts of all partitions within their memory. Start reading at
+log_dir.py.
 """
 
 from lastword.logdir.checkpoints import Checkpoints, TopicPartition

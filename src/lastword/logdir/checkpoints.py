@@ -1,18 +1,17 @@
 """Kafka's checkpoints of a whole log directory: one offset for each partition, in text files in the root.
 
-recovery-point    everything below it is on the drive with its indexes; recovery begins there
+recovery-point    everything below is on the drive with its indexes; recovery begins there
 log-start         only for logs that begin above their first segment's base
 cleaner           first dirty offset: everything below was cleaned
-replication       high watermark; a broker's business, read by nobody here
+replication       high watermark: written by brokers, not read here
 
-Each is replaced as a whole and durable when `update` returns. All of them may be lost: that costs a longer
-recovery or a round of cleaning, never a record. So a damaged one counts as empty. Lines of partitions that
-are not ours to know are kept.
+Each file is replaced atomically and durable when `update` returns. Losing them costs a longer recovery or
+another cleaning, never a record, so a damaged file counts as empty. Lines of unknown partitions are kept.
 
 `PartitionCheckpoints` changes where a partition starts, ends and is clean to, in its log and in these files.
 No checkpoint may exceed its log, whatever a crash leaves. So an offset that falls is lowered in the
-checkpoint before the log. A log start is raised in the checkpoint first, for the records below it must not
-come back.
+checkpoint before the log. A log start is raised in the checkpoint first, because the records below it must
+not return.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetCheckpoint:
-    """One checkpoint file. Reading needs no lock; `update` is for the holder of the directory's."""
+    """One checkpoint file. Reading needs no lock; `update` is for the holder of the directory's lock."""
 
     def __init__(self, files: Files, root: str, name: str) -> None:
         self._files = files
@@ -48,18 +47,18 @@ class OffsetCheckpoint:
         self._known: tuple[FileFacts, dict[TopicPartition, int]] | None = None
 
     def read(self) -> dict[TopicPartition, int]:
-        """All its lines. CorruptFileError if it is damaged."""
+        """Return all lines. CorruptFileError if the file is damaged."""
         return read_offsets(self._files, self.path)
 
     def read_sound(self) -> dict[TopicPartition, int]:
-        """The same, and nothing if it is damaged."""
+        """Return all lines, or nothing if the file is damaged."""
         try:
             return self.read()
         except CorruptFileError:
             return {}
 
     def get(self, tp: TopicPartition) -> int | None:
-        """One line of it, as of `read_sound`; the file is read again only if it is another one by now."""
+        """Return one offset, as `read_sound` does. The file is read again only if it was replaced."""
         facts = self._files.stat(self.path)
         if facts is None:
             return None
@@ -69,7 +68,7 @@ class OffsetCheckpoint:
         return known[1].get(tp)
 
     def update(self, offsets: Mapping[TopicPartition, int], *, drop: Iterable[TopicPartition] = ()) -> None:
-        """Set some lines, take others out; the rest stays. Unchanged and sound, the file is not written."""
+        """Set some lines and drop others; the rest stays. An unchanged, undamaged file is not written."""
         self._known = None
         before: dict[TopicPartition, int] | None
         try:
@@ -84,7 +83,9 @@ class OffsetCheckpoint:
 
 
 def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
-    """The lines of an offset checkpoint, `topic partition offset`; CorruptFileError names what is wrong."""
+    """Return the lines of an offset checkpoint (`topic partition offset`). CorruptFileError says what is
+    wrong.
+    """
     found: dict[TopicPartition, int] = {}
     for topic, partition, offset in read_lines(files, path, 3):
         tp = TopicPartition(topic, number(partition, path))
@@ -95,7 +96,7 @@ def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
 
 
 class Checkpoints:
-    """The files of one root."""
+    """The checkpoint files of one root."""
 
     def __init__(self, files: Files, root: str) -> None:
         self.recovery_points = OffsetCheckpoint(files, root, names.RECOVERY_POINTS)
@@ -104,7 +105,7 @@ class Checkpoints:
         self.high_watermarks = OffsetCheckpoint(files, root, names.HIGH_WATERMARKS)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Take deleted partitions out of all of them."""
+        """Remove deleted partitions from all files."""
         gone = list(partitions)
         for checkpoint in (self.recovery_points, self.log_starts, self.first_dirty, self.high_watermarks):
             if checkpoint.read_sound().keys() & set(gone):
@@ -118,7 +119,7 @@ CHECKPOINT_INTERVAL_SECONDS = 60.0  # as Kafka's log.flush.offset.checkpoint.int
 
 
 class PartitionCheckpoints:
-    """Of the partitions of one root. Its lock is the last that is taken."""
+    """Update logs and checkpoints of one root together. Its lock is the last that is taken."""
 
     def __init__(self, files: Files, clock: Clock, checkpoints: Checkpoints) -> None:
         self._files = files
@@ -131,11 +132,11 @@ class PartitionCheckpoints:
 
     @property
     def due(self) -> bool:
-        """Were the checkpoints not written for so long that a kill would cost a long recovery?"""
+        """Whether the checkpoints are so old that a kill would cost a long recovery."""
         return self._clock.monotonic() - self._written_at >= CHECKPOINT_INTERVAL_SECONDS
 
     def write(self, logs: Mapping[TopicPartition, PartitionLog]) -> None:
-        """Recovery points and log starts of the logs that are open, as they are now."""
+        """Write recovery points and log starts of the open logs."""
         with self._lock:
             now = list(logs.items())
             self._checkpoints.recovery_points.update({tp: log.recovery_point for tp, log in now})
@@ -144,36 +145,42 @@ class PartitionCheckpoints:
             self._written_at = self._clock.monotonic()
 
     def came(self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None) -> None:
-        """A partition comes from elsewhere: what the checkpoints there say holds here."""
+        """Write the checkpoints of a partition that is moved here."""
         with self._lock:
             self._checkpoints.recovery_points.update({tp: recovery_point})
             self._checkpoints.log_starts.update({tp: log_start} if log_start else {})
             self._checkpoints.first_dirty.update({} if first_dirty is None else {tp: first_dirty})
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """They are gone, or not here any more."""
+        """Remove partitions that are deleted or moved away."""
         with self._lock:
             self._checkpoints.forget(partitions)
 
     # -------------------------------------------------------------- one of them
 
     def set_first_dirty(self, log: PartitionLog, offset: int) -> None:
-        """Move the cleaner's checkpoint; it stays between log start and log end."""
+        """Move the cleaner's checkpoint. It stays between log start and log end."""
         bounded = min(max(offset, log.log_start), log.log_end)
         with self._lock:
             self._note_cleaned(log, bounded)
             self._checkpoints.first_dirty.update({_name(log): bounded})
 
     def _note_cleaned(self, log: PartitionLog, offset: int) -> None:
-        """Readers tell from it whether somebody else's cleaner has moved the checkpoint (`losses`)."""
+        """Note how far this cleaner got. From the note, readers detect that another cleaner has moved the
+        checkpoint (`losses`).
+        """
         before = self._checkpoints.first_dirty.read_sound().get(_name(log), 0)
         losses.note_cleaned(self._files, log.directory, before, offset)
 
     def raise_log_start(self, log: PartitionLog, offset: int, reason: str) -> bool:
-        """Nothing below `offset` can be read from now on; False if the log starts there or above already.
+        """Raise the log start durably. False if the log starts at `offset` or above already.
 
-        OffsetOutOfRangeError above the log end, BusyError above where an incomplete commit begins. `reason`
-        is what readers are told who come too late.
+        Args:
+            reason: Shown in the error of readers that ask for an offset below.
+
+        Raises:
+            OffsetOutOfRangeError: `offset` is above the log end.
+            BusyError: `offset` is above the beginning of an incomplete commit.
         """
         with log.lock:
             if offset > log.log_end:
@@ -188,10 +195,10 @@ class PartitionCheckpoints:
                 return log.raise_log_start(offset)
 
     def truncate(self, log: PartitionLog, offset: int, *, fully: bool) -> None:
-        """Take back the records from `offset` on, or all of them (`fully`), and go on at `offset`.
+        """Remove the records from `offset` on, or all of them (`fully`), and continue at `offset`.
 
-        Checkpoints are lowered before anything is cut, and a start above the log is written before it is
-        emptied, so that a crash leaves either log.
+        Checkpoints are lowered before the log is cut, and a start above the log is written before the log is
+        emptied. So a crash leaves either log, with valid checkpoints.
         """
         tp = _name(log)
         with log.lock, self._lock:

@@ -1,12 +1,12 @@
-"""What lies in a root: which directories are partitions, and whether it is a log directory at all.
+"""List a root: which directories are partitions, and whether it is a log directory at all.
 
-As Kafka does it: plain files in the root, `remote-log-index-cache`, the metadata partition and partitions
-marked `-delete`, `-future`, `-stray` are not topics. Unlike Kafka, a directory that is nobody's partition is
-not an error: it is ignored, as are directories with a partition's name and nothing of a log in them.
+As in Kafka, plain files in the root, `remote-log-index-cache`, the metadata partition and partitions marked
+`-delete`, `-future`, `-stray` are not topics. Unlike Kafka, a directory that is no partition is not an error:
+it is ignored, and so is a directory with a partition's name that holds nothing of a log.
 
-`-delete` waits for its removal, which opening to append finishes. `-future` is a copy on its way from another
-directory and `-stray` one that a broker set aside: neither is served, and nothing here removes what it did
-not make itself.
+A `-delete` directory waits for its removal, which opening to append finishes. A `-future` directory is an
+unfinished copy from another directory, and a `-stray` one was set aside by a broker: neither is served, and
+nothing here removes what it did not make.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IGNORED = frozenset({"remote-log-index-cache", names.METADATA_DIR})
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A directory that is a partition's but not served. `marker`: future or stray."""
+    """A partition's directory that is not served. `marker`: `future` or `stray`."""
 
     name: str
     topic: str
@@ -44,8 +44,8 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The partitions of a root, directories that wait for their removal, those that are set aside, and
-    whether anything says it is a log directory.
+    """The contents of a root: partitions, directories to be removed, directories that are set aside, and
+    whether it is a log directory.
     """
 
     partitions: tuple[TopicPartition, ...]
@@ -55,7 +55,7 @@ class Listing:
     set_aside: tuple[SetAside, ...] = ()
 
     def topics(self) -> dict[str, list[int]]:
-        """Topic names, sorted, each with its partition numbers, ascending."""
+        """Return the topic names, sorted, each with its partition numbers, ascending."""
         found: dict[str, list[int]] = {}
         for tp in self.partitions:
             found.setdefault(tp.topic, []).append(tp.partition)
@@ -63,10 +63,11 @@ class Listing:
 
 
 def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
-    """Looks at a root. NotALogDirError if it is no directory, or a partition's own.
+    """List a root. NotALogDirError if it is no directory, or is a partition's directory.
 
-    `known`: names that were found to be partitions before; they are not looked into again, and new ones are
-    added.
+    Args:
+        known: Names of directories that were found to be partitions before. They are not read again, and new
+            names are added.
     """
     if not files.is_dir(root):
         if files.exists(root):
@@ -98,7 +99,7 @@ def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
             deleted.append(name)
         else:
             set_aside.append(SetAside(name, parsed.topic, parsed.partition, parsed.marker))
-    begun = {names.LOCK, *(f"{name}.tmp" for name in names.ROOT_FILES)}  # a first opening that was killed
+    begun = {names.LOCK, *(f"{name}.tmp" for name in names.ROOT_FILES)}  # of a first opening that was killed
     marked = bool(set(names.ROOT_FILES) & set(listing))
     is_empty = not set(listing) - begun
     is_log_dir = marked or bool(partitions or deleted or set_aside)
@@ -106,8 +107,10 @@ def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:
 
 
 def _is_odd(files: Files, root: str, path: str, name: str) -> bool:
-    """Is this no directory, where a partition was? A link that leads nowhere or to a file, a pipe, a file:
-    plain files of other programs may have such a name, too, so a checkpoint must name the partition."""
+    """Return whether this is no directory where a partition was: a broken link, a pipe, a file.
+
+    Plain files of other programs may have such a name, so a checkpoint must name the partition.
+    """
     if files.is_dir(path):
         return False
     for checkpoint in (names.RECOVERY_POINTS, names.LOG_STARTS, names.HIGH_WATERMARKS, names.FIRST_DIRTY):
@@ -121,7 +124,7 @@ def _is_odd(files: Files, root: str, path: str, name: str) -> bool:
 
 
 def is_partition(files: Files, path: str, marker: str = "") -> bool:
-    """Does a directory with a partition's name hold anything of a log?"""
+    """Return whether a directory with a partition's name holds anything of a log."""
     if not files.is_dir(path):
         return False
     try:
@@ -129,7 +132,7 @@ def is_partition(files: Files, path: str, marker: str = "") -> bool:
     except FileVanishedError:
         return False
     except StorageError:
-        return True  # it cannot be listed: whoever uses it gets the error, and the others are served
+        return True  # using it raises the error; the other partitions are served
     return marker in ("delete", "future") or any(
         name in (names.PARTITION_METADATA, names.LEADER_EPOCHS) or names.parse_segment_file(name) is not None
         for name in listing
@@ -140,7 +143,7 @@ def is_partition(files: Files, path: str, marker: str = "") -> bool:
 
 
 def check_log_dir(listing: Listing, root: str) -> None:
-    """NotALogDirError unless something in the root says that it is one."""
+    """NotALogDirError unless the root holds something of a log directory."""
     if not listing.is_log_dir:
         what = "is empty" if listing.is_empty else "holds no log"
         raise NotALogDirError(
@@ -153,7 +156,9 @@ def check_log_dir(listing: Listing, root: str) -> None:
 
 
 def check_writable(files: Files, root: str) -> bool:
-    """True if the root is to be made: absent or empty. NotALogDirError if it holds something else."""
+    """Return True if the root is to be made: it is absent or empty. NotALogDirError if it holds something
+    else.
+    """
     if not files.exists(root):
         return True
     listing = discover(files, root)
@@ -164,14 +169,15 @@ def check_writable(files: Files, root: str) -> bool:
 
 
 def register_limits(root: str) -> None:
-    """Have the bounds of a directory's settings hold for files in it that are read without opening it: by
-    `dump`, and by a Spark task. Settings that cannot be read leave the default."""
+    """Apply the settings' limit for decompression to files that are read without opening the directory: by
+    `dump`, and by a Spark task. If the settings cannot be read, the default applies.
+    """
     with suppress(LastwordError):
         limits.register(root, Settings.load([root]).instance.lastword_decompression_max_bytes)
 
 
 def make_dirs(files: Files, path: str) -> None:
-    """Make a directory and those above it, each durable before the next."""
+    """Make a directory and its parents, each durable before the next."""
     if files.exists(path):
         return
     parent = os.path.dirname(os.path.realpath(path))

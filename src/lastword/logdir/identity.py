@@ -38,7 +38,7 @@ _META = ("version", "cluster.id", "node.id", "broker.id", "directory.id")
 
 
 def new_id(rng: random.Random) -> str:
-    """A fresh id, as Kafka makes them: never one that begins with a dash."""
+    """Return a new id, as Kafka makes ids: never one that begins with a dash."""
     while True:
         made = base64.urlsafe_b64encode(rng.randbytes(16)).decode().rstrip("=")
         if not made.startswith("-") and made != "A" * 22:
@@ -46,7 +46,7 @@ def new_id(rng: random.Random) -> str:
 
 
 def write_meta_properties(files: Files, root: str, rng: random.Random) -> None:
-    """For a directory that we make; one that is there is never touched."""
+    """Write meta.properties of a directory that was just made. An existing file is never touched."""
     lines = ["#", "version=1", f"cluster.id={new_id(rng)}", "node.id=1", f"directory.id={new_id(rng)}"]
     files.write_atomic(os.path.join(root, names.META_PROPERTIES), ("\n".join(lines) + "\n").encode("latin-1"))
 
@@ -115,7 +115,7 @@ def format_partition_metadata(topic_id: str) -> bytes:
 
 
 def read_topic_id(files: Files, partition_directory: str) -> str | None:
-    """The topic id of a partition; None if there is none. CorruptFileError for anything else."""
+    """Return the topic id of a partition; None if it has none. CorruptFileError for a damaged file."""
     path = os.path.join(partition_directory, names.PARTITION_METADATA)
     try:
         facts = files.stat(path)
@@ -138,9 +138,8 @@ def read_topic_id(files: Files, partition_directory: str) -> str | None:
 
 
 def check_topic_id(files: Files, partition_directory: str, topic_id: str | None) -> str | None:
-    """The partition's own id, if it is `topic_id` or one of the two is not known.
-
-    InconsistentTopicIdError otherwise: the directory is of another topic of that name.
+    """Return the partition's own id. InconsistentTopicIdError if both ids are known and differ: the directory
+    belongs to another topic of that name.
     """
     own = read_topic_id(files, partition_directory)
     if own is not None and topic_id is not None and own != topic_id:
@@ -149,8 +148,9 @@ def check_topic_id(files: Files, partition_directory: str, topic_id: str | None)
 
 
 def take_clean_shutdown(files: Files, root: str) -> bool:
-    """Was the marker there? It is gone, durably, before anything else is opened: a crash from here on is not
-    clean.
+    """Remove the clean-shutdown marker durably, before anything else is opened. Return whether it existed.
+
+    A crash from here on is not a clean stop.
     """
     path = os.path.join(root, names.CLEAN_SHUTDOWN)
     if not files.exists(path):
@@ -161,7 +161,7 @@ def take_clean_shutdown(files: Files, root: str) -> bool:
 
 
 def leave_clean_shutdown(files: Files, root: str) -> None:
-    """Promise: no torn tail, right indexes, a producer snapshot at each log end."""
+    """Write the clean-shutdown marker: no torn tail, valid indexes, a producer snapshot at each log end."""
     files.write_atomic(os.path.join(root, names.CLEAN_SHUTDOWN), CLEAN_SHUTDOWN_TEXT)
 
 
@@ -177,7 +177,7 @@ MOVE_NOTE = Framed(
 
 
 def directory_name(files: Files, root: str) -> str:
-    """What a note calls a log directory."""
+    """Return the name of a log directory in move notes."""
     return read_directory_id(files, root) or os.path.realpath(root)
 
 
@@ -186,7 +186,7 @@ def write_move_note(files: Files, directory: str, source: str, log_end: int) -> 
 
 
 def read_move_note(files: Files, directory: str) -> tuple[str, int] | None:
-    """(name of the source directory as `directory_name` gives it, log end), or None."""
+    """Return the name of the source directory and the log end; None if there is no readable note."""
     try:
         fields = MOVE_NOTE.load(files, _move_note_path(directory))
         return None if fields is None else (str(fields["source"]), int(fields["log_end"]))
@@ -195,7 +195,7 @@ def read_move_note(files: Files, directory: str) -> tuple[str, int] | None:
 
 
 def remove_move_note(files: Files, directory: str) -> None:
-    with suppress(LastwordError):  # it stays right as long as the source is gone
+    with suppress(LastwordError):  # the note stays valid as long as the source is gone
         files.unlink(_move_note_path(directory), missing_ok=True)
 
 

@@ -1,11 +1,11 @@
-"""The garbage accounts of all partitions of one log directory, and the time of its drive.
+"""Keep the garbage accounts of all partitions of one log directory, and the clock of its drive.
 
-Ledgers stay in memory between rounds as long as they fit `log.cleaner.dedupe.buffer.size` together; the one
-that was not used for longest is saved and let go first. The time `t` of a drive is bytes appended to its
-partitions: it is told from how far each log went since it was looked at last, saved with each ledger, and
-never runs back.
+Ledgers stay in memory between cleanings as long as together they fit `log.cleaner.dedupe.buffer.size`. The
+least recently used one is saved and dropped first. The time `t` of a drive is the number of bytes appended to
+its partitions. It is computed from the growth of each log since the last call, is saved with each ledger, and
+never decreases.
 
-All of it is derived from the logs. What cannot be saved is left out: it costs a scan, no record.
+All of this is derived from the logs. A ledger that cannot be saved is omitted: that costs a scan, no record.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
     from lastword.segment.segment import Segment
 
-_WEIGHT = 0.3  # of the newest measurement
+_WEIGHT = 0.3  # weight of the newest measurement in the mean
 KEEP_SECONDS = 5.0
-"""Of a long scan no more is lost when it is stopped, and the portion under way; more only where saving takes
-long: at most a twentieth of the time goes into it."""
+"""A stopped scan loses at most this much work plus the current portion. It loses more only if saving is slow:
+at most a twentieth of the time is spent on saving.
+"""
 
 
 class Accounted(Protocol):
@@ -52,8 +53,9 @@ class Timed(Protocol):
 
 @dataclass(slots=True)
 class _Slot:
-    """`lock`: of the ledger's user. `saving`: held for a save, and to say that the slot is `forgotten`: what
-    is in it is not true any more, and must not be written."""
+    """One partition's ledger. `lock`: of the ledger's user. `saving`: held during a save, and to set
+    `forgotten`, after which the ledger is outdated and must not be saved.
+    """
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     ledger: Ledger | None = None
@@ -62,11 +64,12 @@ class _Slot:
 
 
 class Ledgers:
-    """Safe from any thread; a ledger belongs to whoever holds it (`of`).
+    """The ledgers of one directory. Safe from any thread; a ledger belongs to the thread that holds it
+    (`of`).
 
-    saves    False: for a dry run, which reads what was saved and leaves no trace
-    scratch  the directory where their keys lie now; None: in memory
-    clock    tells when the accounts of a long scan are due to be kept
+    saves    False: for a dry run, which reads saved ledgers and writes nothing
+    scratch  the directory of the ledgers' keys; None: in memory
+    clock    decides when the accounts of a long scan are saved
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class Ledgers:
         self._slots: OrderedDict[TopicPartition, _Slot] = OrderedDict()
         self._reached: dict[TopicPartition, tuple[int, int]] = {}
         self.seen: dict[TopicPartition, object] = {}
-        """What the last look at each partition found: kept for whoever looks, forgotten with the rest."""
+        """The result of the last scan of each partition, kept for its reader and dropped with the ledger."""
         self._t: int | None = None
         self._bytes_per_second = 0.0
         self._swap_seconds = 0.0
@@ -110,19 +113,20 @@ class Ledgers:
 
     @property
     def file_cost_bytes(self) -> float:
-        """What one file more costs, in bytes moved: the fixed seconds of a swap, as past ones took, times the
-        speed of past rewrites. 0 while nothing was measured."""
+        """The cost of one more file, in bytes moved: the mean seconds of a swap times the speed of past
+        rewrites. 0 before the first measurement.
+        """
         return self._swap_seconds * self._bytes_per_second
 
     def measured(self, moved_bytes: int, seconds: float, swaps: int, swap_seconds: float) -> None:
-        """What a round took: its rewrite, and its swaps."""
+        """Record what a cleaning took: its rewrite, and its swaps."""
         if moved_bytes > 0 and seconds > 0 and swaps > 0:
             with self._lock:
                 self._bytes_per_second = _weighed(self._bytes_per_second, moved_bytes / seconds)
                 self._swap_seconds = _weighed(self._swap_seconds, swap_seconds / swaps)
 
     def advance(self, tp: TopicPartition, segments: Sequence[Segment], ledger: Timed | None = None) -> None:
-        """The drive's time runs on by what was appended to this log since it was looked at last."""
+        """Advance the drive's time by the bytes appended to this log since the last call."""
         if not segments:
             return
         active = segments[-1]
@@ -140,8 +144,9 @@ class Ledgers:
 
     @contextmanager
     def of(self, tp: TopicPartition, log: Accounted) -> Iterator[Ledger]:
-        """The ledger of a partition, for its only user at the time; waits. It fits the log as it lies there
-        now, or is empty."""
+        """Hold the ledger of a partition, exclusively; waits for it. It fits the log as it is now, or is
+        empty.
+        """
         with self._lock:
             slot = self._slots.setdefault(tp, _Slot())
             self._slots.move_to_end(tp)
@@ -177,31 +182,36 @@ class Ledgers:
         self._make_room(0, slot)
 
     def held(self, tp: TopicPartition) -> Ledger | None:
-        """The ledger that is in memory, for a look without waiting; None if there is none."""
+        """Return the ledger if it is in memory, without waiting; otherwise None."""
         slot = self._slots.get(tp)
         return None if slot is None else slot.ledger
 
     def forget(self, tp: TopicPartition, *, cut: bool = False) -> None:
-        """What is in memory of a partition is not true any more, and is not saved after this returned. `cut`:
-        only its end goes, so what was appended so far does not count once more."""
+        """Drop a partition's ledger, which is outdated. It is not saved after this returns.
+
+        Args:
+            cut: Only the log's end was removed, so bytes appended before do not count again.
+        """
         with self._lock:
             slot = self._slots.pop(tp, None)
             if not cut:
                 self._reached.pop(tp, None)
             self.seen.pop(tp, None)
         if slot is not None:
-            with slot.saving:  # one that is under way ends first: its file is removed by who forgets
+            with slot.saving:  # a running save ends first: the caller removes its file
                 slot.forgotten = True
                 slot.ledger = None
 
     @property
     def memory_bytes(self) -> int:
         with self._lock:
-            held = [slot.ledger for slot in self._slots.values()]  # once: others let theirs go meanwhile
+            held = [
+                slot.ledger for slot in self._slots.values()
+            ]  # a copy: other threads drop theirs meanwhile
         return sum(one.memory_bytes for one in held if one is not None)
 
     def _make_room(self, needed_bytes: int, mine: _Slot) -> None:
-        """Save and let go ledgers that nobody uses, the oldest first, until the rest fits."""
+        """Save and drop unused ledgers, the least recently used first, until the rest fits."""
         budget = self._budget_bytes()
         with self._lock:
             others = [slot for slot in self._slots.values() if slot is not mine and slot.ledger is not None]
@@ -218,7 +228,9 @@ class Ledgers:
                     slot.lock.release()
 
     def _keeper(self, slot: _Slot, ledger: Ledger) -> Callable[[], None]:
-        """Saves it when it was not saved for long, measured by what that takes."""
+        """Return a function that saves the ledger if the last save is long ago, compared with what a save
+        takes.
+        """
         kept, took = self._clock.monotonic(), 0.0
 
         def keep() -> None:
@@ -238,7 +250,7 @@ class Ledgers:
                     ledger.save()
 
     def close(self) -> None:
-        """Save what changed. Nobody uses a ledger any more."""
+        """Save changed ledgers. No ledger may be in use."""
         with self._lock:
             slots, self._slots = list(self._slots.values()), OrderedDict()
         for slot in slots:

@@ -1,12 +1,11 @@
-"""`LogDirectory`: topics and their partitions under one root, opened to read or to append.
+"""Open one log directory, to read or to append: `LogDirectory`.
 
-"r" takes no lock and writes nothing: it gives views, also beside a running broker or writer. "a" takes
-Kafka's lock, removes the clean-shutdown marker before anything else, and recovers a partition when it is
-first used (`OpenPartitions`). Closing writes the marker again only if every partition keeps what it promises:
-those that were opened say so themselves, the others are as they were.
+Mode "r" takes no lock and writes nothing. It gives views, also beside a running broker or writer. Mode "a"
+takes Kafka's lock, removes the clean-shutdown marker before anything else, and recovers a partition when it
+is first used (`OpenPartitions`). Closing writes the marker again only if every partition keeps the promises
+of a clean stop. Open partitions report this; the others are as the last writer left them.
 
-Locks are taken in this order: `claim` of a partition, `lock`, the log's own, the one of
-`PartitionCheckpoints`.
+Locks are taken in this order: `claim` of a partition, `lock`, the log's own, that of `PartitionCheckpoints`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ from lastword.segment import names
 
 
 class LogDirectory:
-    """One root. Safe from any thread. Also a context manager."""
+    """One log directory. Safe from any thread. Also a context manager."""
 
     def __init__(
         self,
@@ -94,12 +93,12 @@ class LogDirectory:
         self._known: set[str] = set()  # names of directories that were found to be partitions
         self._waste = front.Waste(files, clock)
         self._topic_ids: dict[str, str | None] = {}
-        self._checked: set[TopicPartition] = set()  # for their topic's id
+        self._checked: set[TopicPartition] = set()  # partitions whose topic id was checked
         self._gauges = LogGauges(path, files, lambda: self._opened.logs) if mode == "a" else None
-        self.directories = 1  # that are one, and share the memory of `ledgers`
+        self.directories = 1  # how many directories share the memory of `ledgers`
         self.ledgers = self.new_ledgers()
         self.shared_topic_id: Callable[[str], str | None] = lambda topic: None
-        """Of several directories that are one: the topic's id as the others have it."""
+        """Returns the topic's id in the other directories of a `LogDirSet`."""
 
     @classmethod
     def open(
@@ -112,13 +111,18 @@ class LogDirectory:
         *,
         rng: random.Random | None = None,
     ) -> LogDirectory:
-        """Open a root. "r": it must exist. "a": made if absent, and locked.
+        """Open a log directory. Changes nothing if it raises.
 
-        `settings`: the merged settings, or a function that merges them afresh (after a topic's were changed);
-        None: those of the root's lastword.toml and the environment.
+        Args:
+            path: The root. In mode "r" it must exist; in mode "a" it is made if it is absent.
+            mode: "r" to read, "a" to append; "a" takes the lock.
+            settings: The merged settings, or a function that merges them, called again after a topic's
+                settings change. None: the root's lastword.toml and the environment.
 
-        NotALogDirError: there is something, but no log directory. LogDirLockedError: another writer, or a
-        broker. UsageError: another mode. Nothing was changed then.
+        Raises:
+            NotALogDirError: The root exists and is no log directory.
+            LogDirLockedError: Another writer, or a broker, holds the lock.
+            UsageError: The mode is neither "r" nor "a".
         """
         if mode not in ("r", "a"):
             raise UsageError(
@@ -149,7 +153,7 @@ class LogDirectory:
         files.check_owner(self.path)
         files.guard(self.path)
         self._file_lock = files.lock(os.path.join(self.path, names.LOCK))
-        if isinstance(self._file_lock, FileLock):  # let go of without a close: as after a kill
+        if isinstance(self._file_lock, FileLock):  # dropped without a close: as after a kill
             weakref.finalize(self, self._file_lock.drop).atexit = False
         try:
             if fresh and not files.exists(os.path.join(self.path, names.META_PROPERTIES)):
@@ -159,17 +163,17 @@ class LogDirectory:
                 self.checkpoints.recovery_points.read_sound(),
                 self.checkpoints.log_starts.read_sound(),
             )
-            for name in names.ROOT_FILES:  # replaced as a whole, or not at all
+            for name in names.ROOT_FILES:  # left by an atomic write that was killed
                 files.unlink(os.path.join(self.path, name + ".tmp"), missing_ok=True)
             found = self._listing()
-            for name in found.deleted:  # a deletion that was asked for and not finished
-                with suppress(StorageError):  # it stays, and is tried again the next time
+            for name in found.deleted:  # an unfinished deletion
+                with suppress(StorageError):  # it is tried again at the next opening
                     files.remove_tree(os.path.join(self.path, name))
             for one in found.set_aside:
                 path = os.path.join(self.path, one.name)
                 if one.marker == "future" and read_move_note(files, path) is not None:
                     with suppress(StorageError):
-                        files.remove_tree(path)  # a copy of ours that did not come to its end
+                        files.remove_tree(path)  # an unfinished copy of a move
         except BaseException:
             self._file_lock.release()
             raise
@@ -191,8 +195,11 @@ class LogDirectory:
         return discover(self.files, self.path, self._known)
 
     def new_ledgers(self, *, saves: bool = True) -> Ledgers:
-        """Garbage accounts of the partitions here. `ledgers` are those that rounds keep; a dry run has its
-        own, which leave no trace (`saves`)."""
+        """Return garbage accounts of the partitions here.
+
+        The attribute `ledgers` holds those that cleanings update. A dry run has its own, which are not
+        written (`saves`).
+        """
         return Ledgers(
             self.files,
             lambda: self.settings.instance.log_cleaner_dedupe_buffer_size // self.directories,
@@ -203,48 +210,54 @@ class LogDirectory:
         )
 
     def set_aside(self) -> tuple[SetAside, ...]:
-        """Directories of partitions that are not served: copies on their way, and strays of a broker."""
+        """Return the directories of partitions that are not served: unfinished copies, and strays of a
+        broker.
+        """
         return self._listing().set_aside
 
     def holds(self, topic: str, partition: int) -> bool:
-        """Does this partition lie here? Looks at its directory only."""
+        """Return whether the partition is in this directory. Reads the partition's directory only."""
         name = names.partition_dir(topic, partition)
         path = os.path.join(self.path, name)
         return self.files.is_dir(path) and (name in self._known or is_partition(self.files, path))
 
     def topics(self) -> list[str]:
-        """Names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return list(self._listing().topics())
 
     def partitions(self, topic: str) -> list[int]:
-        """Partition numbers of a topic, ascending. UnknownTopicError names the nearest."""
+        """Return the partition numbers of a topic, ascending. UnknownTopicError names the nearest topic."""
         found = self._listing().topics()
         if topic not in found:
             raise UnknownTopicError.named(topic, self.path, found)
         return found[topic]
 
     def topic_partitions(self) -> list[TopicPartition]:
-        """All partitions of all topics."""
+        """Return all partitions of all topics."""
         return list(self._listing().partitions)
 
     def topic_id(self, topic: str) -> str | None:
-        """The topic's id as the first of its partitions that has one says; None in a bare directory."""
+        """Return the topic's id, from the first of its partitions that has one; None if none has."""
         for partition in self.partitions(topic):
-            with suppress(CorruptFileError, StorageError):  # told when that partition is used
+            with suppress(CorruptFileError, StorageError):  # raised when that partition is used
                 found = read_topic_id(self.files, self.directory(topic, partition))
                 if found is not None:
                     return found
         return None
 
     def check_serves(self) -> None:
-        """OfflineError if the directory has failed since it was opened. (One that could not be opened has a
-        stand-in, which raises it whatever is asked.)"""
+        """OfflineError if the directory has failed since it was opened.
+
+        A directory that could not be opened has a stand-in, which raises this error for every call.
+        """
         error = self.files.offline(self.path)
         if error is not None:
             raise OfflineError.of("a partition", self.path, error)
 
     def check_topic_id(self, topic: str, partition: int) -> None:
-        """InconsistentTopicIdError if the partition is of another topic of that name; looked at once."""
+        """InconsistentTopicIdError if the partition belongs to another topic of that name. Checked once per
+        partition.
+        """
         tp = TopicPartition(topic, partition)
         if tp in self._checked:
             return
@@ -254,11 +267,11 @@ class LogDirectory:
         self._checked.add(tp)
 
     def topic_config(self, topic: str) -> TopicConfig:
-        """The settings that hold for a topic. Without a word about it, its cleanup_policy is None."""
+        """Return the effective settings of a topic. cleanup_policy is None if no source sets it."""
         return self.settings.topic(topic)
 
     def directory(self, topic: str, partition: int) -> str:
-        """Path of a partition's directory."""
+        """Return the path of a partition's directory."""
         return os.path.join(self.path, names.partition_dir(topic, partition))
 
     def create_topic(
@@ -270,12 +283,15 @@ class LogDirectory:
         exist_ok: bool = False,
         topic_id: str | None = None,
     ) -> bool:
-        """Make a topic and save its settings; durable when it returns. False if it was there (`exist_ok`) and
-        nothing was changed.
+        """Make a topic and save its settings. It is durable when this returns.
 
-        partitions   how many, or the numbers of those that come to lie here, under a given `topic_id`
+        Args:
+            partitions: The count, or the numbers of the partitions in this directory, with a given
+                `topic_id`.
+            exist_ok: Return False, and change nothing, if the topic exists.
 
-        InvalidTopicError, TopicExistsError, InvalidSettingError, UnknownSettingError: nothing was made.
+        Raises:
+            InvalidTopicError, TopicExistsError, InvalidSettingError, UnknownSettingError: Nothing was made.
         """
         with self.lock:
             self._check_writable()
@@ -308,13 +324,14 @@ class LogDirectory:
                 raise
             made = [TopicPartition(topic, number) for number in numbers]
             self._topic_ids.pop(topic, None)
-            self._partition_checkpoints.forget(made)  # of a topic of that name that was removed by hand
+            self._partition_checkpoints.forget(made)  # lines of a topic of that name that was removed by hand
             self._opened.made(made)
             return True
 
     def delete_topic(self, topic: str) -> None:
-        """Remove a topic with all its records and settings. It is gone when this returns; its bytes go after
-        `file.delete.delay.ms`, or at closing.
+        """Remove a topic with all its records and settings, durably.
+
+        Its bytes are freed after `file.delete.delay.ms`, or when the directory is closed.
         """
         with self.lock:
             self._check_writable()
@@ -329,7 +346,7 @@ class LogDirectory:
             self.reload_settings()
 
     def let_go(self, tp: TopicPartition) -> None:
-        """Close a partition that leaves this directory, and forget it."""
+        """Close a partition that leaves this directory, and drop what is kept of it in memory."""
         with self.lock:
             self._opened.let_go(tp)
             self.ledgers.forget(tp)
@@ -337,7 +354,7 @@ class LogDirectory:
             self._checked.discard(tp)
 
     def discard(self, tp: TopicPartition) -> None:
-        """Remove one partition that lies elsewhere by now. Its name is gone when this returns."""
+        """Remove one partition that was moved elsewhere. Its name is gone when this returns."""
         with self.lock:
             self._check_writable()
             self.let_go(tp)
@@ -348,15 +365,17 @@ class LogDirectory:
     def attach(
         self, tp: TopicPartition, recovery_point: int, log_start: int, first_dirty: int | None
     ) -> None:
-        """A partition comes here from elsewhere: what its checkpoints say there holds here, durably. It is
-        recovered when it is first used.
+        """Save the checkpoints of a partition that is moved here, durably. It is recovered when it is first
+        used.
         """
         with self.lock:
             self._partition_checkpoints.came(tp, recovery_point, log_start, first_dirty)
             self._opened.came(tp, recovery_point, log_start)
 
     def set_topic_config(self, topic: str, set: Mapping[str, Any], unset: Iterable[str] = ()) -> None:
-        """Change a topic's settings in lastword.toml; they hold at once. A value of None resets."""
+        """Change a topic's settings in lastword.toml. They apply immediately. A value of None resets a
+        setting.
+        """
         with self.lock:
             self._check_writable()
             self.partitions(topic)
@@ -368,7 +387,7 @@ class LogDirectory:
         return os.path.join(self.path, names.SETTINGS)
 
     def reload_settings(self) -> None:
-        """Read the settings again and give them to the open partitions."""
+        """Read the settings again and apply them to the open partitions."""
         with self.lock:
             self.settings = self._load_settings()
             self._register_limits()
@@ -381,10 +400,10 @@ class LogDirectory:
     # -------------------------------------------------------------- partitions
 
     def log(self, topic: str, partition: int) -> PartitionLog:
-        """The open partition, recovered at its first use.
+        """Return the open log of a partition, which is recovered at its first use.
 
-        ReadOnlyError in mode "r". A damaged one raises its DataError each time and stays as it is; the others
-        serve.
+        ReadOnlyError in mode "r". A damaged partition raises its DataError each time and is not changed; the
+        other partitions are served.
         """
         tp = TopicPartition(topic, partition)
         log = self._opened.logs.get(tp)
@@ -414,21 +433,22 @@ class LogDirectory:
             raise
 
     def claim(self, topic: str, partition: int) -> AbstractContextManager[None]:
-        """For who removes or rewrites segments, or moves them: one at a time in each partition. Waits; a
-        background round that is under way ends at its next safe point (it asks `wanted`).
+        """Wait for the exclusive right to remove, rewrite or move the segments of a partition.
+
+        A background cleaning that holds it ends at its next safe point, because it checks `wanted`.
         """
         return self._locks.claim(TopicPartition(topic, partition))
 
     def try_claim(self, topic: str, partition: int) -> AbstractContextManager[bool]:
-        """The same without waiting, for work that can be done another time: False if somebody has it."""
+        """As `claim`, without waiting. Yields False if another thread has the right."""
         return self._locks.try_claim(TopicPartition(topic, partition))
 
     def wanted(self, topic: str, partition: int) -> bool:
-        """Does somebody wait for the claim?"""
+        """Return whether a thread waits for the claim of a partition."""
         return self._locks.wanted(TopicPartition(topic, partition))
 
     def view(self, topic: str, partition: int) -> PartitionView:
-        """A snapshot to read from, in either mode."""
+        """Return a snapshot of a partition to read from, in either mode."""
         if self.mode == "a":
             return self.log(topic, partition).view()
         directory = self._own_directory(TopicPartition(topic, partition))
@@ -450,34 +470,39 @@ class LogDirectory:
 
     @property
     def recovery(self) -> DirRecovery:
-        """What opening repaired so far: a partition is recovered when it is first used."""
+        """What opening has repaired so far. A partition is recovered when it is first used."""
         with self.lock:
             return self._opened.recovery(self.path, self.mode)
 
     # -------------------------------------------------------------- where they start, end and are clean to
 
     def first_dirty(self, topic: str, partition: int) -> int | None:
-        """The cleaner's checkpoint: everything below was cleaned. None if there is none."""
+        """Return the cleaner's checkpoint: everything below was cleaned. None if there is none."""
         return self.checkpoints.first_dirty.get(TopicPartition(topic, partition))
 
     def set_first_dirty(self, topic: str, partition: int, offset: int) -> None:
-        """Move it, durably; it stays between log start and log end."""
+        """Move the cleaner's checkpoint, durably. It stays between log start and log end."""
         with self.lock:
             self._partition_checkpoints.set_first_dirty(self.log(topic, partition), offset)
 
     def raise_log_start(self, topic: str, partition: int, offset: int, reason: str) -> bool:
-        """Nothing below `offset` can be read from now on, durably; whole segments below it may go then
-        (`PartitionLog.remove_front`). False if the log starts there or above already.
+        """Raise the log start of a partition durably. False if the log starts at `offset` or above already.
 
-        OffsetOutOfRangeError above the log end, BusyError above where an incomplete commit
-        begins. `reason` is what readers are told who come too late.
+        Whole segments below it may be removed then (`PartitionLog.remove_front`).
+
+        Args:
+            reason: Shown in the error of readers that ask for an offset below.
+
+        Raises:
+            OffsetOutOfRangeError: `offset` is above the log end.
+            BusyError: `offset` is above the beginning of an incomplete commit.
         """
         return self._partition_checkpoints.raise_log_start(self.log(topic, partition), offset, reason)
 
     def truncate(self, topic: str, partition: int, offset: int, *, fully: bool = False) -> None:
-        """Take back a partition's records from `offset` on, or all of them (`fully`), and go on at `offset`.
+        """Remove a partition's records from `offset` on, or all of them (`fully`), and continue at `offset`.
 
-        Waits for a cleaning. A crash leaves either log, with checkpoints that hold for it.
+        Waits for a cleaning. A crash leaves either log, with checkpoints that are valid for it.
         """
         with self.claim(topic, partition):
             log = self.log(topic, partition)
@@ -485,14 +510,15 @@ class LogDirectory:
             self._partition_checkpoints.truncate(log, offset, fully=fully)
 
     def remove_waste(self) -> int:
-        """Remove what was deleted long enough ago; returns how many files and directories."""
+        """Remove deleted files whose delay has passed. Return the number of files and directories removed."""
         with self.lock:
             removed = self._waste.remove()
             return removed + sum(log.remove_waste() for log in self._opened.logs.values())
 
     def _checkpoint_if_due(self) -> None:
-        """After a roll: what is synced by then need not be walked after a kill. Never waits: the roll holds a
-        partition's lock, and closing takes the two in the other order.
+        """Write the checkpoints after a roll, so that a kill does not cost a long recovery.
+
+        Never waits: the roll holds a partition's lock, and closing takes the two locks in the other order.
         """
         if self._partition_checkpoints.due and self.lock.acquire(blocking=False):
             try:
@@ -505,7 +531,7 @@ class LogDirectory:
     # -------------------------------------------------------------- sync, close
 
     def sync(self) -> None:
-        """What was acknowledged at `os` is `disk` when this returns, in all partitions."""
+        """Make everything that was acknowledged at level `os` durable, in all partitions."""
         with self.lock:
             self._check_writable()
             for log in self._opened.logs.values():
@@ -515,11 +541,10 @@ class LogDirectory:
             self._waste.remove()
 
     def close(self) -> None:
-        """Sync, write the checkpoints, leave the marker if all promises hold, let go of the lock. In mode
-        "r": nothing.
+        """Sync, write the checkpoints, write the marker if all promises hold, and release the lock.
 
-        If a partition cannot be closed cleanly the others still are; its error is raised at the end. A second
-        close does nothing.
+        In mode "r" it does nothing. If a partition cannot be closed cleanly the others are closed all the
+        same, and its error is raised at the end. A second close does nothing.
         """
         with self.lock:
             if self._closed:
@@ -549,7 +574,7 @@ class LogDirectory:
                 raise failed
 
     def abandon(self) -> None:
-        """Let go of everything as a killed process would: no sync, no checkpoint, no marker."""
+        """Release everything as a killed process would: no sync, no checkpoint, no marker."""
         with self.lock:
             self._closed = True
             if self._gauges is not None:

@@ -1,13 +1,14 @@
-"""Several log directories that are seen as one, as a broker's log.dirs are.
+"""Combine several log directories into one, as a broker's log.dirs are.
 
-A topic's partitions are spread over them, each new one to the directory with the fewest. A directory that
-fails goes offline alone: what it holds raises `OfflineError`, the rest serves. To know what it holds, and so
-how many partitions a topic has (keys find their partition by that number), every root keeps the list of all
-partitions in `lastword.partitions`, framed JSON; brokers ignore it. A single directory has no such file. A
-damaged list is ignored, and written again when all directories are open to append.
+A topic's partitions are spread over the directories; each new partition is made in the directory with the
+fewest. A directory that fails goes offline alone: its partitions raise `OfflineError`, and the rest is
+served. To know its partitions all the same, and so how many partitions a topic has (the partition of a key
+depends on that number), every root keeps the list of all partitions in `lastword.partitions`, framed JSON;
+brokers ignore it. A single directory has no such file. A damaged list is ignored, and written again when all
+directories are open to append.
 
-One partition in two directories is refused, with one exception: a move that a crash interrupted between its
-two renames, which is finished here (`move.settle`).
+A partition in two directories is refused, with one exception: a move that a crash interrupted between its two
+renames is finished here (`move.settle`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LIST = Framed(
 
 
 class OfflineDirectory:
-    """Stands for a directory that could not be opened. Whatever is asked of it raises OfflineError."""
+    """Stand-in for a directory that could not be opened. Every use raises OfflineError."""
 
     def __init__(self, path: str, error: LastwordError) -> None:
         self.path = path
@@ -54,7 +55,7 @@ class OfflineDirectory:
 
 
 class LogDirSet:
-    """The directories that serve, those that do not, and where each partition lies."""
+    """The directories that are served, those that are offline, and the directory of each partition."""
 
     def __init__(self, directories: Sequence[LogDirectory], offline: Mapping[str, LastwordError]) -> None:
         self.directories = list(directories)
@@ -82,7 +83,7 @@ class LogDirSet:
         return found
 
     def _settle(self) -> None:
-        """Finish moves that were interrupted; refuse partitions that lie in two places."""
+        """Finish interrupted moves, and refuse partitions that are in two directories."""
         seen: dict[TopicPartition, LogDirectory] = {}
         for directory in self.directories:
             for tp in self._partitions_of(directory):
@@ -91,7 +92,7 @@ class LogDirSet:
                     seen[tp] = settle(tp, first, directory)
 
     def _partitions_of(self, directory: LogDirectory) -> tuple[TopicPartition, ...]:
-        """What a directory holds; what it held when it was last seen, once it has failed."""
+        """Return the partitions of a directory; of a failed one, those that were last listed."""
         try:
             found = tuple(directory.topic_partitions())
         except StorageError as error:
@@ -104,8 +105,8 @@ class LogDirSet:
     # -------------------------------------------------------------- where things are
 
     def homes(self) -> dict[str, dict[int, LogDirectory]]:
-        """Topic names, sorted, with their partitions, ascending, and where each lies. Of a directory that is
-        offline it is an object that raises OfflineError.
+        """Return topic names, sorted, with their partitions, ascending, and the directory of each. An offline
+        directory is represented by an object that raises OfflineError.
         """
         found: dict[TopicPartition, Any] = {}
         for directory in self.directories:
@@ -126,7 +127,7 @@ class LogDirSet:
         return topics
 
     def home(self, topic: str, partition: int) -> LogDirectory | None:
-        """Where a partition lies; None if there is none. Fast for one that was found before."""
+        """Return the directory of a partition; None if there is none. Fast for one that was found before."""
         if len(self.directories) == 1 and not self._failed:
             return self.directories[0]
         tp = TopicPartition(topic, partition)
@@ -137,11 +138,13 @@ class LogDirSet:
         return self._homes.get(tp)
 
     def serves(self, home: LogDirectory) -> bool:
-        """Can something be asked of it now? (`homes` has stand-ins for directories that are offline.)"""
+        """Return whether a directory can be used now. (`homes` has stand-ins for directories that are
+        offline.)
+        """
         return not isinstance(home, OfflineDirectory) and home.files.offline(home.path) is None
 
     def topic_id(self, topic: str) -> str | None:
-        """The topic's id as the first directory that knows one says."""
+        """Return the topic's id, from the first directory that has one."""
         for directory in self.directories:
             with contextlib.suppress(LastwordError):
                 found = directory.topic_id(topic)
@@ -152,9 +155,10 @@ class LogDirSet:
     # -------------------------------------------------------------- placing
 
     def place(self, count: int) -> dict[LogDirectory, list[int]]:
-        """Partition numbers of a new topic for each directory: the fewest partitions first, as a broker does.
+        """Assign partition numbers of a new topic to directories: the fewest partitions first, as a broker
+        does.
 
-        OfflineError while a directory is offline: it may hold a topic of that name.
+        OfflineError while a directory is offline, because it may hold a topic of that name.
         """
         for path, error in self.offline.items():
             raise OfflineError.of("what may be a topic of that name", path, error)
@@ -169,19 +173,19 @@ class LogDirSet:
     # -------------------------------------------------------------- the list of all
 
     def write_list(self) -> None:
-        """Bring `lastword.partitions` up to date in every root; only with several directories."""
+        """Update `lastword.partitions` in every root; only with several directories."""
         if len(self.directories) < 2 or self._failed:
             return
         every = sorted({tp for one in self.directories for tp in self._partitions_of(one)})
         data = LIST.encode({"partitions": [[tp.topic, tp.partition] for tp in every]})
         for directory in self.directories:
             path = os.path.join(directory.path, names.PARTITION_LIST)
-            with contextlib.suppress(StorageError):  # only helps while another is offline
+            with contextlib.suppress(StorageError):  # the list is needed only while a directory is offline
                 if not directory.files.exists(path) or directory.files.read_bytes(path) != data:
                     directory.files.write_atomic(path, data)
 
     def read_list(self) -> list[TopicPartition]:
-        """What the roots that serve say of all partitions."""
+        """Return all partitions that the lists of the available roots name."""
         found: set[TopicPartition] = set()
         for directory in self.directories:
             found.update(_listed(directory.files, os.path.join(directory.path, names.PARTITION_LIST)))

@@ -37,10 +37,14 @@ COPY_BYTES = 1 << 20
 
 
 def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int) -> None:
-    """Move one partition; appends and reads go on, but for the last moment. Durable when it returns.
+    """Move one partition. Appends and reads continue, except for the last moment. Durable when it returns.
 
-    Who holds the old `PartitionLog` gets a BusyError and asks for the new one. DiskFullError: nothing was
-    moved. UsageError: it is there already. BusyError: a commit is incomplete.
+    A holder of the old `PartitionLog` gets a BusyError and must get the new one.
+
+    Raises:
+        DiskFullError: The target has too little room; nothing was moved.
+        UsageError: The partition is in the target already.
+        BusyError: A commit to the partition is incomplete.
     """
     tp = TopicPartition(topic, partition)
     if source is target or target.holds(*tp):
@@ -66,7 +70,7 @@ def move(source: LogDirectory, target: LogDirectory, topic: str, partition: int)
 
 
 def _check_whole(log: PartitionLog) -> None:
-    """What is staged does not move along."""
+    """BusyError if a commit is incomplete: staged files are not moved."""
     if log.incomplete_commit_offset is not None:
         raise part_of_a_commit(log, "cannot be moved")
 
@@ -85,7 +89,7 @@ def _make_future(source: LogDirectory, target: LogDirectory, tp: TopicPartition)
 
 
 def _copy_closed(log: PartitionLog, future: str, files: Files) -> set[str]:
-    """Copy what does not change any more, without holding up appends. The claim keeps rewrites away."""
+    """Copy the closed segments without blocking appends. The claim keeps rewrites away."""
     copied: set[str] = set()
     listing = set(log.files.listdir(log.directory))
     for segment in log.segments:
@@ -107,7 +111,7 @@ def _finish(
     future: str,
     copied: set[str],
 ) -> None:
-    """Steps 2 to 5; the log is flushed, and locked until it is closed."""
+    """Do steps 2 to 5. The log is flushed, and locked until it is closed."""
     files, here = target.files, {s.base_offset for s in log.segments}
     for name in log.files.listdir(log.directory):
         parsed = names.parse_segment_file(name)
@@ -115,7 +119,7 @@ def _finish(
         if name in copied or log.files.is_dir(path) or name.endswith(".tmp"):
             continue
         if parsed is not None and (parsed.suffix or _is_no_segment(parsed, here)):
-            continue  # on its way out
+            continue  # being deleted
         _copy(log.files, path, files, os.path.join(future, name))
     _copy_private(log, future, files)
     write_move_note(files, future, directory_name(source.files, source.path), log.log_end)
@@ -129,7 +133,7 @@ def _finish(
     log.retire(moved)
     source.discard(tp)
     remove_move_note(files, final)
-    target.log(*tp)  # recovered now, so that the target can still be left cleanly
+    target.log(*tp)  # recovered now, so that the target can be closed cleanly
 
 
 def _is_no_segment(file: names.SegmentFile, bases: set[int]) -> bool:
@@ -137,9 +141,7 @@ def _is_no_segment(file: names.SegmentFile, bases: set[int]) -> bool:
 
 
 def _copy_private(log: PartitionLog, future: str, files: Files) -> None:
-    """Plain files of ours: quarantine, notes, accounts. Private directories are rewrites that nobody
-    published.
-    """
+    """Copy our plain files: quarantine, notes, accounts. Directories there are unpublished rewrites."""
     private = os.path.join(log.directory, names.PRIVATE)
     if not log.files.exists(private):
         return
@@ -150,7 +152,9 @@ def _copy_private(log: PartitionLog, future: str, files: Files) -> None:
 
 
 def _copy(source: Files, path: str, target: Files, to: str) -> None:
-    """Copy one file with its time (retention reads it where records have none), synced."""
+    """Copy one file with its modification time, synced. Retention uses that time for records without
+    timestamps.
+    """
     with source.open_read(path) as reading, target.open_append(to, create=True, exclusive=True) as writing:
         facts = reading.stat()
         position = 0

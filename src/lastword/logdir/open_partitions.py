@@ -1,7 +1,7 @@
-"""`OpenPartitions`: the logs of one directory that are open to append.
+"""Keep the logs of one directory that are open to append, with their locks and gauges.
 
-A partition is recovered when it is first asked for, by how its last holder left it, and stays open until the
-directory is closed or the partition leaves it. One that is damaged is offline from then on.
+A partition is recovered when it is first used, according to how its last writer left it. It stays open until
+the directory is closed or the partition leaves it. A damaged partition is offline from then on.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from lastword.segment import names
 
 @dataclass(frozen=True, slots=True)
 class DirRecovery:
-    """What opening to append found and repaired.
+    """What opening to append repaired.
 
-    clean        the last writer stopped cleanly; None in mode "r", which looks for no repair
-    partitions   as they are opened, one after another
+    clean        the last writer stopped cleanly; None in mode "r", which repairs nothing
+    partitions   in the order in which they were opened
     offline      partitions that could not be opened, with the reason
     """
 
@@ -48,7 +48,7 @@ class DirRecovery:
 
 
 class _Left(NamedTuple):
-    """How a partition was left by who held it last: `clean` with every promise of a clean stop kept."""
+    """How the last writer left a partition. `clean`: all promises of a clean stop hold."""
 
     recovery_point: int
     log_start: int
@@ -56,11 +56,11 @@ class _Left(NamedTuple):
 
 
 class OpenPartitions:
-    """`logs` may be read without a lock; everything else is for the holder of the directory's.
+    """The open logs of one directory. `logs` may be read without a lock; the rest needs the directory's lock.
 
-    logs        those that are open
-    offline     damaged ones, with the error that whoever asks for them gets
-    left_clean  the directory's clean-shutdown marker was there
+    logs        the open logs
+    offline     damaged partitions, with the error that every use of them raises
+    left_clean  the directory's clean-shutdown marker existed
     on_roll     called after each roll of a log, with the log's lock held
     """
 
@@ -83,18 +83,18 @@ class OpenPartitions:
         recovery_points: Mapping[TopicPartition, int],
         log_starts: Mapping[TopicPartition, int],
     ) -> None:
-        """The last holder of the directory left it like this: `clean`, by its marker, and its checkpoints."""
+        """Set how the last writer left the directory: `clean` by its marker, and its checkpoints."""
         self.left_clean = clean
         for tp in recovery_points.keys() | log_starts.keys():
             self._left[tp] = _Left(recovery_points.get(tp, 0), log_starts.get(tp, 0), clean)
 
     def made(self, partitions: Iterable[TopicPartition]) -> None:
-        """They were made just now, and are empty."""
+        """Add partitions that were just made and are empty."""
         for tp in partitions:
             self._left[tp] = _Left(0, 0, clean=True)
 
     def came(self, tp: TopicPartition, recovery_point: int, log_start: int) -> None:
-        """It was copied from elsewhere, so no marker speaks of it."""
+        """Add a partition that was copied from elsewhere, for which the marker does not count."""
         self._left[tp] = _Left(recovery_point, log_start, clean=False)
         self.offline.pop(tp, None)
 
@@ -112,7 +112,9 @@ class OpenPartitions:
         first_dirty: int | None,
         producer_expiration_ms: int,
     ) -> PartitionLog:
-        """Recover the partition in `directory` and open it. DataError: it is damaged; nothing was opened."""
+        """Recover the partition in `directory` and open it. DataError if it is damaged; nothing is opened
+        then.
+        """
         left = self._how_left(tp)
         log, recovery = open_log(
             self._files,
@@ -136,8 +138,10 @@ class OpenPartitions:
         return log
 
     def _is_quiet(self, log: PartitionLog) -> bool:
-        """Was nothing appended for so long that only time can close the active segment? (Not by the records'
-        own times: a log of old records would begin a segment with every opening.)
+        """Return whether only time can close the active segment, because nothing was appended for long.
+
+        The file's time decides, not the records' times: a log of old records would get a new segment at every
+        opening.
         """
         limit = min(log.config.segment_ms, log.config.max_compaction_lag_ms)
         return log.active.size > 0 and self._clock.now_ms() - log.active.mtime_ms > limit
@@ -149,7 +153,7 @@ class OpenPartitions:
     # -------------------------------------------------------------- close
 
     def let_go(self, tp: TopicPartition) -> None:
-        """Close a partition that leaves the directory, and forget it."""
+        """Close a partition that leaves the directory, and drop it."""
         log = self.logs.pop(tp, None)
         if log is not None:
             log.abandon()
@@ -157,8 +161,11 @@ class OpenPartitions:
         self._left.pop(tp, None)
 
     def close(self) -> tuple[bool, LastwordError | None]:
-        """Close every log; (whether all that were ever asked for keep what a clean stop promises, the first
-        error). One that fails does not keep the others from being closed."""
+        """Close every log, also after one has failed.
+
+        Returns:
+            Whether all partitions that were used keep the promises of a clean stop, and the first error.
+        """
         failed: LastwordError | None = None
         promised = not self.offline
         for log in self.logs.values():
@@ -169,11 +176,11 @@ class OpenPartitions:
         return promised, failed
 
     def were_left_clean(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Do those of these that nobody asked for keep what a clean stop promises?"""
+        """Return whether those of the partitions that were never opened keep the promises of a clean stop."""
         return all(tp in self.logs or self._how_left(tp).clean for tp in partitions)
 
     def abandon(self) -> None:
-        """Let go of all as a killed process would."""
+        """Close all files as a killed process would."""
         for log in self.logs.values():
             log.abandon()
 
@@ -182,16 +189,20 @@ class OpenPartitions:
 
 
 class PartitionLocks:
-    """The claims on the partitions of one directory, under its `lock`, which nobody holds while it waits."""
+    """Exclusive locks for removing, rewriting or moving the segments of a partition.
+
+    A thread that waits is visible to the holder, so that a background cleaning, which can run later, ends at
+    its next safe point. `lock` of the directory is never held while a thread waits here.
+    """
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._locks: dict[TopicPartition, threading.RLock] = {}
-        self._wanted: Counter[TopicPartition] = Counter()  # threads that wait for a claim
+        self._wanted: Counter[TopicPartition] = Counter()  # number of waiting threads
 
     @contextmanager
     def claim(self, tp: TopicPartition) -> Iterator[None]:
-        """Held inside; waits for who has it. The same thread may claim again."""
+        """Hold a partition's lock inside the block, after waiting for it. The lock is reentrant."""
         with self._lock:
             mine = self._locks.setdefault(tp, threading.RLock())
         if not mine.acquire(blocking=False):
@@ -209,7 +220,7 @@ class PartitionLocks:
 
     @contextmanager
     def try_claim(self, tp: TopicPartition) -> Iterator[bool]:
-        """Held inside if nobody else has it; says which."""
+        """Hold a partition's lock inside the block if it is free. Yields whether it is held."""
         with self._lock:
             mine = self._locks.setdefault(tp, threading.RLock())
         got = mine.acquire(blocking=False)
@@ -220,7 +231,7 @@ class PartitionLocks:
                 mine.release()
 
     def wanted(self, tp: TopicPartition) -> bool:
-        """Does somebody wait?"""
+        """Return whether a thread waits for the lock."""
         return self._wanted[tp] > 0
 
 
@@ -251,7 +262,11 @@ _CLEANINGS = (
 
 
 class LogGauges:
-    """The gauges of one log directory. `logs` gives its open logs. Its counters begin to show, at 0."""
+    """Gauges of one log directory: sizes and ends of the open logs, and quarantined partitions.
+
+    They change with every append, so they are measured only when the metrics are read. Creating the object
+    makes the directory's counters visible, at 0.
+    """
 
     def __init__(
         self, root: str, files: Files, logs: Callable[[], Mapping[TopicPartition, PartitionLog]]

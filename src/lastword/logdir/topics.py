@@ -1,4 +1,4 @@
-"""Making and removing the directories of a topic."""
+"""Make and delete the directories of a topic."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def make_partitions(
     index_interval_bytes: int,
     topic_id: str | None = None,
 ) -> None:
-    """Make the empty partitions of a new topic, all under one topic id (None: a new one); durable when it
-    returns.
+    """Make the empty partitions of a new topic under one topic id, durably. None: a new id.
 
-    They are built under names that mark them as deleted and then renamed, so that a crash leaves waste, which
-    the next opening removes, and hardly ever a topic with too few partitions.
+    They are built under names that mark them as deleted and then renamed. So a crash leaves directories that
+    the next opening removes, and almost never a topic with too few partitions.
     """
     topic_id = topic_id or new_id(rng)
     built: list[tuple[str, str]] = []
@@ -48,7 +47,7 @@ def make_partitions(
         for path, final in built:
             files.rename(path, final)
         files.fsync_dir(root)
-    except BaseException:  # a signal, too
+    except BaseException:  # including a signal
         for path, final in built:
             for left in (path, final):
                 if files.exists(left):
@@ -59,9 +58,7 @@ def make_partitions(
 def mark_deleted(
     files: Files, root: str, partitions: Sequence[TopicPartition], rng: random.Random
 ) -> list[str]:
-    """Rename partitions so that they are gone at once and for good; durable when it returns. Returns the new
-    paths, which are still to be removed.
-    """
+    """Rename partitions so that they are gone durably. Return the new paths, to be removed later."""
     marked = []
     for tp in partitions:
         name = names.marked_partition_dir(tp.topic, tp.partition, "delete", f"{rng.getrandbits(128):032x}")
@@ -72,7 +69,7 @@ def mark_deleted(
 
 
 def partition_numbers(given: int | Iterable[int]) -> list[int]:
-    """0 to n - 1 of a count, or the numbers themselves. UsageError for what is neither."""
+    """Return 0 to n - 1 for a count, or the given numbers. UsageError for anything else."""
     if isinstance(given, bool) or (isinstance(given, int) and given < 1) or isinstance(given, str):
         raise UsageError(f"a topic cannot have {given!r} partitions", remedy="give 1 or more")
     if isinstance(given, int):
