@@ -1,8 +1,8 @@
-"""Errors as a user of Spark sees them: the sentence and its remedy.
+"""Show errors to users of Spark as a sentence and its remedy.
 
-Spark puts the traceback of whatever its Python processes raise into its own exception. Of an error of this
-package the sentence says what is wrong, where, and what to do; the frames between the method that Spark
-called and the line that noticed it would only hide it.
+Spark puts the traceback of any exception in its Python processes into its own exception. The message of an
+error of this package says what is wrong, where, and what to do. The frames between the method that Spark
+called and the line that raised the error would only hide that message.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def hide_traceback(method: Method) -> Method:
-    """For methods that Spark calls: a LastwordError comes out of it, or out of the iterator that it gives,
-    as if it had been raised here."""
+    """Decorate a method that Spark calls, so that a LastwordError has no frames below this one.
+
+    This includes errors of an iterator that the method returns.
+    """
 
     @functools.wraps(method)
     def call(*given: Any, **named: Any) -> Any:
@@ -42,7 +44,9 @@ def _each(answer: Iterator[Any]) -> Iterator[Any]:
 
 
 def typed(error: Exception) -> Exception:
-    """What a task failed with, out of Spark's words, if it is an error of this package; else as it is."""
+    """Return the error of this package that a task failed with, parsed from Spark's text; otherwise the error
+    itself.
+    """
     text = str(error)
     found = re.search(rf"(?:ModuleNotFound|Import)Error: ({unpacking.MISSING} .*)(?:\n\s*fix: (.*))?", text)
     if found is not None:

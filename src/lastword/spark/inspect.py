@@ -1,15 +1,14 @@
-"""The verbs that look, as DataFrames: `duplication`, `audit`, `verify`, `restore`; and `expire`, which
-changes but reads no record.
+"""Verbs as DataFrames: `duplication`, `verify`, `restore` and `expire`. (`audit` has a module of its own.)
 
-Where it runs. `duplication` and `verify` give each task a partition, or some segments of one, call what the
-library calls (`tools`), and put the answers together in the caller's process. `audit` and `restore` are
-DataFrames over the source: lazy, planned by Spark, and each log's newest records come without a shuffle.
-`expire` runs in the caller's process.
+Where it runs. `duplication` and `verify` give each task a partition, or some segments of one, call the
+functions of `tools`, and combine the results in the caller's process. `restore` is a DataFrame over the
+source: lazy, planned by Spark, and each log's newest records come without a shuffle. `expire` runs in the
+caller's process and reads no record.
 
-What travels. Names and numbers out; back sketches (128 KiB each), counts, problems. Records only where the
-result is made of records.
+What travels. Names and numbers to tasks; sketches (128 KiB each), counts and problems back. Records only if
+the result consists of records.
 
-When tasks fail. Nothing is changed, so a retry looks again.
+When tasks fail. Tasks change nothing, so a retry reads again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from lastword.tools.verify import Verification
 
 TASK_BYTES = 256 << 20
-"""Of a partition that is sketched by several tasks, about so much each; whole segments."""
+"""A partition that is sketched by several tasks is divided into about this many bytes each; whole segments.
+"""
 
 
 def duplication(
@@ -43,10 +43,11 @@ def duplication(
     exact: bool = False,
     by: By = "partition",
 ) -> DataFrame:
-    """How much is superseded: the rows of `LogDir.duplication`, counted or sketched by tasks.
+    """Count superseded records: the rows of `LogDir.duplication`, counted or sketched by tasks.
 
-    Sketches of parts merge, so a partition is spread over tasks (not by segment, where each row needs all
-    later keys); exact counts of a topic need all of its keys in one place, so each topic is one task.
+    Sketches of parts can be merged, so a partition is spread over tasks (not by segment, because each row
+    needs all later keys). Exact counts of a topic need all of its keys in one place, so each topic is one
+    task.
     """
     import lastword
     from lastword.api.duplicates import check_by
@@ -114,7 +115,7 @@ class _Piece:
 
 
 def _pieces(topic: str, partition: int, directory: str, segments: Sequence[tuple[int, int]]) -> list[_Piece]:
-    """A partition in runs of whole segments, each of about TASK_BYTES; at least one."""
+    """Divide a partition into runs of whole segments, each of about TASK_BYTES; at least one."""
     starts, size = [-1], 0
     for base_offset, size_bytes in segments:
         if size and size + size_bytes > TASK_BYTES:
@@ -126,8 +127,9 @@ def _pieces(topic: str, partition: int, directory: str, segments: Sequence[tuple
 
 
 def _sketch(piece: _Piece) -> bytes:
-    """A sketch of the piece's records. Of a log that is rewritten between two tasks a record may count in
-    both pieces or in none, if the rewrite joined segments over their border."""
+    """Sketch the records of a piece. If the log is rewritten between two tasks, a record may count in both
+    pieces or in none, if the rewrite joined segments over their border.
+    """
     from lastword.files import DEFAULT
     from lastword.partition.view import PartitionView
     from lastword.tools.duplication import sketch_of
@@ -147,8 +149,11 @@ def verify(
     *,
     quick: bool = False,
 ) -> DataFrame:
-    """Check every checksum, index, checkpoint and invariant, a task for each partition: the problems, one a
-    row; none if all is sound. Changes nothing."""
+    """Check every checksum, index, checkpoint and invariant, with a task for each partition. Changes nothing.
+
+    Returns:
+        A row for each problem; none if all is valid.
+    """
     import lastword
     from lastword.spark.bootstrap import shared_log
     from lastword.spark.result_frames import frame_of
@@ -161,7 +166,7 @@ def verify(
     with lastword.open([path]) as logs:
         chosen = logs.dirs.select_by_topic(topic, partition)
     work = [_Checked(path, name, number, quick) for name in chosen for number in chosen[name]]
-    problems: dict[Problem, None] = {}  # a checkpoint that cannot be read is met by every task
+    problems: dict[Problem, None] = {}  # every task reports an unreadable checkpoint
     for found in run_tasks(spark, _verify, work):
         problems.update(dict.fromkeys(found.problems))
     return frame_of(spark, Problem, list(problems))
@@ -194,13 +199,18 @@ def restore(
     end: int | datetime | Literal["latest"] = "latest",
     to: str | os.PathLike[str] | None = None,
 ) -> DataFrame:
-    """The newest value of every key, as a lazy DataFrame of the source's columns; with `to`, written at the
-    call as a directory of Parquet files from which `state(snapshot=)` starts, and one row of `Restored` for
-    each partition is returned.
+    """Return the newest value of every key, as a lazy DataFrame of the source's columns.
 
-    topic  None: the only one
-    end    as of then: an offset, an aware datetime. OffsetOutOfRangeError where the log was cleaned with what
-           came after, also if that happens before the DataFrame is used: then restore again
+    With `to`, the rows are written at the call as a directory of Parquet files, from which `state(snapshot=)`
+    starts, and the result is one row of `Restored` for each partition.
+
+    Args:
+        topic: None: the only topic.
+        end: An offset or an aware datetime; restores the values as of then.
+
+    Raises:
+        OffsetOutOfRangeError: The log was cleaned with records above `end`. If that happens before the
+            DataFrame is used, call restore again.
     """
     import lastword
     from lastword.api.ranges import ranges
@@ -217,7 +227,7 @@ def restore(
         topic = dirs.only_topic(topic)
         numbers = dirs.select_by_topic(topic, partition)[topic]
         views = {number: dirs.view(topic, number) for number in numbers}
-        # How often the log was cut is read before the files are listed: a later cut then refuses the copy.
+        # Read before the files are listed: a truncation after that invalidates the copy.
         cuts = {n: losses.load(dirs.files, view.directory).cut_count for n, view in views.items()}
         for one in views.values():
             one.refresh()
@@ -249,7 +259,7 @@ def _written(
     from lastword.state.state import Restored
 
     began = time.monotonic()
-    # Asked before the records are read: a tombstone that goes later is younger than this.
+    # Before the records are read: a tombstone that is removed later is younger than this.
     reach = Reach(topic, dirs.topic_id(topic), ends, dirs.clock.now_ms() if complete else -1, cuts)
     frame.select("topic", "partition", "offset", "timestamp", "key", "value").write.mode("error").parquet(to)
     mark_directory(dirs.files, to, reach)
@@ -272,8 +282,12 @@ def expire(
     topic: str | None = None,
     partition: int | None = None,
 ) -> DataFrame:
-    """Apply retention by time, size and log start now: a row for each partition that lost segments. Runs at
-    the call, in the caller's process: no record is read for it."""
+    """Apply retention by time, size and log start now. Runs at the call, in the caller's process, and reads
+    no record.
+
+    Returns:
+        A row for each partition that lost segments.
+    """
     import lastword
     from lastword.retention import Deletion
     from lastword.spark.bootstrap import shared_log

@@ -1,19 +1,20 @@
-"""`view=latest`, the newest value of every key, and `view=changes`, the newest record of every key with
-deletions: both without a shuffle.
+"""The newest value of every key (`view=latest`), and the newest record of every key with deletions
+(`view=changes`): both without a shuffle.
 
-A key lives in one partition of the log, so one task sees all of its records: it resolves its partition (an
-exact map marks every superseded record dead) and then reads it again, leaving out the dead and the
-tombstones. Spark's own way (`groupBy(key).agg(max_by(...))`) sends every version of every key through the
-JVM and a sort.
+A key belongs to one partition of the log, so one task has all of its records. It scans its partition for
+liveness (an exact map marks every superseded record dead) and then reads it again, without dead records and
+tombstones. Spark's own way (`groupBy(key).agg(max_by(...))`) sends every version of every key through the JVM
+and a sort.
 
-Where garbage accounts of the partition are saved and exact, the first of the two passes is spared: only what
-is newer than they are is resolved.
+If exact garbage accounts of the partition are saved, the first of the two passes is skipped: only newer
+records are scanned.
 
-With an end below the log's, both ask what was newest *then*. Where a cleaning used records from that end on,
-older versions are gone and no answer would be right: OffsetOutOfRangeError (`partition.moment`). That holds
-for an end that was given, and for the end of a DataFrame that was loaded before the cleaning: load it again.
+With an end below the log's end, both return what was newest at that end. If a cleaning used records from that
+end on, older versions are gone and no result would be correct: OffsetOutOfRangeError (`partition.moment`).
+This applies to an end that was given, and to the end of a DataFrame that was loaded before the cleaning; load
+it again.
 
-A micro-batch of a stream is not refused. It shows the newest record of each key in its range, and a key whose
+A micro-batch of a stream is not refused. It shows the newest record of each key in its range. A key whose
 newest record there was superseded by one above the range is in a later batch.
 """
 
@@ -51,11 +52,11 @@ if TYPE_CHECKING:
 def newest_chunks(
     task: LogPartition, options: ReadOptions, files: Files, *, tombstones: bool
 ) -> Iterator[tuple[Chunk, RecordColumns]]:
-    """Decoded chunks with only the newest record of each key of the range; without `tombstones` only where
+    """Yield decoded chunks with only the newest record of each key of the range; without `tombstones` only if
     it has a value.
 
-    Both passes must see the same files, so a cleaning that is published between them starts the task's work
-    anew, as long as nothing was given out; after that the segments are open and stay readable.
+    Both passes must read the same files. A cleaning that is published between them restarts the task, as long
+    as it has yielded nothing; after that the segments are open and stay readable.
     """
     from lastword.resolve import resolve
 
@@ -87,10 +88,13 @@ def newest_chunks(
 
 
 def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptions) -> PartitionView:
-    """Open the files of the task's range. FileVanishedError: one was replaced.
+    """Open the files of the task's range.
 
-    Where they lack keys as of its end: OffsetOutOfRangeError for an end that was given, ReadOvertakenError
-    for one that was the latest when the DataFrame was loaded.
+    Raises:
+        FileVanishedError: A file was replaced.
+        OffsetOutOfRangeError: The files lack keys as of the given end.
+        ReadOvertakenError: The files lack keys as of the end that was the latest when the DataFrame was
+            loaded.
     """
     if start >= task.end or task.in_stream:
         return view.held(start)
@@ -111,12 +115,13 @@ def held(view: PartitionView, start: int, task: LogPartition, options: ReadOptio
 def from_accounts(
     files: Files, view: PartitionView, sources: list[RangeSource], outcomes: Fates | None, memory_bytes: int
 ) -> Resolution | None:
-    """The same answer from the partition's saved garbage accounts, where they fit the log and do not reach
-    over the end of the range: only what lies above their limit is resolved. None: resolve it all.
+    """Use the partition's saved garbage accounts instead of the first pass; None if they do not apply.
 
-    Accounts count a tombstone whose time has come, and a record without a key, as dead: neither is shown by
-    `latest`. And records of aborted transactions: without `outcomes` these are asked for, and accounts of a
-    log with transactions do not know which of them is the newest of its key.
+    They apply if they fit the log and do not extend beyond the end of the range. Only records above their
+    limit are scanned. Accounts count a tombstone whose delete horizon has passed, and a record without a key,
+    as dead; `latest` shows neither. They also count records of aborted transactions as dead. With `outcomes`
+    None these records are to be shown, and accounts of a log with transactions do not tell which record of a
+    key is the newest.
     """
     from lastword.accounts.ledger import Ledger
     from lastword.resolve import MapFull
@@ -148,7 +153,7 @@ def _survivors(
 
 
 class RangeSource:
-    """A segment of which only records with start <= offset < end are there: what `resolve` reads."""
+    """A segment restricted to the records with start <= offset < end, as input of `resolve`."""
 
     def __init__(self, segment: Segment, start: int, end: int, *, last: bool = True) -> None:
         self.segment = segment
@@ -166,21 +171,21 @@ class RangeSource:
         for chunk in self.segment.chunk_reader(first, last, chunk_bytes=chunk_bytes, verify=verify):
             rows = _straddling(chunk, self.start, self.end)
             if rows:
-                decode_columns(chunk)  # raises if a record is malformed, so that below lengths can be trusted
+                decode_columns(chunk)  # raises if a record is malformed, so lengths are valid below
             for row in rows:
                 _narrow(chunk, row, self.start, self.end)
             yield chunk
 
 
 def _straddling(chunk: Chunk, start: int, end: int) -> list[int]:
-    """Batches that reach over an end of the range: at most two in all chunks of a segment."""
+    """Return the batches that extend over an end of the range: at most two in all chunks of a segment."""
     bases, lasts = chunk.table[:, fields.BASE_OFFSET], chunk.table[:, fields.LAST_OFFSET]
     over = ((bases < start) & (lasts >= start)) | ((bases < end) & (lasts >= end))
     return [int(row) for row in over.nonzero()[0]]
 
 
 def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
-    """Let a batch's row speak only for its records in the range; the bytes stay as they are."""
+    """Restrict a batch's row in the table to its records in the range. The bytes are unchanged."""
     entry = chunk.table[row]
     base = int(entry[fields.BASE_OFFSET])
     position, last = int(entry[fields.PLAIN_POSITION]), int(entry[fields.PLAIN_END])
@@ -188,7 +193,7 @@ def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
     first_kept, kept = None, 0
     for _ in range(int(entry[fields.COUNT])):
         size, body = _varint(data, position)
-        _, at = _varint(data, body + 1)  # behind the attributes: the timestamp delta
+        _, at = _varint(data, body + 1)  # the timestamp delta follows the attributes
         offset = base + _varint(data, at)[0]
         if offset >= end:
             break
@@ -202,7 +207,7 @@ def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """(number, position behind it) of a zigzag varint. IndexError if it runs out of the batch."""
+    """Return a zigzag varint and the position behind it. IndexError if it extends beyond the batch."""
     raw = shift = 0
     while True:
         byte = data[position]

@@ -1,9 +1,8 @@
-"""Every option of `format("lastword")`: its name, what it may hold, what it means when it is absent.
+"""Parse the options of `format("lastword")`: their names, values and defaults.
 
-Names and meanings are those of Spark's Kafka source where it has them, so that a job moves over by changing
-the format and the address. Names are compared without case, as Spark hands them over. An option that is not
-known is refused with the nearest name: a misspelt `endingOffset` would otherwise read to the end without a
-word.
+Names and meanings are those of Spark's Kafka source if it has them, so that a job can be moved by changing
+the format and the address. Names are compared without case, as Spark passes them. An unknown option is
+refused with the nearest name: a misspelt `endingOffset` would otherwise silently read to the end.
 
     Kafka's client options (`kafka.*` and four more)   one warning: there is no client here
     kafka.isolation.level                              taken as `isolationLevel`
@@ -51,7 +50,7 @@ class Bound:
     timestamp_ms: int | None = None
 
     def named(self) -> Offsets | None:
-        """The JSON that decides, if one does: it must name exactly the partitions that are read."""
+        """Return the JSON that decides, if one does. It must name exactly the partitions that are read."""
         if self.timestamp_ms is not None:
             return None
         return self.timestamps if self.timestamps is not None else self.offsets
@@ -59,7 +58,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which partitions to read: exactly one of the three is given."""
+    """The partitions to read: exactly one of the three is given."""
 
     topics: tuple[str, ...] = ()
     assigned: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -68,10 +67,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one micro-batch of a stream may hold; None is no limit.
+    """Limits of one micro-batch of a stream; None is no limit.
 
-    max_offsets, max_bytes   at most about so much, shared out by what each partition has to give
-    min_offsets              wait for so many, but no longer than max_delay_ms
+    max_offsets, max_bytes   approximate upper limits, shared in proportion to each partition's backlog
+    min_offsets              wait for this many, but no longer than max_delay_ms
     """
 
     max_offsets: int | None = None
@@ -82,12 +81,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read asks for.
+    """The options of a read.
 
     max_partition_bytes    a task reads about this many bytes of the log at most (cut at index entries)
-    max_partition_records  a task covers at most so many offsets
-    min_partitions         at least so many tasks, if index entries allow it
-    late_start             what a start time above every record means: `error`, or `latest` (nothing to read)
+    max_partition_records  a task covers at most this many offsets
+    min_partitions         the least number of tasks, if index entries allow it
+    late_start             for a start time above every record: `error`, or `latest` (nothing to read)
     keys                   only records of these keys
     lease                  a stream holds a lease of this name, and advances it with every batch it commits
     """
@@ -112,12 +111,11 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write asks for.
+    """The options of a write.
 
     settings             topic settings by their Kafka names, for a topic to be created
-    commit_timeout_ms    how long a commit waits for who holds the lock and does not take it in
-    producer, sequence   name a batch for ever, so that it is written once, whoever runs it again; a stream
-                         does so by itself
+    commit_timeout_ms    how long a commit waits for a holder of the lock that does not ingest it
+    producer, sequence   name a batch for ever, so that it is written once; a stream names its batches itself
     """
 
     path: str
@@ -135,11 +133,11 @@ class WriteOptions:
 
 
 Problem = ValueError
-"""Collected, and told all at once."""
+"""Raised with the end of a sentence about one option. All sentences are collected into one error."""
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """`; nearest: x` for the known name that was probably meant (compared without case), or nothing."""
+    """Return `; nearest: x` for the known name that was probably meant, ignoring case; or nothing."""
     names = {one.lower(): one for one in known}
     near = nearest(name.lower(), names)
     return f"; nearest: {names[near]}" if near else ""
@@ -303,8 +301,8 @@ def parse_ending(text: str) -> Bound:
 
 
 def parse_keys(text: str) -> tuple[bytes, ...]:
-    """JSON list of strings (their UTF-8), or {"base64": "..."} for other bytes, as `read --json` prints
-    keys.
+    """Parse a JSON list of strings (their UTF-8), or {"base64": "..."} for other bytes, as `read --json`
+    prints keys.
     """
     shape = '["ada", {"base64": "/wA="}]'
     value = parse_json(text, shape)
@@ -325,7 +323,7 @@ def parse_keys(text: str) -> tuple[bytes, ...]:
 
 
 def absolute_path(text: str) -> str:
-    """A directory that driver and tasks see under the same name. Relative to the driver's working
+    """Return a directory's absolute name, which driver and tasks share, relative to the driver's working
     directory.
     """
     if not text:
@@ -412,8 +410,9 @@ INSTEAD = {
         for which in ("key", "value")
     },
 }
-"""Kafka's client options that a job may stand on, and what takes their place. Kafka's source refuses all but
-the first."""
+"""Kafka's client options that a job may depend on, and their replacement. Kafka's source refuses all but the
+first.
+"""
 
 OF_A_TABLE = (
     "of a table of its catalog Spark gives a source in Python no options: CREATE TEMPORARY VIEW name USING "
@@ -423,7 +422,7 @@ STREAM_ONLY = tuple(name.lower() for name in STREAM if name not in READ)
 
 
 def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool = True) -> ReadOptions:
-    """SparkOptionError with everything that is wrong, and a remedy; a warning for what has no effect."""
+    """Parse the options of a read. Warns of options without effect. SparkOptionError lists all problems."""
     known, other = (STREAM, {**WRITE, **READ}) if stream else (READ, WRITE)
     values, problems = _parse(
         options,
@@ -467,7 +466,7 @@ def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool =
 
 
 def parse_schema(options: Mapping[str, str]) -> ReadOptions:
-    """As a batch, or if that is refused as a stream; both refuse with the batch's sentences."""
+    """Parse the options as those of a batch, otherwise of a stream. The error is that of the batch."""
     try:
         return parse_read(options, warn=False)
     except SparkOptionError:
@@ -490,7 +489,7 @@ def _stream_problems(values: Mapping[str, Any], limits: Limits) -> list[str]:
 
 
 def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool = True) -> WriteOptions:
-    """SparkOptionError with everything that is wrong, and a remedy; a warning for what has no effect."""
+    """Parse the options of a write. Warns of options without effect. SparkOptionError lists all problems."""
     from lastword.config import TOPIC_SETTINGS
 
     values, problems = _parse(
@@ -527,9 +526,7 @@ def _parse(
     settings: Iterable[str],
     warn: bool,
 ) -> tuple[dict[str, Any], list[str]]:
-    """(value by canonical name, sentences about what is wrong). Settings of a topic come back under
-    `settings`.
-    """
+    """Return values by canonical name, and sentences about problems. Topic settings are under `settings`."""
     if "provider" in options and "owner" in options:
         return {}, [OF_A_TABLE]
     canonical = {name.lower(): name for name in known}

@@ -1,19 +1,19 @@
 """The batch source: offset ranges in, Arrow batches out.
 
-Where it runs. `partitions()` once for each loaded DataFrame, in a Python process beside the driver: it
-looks at names and indexes, never at records. `read()` once for each task that Spark starts, in a worker.
+Where it runs. `partitions()` runs once for each loaded DataFrame, in a Python process beside the driver; it
+reads file names and indexes, never records. `read()` runs once for each task that Spark starts, in a worker.
 
 What travels. The options and the schema inside the reader, and for each task a `LogPartition`: a topic, a
-partition and two offsets. Never a file's name: between planning and reading the cleaner may have put other
-files in place, so a task finds the segments of its offsets anew. A DataFrame is a snapshot of a log's end:
-its second action reads the same offsets again.
+partition and two offsets. File names do not travel: between planning and reading the cleaner may replace
+files, so a task finds the segments of its offsets itself. A DataFrame is a snapshot of a log's end: its
+second action reads the same offsets again.
 
-When tasks fail. Nothing is written, so a retry or a second copy of a task reads the same records; a
-cleaning between the two may have removed superseded ones. A file that vanishes under a task is looked up
-again. With `view` latest or changes a cleaning may have used records above the end that was planned, so that
-keys would be missing: each task checks that in the files it has opened (`partition.moment`), and raises an
-error that says to load again. Records that are really gone (the log start has passed the range, the log was
-cut) are an error, unless `failOnDataLoss` is false.
+When tasks fail. Nothing is written, so a retry or a second copy of a task reads the same records; a cleaning
+between the two may have removed superseded ones. A file that vanishes during a task is found again. With
+`view` latest or changes, a cleaning may have used records above the planned end, so that keys would be
+missing. Each task checks this in the files it has opened (`partition.moment`), and raises an error that says
+to load again. Records that are really lost (the log start has passed the range, the log was truncated) are an
+error, unless `failOnDataLoss` is false.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from lastword.records.columns import RecordColumns
 
 CHUNK_BYTES = 2 << 20
-"""Read and decoded at once. Arrow batches of 1-4 MB cross to the JVM fastest: smaller ones cost calls,
-larger ones memory (50 MB halve the speed).
+"""The size of a chunk that is read and decoded. Arrow batches of 1-4 MB are transferred to the JVM fastest:
+smaller ones cost calls, larger ones memory (50 MB halve the speed).
 """
 
 ARROW_BATCH_BYTES = 4 << 20
@@ -58,10 +58,10 @@ ARROW_BATCH_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class LogPartition(InputPartition):
-    """Work of one task: records of one partition of a log with start <= offset < end.
+    """The work of one task: the records of one partition of a log with start <= offset < end.
 
-    topic_id  of the topic that was planned, if it has one: another of its name has other records
-    in_stream it is part of a micro-batch: later ones have what a cleaning used of the log above `end`
+    topic_id   id of the planned topic, if it has one; another topic of that name has other records
+    in_stream  the task is part of a micro-batch; records above `end` are in later micro-batches
     """
 
     topic: str
@@ -82,9 +82,10 @@ class LogPartition(InputPartition):
 
 
 class LogReader(Shipped, DataSourceReader):
-    """One loaded DataFrame. `pushFilters` is left alone on purpose: in PySpark 4.1 to 4.3 the filters of
-    one query leak into another query on the same DataFrame, which then silently lacks rows. Options select
-    instead.
+    """One loaded DataFrame.
+
+    `pushFilters` is not implemented: in PySpark 4.1 to 4.3 the filters of one query leak into another query
+    on the same DataFrame, which then lacks rows without an error. Options select instead.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -94,8 +95,8 @@ class LogReader(Shipped, DataSourceReader):
 
     @hide_traceback
     def partitions(self) -> list[InputPartition]:
-        """Every task, in order of topic, partition and offset. Compiles the kernels first, so that tasks
-        need not.
+        """Return all tasks, in order of topic, partition and offset. Compiles the kernels first, so that
+        tasks need not.
         """
         chosen = snapshot.choose(self.options)
         ensure_compiled()
@@ -103,7 +104,7 @@ class LogReader(Shipped, DataSourceReader):
 
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Arrow batches of a task's records. Spark hands over a bare partition when the plan is empty."""
+        """Yield Arrow batches of a task's records. Spark passes a bare partition if the plan is empty."""
         if not isinstance(partition, LogPartition):
             return iter(())
         return read_batches(partition, self.options, self.schema, self.columns)
@@ -112,7 +113,7 @@ class LogReader(Shipped, DataSourceReader):
 def plan(
     chosen: list[snapshot.Chosen], options: ReadOptions, *, in_stream: bool = False
 ) -> list[InputPartition]:
-    """The tasks. The newest of each key needs every record of a partition in one place: one task for each."""
+    """Return the tasks. For the newest record of each key, one task needs all records of a partition."""
     tasks: list[InputPartition] = []
     if options.view != "log":
         for one in chosen:
@@ -140,7 +141,7 @@ def read_batches(
     columns: tuple[str, ...],
     files: Files = DEFAULT,
 ) -> Iterator[pa.RecordBatch]:
-    """What a task yields: in offset order, with `columns` in the Arrow schema that Spark demands."""
+    """Yield the task's rows in offset order, with `columns`, in the Arrow schema that Spark requires."""
     if options.view != "log":
         from lastword.spark.latest import newest_chunks
 
@@ -153,7 +154,7 @@ def read_batches(
 def log_chunks(
     task: LogPartition, options: ReadOptions, files: Files
 ) -> Iterator[tuple[Chunk, RecordColumns]]:
-    """Decoded chunks with only the records of the task's range."""
+    """Yield decoded chunks with only the records of the task's range."""
     from lastword.records.columns import decode_columns
 
     for chunk, hidden, first in chunks_between(task, options, files):
@@ -162,7 +163,7 @@ def log_chunks(
 
 
 def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:
-    """Records with start <= offset < end; offsets rise, so that is a slice."""
+    """Return the records with start <= offset < end. Offsets rise, so this is a slice."""
     import numpy as np
 
     first, last = np.searchsorted(columns.offset, [start, end]).tolist()
@@ -172,9 +173,10 @@ def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:
 def chunks_between(
     task: LogPartition, options: ReadOptions, files: Files
 ) -> Iterator[tuple[Chunk, NDArray[np.bool_] | None, int]]:
-    """Chunks of whole batches that cover a range, across segments, gaps, and rewrites published meanwhile;
-    with the rows of aborted transactions if they are to be hidden and there are any, and the first offset
-    that counts: a batch may begin below the range, or with what another file has given already.
+    """Yield chunks of whole batches that cover a range, across segments, gaps, and concurrent rewrites.
+
+    Each comes with the rows of aborted transactions, if these are hidden and exist, and with the first offset
+    that counts: a batch may begin below the range, or with records that another file has yielded.
     """
     from lastword.kernels import BAD_OFFSET
 
@@ -188,7 +190,7 @@ def chunks_between(
         try:
             found = overlapping(view, offset, task.end)
             for segment, following in zip_longest(found, (one.base_offset for one in found[1:])):
-                # What lies below the end is read to its last byte: a damaged offset must not hide a batch.
+                # Everything below the end is read to its last byte: a damaged offset must not hide a batch.
                 first = segment.position_of(offset)
                 last = segment.end_position_of(task.end) if following is None else segment.size
                 for chunk in segment.chunk_reader(first, last, chunk_bytes=CHUNK_BYTES):
@@ -205,8 +207,8 @@ def chunks_between(
 
 
 def view_of(task: LogPartition, options: ReadOptions, files: Files) -> PartitionView | None:
-    """The partition as it is now. One that is gone, or belongs to another topic by now, is an error; None if
-    such loss is to be passed over.
+    """Return the current view of the partition. A partition that is gone, or belongs to another topic now, is
+    an error, or None if such a loss is to be ignored.
     """
     if options.fail_on_data_loss or not files.is_dir(os.path.dirname(task.directory)):
         need_directory(task.directory)
@@ -227,9 +229,10 @@ def view_of(task: LogPartition, options: ReadOptions, files: Files) -> Partition
 
 
 def check_loss(task: LogPartition, view: PartitionView, offset: int, options: ReadOptions) -> int:
-    """Where to go on; OffsetOutOfRangeError if records of the range have gone since it was planned.
+    """Return the offset at which to continue. OffsetOutOfRangeError if records of the range were lost after
+    planning.
 
-    A gap is no loss: a cleaning leaves the log start and the log end where they are.
+    A gap is no loss: a cleaning changes neither log start nor log end.
     """
     if options.fail_on_data_loss:
         lost = None
@@ -244,7 +247,7 @@ def check_loss(task: LogPartition, view: PartitionView, offset: int, options: Re
 
 
 def outcomes_of(view: PartitionView, task: LogPartition, options: ReadOptions) -> Outcomes | None:
-    """What tells a task which transactions were aborted; None if it shows them all."""
+    """Return the transaction outcomes that a task needs; None if it shows all records."""
     return Outcomes(view, task.end) if options.isolation == "read_committed" else None
 
 
@@ -255,9 +258,7 @@ def to_spark(
     schema: StructType,
     columns: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of at most about ARROW_BATCH_BYTES, of exactly the schema that Spark compares the first
-    with.
-    """
+    """Split into Arrow batches of at most about ARROW_BATCH_BYTES, of the schema that Spark requires."""
     import pyarrow as pa
 
     from lastword.records.columns import to_arrow
@@ -287,7 +288,7 @@ def to_spark(
 
 
 def changes(records: RecordColumns) -> pa.Array:
-    """What each record does to its key."""
+    """Return the change (`upsert` or `delete`) of each record."""
     import pyarrow as pa
 
     kinds = pa.array((records.value_length < 0).astype("int8"), pa.int8())
@@ -301,7 +302,9 @@ def only_keys(batch: pa.RecordBatch, wanted: pa.Array) -> pa.RecordBatch:
 
 
 def map_bytes(path: str) -> int:
-    """Memory for the key map of one task: `log.cleaner.dedupe.buffer.size` over `log.cleaner.threads`."""
+    """Return the memory for the key map of one task: `log.cleaner.dedupe.buffer.size` over
+    `log.cleaner.threads`.
+    """
     from lastword.config import Settings
 
     return Settings.load(os.fspath(path)).instance.map_bytes

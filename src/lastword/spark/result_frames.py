@@ -1,8 +1,8 @@
-"""Values as rows: the fields of a frozen dataclass become columns of the same names.
+"""Convert values to DataFrames: the fields of a frozen dataclass become columns of the same names.
 
-int is long, float double, a nested value a struct, a tuple an array; a field that may be None is nullable.
-So a result has the same names as a Python attribute, in `--json` and in a DataFrame, and no list of columns
-is kept by hand.
+int becomes long, float double, a nested value a struct, a tuple an array; a field that may be None is
+nullable. So a result has the same names as a Python attribute, in `--json` and in a DataFrame, and there is
+no separate list of columns.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ SCALARS: dict[Any, DataType] = {
 
 
 def frame_of(spark: SparkSession, kind: type[Any], values: Sequence[Any]) -> DataFrame:
-    """A DataFrame with one row for each value; its rows are local: no job runs to make them, nor, as they
-    come as Arrow, to collect them."""
+    """Return a DataFrame with one local row for each value. As rows are Arrow, no job runs to create or
+    collect them.
+    """
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -51,7 +52,7 @@ def frame_of(spark: SparkSession, kind: type[Any], values: Sequence[Any]) -> Dat
 
 
 def schema_of(kind: type[Any]) -> StructType:
-    """The columns of a dataclass."""
+    """Return the columns of a dataclass."""
     hints = typing.get_type_hints(kind)
     columns = []
     for one in dataclasses.fields(kind):
@@ -61,8 +62,9 @@ def schema_of(kind: type[Any]) -> StructType:
 
 
 def row_of(value: Any) -> tuple[Any, ...]:
-    """The fields of a dataclass in order; nested ones likewise. A whole number where a float belongs becomes
-    one, for Spark takes no int in a double column."""
+    """Return the fields of a dataclass in order, nested ones likewise. An int in a float field becomes a
+    float, because Spark accepts no int in a double column.
+    """
     hints = typing.get_type_hints(type(value))
     found = []
     for one in dataclasses.fields(value):
@@ -94,7 +96,7 @@ def _type_of(given: Any) -> DataType:
 
 
 def _without_none(given: Any) -> tuple[Any, bool]:
-    """(type, may it be None)"""
+    """Return the type, and whether it may be None."""
     if typing.get_origin(given) in (types.UnionType, typing.Union):
         rest = [one for one in typing.get_args(given) if one is not type(None)]
         if len(rest) == 1:

@@ -1,4 +1,4 @@
-"""Rows of one task on their way into the log: told apart by partition, packed into batches, staged."""
+"""Rows of one write task: assigned to partitions, packed into batches, staged."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
     from lastword.records.pack import RecordColumns, Room
 
 PACK_BYTES = 1 << 20
-"""Rows of a topic are packed when so many bytes of them have come for each of its partitions: enough for many
-batches, and little enough to be in the CPU's cache still.
+"""Rows of a topic are packed when about this many bytes per partition are pending: enough for many batches,
+and few enough to be in the CPU's cache still.
 """
 PENDING_BYTES = 32 << 20
-"""Rows of all topics that wait in one task; above it those of the topic that has most are packed early."""
+"""Limit for pending rows of all topics in one task. Above it the topic with the most bytes is packed early.
+"""
 BATCH_BYTES = 64 << 10
-"""Of one record batch before compression. Kafka's producer has 16 KiB because it must not wait; a bulk load
-need not hurry, and larger batches compress better.
+"""Size of a record batch before compression. Kafka's producer uses 16 KiB because it must not wait; a bulk
+load need not hurry, and larger batches compress better.
 """
 
 
 @dataclass
 class Waiting:
-    """Rows on their way into one topic, with the partition of each, and the attempt's files there."""
+    """Pending rows of one topic, with the partition of each, and the staged files of this attempt."""
 
     target: Target
     writers: dict[int, StagedWriter] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Waiting:
 
 
 class TaskRows:
-    """Rows of one attempt: told apart by partition, packed, staged."""
+    """Rows of one attempt of a task."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class TaskRows:
         self._clock = SystemClock()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take in the rows of one Arrow batch; packs what has become enough."""
+        """Add the rows of one Arrow batch, and pack a topic that has enough."""
         if batch.num_rows == 0:
             return
         rows = normal_rows(batch, self._columns, self._options, self._clock.now_ms())
@@ -81,14 +82,14 @@ class TaskRows:
             self._keep(self._known(topic), rows.take(indices), batch.take(indices))
 
     def finish(self) -> tuple[StagedFile, ...]:
-        """Pack the rest; the files of this attempt, synced if the write is acknowledged at `disk`."""
+        """Pack the rest. Return the staged files, synced if the write is acknowledged at `disk`."""
         for waiting in self._waiting.values():
             self._pack(waiting)
         closed = [writer.close(self._options.ack == "disk") for writer in self._writers()]
         return tuple(one for one in closed if one is not None)
 
     def remove(self) -> None:
-        """Take back what this attempt has staged."""
+        """Remove what this attempt has staged."""
         for writer in self._writers():
             writer.remove()
 
@@ -96,7 +97,9 @@ class TaskRows:
         return [writer for waiting in self._waiting.values() for writer in waiting.writers.values()]
 
     def _known(self, topic: str | None) -> Target:
-        """The target of a row's topic. Tasks cannot make topics: the lock is the driver's to take."""
+        """Return the target of a row's topic. Tasks cannot make topics, because only the driver takes the
+        lock.
+        """
         if topic is None:
             raise SparkOptionError("a row has no topic", remedy="fill the column, or give the option `topic`")
         if topic not in self._targets:
@@ -104,7 +107,7 @@ class TaskRows:
         return self._targets[topic]
 
     def _keep(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
-        """Take in rows of one topic; their partitions are looked up, and what is wrong is told, at once."""
+        """Add rows of one topic. Partitions are assigned and rows are checked here."""
         import numpy as np
 
         numbers = self._partitions(target, rows, batch)
@@ -123,8 +126,8 @@ class TaskRows:
             self._pack(max(self._waiting.values(), key=lambda one: one.size_bytes))
 
     def _partitions(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> Any:
-        """int64 partition of each row: the frame's column, else the partitioner, else (no key) in turn by
-        batch.
+        """Return the int64 partition of each row: from the frame's column, else from the partitioner; rows
+        without a key rotate by batch.
         """
         import numpy as np
 
@@ -154,7 +157,7 @@ class TaskRows:
         return numbers
 
     def _pack(self, waiting: Waiting) -> None:
-        """Turn waiting rows into record batches: one partition's after another's, each in its order."""
+        """Encode pending rows as record batches, partition by partition, each in its order."""
         import numpy as np
         import pyarrow as pa
 
@@ -185,7 +188,7 @@ class TaskRows:
         waiting.size_bytes = 0
 
     def _write(self, waiting: Waiting, number: int, columns: RecordColumns) -> None:
-        """Append the record batches of one partition to the attempt's file."""
+        """Append the record batches of one partition to the staged file."""
         from lastword.records.pack import Room, pack
 
         target, writer = waiting.target, waiting.writers.get(number)
@@ -208,7 +211,9 @@ class TaskRows:
 def normal_rows(
     batch: pa.RecordBatch, columns: SinkColumns, options: WriteOptions, now_ms: int
 ) -> pa.RecordBatch:
-    """The rows as key binary, value binary, timestamp int64 (ms), headers: what packing takes."""
+    """Convert rows to the columns that packing takes: key binary, value binary, timestamp int64 (ms),
+    headers.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -260,7 +265,7 @@ def _indices(mask: Any) -> pa.Array:
 
 
 def _groups_of(column: pa.Array) -> Iterator[tuple[str | None, pa.Array]]:
-    """(value, indices of its rows) for each value of a string column, in order of appearance."""
+    """Yield (value, indices of its rows) for each value of a string column, in order of appearance."""
     import numpy as np
 
     encoded = column.dictionary_encode(null_encoding="encode")

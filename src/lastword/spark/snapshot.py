@@ -1,6 +1,6 @@
-"""From options to offsets: which partitions a read covers, and from where to where in each.
+"""From options to offsets: the partitions that a read covers, and start and end of each.
 
-Everything here looks without a lock, at the directory as recovery would see it.
+Everything here reads the directory without a lock, as recovery would see it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, Wanted
 _TRIES = 100
 
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
-"""A broker's own; no pattern means them, as in Kafka's consumers. They can be named."""
+"""Topics of brokers. No pattern matches them, as in Kafka's consumers. They can be named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One partition of a read: its view when the read was planned, and the offsets start <= o < end.
+    """One partition of a read: its view when the read was planned, and the offsets start <= offset < end.
 
-    from_end   it starts where the log ended at that moment: asked again, it starts elsewhere
-    topic_id   of the topic, if it has one
+    from_end   the read starts at the log end of that moment; a second plan starts elsewhere
+    topic_id   id of the topic, if it has one
     """
 
     topic: str
@@ -51,11 +51,13 @@ class Chosen:
 
 
 def choose(options: ReadOptions, files: Files = DEFAULT) -> list[Chosen]:
-    """Every partition that is read, in order of topic and number; of a stream, where it begins.
+    """Return every partition to read, in order of topic and number; for a stream, where it begins.
 
-    NotALogDirError, UnknownTopicError, SparkOptionError (JSON that names other partitions than those that
-    are read; a start that was given above the end), OffsetOutOfRangeError (real loss, unless failOnDataLoss
-    is false).
+    Raises:
+        NotALogDirError, UnknownTopicError: The directory or a topic does not exist.
+        SparkOptionError: JSON names other partitions than those that are read, or a given start is above the
+            end.
+        OffsetOutOfRangeError: Records are lost, unless failOnDataLoss is false.
     """
     directory = LogDirectory.open(options.path, "r", files)
     found = {topic: directory.partitions(topic) for topic in directory.topics()}
@@ -67,8 +69,8 @@ def choose(options: ReadOptions, files: Files = DEFAULT) -> list[Chosen]:
 
 
 def pick(found: dict[str, list[int]], wanted: Wanted, path: str) -> list[tuple[str, int]]:
-    """(topic, partition) of what is wanted; UnknownTopicError for what is not there, but not for a
-    pattern.
+    """Return (topic, partition) of each selected partition. UnknownTopicError for a missing one, but not for
+    a pattern.
     """
     if wanted.pattern is not None:
         topics = matching(wanted.pattern, found)
@@ -92,7 +94,7 @@ def pick(found: dict[str, list[int]], wanted: Wanted, path: str) -> list[tuple[s
 
 
 def matching(pattern: str, topics: Iterable[str]) -> list[str]:
-    """The topics whose whole name the pattern matches."""
+    """Return the topics whose whole name matches the pattern."""
     matches = re.compile(pattern).fullmatch
     return [topic for topic in topics if matches(topic) and topic not in INTERNAL_TOPICS]
 
@@ -103,7 +105,7 @@ def _require(topic: str, found: Iterable[str], path: str) -> None:
 
 
 def _check_named(bound: Bound, picked: list[tuple[str, int]], which: str) -> None:
-    """As in Kafka's source: JSON must name every partition that is read, and no other."""
+    """SparkOptionError unless JSON names exactly the partitions that are read, as in Kafka's source."""
     given = bound.named()
     if given is None:
         return
@@ -181,13 +183,13 @@ def _chosen(
         start = end
     if options.isolation == "read_committed":
         if given is None:
-            start = min(start, view.stable_offset)  # what is undecided is new once it is decided
+            start = min(start, view.stable_offset)  # undecided records are new when they are decided
         end = max(start, min(end, view.stable_offset))
     return Chosen(topic, number, view.directory, view, start, end, from_end=given is None, topic_id=topic_id)
 
 
 def _check_order(view: PartitionView, name: str, given: int | None, end: int, options: ReadOptions) -> None:
-    """A read that begins above its end: a mistake, or loss, or nothing to read."""
+    """Handle a start above the end: a mistake, a loss, or nothing to read."""
     if end < view.log_start and options.fail_on_data_loss:
         raise OffsetOutOfRangeError(
             f"{name}: the end, offset {end}, is below log start {view.log_start}: all of it is gone",
@@ -202,7 +204,7 @@ def _check_order(view: PartitionView, name: str, given: int | None, end: int, op
 
 
 def _start_of(view: PartitionView, name: str, topic: str, number: int, options: ReadOptions) -> int | None:
-    """None: where the log ends."""
+    """Return the start offset; None: the log end."""
     at = _timestamp_of(options.start, topic, number)
     if at is None:
         offset = _given_offset(options.start, topic, number)
@@ -232,5 +234,5 @@ def _timestamp_of(bound: Bound, topic: str, number: int) -> int | None:
 
 
 def _given_offset(bound: Bound, topic: str, number: int) -> int:
-    """An offset, EARLIEST or LATEST."""
+    """Return the given offset, EARLIEST or LATEST."""
     return bound.everywhere if bound.offsets is None else bound.offsets[topic][number]

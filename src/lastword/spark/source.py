@@ -1,11 +1,10 @@
-"""`format("lastword")`: the class that Spark knows, and what it makes.
+"""`format("lastword")`: the data source class that Spark loads, and what it creates.
 
     spark.read.format("lastword").option("subscribe", "users").load("data")
     df.write.format("lastword").mode("append").option("topic", "users").save("data")
 
-Options are in `options.py`, columns in `schema.py`. Spark makes a `LastwordDataSource` afresh in a Python
-process beside the driver for each question it has (the schema, the plan of a read, a write), and hands it
-the user's options.
+Options are in `options.py`, columns in `schema.py`. Spark creates a new `LastwordDataSource` in a Python
+process beside the driver for each step (the schema, the plan of a read, a write), with the user's options.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHECKPOINT = "checkpointlocation"
-"""Spark hands the query's own option over with ours."""
+"""The query's own option, which Spark passes together with ours."""
 
 
 class LastwordDataSource(Shipped, DataSource):
@@ -45,14 +44,15 @@ class LastwordDataSource(Shipped, DataSource):
 
     @hide_traceback
     def schema(self) -> StructType:
-        """Asked only when the user gives no schema; a wrong option is told here, before any action.
+        """Return the schema. Called only if the user gives none; wrong options are reported here, before any
+        action.
 
         A view made with the option `topic` is a sink for `INSERT INTO`: its columns are key and value.
         """
         if "topic" in self.options and not any(name in self.options for name in CHOICES):
             parse_write(self.options, warn=False)
             return SINK_SCHEMA
-        # Spark does not say here whether a batch or a stream is loaded; `reader` and `streamReader` check.
+        # Spark does not pass whether a batch or a stream is loaded; `reader` and `streamReader` check.
         options = parse_schema(self.options)
         return full_schema(options.include_headers, options.view)
 
@@ -80,7 +80,7 @@ class LastwordDataSource(Shipped, DataSource):
         try:
             return LogStreamReader(parse_read(self.options, stream=True), schema)
         except LastwordError as refused:
-            # Raised here, it would end in an error of PySpark's own, about a reader that it does not have.
+            # Raised here, it would cause an error of PySpark about a missing reader.
             return RefusedStream(refused)
 
     @hide_traceback
@@ -99,7 +99,7 @@ class LastwordDataSource(Shipped, DataSource):
 
 
 class RefusedStream(Shipped, DataSourceStreamReader):
-    """In the place of a reader that cannot be: says why, whatever it is asked first."""
+    """Stand-in for a reader that cannot be created: every call raises the reason."""
 
     def __init__(self, refused: LastwordError) -> None:
         self.refused = refused
@@ -121,7 +121,7 @@ def load(
     schema: str | None = None,
     ends: dict[int, int] | None = None,
 ) -> DataFrame:
-    """The source, for some partitions of one topic."""
+    """Read some partitions of one topic with the source."""
     reader = spark.read.format("lastword").option("view", view)
     reader = reader.option("assign", json.dumps({topic: list(numbers)}))
     if schema is not None:

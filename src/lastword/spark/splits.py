@@ -1,15 +1,15 @@
 """Split the log of one partition into tasks and micro-batches, by bytes, from index entries alone.
 
-On a compacted log a span of offsets says little about the work in it: a million offsets may hold ten records.
-Bytes do, and the offset index has them: each entry is (offset, position of its batch), one for every few KiB.
-So a range is cut at index entries: no record is read, and no batch is read twice.
+On a compacted log a span of offsets says little about its work: a million offsets may hold ten records. Bytes
+do, and the offset index has them: each entry is (offset, position of its batch), one for every few KiB. So a
+range is cut at index entries: no record is read for it, and no batch is read twice.
 
     segment 0                 segment 4711                       offsets   0 ......... 4711 ........... 9000
     |--e--e--e--e--e--e--|--e--e--e--e--e--|                     bytes     0 ......... 1 GB ........... 1.8 GB
              ^           ^          ^                            cut at the last entry that keeps a range in
              bounds
 
-The view that is split was loaded a moment ago, and a cleaning may have swapped files since.
+The view was loaded a moment ago, and a cleaning may have swapped files since.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from lastword.segment.segment import Segment
 from lastword.spark.snapshot import Chosen
 
 MAX_RELOADS = 100
-"""How often files are looked for again. Each time another cleaning must have been published in between."""
+"""How often files are listed again. Each time another cleaning must have been published in between."""
 
 
 def cut_points(chosen: Chosen) -> list[tuple[int, int]]:
-    """(offset, bytes before it) where a range may be cut: behind the batch that an index entry points at.
+    """Return (offset, bytes before it) for each place where a range may be cut: behind the batch of an index
+    entry.
 
-    An entry holds the last offset of its batch, so the next offset begins a batch and nothing is read
-    twice. A damaged index can only make ranges uneven, since a range is made of offsets. Files that were
-    swapped since the view was made are looked up again.
+    An entry holds the last offset of its batch, so the next offset begins a batch, and nothing is read twice.
+    A damaged index can only make ranges uneven, because a range consists of offsets. Files that were swapped
+    since the view was loaded are listed again.
     """
     for _ in range(MAX_RELOADS):
         try:
@@ -41,7 +42,7 @@ def cut_points(chosen: Chosen) -> list[tuple[int, int]]:
             if not chosen.view.files.is_dir(chosen.directory):
                 break
             chosen.view.refresh()
-    return [(chosen.start, 0), (chosen.end, 0)]  # its one task tells what is gone
+    return [(chosen.start, 0), (chosen.end, 0)]  # its only task raises the error
 
 
 def _cut_points(chosen: Chosen) -> list[tuple[int, int]]:
@@ -66,7 +67,7 @@ def _cut_points(chosen: Chosen) -> list[tuple[int, int]]:
 
 
 def overlapping(view: PartitionView, start: int, end: int) -> list[Segment]:
-    """Segments that may hold records with start <= offset < end."""
+    """Return the segments that may hold records with start <= offset < end."""
     found = []
     segments = view.segments
     for i, segment in enumerate(segments):
@@ -77,23 +78,24 @@ def overlapping(view: PartitionView, start: int, end: int) -> list[Segment]:
 
 
 def past_gap(view: PartitionView, offset: int, end: int) -> int:
-    """`offset`, or where it lies in a gap that a cleaning left, the gap's end (at most `end`): no task and no
-    batch is spent on offsets that no record has."""
+    """Return `offset`, or the end of the gap (at most `end`) if a cleaning left no record there. So no task
+    and no batch is spent on a gap.
+    """
     if offset >= end:
         return end
     try:
         for segment in overlapping(view, offset, end):
             for header in segment.headers(segment.position_of(offset)):
-                # An older set of compressed messages has its last offset alone in its header.
+                # The header of an older set of compressed messages has only its last offset.
                 return offset if header.magic < 2 else max(offset, min(header.base_offset, end))
-    except FileVanishedError:  # swapped meanwhile: then it is read as any other offset
+    except FileVanishedError:  # swapped meanwhile: it is read like any other offset
         return offset
     return end
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Records with start <= offset < end; `size_bytes` is what a task reads for them, about."""
+    """Records with start <= offset < end. `size_bytes`: about what a task reads for them."""
 
     start: int
     end: int
@@ -101,11 +103,10 @@ class Span:
 
 
 def cut_by_bytes(points: Sequence[tuple[int, int]], limit_bytes: int) -> list[Span]:
-    """Spans of at most `limit_bytes`, cut at points; a stretch without a point inside stays whole, however
-    long.
+    """Return spans of at most `limit_bytes`, cut at points. A stretch without a point inside stays whole.
 
-    points  (offset, bytes before it), both rising; the first is where the read starts and the last is where
-    it ends
+    Args:
+        points: (offset, bytes before it), both rising, from the start of the read to its end.
     """
     spans = []
     positions = [position for _, position in points]
@@ -120,9 +121,10 @@ def cut_by_bytes(points: Sequence[tuple[int, int]], limit_bytes: int) -> list[Sp
 
 
 def cut_by_records(span: Span, limit_records: int, past_gap: Callable[[int], int]) -> list[Span]:
-    """The span in parts of at most `limit_records` offsets, without those that lie in a gap.
+    """Split the span into parts of at most `limit_records` offsets, without offsets in a gap.
 
-    past_gap  the first offset from the given one on that a batch holds, or the span's end
+    Args:
+        past_gap: Returns the first offset from the given one on that a batch holds, or the span's end.
     """
     parts = []
     at = past_gap(span.start)
@@ -134,7 +136,9 @@ def cut_by_records(span: Span, limit_records: int, past_gap: Callable[[int], int
 
 
 def task_bytes(total_bytes: int, limit_bytes: int, min_partitions: int | None) -> int:
-    """How long a span may be, so that no task is too large and there are at least so many of them, about."""
+    """Return the limit for a span's bytes: no task is too large, and there are about `min_partitions` at
+    least.
+    """
     if not min_partitions:
         return limit_bytes
     return max(1, min(limit_bytes, -(-total_bytes // min_partitions)))

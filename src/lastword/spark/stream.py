@@ -1,27 +1,28 @@
-"""The streaming source: how far each micro-batch goes, and what a restart finds.
+"""The streaming source: how far each micro-batch extends, and where a restart continues.
 
-Where it runs. `LogStreamReader` lives in one Python process beside the driver for as long as the query
-does, so `latestOffset` may keep a clock. `read()` runs in workers, as in a batch, on the same tasks.
+Where it runs. `LogStreamReader` exists in one Python process beside the driver as long as the query runs, so
+`latestOffset` may keep a clock. `read()` runs in workers, as in a batch, on the same tasks.
 
-What is remembered. Spark writes where each batch ends into its checkpoint before it runs, as JSON in the
-shape of Kafka's source, `{"users": {"0": 123}}`: the next offset of each partition. Beside the topics stands
-`"#topic_ids"`, a name that no topic can have, so that a topic that was deleted and made anew is told from
-one that was cut. After a restart the unfinished batch is planned again from these offsets alone. Where the
-first batch *begins* Spark does not keep: it asks twice, and again after a restart. So the answer stays the
-same in one process, and a query that starts at the log's end begins with a batch that ends there, too: the
-records that come next are above an offset that is in the checkpoint.
+What is saved. Spark writes the end of each batch into its checkpoint before it runs the batch, as JSON in the
+shape of Kafka's source, `{"users": {"0": 123}}`: the next offset of each partition. `"#topic_ids"`, a name
+that no topic can have, holds the topic ids, so that a topic that was deleted and recreated is distinguished
+from one that was truncated. After a restart the unfinished batch is planned again from these offsets alone.
+Spark does not save the beginning of the first batch: it calls for it twice, and again after a restart. So the
+result stays the same within one process, and a query that starts at the log's end begins with an empty batch:
+the checkpoint then has the offset, and the next records are above it.
 
 When tasks fail. Reading changes nothing, so a retry reads the same offsets; a cleaning in between may have
-taken superseded records. A range that begins below the log start, or ends above the log end, is real loss
-and is an error (unless `failOnDataLoss` is false); gaps are not.
+removed superseded records. A range that begins below the log start, or ends above the log end, is a loss and
+an error (unless `failOnDataLoss` is false). Gaps are not.
 
 With `view=changes` a batch shows the newest record of each key in its range, as the log is when a task reads
-it. A key whose record there was superseded by one above the range, and cleaned away, is not in this batch;
-the newer record is in a later one. So no key is lost, and a batch that is run again may hold fewer rows.
+it. If that record was superseded by one above the range, and cleaned away, the key is not in this batch; the
+newer record is in a later one. So no key is lost, and a batch that is run again may have fewer rows.
 
-A lease. With the option `lease` the query is registered by name in each partition at the offset where its
-next batch begins, so that no tombstone goes that it has not met; `commit` advances it. A restart takes it up
-where its batch begins, and fails if it lapsed and tombstones went meanwhile.
+A lease. With the option `lease` the query is registered by name in each partition, at the offset where its
+next batch begins, so that no tombstone is removed before the query has read it. `commit` advances the lease.
+A restart continues it where its batch begins, and fails if the lease has expired and tombstones were removed
+since.
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ if TYPE_CHECKING:
 
 
 TOPIC_IDS = "#topic_ids"
-"""Beside the topics in the checkpoint; no topic can have this name."""
+"""The key of the topic ids in the checkpoint; no topic can have this name."""
 
 Place = tuple[str, int]
 Offsets = dict[Place, int]
 
 
 def to_json(offsets: Offsets, topic_ids: Mapping[str, str]) -> dict[str, Any]:
-    """Offsets by partition in the shape of Kafka's source, with the ids of those topics that have one."""
+    """Return offsets by partition in the shape of Kafka's source, with the ids of topics that have one."""
     found: dict[str, Any] = {}
     for (topic, number), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(number)] = offset
@@ -80,7 +81,7 @@ def to_json(offsets: Offsets, topic_ids: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
-    """Offsets by partition, and the ids of their topics."""
+    """Return offsets by partition, and the ids of their topics."""
     ids = dict(value.get(TOPIC_IDS, {}))
     try:
         offsets = {
@@ -101,8 +102,9 @@ def named(place: Place) -> str:
 
 
 def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
-    """At most about `limit` offsets in all, each partition's share as its part of the backlog, and at least
-    one where there is any: as Spark's Kafka source has it."""
+    """Limit a micro-batch to about `limit` offsets. Each partition's share is proportional to its backlog, at
+    least one offset, as in Spark's Kafka source.
+    """
     backlog = {place: ends[place] - begin[place] for place in ends}
     total = sum(backlog.values())
     if total <= limit:
@@ -114,8 +116,9 @@ def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
 
 
 def share_bytes(begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionView], limit: int) -> Offsets:
-    """At most about `limit` bytes of the log in all, shared likewise, cut at index entries; at least up to
-    the first of these in each partition that has more."""
+    """Limit a micro-batch to about `limit` bytes of the log, shared in proportion and cut at index entries. A
+    partition that has more gets at least the bytes up to its first index entry.
+    """
     points = {
         place: cut_points(snapshot.Chosen(*place, views[place].directory, views[place], begin[place], end))
         for place, end in ends.items()
@@ -137,15 +140,14 @@ def share_bytes(begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionVi
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The partitions that the query reads, at one moment, and the ids of their topics, of those that have
-    one."""
+    """The partitions that the query reads, at one moment, and the ids of topics that have one."""
 
     views: dict[Place, PartitionView]
     topic_ids: dict[str, str]
 
 
 class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One query's source. `clock` is for tests: seconds, monotonic."""
+    """The source of one query. `clock` is for tests: seconds, monotonic."""
 
     def __init__(
         self, options: ReadOptions, schema: StructType, clock: Callable[[], float] = time.monotonic
@@ -155,9 +157,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         self.columns = check_projection(schema, options.view)
         self._clock = clock
         self._last_batch: float | None = None
-        self._target: Offsets | None = None  # with Trigger.AvailableNow: what the query ends with
+        self._target: Offsets | None = None  # with Trigger.AvailableNow: the last offsets of the query
         self._initial: dict[str, Any] | None = None
-        self._pins_start = False  # the first batch is to be empty
+        self._pins_start = False  # the first batch must be empty
         self._warm = False
         self._leased: set[Place] = set()
 
@@ -165,7 +167,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @hide_traceback
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts."""
+        """Return where a new query starts."""
         if self._initial is None:
             found = snapshot.choose(self.options)
             self._pins_start = any(one.from_end for one in found)
@@ -174,8 +176,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Says that there is a limit, if there is one. Spark has no limit of several parts, so
-        `latestOffset` looks at the options; what matters here is that it is not `ReadAllAvailable`."""
+        """Return a limit other than `ReadAllAvailable` if options set one. Spark has no limit of several
+        parts, so `latestOffset` reads the options.
+        """
         limits = self.options.limits
         if limits.max_offsets:
             return ReadMaxRows(limits.max_offsets)
@@ -191,7 +194,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @hide_traceback
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next micro-batch goes; `start` itself when there is nothing to do, or not enough."""
+        """Return how far the next micro-batch extends; `start` itself if there is nothing to do, or not
+        enough.
+        """
         begin, ids = of_json(start)
         look = self._look()
         views = look.views
@@ -222,9 +227,11 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         return to_json(ends, look.topic_ids)
 
     def _ends(self, begin: Offsets, views: Mapping[Place, PartitionView]) -> tuple[Offsets, Offsets]:
-        """Starts and ends of all partitions: new ones are read from their beginning, lost ones are told.
+        """Return starts and ends of all partitions. New ones are read from their beginning; lost ones are
+        reported.
 
-        Where loss is passed over it is so at once: no batch goes through offsets that are not there."""
+        A loss that is to be ignored is skipped immediately: no batch extends over offsets that do not exist.
+        """
         starts, ends = {}, {}
         for place, offset in begin.items():
             if place not in views:
@@ -240,7 +247,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if not self.options.fail_on_data_loss:
                 offset = min(max(offset, view.log_start), view.log_end)
             starts[place] = offset
-            ends[place] = max(end, starts[place])  # never back: above a stable offset it was read uncommitted
+            ends[place] = max(
+                end, starts[place]
+            )  # never backwards: records above a stable offset were read uncommitted
         for place, view in views.items():
             if place not in starts:
                 starts[place] = view.log_start
@@ -257,7 +266,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             )
 
     def _made_anew(self, ids: Mapping[str, str], look: Look) -> set[str]:
-        """Topics that were deleted and made anew, which have offsets of their own: none of them was read."""
+        """Return the topics that were deleted and recreated. None of their new offsets was read."""
         anew = {topic for topic, known in ids.items() if look.topic_ids.get(topic, known) != known}
         if anew and self.options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
@@ -271,8 +280,9 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     # -------------------------------------------------------------- limits
 
     def _wait(self, begin: Offsets, ends: Offsets) -> bool:
-        """Hold the batch back: too little has come, and the last batch is not long ago. The first one, and
-        those of Trigger.AvailableNow, never wait."""
+        """Return whether to delay the batch: too few records, and the last batch is recent. The first batch,
+        and batches of Trigger.AvailableNow, are never delayed.
+        """
         limits = self.options.limits
         now = self._clock()
         last = self._last_batch
@@ -304,19 +314,21 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @hide_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of one micro-batch, from its offsets alone: after a restart this is asked first."""
+        """Return the tasks of one micro-batch, from its offsets alone: after a restart this is the first
+        call.
+        """
         begin, ids = of_json(start)
         until, until_ids = of_json(end)
         look = self._look()
         views = look.views
-        anew = self._made_anew(until_ids, look)  # then nothing of this batch is there
+        anew = self._made_anew(until_ids, look)  # then no record of this batch exists
         begin.update(
             (place, view.log_start)
             for place, view in views.items()
             if place in begin and ids.get(place[0]) != until_ids.get(place[0], ids.get(place[0]))
         )
-        if not self._leased:  # a restart: a lease that was lost is told before the sink has the rows
-            # A first batch that comes again may begin later than it did, but it ends where it ended.
+        if not self._leased:  # a restart: a lost lease is reported before the sink has the rows
+            # A repeated first batch may begin later, but it has the same end.
             self._hold_leases(
                 {place: min(offset, until.get(place, offset)) for place, offset in begin.items()}, views
             )
@@ -350,7 +362,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         if chosen and not self._warm:
             from lastword.spark.bootstrap import ensure_compiled
 
-            ensure_compiled()  # here, or each worker would compile them for itself
+            ensure_compiled()  # here, so that workers need not
             self._warm = True
         return plan(chosen, self.options, in_stream=True)
 
@@ -362,18 +374,19 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @hide_traceback
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything below `end` has been processed: the lease, if there is one, moves up to it."""
+        """Advance the lease, if there is one: everything below `end` has been processed."""
         if self.options.lease is not None:
             self._hold_leases(of_json(end)[0], self._look().views)
 
     def stop(self) -> None:
-        """The lease stays: a query that stops goes on later. It lapses by its age, or is released by
-        `lastword lease DIR TOPIC NAME --release`."""
+        """Close the reader. The lease stays, because a stopped query may continue later. It expires by its
+        age, or is released by `lastword lease DIR TOPIC NAME --release`.
+        """
 
     # -------------------------------------------------------------- the directory
 
     def _look(self) -> Look:
-        """What the query reads, as it is now; the directory is opened once for all that is asked of it."""
+        """List what the query reads now. The directory is opened once for all of it."""
         directory = LogDirectory.open(self.options.path, "r")
         there = directory.topics()
         wanted = self.options.wanted
@@ -381,7 +394,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             topics = snapshot.matching(wanted.pattern, there)
         else:
             topics = [topic for topic in wanted.assigned or wanted.topics if topic in there]
-        # Ids before views: of a topic that is made anew in between, the old id tells at the next look.
+        # Ids before views: if a topic is recreated in between, the old id shows it the next time.
         ids = {topic: directory.topic_id(topic) for topic in topics}
         places = [
             (topic, number)
@@ -404,13 +417,14 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                     DEFAULT,
                     view.directory,
                     self.options.lease,
-                    # What is lost is told where it is read, or passed over (failOnDataLoss).
+                    # A loss is reported when it is read, or ignored (failOnDataLoss).
                     min(max(offsets[place], view.log_start), view.log_end),
                     log_start=view.log_start,
                     log_end=view.log_end,
                     max_age_ms=self.options.lease_max_age_ms,
                     now_ms=now_ms,
-                    holds_nothing=self._initial is not None,  # Spark asks a new query only where it starts
+                    holds_nothing=self._initial
+                    is not None,  # for a new query, Spark calls only for its start
                 )
                 self._leased.add(place)
 

@@ -1,4 +1,4 @@
-"""What a write goes into: a topic as tasks must know it, found or made."""
+"""The topics that a write goes to, found or made, as tasks need them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOCK_PATIENCE_SECONDS = 10
-"""Who holds the lock for longer is no commit, but a process that has the directory open."""
+"""A process that holds the lock for longer is not a commit: it has the directory open."""
 
 CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a task must know of a topic. `topic_id` if it has one: a topic that is made anew has another."""
+    """The properties of a topic that a task needs. A recreated topic has another `topic_id`."""
 
     topic: str
     partitions: int
@@ -56,8 +56,13 @@ class Target:
 
 
 def existing_target(path: str, topic: str, files: Files = DEFAULT) -> Target:
-    """What a topic is now. UnknownTopicError, NotALogDirError; SparkOptionError where some of its partitions
-    lie elsewhere, for a key's partition is found among all of them."""
+    """Return a topic as it is now.
+
+    Raises:
+        UnknownTopicError, NotALogDirError: There is no such topic or directory.
+        SparkOptionError: Some of its partitions are in another directory. The partition of a key is computed
+            among all of them.
+    """
     directory = LogDirectory.open(path, "r", files)
     numbers = directory.partitions(topic)
     absent = sorted(set(range(max(numbers) + 1)).difference(numbers))
@@ -71,10 +76,10 @@ def existing_target(path: str, topic: str, files: Files = DEFAULT) -> Target:
 
 
 def make_target(options: WriteOptions, columns: SinkColumns) -> Target:
-    """The topic of option `topic`, made with the settings among the options if it is new.
+    """Return the topic of option `topic`. Make it, with the settings among the options, if it is new.
 
-    SparkOptionError if it is there and not as the options say. A new topic remembers string columns as
-    strings, so that Python reads them as such.
+    SparkOptionError if it exists and differs from the options. A new topic stores the serializer `str` for
+    string columns, so that Python reads them as strings.
     """
     topic = names.check_topic(options.topic or "")
     settings = parse_topic_settings({"cleanup.policy": "compact", **options.settings})
@@ -96,7 +101,7 @@ def make_target(options: WriteOptions, columns: SinkColumns) -> Target:
 
 
 def _locked(options: WriteOptions) -> LogDirectory:
-    """The directory with its lock, which the commits of other queries hold for a moment each."""
+    """Open the directory with its lock, which commits of other queries hold for a moment each."""
     deadline = time.monotonic() + min(options.commit_timeout_ms / 1000, LOCK_PATIENCE_SECONDS)
     while True:
         try:
@@ -109,7 +114,7 @@ def _locked(options: WriteOptions) -> LogDirectory:
 
 
 def exists(path: str, topic: str) -> bool:
-    """Is there such a topic? An absent or empty directory has none."""
+    """Return whether the topic exists. An absent or empty directory has none."""
     return DEFAULT.exists(path) and topic in discover(DEFAULT, path).topics()
 
 
@@ -133,7 +138,7 @@ BULK = ("murmur2", "crc32")
 
 
 def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarray:
-    """int64 partition of each key of a binary array without nulls.
+    """Return the int64 partition of each key of a binary array without nulls, as `api.partitioners` does.
 
     Only the named partitioners are known here: a callable of the topic's creator cannot travel to tasks, so
     such a topic needs a column `partition`.

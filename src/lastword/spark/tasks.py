@@ -1,17 +1,17 @@
-"""Running a function of ours for each of some values, as Spark tasks.
+"""Run a function for each of some values, as Spark tasks.
 
-Two ways, the same to whoever calls. With a SparkContext each value is a job of one task: it starts within
-milliseconds of being known, its answer is there as soon as it ended, and the caller works on with it while
-others run. Spark Connect has no SparkContext: there all values are the partitions of one small data source,
-whose `read` calls the function, and the answers come together. (`mapInArrow` would want pandas.)
+There are two ways with the same interface. With a SparkContext each value is a job of one task: it starts
+within milliseconds, its result is available when the job ends, and the caller continues with it while other
+jobs run. Spark Connect has no SparkContext: there all values are the partitions of one small data source,
+whose `read` calls the function, and all results arrive together. (`mapInArrow` would require pandas.)
 
-What travels. Function and values pickled out, answers pickled back. The function must be importable on the
-workers (they need lastword anyway).
+What travels. Function and values are pickled to workers, results are pickled back. The function must be
+importable on the workers (they need lastword anyway).
 
-When tasks fail: an exception from the function fails the attempt, and Spark starts another as
-`spark.task.maxFailures` says. An attempt may so run twice, also at the same time with speculation; the
-answer of one of them comes back. When they are used up, the error is raised here, tasks that are not begun
-are left, and those under way are told to end.
+When tasks fail. An exception in the function fails the attempt, and Spark starts another as
+`spark.task.maxFailures` says. So the function may run twice, also at the same time with speculation; the
+result of one attempt is returned. After the last attempt the error is raised here, tasks that have not begun
+are dropped, and running tasks are cancelled.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ if TYPE_CHECKING:
 
 SCHEMA = StructType([StructField("task", IntegerType()), StructField("answer", BinaryType())])
 _AT_ONCE = 64
-"""So many jobs are handed to Spark at once, or twice as many as it has cores: enough to keep them busy, and
-for it to ask for more executors where it may."""
+"""The number of jobs submitted to Spark at the same time, or twice the number of its cores: enough to keep
+them busy, and to make Spark request more executors if it may.
+"""
 
 
 def run_tasks(spark: SparkSession, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """function(value) of each value, computed on the executors; answers in the order of the values."""
+    """Return function(value) for each value, computed on executors, in the order of the values."""
     found = dict(as_answered(spark, function, values))
     return [found[number] for number in range(len(values))]
 
@@ -50,16 +51,16 @@ def run_tasks(spark: SparkSession, function: Callable[[Any], Any], values: Seque
 def as_answered(
     spark: SparkSession, function: Callable[[Any], Any], values: Iterable[Any]
 ) -> Iterator[tuple[int, Any]]:
-    """(number of the value, function(value)), each as soon as it may be had.
+    """Yield (number of the value, function(value)) as each result becomes available.
 
-    `values` may take its time to make the next one: the tasks of those before it run meanwhile. Spark starts
-    them in the order in which they come.
+    `values` may be a slow generator: the tasks of earlier values run meanwhile. Spark starts tasks in the
+    order of the values.
     """
     context = _context(spark)
     if context is None:
         yield from enumerate(_in_one_job(spark, function, list(values)))
         return
-    ensure_compiled()  # here, or each worker would compile them for itself
+    ensure_compiled()  # here, so that workers need not
     tag = f"lastword-{uuid.uuid4()}"
     under_way: dict[Future[bytes], int] = {}
 
@@ -88,7 +89,7 @@ def as_answered(
 
 
 def _called(function: Callable[[Any], Any], value: Any) -> bytes:
-    """On an executor."""
+    """Call the function, on an executor."""
     place = getattr(value, "directory", None) or getattr(value, "path", None)
     if isinstance(place, str):
         need_directory(place)
@@ -99,7 +100,7 @@ def _called(function: Callable[[Any], Any], value: Any) -> bytes:
 
 
 def _context(spark: SparkSession) -> SparkContext | None:
-    """None on Spark Connect, and where a platform hides it."""
+    """Return the SparkContext; None on Spark Connect, and where a platform hides it."""
     try:
         return spark.sparkContext
     except PySparkException:
@@ -107,7 +108,7 @@ def _context(spark: SparkSession) -> SparkContext | None:
 
 
 class Call(Shipped):
-    """One value, and what is to be made of it."""
+    """A function and one value, callable in a task."""
 
     def __init__(self, function: Callable[[Any], Any], value: Any) -> None:
         self.function = function
@@ -123,11 +124,11 @@ def _one_job(context: SparkContext, tag: str, call: Call) -> bytes:
         (answer,) = context.parallelize([0], 1).map(call).collect()
         return bytes(answer)
     finally:
-        context.removeJobTag(tag)  # the thread serves another
+        context.removeJobTag(tag)  # the thread is reused
 
 
 def _inheriting(spark: SparkSession, function: Callable[..., bytes]) -> Callable[..., bytes]:
-    """The caller's job group, pool and description hold for the job too."""
+    """Make a thread inherit the caller's job group, pool and description."""
     from pyspark import inheritable_thread_target
 
     return inheritable_thread_target(spark)(function)
@@ -137,7 +138,7 @@ def _raise_typed(error: Exception) -> NoReturn:
     known = typed(error)
     if known is error:
         raise error
-    raise known from None  # Spark's words are its words, and a hundred lines of the JVM's
+    raise known from None  # Spark's error is the same text and a hundred lines of the JVM's
 
 
 # ---------------------------------------------------------------- one job for all
@@ -164,7 +165,7 @@ class Task(InputPartition):
 
 
 class TaskSource(Shipped, DataSource):
-    """Not for users: its one option is made by `_in_one_job`."""
+    """The data source of `_in_one_job`, not for users."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,9 +1,9 @@
-"""The one function that goes to workers as code, not as a name: it says what is wrong where lastword is
-absent. So it stands on nothing of this package, and all it needs it imports itself.
+"""The one function that travels to workers as code: it reports what is missing where lastword is absent. So
+it imports nothing of this package at module level.
 """
 
 MISSING = "lastword of the driver"
-"""How the sentence begins, by which the driver knows it."""
+"""The beginning of the message, by which the driver recognizes it."""
 
 
 def unpack(packed: bytes, version: str) -> object:

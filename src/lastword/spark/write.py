@@ -1,28 +1,28 @@
-"""The sink, batch and streaming: rows to staged batches to one commit.
+"""The sink, batch and streaming: from rows to staged batches to one commit.
 
-Where it runs. `writer(...)` once (of a stream: once a micro-batch), in a Python process beside the driver: it
-checks the frame and makes the topic if it is new. `write()` once for each attempt of each task, in a worker:
-it packs rows into record batches and stages them (`ingest.staging`). `commit()` once, beside the driver: it
-puts one manifest into the directory's inbox (`ingest.manifest`) and waits until it is ingested: by this
-process if the lock is free, otherwise by the holder of the lock. `abort()` instead, if the job failed.
+Where it runs. `writer(...)` runs once (in a stream: once for each micro-batch), in a Python process beside
+the driver. It checks the frame and makes the topic if it is new. `write()` runs once for each attempt of each
+task, in a worker. It packs rows into record batches and stages them (`ingest.staging`). `commit()` runs once,
+beside the driver: it puts one manifest into the directory's inbox (`ingest.manifest`) and waits until it is
+ingested, by this process if the lock is free, otherwise by the holder of the lock. If the job failed,
+`abort()` runs instead.
 
 What travels. The writer to the tasks; from each task a `StagedMessage` with the files of that attempt.
 
 Order. Rows keep their order within a task, and tasks are appended in the order of Spark's partitions. So a
-frame that is sorted as a whole (`orderBy`, or `repartitionByRange` and `sortWithinPartitions`) lands sorted
-in every partition of the log, written by many tasks; of a frame that is not sorted, only rows of one Spark
-partition keep their order.
+frame that is sorted as a whole (`orderBy`, or `repartitionByRange` and `sortWithinPartitions`) is sorted in
+every partition of the log, although many tasks write it. In a frame that is not sorted, only rows of one
+Spark partition keep their order.
 
 When tasks fail. A retry or a speculative copy stages files of its own, and only the files that a message
-names are appended. Nothing is in the log before the commit; an abort leaves a log as it was. A commit is one
-rename: a driver that dies before it has written nothing, one that dies after it has written everything, as
-soon as somebody opens the directory to append.
+names are appended. Nothing is in the log before the commit, and an abort does not change the log. A commit is
+one rename: a driver that dies before it has written nothing; one that dies after it has written everything,
+as soon as a process opens the directory to append.
 
-Once. A stream names itself and its batch (`query id`, `batch id`), a batch may do so by the options
-`producer` and `sequence`: what was taken in under such a name, for the same option `topic`, is not taken in
-again, whoever runs it again. A name is forgotten a month after its last batch
-(`ingest.manifest.KEEP_WRITERS_MS`). What a job staged that died before its commit is removed after a week,
-never by guess.
+Once. A stream names itself and its batch (`query id`, `batch id`); a batch write can do so by the options
+`producer` and `sequence`. What was ingested under such a name, for the same option `topic`, is not ingested
+again. A name is forgotten a month after its last batch (`ingest.manifest.KEEP_WRITERS_MS`). Staged files of a
+job that died before its commit are removed after a week, never by guess.
 """
 
 from __future__ import annotations
@@ -61,14 +61,13 @@ log = logging.getLogger(__name__)
 
 QUERY = "sql.streaming.queryId"
 BATCH = "streaming.sql.batchId"
-"""Local properties in which Spark tells a task its streaming query, the same after a restart, and batch."""
+"""Local properties in which Spark gives a task its streaming query, constant over restarts, and its batch."""
 
 
 def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False) -> Job:
-    """Check that the rows can go where they are told to, make the topic if it is new, compile the kernels.
+    """Check that the rows can be written, make the topic if it is new, compile the kernels.
 
-    A wrong call changes nothing: all checks come before the topic is made. Only making a topic needs the
-    directory's lock.
+    A wrong call changes nothing: all checks precede making the topic, which alone needs the directory's lock.
     """
     if options.topic is None and columns.topic is None:
         raise SparkOptionError("no topic is given", remedy="option `topic`, or a column topic")
@@ -91,7 +90,7 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """What one task has staged, under which job; of a stream also which query it is."""
+    """The files that one task has staged, their job, and for a stream its query."""
 
     files: tuple[StagedFile, ...]
     job: str
@@ -100,8 +99,11 @@ class StagedMessage(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Job:
-    """One write of one frame: what its tasks and its driver share. `name` names what it stages; `home` is
-    the directory of the partition that has its mark. A write in `foreachBatch` is none of a `stream`."""
+    """One write of one frame: what its tasks and its driver share.
+
+    `name` names what it stages. `home` is the directory of the partition that has its `open` mark. A write in
+    `foreachBatch` is not a `stream`.
+    """
 
     name: str
     options: WriteOptions
@@ -111,15 +113,18 @@ class Job:
     stream: bool = False
 
     def writer_of(self, who: str) -> str:
-        """What a batch is remembered under. A number holds for one topic, as `foreachBatch` writes several
-        with one, and a copied checkpoint goes on in another; one that is made anew has no batch yet. `/` is
-        in no topic's name and in no id."""
+        """Return the name under which a batch is remembered.
+
+        A sequence counts per topic, because `foreachBatch` may write several topics with one number, and a
+        copied checkpoint may continue in another topic; a recreated topic has no batch yet. `/` is in no
+        topic's name and in no id.
+        """
         if self.target is None:
             return f"/{who}"
         return "/".join(filter(None, (self.target.topic, self.target.topic_id, who)))
 
     def stage(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        """One attempt of one task."""
+        """Stage the rows of one attempt of one task."""
         from pyspark import TaskContext
 
         from lastword.spark.rows import TaskRows
@@ -147,7 +152,7 @@ class Job:
         return StagedMessage(files, name, writer)
 
     def _is_over(self, writer: str | None, batch: int) -> bool:
-        """Did the job end while this attempt was staging? Then nobody will ask for its files."""
+        """Return whether the job ended while this attempt was staging, so that its files are not needed."""
         if writer is None:
             return not staging.is_staging_open(DEFAULT, self.home, self.name)
         return Writers.load(DEFAULT, self.options.path).last(writer) >= batch
@@ -155,7 +160,7 @@ class Job:
     def commit(
         self, messages: list[WriterCommitMessage | None], writer: str | None, sequence: int | None
     ) -> None:
-        """Append what the messages name, in the order of Spark's partitions, and acknowledge it at `ack`."""
+        """Append the files of the messages, in the order of Spark's partitions, and acknowledge at `ack`."""
         told = [message for message in messages if isinstance(message, StagedMessage)]
         files = [file for message in told for file in message.files]
         if not files:
@@ -181,8 +186,9 @@ class Job:
         discard_job(path, job)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what any attempt has staged, also those that no message names. Never touches the log, and
-        nothing of a commit that may still come in."""
+        """Remove what any attempt has staged, including attempts that no message names. Never changes the
+        log, nor files of a commit that is pending.
+        """
         jobs = {self.name, *(one.job for one in messages if isinstance(one, StagedMessage))}
         for job in jobs:
             staging.close_staging(DEFAULT, self.home, job)
@@ -212,8 +218,11 @@ class LogWriter(Shipped, DataSourceArrowWriter):
 
 
 class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
-    """One micro-batch of a streaming query; Spark makes a writer for each. A batch that is run again, for
-    Spark's own note of it was lost with the driver, comes with the same query and batch, and adds nothing."""
+    """One micro-batch of a streaming query; Spark makes a writer for each.
+
+    A batch that is run again, because Spark's own note of it was lost with the driver, has the same query and
+    batch id, and adds nothing.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
