@@ -99,7 +99,7 @@ def measure(root: Path) -> None:
     step("read, every column", lambda: noop(load()))
     step("read, each record checked", lambda: read_whole(load(), records))
     step("restore from it as written", lambda: newest(load(view="latest"), records))
-    step("clean, shared out", lambda: cleaned(spark, root))
+    step("clean, divided", lambda: cleaned(spark, root))
     step("restore from it cleaned", lambda: newest(load(view="latest"), records))
     step("restore into Parquet", lambda: restored(spark, root, records))
     spark.stop()
