@@ -164,7 +164,7 @@ def test_what_happens_while_a_batch_is_planned(tmp_path: Path, happens: str) -> 
     append(tmp_path, "t", 0, [numbered(n, 1, 10) for n in range(60)])
     one = reader(tmp_path, startingOffsets="earliest", maxBytesPerTrigger="1KiB")
     start = one.initialOffset()
-    looked = one._look
+    looked = one._list
 
     def and_then() -> Any:
         look = looked()
@@ -176,13 +176,13 @@ def test_what_happens_while_a_batch_is_planned(tmp_path: Path, happens: str) -> 
                     logs.topic("t").trim(40)
                 case "deleted":
                     logs.delete_topic("t")
-        one._look = looked  # type: ignore[method-assign]
+        one._list = looked  # type: ignore[method-assign]
         return look
 
-    one._look = and_then  # type: ignore[method-assign]
+    one._list = and_then  # type: ignore[method-assign]
     assert [task.end for task in one.partitions(start, {**start, "t": {"0": 60}})][-1] == 60
     if happens != "deleted":
-        one._look = and_then  # type: ignore[method-assign]
+        one._list = and_then  # type: ignore[method-assign]
         assert places(one.latestOffset(start, one.getDefaultReadLimit()))["t"]["0"] > 0
 
 
@@ -427,7 +427,7 @@ def test_undecided_records_that_were_read_are_not_read_again(root: Path) -> None
     """A query that read uncommitted records, and then reads committed ones only, does not go back."""
     one = reader(root, failOnDataLoss="false")
     start = one.initialOffset()
-    real = one._look
+    real = one._list
 
     def undecided() -> Any:
         look = real()
@@ -435,7 +435,7 @@ def test_undecided_records_that_were_read_are_not_read_again(root: Path) -> None
             view._stable_offset = 2
         return look
 
-    one._look = undecided  # type: ignore[method-assign]
+    one._list = undecided  # type: ignore[method-assign]
     assert one.latestOffset(start, ALL) == start
 
 

@@ -86,13 +86,13 @@ def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
     """Return the lines of an offset checkpoint (`topic partition offset`). CorruptFileError says what is
     wrong.
     """
-    found: dict[TopicPartition, int] = {}
+    offsets: dict[TopicPartition, int] = {}
     for topic, partition, offset in read_lines(files, path, 3):
         tp = TopicPartition(topic, number(partition, path))
-        if tp in found:
+        if tp in offsets:
             raise CorruptFileError(f"{tp} is there twice", file=path)
-        found[tp] = number(offset, path)
-    return found
+        offsets[tp] = number(offset, path)
+    return offsets
 
 
 class Checkpoints:

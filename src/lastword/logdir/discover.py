@@ -56,10 +56,10 @@ class Listing:
 
     def topics(self) -> dict[str, list[int]]:
         """Return the topic names, sorted, each with its partition numbers, ascending."""
-        found: dict[str, list[int]] = {}
+        topics: dict[str, list[int]] = {}
         for tp in self.partitions:
-            found.setdefault(tp.topic, []).append(tp.partition)
-        return found
+            topics.setdefault(tp.topic, []).append(tp.partition)
+        return topics
 
 
 def discover(files: Files, root: str, known: set[str] | None = None) -> Listing:

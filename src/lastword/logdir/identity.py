@@ -78,7 +78,7 @@ def read_meta_properties(files: Files, path: str) -> dict[str, str]:
         CorruptFileError: A broker would not take it, or a name looks like a damaged one. Ids have no
             checksum: a wrong id that is well formed is not noticed.
     """
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for number, line in enumerate(files.read_bytes(path).decode("latin-1").splitlines(), 1):
         text = line.strip()
         if not text or text[0] in "#!":
@@ -86,24 +86,24 @@ def read_meta_properties(files: Files, path: str) -> dict[str, str]:
         match = re.fullmatch(r"([\x21-\x7e]+?)\s*[=:]\s*([\x20-\x7e]*)", text)
         if match is None:
             raise _bad_meta(path, f"line {number} is no property")
-        found[match[1]] = match[2].strip()
-    version = found.get("version")
+        properties[match[1]] = match[2].strip()
+    version = properties.get("version")
     number_of = {"0": "broker.id", "1": "node.id"}.get(version or "")
     if number_of is None:
         raise _bad_meta(path, f"version {version!r}, expected 0 or 1")
-    lost = [name for name in _META if name not in found]
-    for name in found:
+    lost = [name for name in _META if name not in properties]
+    for name in properties:
         meant = nearest(name, lost, 0.8) if name not in _META else None
         if meant is not None:
             raise _bad_meta(path, f"property {name!r} is not known; nearest: {meant}")
-    if not re.fullmatch(r"\d{1,10}", found.get(number_of, "")):
-        raise _bad_meta(path, f"{number_of} is {found.get(number_of)!r}")
-    if version == "1" and not found.get("cluster.id"):
+    if not re.fullmatch(r"\d{1,10}", properties.get(number_of, "")):
+        raise _bad_meta(path, f"{number_of} is {properties.get(number_of)!r}")
+    if version == "1" and not properties.get("cluster.id"):
         raise _bad_meta(path, "there is no cluster.id")
-    directory_id = found.get("directory.id")
+    directory_id = properties.get("directory.id")
     if directory_id is not None and _ID.fullmatch(directory_id) is None:
         raise _bad_meta(path, f"directory.id is {directory_id!r}")
-    return found
+    return properties
 
 
 def _bad_meta(path: str, why: str) -> CorruptFileError:

@@ -108,7 +108,7 @@ class Ledgers:
             if self._t is None:
                 from lastword.accounts.saved import saved_clock
 
-                self._t = max((saved_clock(self._files, one) for one in self._directories()), default=0)
+                self._t = max((saved_clock(self._files, path) for path in self._directories()), default=0)
             return self._t
 
     @property
@@ -132,8 +132,8 @@ class Ledgers:
         active = segments[-1]
         with self._lock:
             base, size = self._reached.get(tp) or (ledger.seen if ledger is not None else (-1, 0))
-            grown = sum(one.size for one in segments if one.base_offset > base)
-            grown += sum(max(one.size - size, 0) for one in segments if one.base_offset == base)
+            grown = sum(segment.size for segment in segments if segment.base_offset > base)
+            grown += sum(max(segment.size - size, 0) for segment in segments if segment.base_offset == base)
             self._t = self.t + grown
             self._reached[tp] = (active.base_offset, active.size)
             if ledger is not None:
@@ -157,7 +157,7 @@ class Ledgers:
                 from lastword.accounts.ledger import Ledger
 
                 budget = self._budget_bytes()
-                self._make_room(min(budget, sum(one.size for one in segments)), slot)
+                self._make_room(min(budget, sum(segment.size for segment in segments)), slot)
                 ledger = Ledger.open(
                     self._files,
                     log.directory,
@@ -208,7 +208,7 @@ class Ledgers:
             held = [
                 slot.ledger for slot in self._slots.values()
             ]  # a copy: other threads drop theirs meanwhile
-        return sum(one.memory_bytes for one in held if one is not None)
+        return sum(ledger.memory_bytes for ledger in held if ledger is not None)
 
     def _make_room(self, needed_bytes: int, mine: _Slot) -> None:
         """Save and drop unused ledgers, the least recently used first, until the rest fits."""

@@ -165,13 +165,13 @@ class LogDirectory:
             )
             for name in names.ROOT_FILES:  # left by an atomic write that was killed
                 files.unlink(os.path.join(self.path, name + ".tmp"), missing_ok=True)
-            found = self._listing()
-            for name in found.deleted:  # an unfinished deletion
+            listing = self._listing()
+            for name in listing.deleted:  # an unfinished deletion
                 with suppress(StorageError):  # it is tried again at the next opening
                     files.remove_tree(os.path.join(self.path, name))
-            for one in found.set_aside:
-                path = os.path.join(self.path, one.name)
-                if one.marker == "future" and read_move_note(files, path) is not None:
+            for set_aside in listing.set_aside:
+                path = os.path.join(self.path, set_aside.name)
+                if set_aside.marker == "future" and read_move_note(files, path) is not None:
                     with suppress(StorageError):
                         files.remove_tree(path)  # an unfinished copy of a move
         except BaseException:
@@ -227,10 +227,10 @@ class LogDirectory:
 
     def partitions(self, topic: str) -> list[int]:
         """Return the partition numbers of a topic, ascending. UnknownTopicError names the nearest topic."""
-        found = self._listing().topics()
-        if topic not in found:
-            raise UnknownTopicError.named(topic, self.path, found)
-        return found[topic]
+        topics = self._listing().topics()
+        if topic not in topics:
+            raise UnknownTopicError.named(topic, self.path, topics)
+        return topics[topic]
 
     def topic_partitions(self) -> list[TopicPartition]:
         """Return all partitions of all topics."""
@@ -240,9 +240,9 @@ class LogDirectory:
         """Return the topic's id, from the first of its partitions that has one; None if none has."""
         for partition in self.partitions(topic):
             with suppress(CorruptFileError, StorageError):  # raised when that partition is used
-                found = read_topic_id(self.files, self.directory(topic, partition))
-                if found is not None:
-                    return found
+                topic_id = read_topic_id(self.files, self.directory(topic, partition))
+                if topic_id is not None:
+                    return topic_id
         return None
 
     def check_serves(self) -> None:

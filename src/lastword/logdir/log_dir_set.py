@@ -75,12 +75,12 @@ class LogDirSet:
     @property
     def offline(self) -> dict[str, LastwordError]:
         """Directories that failed, by path, with the reason."""
-        found = dict(self._failed)
+        errors = dict(self._failed)
         for directory in self.directories:
             error = directory.files.offline(directory.path)
             if error is not None:
-                found.setdefault(directory.path, error)
-        return found
+                errors.setdefault(directory.path, error)
+        return errors
 
     def _settle(self) -> None:
         """Finish interrupted moves, and refuse partitions that are in two directories."""
@@ -94,13 +94,13 @@ class LogDirSet:
     def _partitions_of(self, directory: LogDirectory) -> tuple[TopicPartition, ...]:
         """Return the partitions of a directory; of a failed one, those that were last listed."""
         try:
-            found = tuple(directory.topic_partitions())
+            partitions = tuple(directory.topic_partitions())
         except StorageError as error:
             self._failed.setdefault(directory.path, error)
             metrics.DIR_OFFLINE.set(1, os.path.realpath(directory.path))
             return self._listed.get(directory.path, ())
-        self._listed[directory.path] = found
-        return found
+        self._listed[directory.path] = partitions
+        return partitions
 
     # -------------------------------------------------------------- where things are
 
@@ -108,22 +108,22 @@ class LogDirSet:
         """Return topic names, sorted, with their partitions, ascending, and the directory of each. An offline
         directory is represented by an object that raises OfflineError.
         """
-        found: dict[TopicPartition, Any] = {}
+        directories: dict[TopicPartition, Any] = {}
         for directory in self.directories:
             for tp in self._partitions_of(directory):
-                first = found.setdefault(tp, directory)
+                first = directories.setdefault(tp, directory)
                 if first is not directory:
-                    found[tp] = chosen(tp, first, directory)
+                    directories[tp] = chosen(tp, first, directory)
         for path, error in self._failed.items():
             if path in self._listed:  # it was open: its partitions are known
                 continue
             stand_in = OfflineDirectory(path, error)
             for tp in self.read_list():
-                found.setdefault(tp, stand_in)
-        self._homes = found
+                directories.setdefault(tp, stand_in)
+        self._homes = directories
         topics: dict[str, dict[int, LogDirectory]] = {}
-        for tp in sorted(found):
-            topics.setdefault(tp.topic, {})[tp.partition] = found[tp]
+        for tp in sorted(directories):
+            topics.setdefault(tp.topic, {})[tp.partition] = directories[tp]
         return topics
 
     def home(self, topic: str, partition: int) -> LogDirectory | None:
@@ -147,9 +147,9 @@ class LogDirSet:
         """Return the topic's id, from the first directory that has one."""
         for directory in self.directories:
             with contextlib.suppress(LastwordError):
-                found = directory.topic_id(topic)
-                if found is not None:
-                    return found
+                topic_id = directory.topic_id(topic)
+                if topic_id is not None:
+                    return topic_id
         return None
 
     # -------------------------------------------------------------- placing
@@ -162,7 +162,7 @@ class LogDirSet:
         """
         for path, error in self.offline.items():
             raise OfflineError.of("what may be a topic of that name", path, error)
-        load = [(len(self._partitions_of(one)), at) for at, one in enumerate(self.directories)]
+        load = [(len(self._partitions_of(directory)), at) for at, directory in enumerate(self.directories)]
         placed: dict[LogDirectory, list[int]] = {}
         for partition in range(count):
             fewest = min(load)
@@ -176,7 +176,7 @@ class LogDirSet:
         """Update `lastword.partitions` in every root; only with several directories."""
         if len(self.directories) < 2 or self._failed:
             return
-        every = sorted({tp for one in self.directories for tp in self._partitions_of(one)})
+        every = sorted({tp for directory in self.directories for tp in self._partitions_of(directory)})
         data = LIST.encode({"partitions": [[tp.topic, tp.partition] for tp in every]})
         for directory in self.directories:
             path = os.path.join(directory.path, names.PARTITION_LIST)
@@ -186,10 +186,10 @@ class LogDirSet:
 
     def read_list(self) -> list[TopicPartition]:
         """Return all partitions that the lists of the available roots name."""
-        found: set[TopicPartition] = set()
+        partitions: set[TopicPartition] = set()
         for directory in self.directories:
-            found.update(_listed(directory.files, os.path.join(directory.path, names.PARTITION_LIST)))
-        return sorted(found)
+            partitions.update(_listed(directory.files, os.path.join(directory.path, names.PARTITION_LIST)))
+        return sorted(partitions)
 
 
 def _listed(files: Files, path: str) -> Iterator[TopicPartition]:

@@ -44,7 +44,7 @@ class DirRecovery:
 
     @property
     def repaired(self) -> tuple[Repaired, ...]:
-        return tuple(one for partition in self.partitions for one in partition.repaired)
+        return tuple(repaired for partition in self.partitions for repaired in partition.repaired)
 
 
 class _Left(NamedTuple):

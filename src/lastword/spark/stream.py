@@ -45,6 +45,7 @@ from pyspark.sql.types import StructType
 
 from lastword.errors import LastwordError, OffsetOutOfRangeError, UnknownTopicError
 from lastword.files import DEFAULT
+from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import lessee
 from lastword.partition.view import PartitionView
@@ -65,19 +66,18 @@ if TYPE_CHECKING:
 TOPIC_IDS = "#topic_ids"
 """The key of the topic ids in the checkpoint; no topic can have this name."""
 
-Place = tuple[str, int]
-Offsets = dict[Place, int]
+Offsets = dict[TopicPartition, int]
 
 
 def to_json(offsets: Offsets, topic_ids: Mapping[str, str]) -> dict[str, Any]:
     """Return offsets by partition in the shape of Kafka's source, with the ids of topics that have one."""
-    found: dict[str, Any] = {}
+    by_topic: dict[str, Any] = {}
     for (topic, number), offset in sorted(offsets.items()):
-        found.setdefault(topic, {})[str(number)] = offset
-    ids = {topic: one for topic, one in topic_ids.items() if topic in found}
+        by_topic.setdefault(topic, {})[str(number)] = offset
+    ids = {topic: topic_id for topic, topic_id in topic_ids.items() if topic in by_topic}
     if ids:
-        found[TOPIC_IDS] = ids
-    return found
+        by_topic[TOPIC_IDS] = ids
+    return by_topic
 
 
 def of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
@@ -85,7 +85,7 @@ def of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
     ids = dict(value.get(TOPIC_IDS, {}))
     try:
         offsets = {
-            (topic, int(number)): int(offset)
+            TopicPartition(topic, int(number)): int(offset)
             for topic, numbers in value.items()
             if topic != TOPIC_IDS
             for number, offset in numbers.items()
@@ -97,41 +97,39 @@ def of_json(value: Mapping[str, Any]) -> tuple[Offsets, dict[str, str]]:
     return offsets, ids
 
 
-def named(place: Place) -> str:
-    return f"{place[0]}-{place[1]}"
-
-
 def share_offsets(begin: Offsets, ends: Offsets, limit: int) -> Offsets:
     """Limit a micro-batch to about `limit` offsets. Each partition's share is proportional to its backlog, at
     least one offset, as in Spark's Kafka source.
     """
-    backlog = {place: ends[place] - begin[place] for place in ends}
+    backlog = {tp: ends[tp] - begin[tp] for tp in ends}
     total = sum(backlog.values())
     if total <= limit:
         return ends
     return {
-        place: begin[place] + (min(size, max(1, limit * size // total)) if size else 0)
-        for place, size in backlog.items()
+        tp: begin[tp] + (min(size, max(1, limit * size // total)) if size else 0)
+        for tp, size in backlog.items()
     }
 
 
-def share_bytes(begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionView], limit: int) -> Offsets:
+def share_bytes(
+    begin: Offsets, ends: Offsets, views: Mapping[TopicPartition, PartitionView], limit: int
+) -> Offsets:
     """Limit a micro-batch to about `limit` bytes of the log, shared in proportion and cut at index entries. A
     partition that has more gets at least the bytes up to its first index entry.
     """
     points = {
-        place: cut_points(snapshot.Chosen(*place, views[place].directory, views[place], begin[place], end))
-        for place, end in ends.items()
-        if end > begin[place]
+        tp: cut_points(snapshot.Chosen(*tp, views[tp].directory, views[tp], begin[tp], end))
+        for tp, end in ends.items()
+        if end > begin[tp]
     }
-    total = sum(found[-1][1] for found in points.values())
+    total = sum(cuts[-1][1] for cuts in points.values())
     if total <= limit:
         return ends
     shared = dict(ends)
-    for place, found in points.items():
-        share = limit * found[-1][1] // total
-        fitting = [offset for offset, before in found[1:] if before <= share]
-        shared[place] = fitting[-1] if fitting else found[1][0]
+    for tp, cuts in points.items():
+        share = limit * cuts[-1][1] // total
+        fitting = [offset for offset, before in cuts[1:] if before <= share]
+        shared[tp] = fitting[-1] if fitting else cuts[1][0]
     return shared
 
 
@@ -139,10 +137,10 @@ def share_bytes(begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionVi
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Listing:
     """The partitions that the query reads, at one moment, and the ids of topics that have one."""
 
-    views: dict[Place, PartitionView]
+    views: dict[TopicPartition, PartitionView]
     topic_ids: dict[str, str]
 
 
@@ -161,7 +159,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         self._initial: dict[str, Any] | None = None
         self._pins_start = False  # the first batch must be empty
         self._warm = False
-        self._leased: set[Place] = set()
+        self._leased: set[TopicPartition] = set()
 
     # -------------------------------------------------------------- offsets
 
@@ -169,10 +167,10 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query starts."""
         if self._initial is None:
-            found = snapshot.choose(self.options)
-            self._pins_start = any(one.from_end for one in found)
-            start = {(one.topic, one.partition): one.start for one in found}
-            self._initial = to_json(start, self._look().topic_ids)
+            chosen = snapshot.choose(self.options)
+            self._pins_start = any(part.from_end for part in chosen)
+            start = {TopicPartition(part.topic, part.partition): part.start for part in chosen}
+            self._initial = to_json(start, self._list().topic_ids)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -190,7 +188,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @hide_traceback
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = {place: _end(view, self.options) for place, view in self._look().views.items()}
+        self._target = {tp: _end(view, self.options) for tp, view in self._list().views.items()}
 
     @hide_traceback
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -198,76 +196,70 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         enough.
         """
         begin, ids = of_json(start)
-        look = self._look()
-        views = look.views
-        anew = self._made_anew(ids, look)
-        begin, ends = self._ends(
-            {place: offset for place, offset in begin.items() if place[0] not in anew}, views
-        )
-        self._hold_leases(
-            {place: offset for place, offset in begin.items() if place not in self._leased}, views
-        )
+        listing = self._list()
+        views = listing.views
+        anew = self._made_anew(ids, listing)
+        begin, ends = self._ends({tp: offset for tp, offset in begin.items() if tp[0] not in anew}, views)
+        self._hold_leases({tp: offset for tp, offset in begin.items() if tp not in self._leased}, views)
         if self._pins_start and start == self._initial:
             self._pins_start = False
             return start
         if self._target is not None:
-            ends = {
-                place: min(end, max(self._target.get(place, 0), begin[place])) for place, end in ends.items()
-            }
+            ends = {tp: min(end, max(self._target.get(tp, 0), begin[tp])) for tp, end in ends.items()}
         if not isinstance(limit, ReadAllAvailable):
             if self._wait(begin, ends):
                 return start
             ends = self._limited(begin, ends, views)
-        return start if ends == of_json(start)[0] and not anew else to_json(ends, look.topic_ids)
+        return start if ends == of_json(start)[0] and not anew else to_json(ends, listing.topic_ids)
 
     @hide_traceback
     def reportLatestOffset(self) -> dict[str, Any]:
-        look = self._look()
-        ends = {place: _end(view, self.options) for place, view in look.views.items()}
-        return to_json(ends, look.topic_ids)
+        listing = self._list()
+        ends = {tp: _end(view, self.options) for tp, view in listing.views.items()}
+        return to_json(ends, listing.topic_ids)
 
-    def _ends(self, begin: Offsets, views: Mapping[Place, PartitionView]) -> tuple[Offsets, Offsets]:
+    def _ends(self, begin: Offsets, views: Mapping[TopicPartition, PartitionView]) -> tuple[Offsets, Offsets]:
         """Return starts and ends of all partitions. New ones are read from their beginning; lost ones are
         reported.
 
         A loss that is to be ignored is skipped immediately: no batch extends over offsets that do not exist.
         """
         starts, ends = {}, {}
-        for place, offset in begin.items():
-            if place not in views:
+        for tp, offset in begin.items():
+            if tp not in views:
                 if self.options.fail_on_data_loss:
                     raise UnknownTopicError(
-                        f"{named(place)} is gone from {self.options.path}; it was read up to offset {offset}",
+                        f"{tp} is gone from {self.options.path}; it was read up to offset {offset}",
                         remedy="restore it, or set failOnDataLoss to false to go on without it",
                     )
                 continue
-            view = views[place]
+            view = views[tp]
             end = _end(view, self.options)
-            self._check_end(place, offset, view.log_end)
+            self._check_end(tp, offset, view.log_end)
             if not self.options.fail_on_data_loss:
                 offset = min(max(offset, view.log_start), view.log_end)
-            starts[place] = offset
-            ends[place] = max(
-                end, starts[place]
+            starts[tp] = offset
+            ends[tp] = max(
+                end, starts[tp]
             )  # never backwards: records above a stable offset were read uncommitted
-        for place, view in views.items():
-            if place not in starts:
-                starts[place] = view.log_start
-                ends[place] = max(_end(view, self.options), view.log_start)
+        for tp, view in views.items():
+            if tp not in starts:
+                starts[tp] = view.log_start
+                ends[tp] = max(_end(view, self.options), view.log_start)
         return starts, ends
 
-    def _check_end(self, place: Place, offset: int, log_end: int) -> None:
+    def _check_end(self, tp: TopicPartition, offset: int, log_end: int) -> None:
         if offset > log_end and self.options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
-                f"{named(place)}: the end went backwards: this query has read up to offset {offset}, and the "
+                f"{tp}: the end went backwards: this query has read up to offset {offset}, and the "
                 f"log ends at {log_end}",
                 remedy="restore the log, or set failOnDataLoss to false to read on from its end",
                 offset=offset,
             )
 
-    def _made_anew(self, ids: Mapping[str, str], look: Look) -> set[str]:
+    def _made_anew(self, ids: Mapping[str, str], listing: Listing) -> set[str]:
         """Return the topics that were deleted and recreated. None of their new offsets was read."""
-        anew = {topic for topic, known in ids.items() if look.topic_ids.get(topic, known) != known}
+        anew = {topic for topic, known in ids.items() if listing.topic_ids.get(topic, known) != known}
         if anew and self.options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
                 f"topic {min(anew)} in {self.options.path} was deleted and made anew since this query read "
@@ -286,7 +278,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         limits = self.options.limits
         now = self._clock()
         last = self._last_batch
-        new = sum(ends[place] - begin[place] for place in ends)
+        new = sum(ends[tp] - begin[tp] for tp in ends)
         waits = (
             limits.min_offsets is not None
             and self._target is None
@@ -298,13 +290,15 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             self._last_batch = now
         return waits
 
-    def _limited(self, begin: Offsets, ends: Offsets, views: Mapping[Place, PartitionView]) -> Offsets:
+    def _limited(
+        self, begin: Offsets, ends: Offsets, views: Mapping[TopicPartition, PartitionView]
+    ) -> Offsets:
         limits = self.options.limits
         if limits.max_offsets:
             shared = share_offsets(begin, ends, limits.max_offsets)
             ends = {
-                place: end if end in (begin[place], ends[place]) else past_gap(views[place], end, ends[place])
-                for place, end in shared.items()
+                tp: end if end in (begin[tp], ends[tp]) else past_gap(views[tp], end, ends[tp])
+                for tp, end in shared.items()
             }
         if limits.max_bytes:
             ends = share_bytes(begin, ends, views, limits.max_bytes)
@@ -319,46 +313,44 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         """
         begin, ids = of_json(start)
         until, until_ids = of_json(end)
-        look = self._look()
-        views = look.views
-        anew = self._made_anew(until_ids, look)  # then no record of this batch exists
+        listing = self._list()
+        views = listing.views
+        anew = self._made_anew(until_ids, listing)  # then no record of this batch exists
         begin.update(
-            (place, view.log_start)
-            for place, view in views.items()
-            if place in begin and ids.get(place[0]) != until_ids.get(place[0], ids.get(place[0]))
+            (tp, view.log_start)
+            for tp, view in views.items()
+            if tp in begin and ids.get(tp[0]) != until_ids.get(tp[0], ids.get(tp[0]))
         )
         if not self._leased:  # a restart: a lost lease is reported before the sink has the rows
             # A repeated first batch may begin later, but it has the same end.
-            self._hold_leases(
-                {place: min(offset, until.get(place, offset)) for place, offset in begin.items()}, views
-            )
+            self._hold_leases({tp: min(offset, until.get(tp, offset)) for tp, offset in begin.items()}, views)
         chosen = []
-        for place, last in sorted(until.items()):
-            if place[0] in anew:
+        for tp, last in sorted(until.items()):
+            if tp[0] in anew:
                 continue
-            if place not in views:
+            if tp not in views:
                 if self.options.fail_on_data_loss:
                     raise UnknownTopicError(
-                        f"{named(place)} is gone from {self.options.path}, with offsets up to {last} to read",
+                        f"{tp} is gone from {self.options.path}, with offsets up to {last} to read",
                         remedy="restore it, or set failOnDataLoss to false to go on without it",
                     )
                 continue
-            view = views[place]
-            first = begin.get(place, view.log_start)
+            view = views[tp]
+            first = begin.get(tp, view.log_start)
             if first < view.log_start:
-                if self.options.fail_on_data_loss and place in begin and first < last:
+                if self.options.fail_on_data_loss and tp in begin and first < last:
                     raise OffsetOutOfRangeError(
-                        f"{named(place)}: offset {first} is below log start {view.log_start}: what this "
+                        f"{tp}: offset {first} is below log start {view.log_start}: what this "
                         "query has not read yet was trimmed, or has expired",
                         remedy="set failOnDataLoss to false to read on from the log's start",
                         offset=first,
                     )
                 first = view.log_start
-            self._check_end(place, last, view.log_end)
+            self._check_end(tp, last, view.log_end)
             last = min(last, view.log_end)
             if first < last:
-                topic_id = look.topic_ids.get(place[0])
-                chosen.append(snapshot.Chosen(*place, view.directory, view, first, last, topic_id=topic_id))
+                topic_id = listing.topic_ids.get(tp[0])
+                chosen.append(snapshot.Chosen(*tp, view.directory, view, first, last, topic_id=topic_id))
         if chosen and not self._warm:
             from lastword.spark.bootstrap import ensure_compiled
 
@@ -376,7 +368,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     def commit(self, end: dict[str, Any]) -> None:
         """Advance the lease, if there is one: everything below `end` has been processed."""
         if self.options.lease is not None:
-            self._hold_leases(of_json(end)[0], self._look().views)
+            self._hold_leases(of_json(end)[0], self._list().views)
 
     def stop(self) -> None:
         """Close the reader. The lease stays, because a stopped query may continue later. It expires by its
@@ -385,7 +377,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     # -------------------------------------------------------------- the directory
 
-    def _look(self) -> Look:
+    def _list(self) -> Listing:
         """List what the query reads now. The directory is opened once for all of it."""
         directory = LogDirectory.open(self.options.path, "r")
         there = directory.topics()
@@ -396,29 +388,29 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             topics = [topic for topic in wanted.assigned or wanted.topics if topic in there]
         # Ids before views: if a topic is recreated in between, the old id shows it the next time.
         ids = {topic: directory.topic_id(topic) for topic in topics}
-        places = [
-            (topic, number)
+        partitions_read = [
+            TopicPartition(topic, number)
             for topic in topics
             for number in directory.partitions(topic)
             if not wanted.assigned or number in wanted.assigned[topic]
         ]
-        return Look(
-            {place: directory.view(*place) for place in sorted(places)},
-            {topic: one for topic, one in ids.items() if one is not None},
+        return Listing(
+            {tp: directory.view(*tp) for tp in sorted(partitions_read)},
+            {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None},
         )
 
-    def _hold_leases(self, offsets: Offsets, views: Mapping[Place, PartitionView]) -> None:
+    def _hold_leases(self, offsets: Offsets, views: Mapping[TopicPartition, PartitionView]) -> None:
         if self.options.lease is None or not offsets:
             return
         now_ms = int(time.time() * 1000)
-        for place, view in views.items():
-            if place in offsets:
+        for tp, view in views.items():
+            if tp in offsets:
                 lessee.register(
                     DEFAULT,
                     view.directory,
                     self.options.lease,
                     # A loss is reported when it is read, or ignored (failOnDataLoss).
-                    min(max(offsets[place], view.log_start), view.log_end),
+                    min(max(offsets[tp], view.log_start), view.log_end),
                     log_start=view.log_start,
                     log_end=view.log_end,
                     max_age_ms=self.options.lease_max_age_ms,
@@ -426,7 +418,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                     holds_nothing=self._initial
                     is not None,  # for a new query, Spark calls only for its start
                 )
-                self._leased.add(place)
+                self._leased.add(tp)
 
 
 def _end(view: PartitionView, options: ReadOptions) -> int:

@@ -44,8 +44,8 @@ them busy, and to make Spark request more executors if it may.
 
 def run_tasks(spark: SparkSession, function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
     """Return function(value) for each value, computed on executors, in the order of the values."""
-    found = dict(as_answered(spark, function, values))
-    return [found[number] for number in range(len(values))]
+    results = dict(as_answered(spark, function, values))
+    return [results[number] for number in range(len(values))]
 
 
 def as_answered(
@@ -65,10 +65,10 @@ def as_answered(
     under_way: dict[Future[bytes], int] = {}
 
     def ended(done: Iterable[Future[bytes]]) -> Iterator[tuple[int, Any]]:
-        for one in done:
-            number = under_way.pop(one)
+        for future in done:
+            number = under_way.pop(future)
             try:
-                yield number, pickle.loads(one.result())
+                yield number, pickle.loads(future.result())
             except Exception as error:  # PySpark's, or Py4J's
                 _raise_typed(error)
 
@@ -78,13 +78,13 @@ def as_answered(
             for number, value in enumerate(values):
                 job = _inheriting(spark, _one_job)
                 under_way[pool.submit(job, context, tag, Call(function, value))] = number
-                yield from ended([one for one in under_way if one.done()])
+                yield from ended([future for future in under_way if future.done()])
             while under_way:
                 yield from ended(wait(under_way, return_when=FIRST_COMPLETED).done)
         finally:
             if under_way:
-                for one in under_way:
-                    one.cancel()
+                for future in under_way:
+                    future.cancel()
                 context.cancelJobsWithTag(tag)
 
 

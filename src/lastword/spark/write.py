@@ -84,7 +84,7 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
         )
     job = Job(uuid.uuid4().hex, options, columns, target, directory.directory(*home), stream)
     if not stream:
-        staging.open_staging(DEFAULT, job.home, job.name)
+        staging.open_staging(DEFAULT, job.directory, job.name)
     return job
 
 
@@ -101,7 +101,7 @@ class StagedMessage(WriterCommitMessage):
 class Job:
     """One write of one frame: what its tasks and its driver share.
 
-    `name` names what it stages. `home` is the directory of the partition that has its `open` mark. A write in
+    `name` names what it stages. `directory` is that of the partition that has its `open` mark. A write in
     `foreachBatch` is not a `stream`.
     """
 
@@ -109,7 +109,7 @@ class Job:
     options: WriteOptions
     columns: SinkColumns
     target: Target | None
-    home: str
+    directory: str
     stream: bool = False
 
     def writer_of(self, who: str) -> str:
@@ -129,7 +129,7 @@ class Job:
 
         from lastword.spark.rows import TaskRows
 
-        need_directory(self.home)
+        need_directory(self.directory)
         context = TaskContext.get()
         task = (context.partitionId(), context.taskAttemptId()) if context is not None else (0, 0)
         query = context.getLocalProperty(QUERY) if context is not None and self.stream else None
@@ -154,25 +154,25 @@ class Job:
     def _is_over(self, writer: str | None, batch: int) -> bool:
         """Return whether the job ended while this attempt was staging, so that its files are not needed."""
         if writer is None:
-            return not staging.is_staging_open(DEFAULT, self.home, self.name)
+            return not staging.is_staging_open(DEFAULT, self.directory, self.name)
         return Writers.load(DEFAULT, self.options.path).last(writer) >= batch
 
     def commit(
         self, messages: list[WriterCommitMessage | None], writer: str | None, sequence: int | None
     ) -> None:
         """Append the files of the messages, in the order of Spark's partitions, and acknowledge at `ack`."""
-        told = [message for message in messages if isinstance(message, StagedMessage)]
-        files = [file for message in told for file in message.files]
+        staged = [message for message in messages if isinstance(message, StagedMessage)]
+        files = [file for message in staged for file in message.files]
         if not files:
-            self.abort(told)  # nothing to append; an attempt that lost may have left something
+            self.abort(staged)  # nothing to append; an attempt that lost may have left something
             return
-        job = told[0].job
+        job = staged[0].job
         path = self.options.path
         if sequence is not None and Writers.load(DEFAULT, path).last(writer) >= sequence:
             log.warning(
                 "lastword: batch %d of %s came before, or one above it: it adds nothing", sequence, writer
             )
-        staging.close_staging(DEFAULT, self.home, job)
+        staging.close_staging(DEFAULT, self.directory, job)
         manifest = Manifest(
             job, tuple(files), sync=self.options.ack == "disk", writer=writer, sequence=sequence
         )
@@ -189,9 +189,9 @@ class Job:
         """Remove what any attempt has staged, including attempts that no message names. Never changes the
         log, nor files of a commit that is pending.
         """
-        jobs = {self.name, *(one.job for one in messages if isinstance(one, StagedMessage))}
+        jobs = {self.name, *(message.job for message in messages if isinstance(message, StagedMessage))}
         for job in jobs:
-            staging.close_staging(DEFAULT, self.home, job)
+            staging.close_staging(DEFAULT, self.directory, job)
             if job not in pending_commits(DEFAULT, self.options.path):
                 discard_job(self.options.path, job)
 
@@ -233,7 +233,7 @@ class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
 
     @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        writer = next((one.writer for one in messages if isinstance(one, StagedMessage)), None)
+        writer = next((message.writer for message in messages if isinstance(message, StagedMessage)), None)
         self.job.commit(messages, writer, None if writer is None else batchId)
 
     @hide_traceback
