@@ -23,7 +23,11 @@ import lastword
 from bench import kafka
 from bench.registry import FULL_RECORDS, Measured, Run, Times, compared, rate, timed, workload
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner import CleanRound, accounted, cleaner, phases
+from lastword.cleaner import CleanRound
+from lastword.cleaner.cleaner import clean_partition, opened
+from lastword.cleaner.cleaning import Context
+from lastword.cleaner.liveness import refresh
+from lastword.cleaner.prepare import Request, prepare
 from lastword.cleaner.report import Phases
 from lastword.clock import SystemClock
 from lastword.config import TopicConfig
@@ -246,9 +250,10 @@ def clean_accounts(run: Run) -> Iterator[Measured]:
             shutil.rmtree(partition.parent, ignore_errors=True)
             link_partition(data.partitions[0], partition)
             log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
-            plan = phases.prepare(log, CONFIG, first_dirty=0, strategy="generational", map_bytes=MAP_BYTES)
-            ledger = accounted.opened(log, DEFAULT, MAP_BYTES)
-            accounted.look(log, DEFAULT, ledger, plan, log.segments)
+            plan = prepare(log, CONFIG, Request(0, strategy="generational", map_bytes=MAP_BYTES))
+            context = Context(DEFAULT, log.clock)
+            ledger = opened(log, context, MAP_BYTES)
+            refresh(log, log.segments, ledger, plan, context)
             done: list[CleanRound | None] = []
             times.append(timed(partial(_round, log, ledger, done)))
             log.close()
@@ -289,14 +294,12 @@ def two_threads(run: Run) -> Iterator[Measured]:
                     log: Any = log, done: list[Any] = done, threads: int = threads, by: str = strategy
                 ) -> None:
                     done.append(
-                        cleaner.clean(
+                        clean_partition(
                             log,
                             CONFIG,
-                            first_dirty=0,
+                            Request(0, strategy=by, map_bytes=MAP_BYTES),
+                            Context(DEFAULT, log.clock, threads=threads),
                             record_first_dirty=lambda offset: None,
-                            map_bytes=MAP_BYTES,
-                            strategy=by,
-                            threads=threads,
                         )
                     )
 
@@ -320,17 +323,13 @@ def two_threads(run: Run) -> Iterator[Measured]:
 def _round(log: PartitionLog, ledger: Ledger, done: list[CleanRound | None]) -> None:
     """A round by these accounts; its report goes to the end of `done`."""
     done.append(
-        accounted.clean(
+        clean_partition(
             log,
             CONFIG,
-            ledger=ledger,
-            run=None,
-            first_dirty=0,
+            Request(0, strategy="generational", map_bytes=MAP_BYTES),
+            Context(DEFAULT, log.clock),
             record_first_dirty=lambda offset: None,
-            due=False,
-            map_bytes=MAP_BYTES,
-            space_target=1.5,
-            alpha=0.3,
+            ledger=ledger,
         )
     )
 
@@ -373,8 +372,12 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
 
     def clean(log: PartitionLog) -> None:
         rounds.append(
-            cleaner.clean(
-                log, CONFIG, first_dirty=0, record_first_dirty=lambda offset: None, map_bytes=map_bytes
+            clean_partition(
+                log,
+                CONFIG,
+                Request(0, map_bytes=map_bytes),
+                Context(DEFAULT, log.clock),
+                record_first_dirty=lambda offset: None,
             )
         )
 
@@ -489,7 +492,8 @@ def restore(run: Run) -> Iterator[Measured]:
         partition = link_partition(data.partitions[0], directory / data.partitions[0].name)
         if what == "cleaned":
             log, _ = open_log(DEFAULT, str(partition), data.name, 0, CONFIG, SystemClock(), clean=True)
-            cleaner.clean(log, CONFIG, first_dirty=0, record_first_dirty=lambda offset: None)
+            context = Context(DEFAULT, log.clock)
+            clean_partition(log, CONFIG, Request(0), context, record_first_dirty=lambda offset: None)
             log.close()
         sizes: list[int] = []
 

@@ -161,7 +161,7 @@ class LogBuilder:
     # ---- cleaning
 
     def plan(self, **more: Any) -> Any:
-        from lastword.cleaner.cleaner import plan
+        from tests.support.cleaning import plan
 
         view = PartitionView.load(self.files, self.directory)
         given = {"files": self.files, "clock": self.clock, "first_dirty": self.first_dirty, "salt": SALT}
@@ -169,7 +169,7 @@ class LogBuilder:
 
     def clean(self, **more: Any) -> Any:
         """One round; the new first dirty offset is kept in `first_dirty`."""
-        from lastword.cleaner.cleaner import clean
+        from tests.support.cleaning import clean
 
         given: dict[str, Any] = {
             "first_dirty": self.first_dirty,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lastword.accounts import deletes as deletes_module
-from lastword.cleaner.accounted import account_of
+from lastword.cleaner.liveness import account_of
 from lastword.cleaner.runs import Columns, best_runs
 from tests.accounts.test_stale import look
 from tests.cleaner.test_accounted import HOUR, Log

@@ -11,7 +11,9 @@ import pytest
 
 from lastword import metrics
 from lastword.accounts import ledger
+from lastword.cleaner import drive
 from lastword.cleaner.drive import Place, look
+from lastword.cleaner.liveness import refresh
 from lastword.cleaner.steps import Stopped
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
@@ -165,9 +167,19 @@ def test_a_long_scan_that_is_stopped_goes_on_where_it_was_kept(tmp_path, clock, 
             def stop():
                 return read[0] >= 10_000 * portions
 
-            options = {"now_ms": clock.now_ms(), "space_target": 1.5, "stop": stop}
+            def counted(*arguments):
+                *others, check = arguments
+
+                def progress(done, total):
+                    check(done, total)
+                    read[0] = done
+
+                return refresh(*others, progress)
+
             try:
-                look([Place(T, home)], "", progress=lambda done: read.append(read.pop() + done), **options)
+                with monkeypatch.context() as patch:
+                    patch.setattr(drive.liveness, "refresh", counted)
+                    look([Place(T, home)], "", now_ms=clock.now_ms(), space_target=1.5, stop=stop)
             except Stopped:
                 return read[0], None, None
             held = home.ledgers.held(T)

@@ -11,13 +11,13 @@ import random
 import pytest
 
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.accounted import account_of
-from lastword.cleaner.cleaner import clean
 from lastword.cleaner.generational import all_garbage
+from lastword.cleaner.liveness import account_of
 from lastword.cleaner.runs import Columns, best_runs
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
 from tests.cleaner.test_accounted import HOUR, NOW, Log
+from tests.support.cleaning import clean
 
 CONFIG = TopicConfig(
     cleanup_policy=frozenset({"compact"}),

@@ -154,7 +154,7 @@ def test_a_segment_with_other_bytes_of_the_same_size_and_time(log):
 
 def test_kafka_cleaned_beneath_it(log):
     """Kafka's cleaner gives a segment a new file, and knows nothing of ours."""
-    from lastword.cleaner.cleaner import clean
+    from tests.support.cleaning import clean
 
     log.ledger.save()
     clean(log.log, CONFIG, first_dirty=None, record_first_dirty=lambda _: None)
@@ -163,7 +163,7 @@ def test_kafka_cleaned_beneath_it(log):
 
 
 def test_kafka_cleaned_beneath_a_ledger_in_memory(log):
-    from lastword.cleaner.cleaner import clean
+    from tests.support.cleaning import clean
 
     clean(log.log, CONFIG, first_dirty=None, record_first_dirty=lambda _: None)
     log.ledger.fit(log.log.segments)
@@ -303,11 +303,14 @@ def test_a_map_that_may_take_less_memory_now(log):
 
 def test_rewritten_by_executors_beneath_it(log):
     """A round that was built elsewhere is published here, and no ledger hears of it."""
-    from lastword.cleaner import phases
+    from lastword.cleaner.cleaning import Context, clean
+    from lastword.cleaner.liveness import FullScan
+    from lastword.cleaner.prepare import Request, alone, prepare
+    from lastword.cleaner.sinks import Collector, Publisher
 
-    with phases.alone(log.log.directory):
-        plan = phases.prepare(log.log, CONFIG, first_dirty=None)
-        built = phases.build(log.log.view(), plan, files=DEFAULT, clock=log.clock)
-        phases.publish(log.log, built, record_first_dirty=lambda _: None)
+    with alone(log.log.directory):
+        plan = prepare(log.log, CONFIG, Request())
+        prepared = clean(log.log.view(), plan, FullScan(), Collector(plan), Context(DEFAULT, log.clock))
+        Publisher(log.log, plan, lambda _: None).publish(prepared)
     log.ledger.fit(log.log.segments)
     check_rebuilt(log, "not the file")

@@ -7,15 +7,16 @@ import random
 import pytest
 
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.accounted import look
-from lastword.cleaner.cleaner import clean
-from lastword.cleaner.phases import prepare
+from lastword.cleaner.cleaning import Context
+from lastword.cleaner.liveness import refresh
+from lastword.cleaner.prepare import Request, prepare
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
 from lastword.partition.open import open_log
 from lastword.records.builder import BatchBuilder
 from lastword.segment.recover import inspect
+from tests.support.cleaning import clean
 from tests.support.partitions import records_of
 
 NOW = 1_700_000_000_000
@@ -76,12 +77,9 @@ class Log:
         plan = prepare(
             self.log,
             self.config,
-            first_dirty=None,
-            due=False,
-            strategy="generational",
-            map_bytes=self.map_bytes,
+            Request(strategy="generational", map_bytes=self.map_bytes),
         )
-        look(self.log, self.files, self.ledger, plan, self.log.segments)
+        refresh(self.log, self.log.segments, self.ledger, plan, Context(self.files, self.clock))
         return sum(one.dead_bytes for one in self.ledger.facts())
 
     def record(self, offset):

@@ -8,7 +8,7 @@ import pytest
 import lastword
 from lastword import metrics
 from lastword.cleaner.groups import Limits
-from lastword.cleaner.part import part_of
+from lastword.cleaner.liveness import restrict_to_run
 from lastword.cleaner.runs import Run
 from lastword.cleaner.transactions import NOTHING
 from lastword.clock import ManualClock
@@ -248,13 +248,13 @@ def test_a_part_of_a_sampled_log_lets_no_tombstone_go_before_the_value_it_delete
     limits = Limits(1000, 1 << 20, 4096)
     run = Run("t", 0, 2, 2, 20, 30, 400, 300, 100, 1, 1)
     clean_below = resolved((0, 0), (0, 0), (3, 1))
-    found, by, _ = part_of(clean_below, NOTHING, limits, run)
+    found, by, _ = restrict_to_run(clean_below, NOTHING, limits, run)
     assert [(one.first, one.last) for one in found] == [(2, 2)]
     assert by.segments[2].tombstones_without_horizon == 1
-    found, by, _ = part_of(resolved((5, 0), (0, 0), (3, 0)), NOTHING, limits, run)
+    found, by, _ = restrict_to_run(resolved((5, 0), (0, 0), (3, 0)), NOTHING, limits, run)
     assert [(one.first, one.last) for one in found] == [(2, 2)]
     assert by.segments[2].tombstones_without_horizon == 0, "an older copy may lie below: no clock starts"
-    found, _, _ = part_of(resolved((5, 0), (0, 0), (3, 1)), NOTHING, limits, run)
+    found, _, _ = restrict_to_run(resolved((5, 0), (0, 0), (3, 1)), NOTHING, limits, run)
     assert [(one.first, one.last) for one in found] == [(0, 1), (2, 2)], "one goes: all below first"
 
 

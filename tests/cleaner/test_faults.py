@@ -13,7 +13,10 @@ import pytest
 
 from lastword import kernels
 from lastword.cleaner import output, quarantine, rewrite
-from lastword.cleaner.phases import build, prepare, publish
+from lastword.cleaner.cleaning import Context, clean
+from lastword.cleaner.liveness import FullScan
+from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.sinks import Collector, Publisher
 from lastword.errors import (
     BusyError,
     CertificateError,
@@ -449,23 +452,24 @@ def test_a_disk_that_fills_up_while_cleaning(tmp_path: Path) -> None:
 
 
 def test_a_round_built_elsewhere_is_published_here(users: LogBuilder) -> None:
-    plan = prepare(users.log, users.config, first_dirty=None)
+    plan = prepare(users.log, users.config, Request())
     view = PartitionView.load(users.files, users.directory)
-    built = build(view, pickle.loads(pickle.dumps(plan)), files=users.files, clock=users.clock)
+    given = pickle.loads(pickle.dumps(plan))
+    built = clean(view, given, FullScan(), Collector(given), Context(users.files, users.clock))
     assert users.offsets() == list(range(8)), "nothing is published yet"
     recorded: list[int] = []
-    round_ = publish(users.log, pickle.loads(pickle.dumps(built)), record_first_dirty=recorded.append)
+    round_ = Publisher(users.log, plan, recorded.append).publish(pickle.loads(pickle.dumps(built)))
     assert users.offsets() == [2, 4, 5, 6, 7]
     assert recorded == [8] == [round_.end]
     assert not [name for name in users.tree() if "rewrite-" in name]
 
 
 def test_a_source_that_was_replaced_meanwhile_is_not_swapped(users: LogBuilder) -> None:
-    plan = prepare(users.log, users.config, first_dirty=None)
+    plan = prepare(users.log, users.config, Request())
     view = PartitionView.load(users.files, users.directory)
-    built = build(view, plan, files=users.files, clock=users.clock)
+    built = clean(view, plan, FullScan(), Collector(plan), Context(users.files, users.clock))
     users.wait(1).clean()
     after = users.tree()
     with pytest.raises(BusyError, match="changed while it was cleaned"):
-        publish(users.log, built, record_first_dirty=lambda _: pytest.fail("must not be recorded"))
+        Publisher(users.log, plan, lambda _: pytest.fail("must not be recorded")).publish(built)
     assert sources(users) == {name: data for name, data in after.items() if name.endswith(".log")}

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from lastword.cleaner import job as jobs
-from lastword.cleaner import phases, sharded
+from lastword.cleaner import sharded, sinks
 from lastword.cleaner.job import Job
+from lastword.cleaner.prepare import Request, chosen_plan, prepare
 from lastword.cleaner.report import CleanRound
+from lastword.cleaner.sinks import Publisher
 from lastword.errors import CorruptBatchError, CorruptFileError
 from lastword.partition import lessee
 from tests.build import HOUR, SALT, LogBuilder
@@ -55,7 +57,7 @@ def a_log(root: Path, seed: int, transactions: bool = True, codec: int = 0) -> L
 
 
 def prepared(log: LogBuilder) -> Any:
-    return phases.prepare(log.log, log.config, first_dirty=log.first_dirty)
+    return prepare(log.log, log.config, Request(log.first_dirty))
 
 
 def steps(log: LogBuilder, job: Job, twice: bool = False) -> Callable[[], bool]:
@@ -90,16 +92,17 @@ def steps(log: LogBuilder, job: Job, twice: bool = False) -> Callable[[], bool]:
 def finish(log: LogBuilder, job: Job, kill_before_swap: int = -1) -> CleanRound:
     """Publish, or die before the n-th swap."""
     done = set(jobs.published(log.files, job).values())
-    swaps = count()
+    swaps, real = count(len(done)), sinks.swap_group
 
-    def swap(partition: Any, one: Any) -> None:
+    def swap(partition: Any, one: Any) -> Any:
         if next(swaps) == kill_before_swap:
             raise Killed
-        if one.output.base_offset not in done:
-            phases.swap_group(partition, one)
+        return real(partition, one)
 
-    built = sharded.built_round(log.files, job, 0.0)
-    round_ = phases.publish(log.log, built, record_first_dirty=log._record_first_dirty, swap=swap)
+    prepared = sharded.prepared(log.files, job, 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sinks, "swap_group", swap)
+        round_ = Publisher(log.log, prepared.plan, log._record_first_dirty, done).publish(prepared)
     jobs.remove(log.files, job.directory)
     return round_
 
@@ -174,7 +177,7 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
     log = a_log(tmp_path, 3)
     expected = log.plan()
     view = log.log.view()
-    chosen = phases.chosen_plan(view, log.config, log.files, log.clock, None, False, "kafka", 1 << 20)
+    chosen = chosen_plan(view, log.config, Request(map_bytes=1 << 20), log.files, log.clock)
     job = jobs.start(
         log.files, log.directory, view.segments, chosen, shards=4, unit_bytes=3000, rewrites=False
     )
@@ -182,7 +185,7 @@ def test_a_plan_tells_the_same_figures(tmp_path: Path) -> None:
     step = steps(log, job)
     while step():
         pass
-    found = phases.exactly(chosen, *sharded.planned(log.files, job))
+    found = sharded.planned(log.files, job)
     assert (found.write_bytes, found.free_bytes, found.segments, found.read_bytes, found.exact) == (
         expected.write_bytes,
         expected.free_bytes,

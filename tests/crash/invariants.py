@@ -457,7 +457,7 @@ def _again(
 
 
 def _clean_twice(log: PartitionLog) -> Iterator[Violation]:
-    from lastword.cleaner.cleaner import clean
+    from tests.support.cleaning import clean
 
     before = _state(log)
     first_dirty: list[int] = []

@@ -46,7 +46,7 @@ def write_on(root: str, seed: int, fd: int) -> None:
 
     The value of a record names its offset and its writer; a tombstone is every eleventh of a writer's.
     """
-    from lastword.cleaner.cleaner import clean
+    from tests.support.cleaning import clean
 
     def tell(text: str) -> None:
         os.write(fd, f"{text}\n".encode())

@@ -270,7 +270,7 @@ class Process:
     # ---- cleaning, closing
 
     def clean(self, strategy: str = "kafka") -> Process:
-        from lastword.cleaner.cleaner import clean
+        from tests.support.cleaning import clean
 
         assert self.logs
         log = self.log()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner import cleaner, phases, staging
+from lastword.cleaner import cleaner, sinks, staging
 from lastword.clock import ManualClock
 from lastword.errors import SyncFailedError
 from lastword.files import Files
@@ -116,7 +116,7 @@ def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
         else:
             real(self, appender, aborted, end, indexes=indexes)
 
-    prepare = phases.prepare
+    prepare = cleaner.prepare
 
     def preparing(*args: Any, **more: Any) -> Any:
         cleaning[0] = True
@@ -160,13 +160,13 @@ def test_a_final_name_before_its_sources_are_gone(monkeypatch: Patch) -> None:
 
 
 def test_a_checkpoint_before_the_swap(monkeypatch: Patch) -> None:
-    real = phases.publish
+    real = sinks.Publisher.take
 
-    def early(log: Any, built: Any, *, record_first_dirty: Any) -> Any:
-        record_first_dirty(built.plan.limit)
-        return real(log, built, record_first_dirty=record_first_dirty)
+    def early(self: Any, rewrite: Any, liveness: Any) -> Any:
+        self._record_first_dirty(rewrite.plan.limit)
+        return real(self, rewrite, liveness)
 
-    monkeypatch.setattr(cleaner, "publish", early)
+    monkeypatch.setattr(sinks.Publisher, "take", early)
     caught("cleans", "I8")
 
 
@@ -306,7 +306,7 @@ def test_handles_that_stay_open(monkeypatch: Patch) -> None:
 
 
 def test_tombstones_that_go_too_early(monkeypatch: Patch) -> None:
-    real = phases.prepare
+    real = cleaner.prepare
 
     def prepare(*args: Any, **more: Any) -> Any:
         return replace(real(*args, **more), now_ms=1 << 60, delete_retention_ms=0)

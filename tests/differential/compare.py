@@ -26,7 +26,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lastword.cleaner.cleaner import clean
 from lastword.clock import ManualClock
 from lastword.config.topic import STRATEGIES
 from lastword.partition.open import open_log
@@ -41,6 +40,7 @@ from tests.differential.kafka_cleaner import OLD_EMPTY_BATCH, Cleaned, KafkaClea
 from tests.differential.logs import TOPIC, RandomLog, random_log
 from tests.naive import cleaner as naive
 from tests.partition.nosync import UNSYNCED
+from tests.support.cleaning import clean
 from tests.support.jars import KafkaJars
 
 SALT = b"differential"

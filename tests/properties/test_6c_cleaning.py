@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner.phases import build, prepare, publish
+from lastword.cleaner.cleaning import Context, clean
+from lastword.cleaner.liveness import FullScan
+from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.sinks import Collector, Publisher
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.logdir import LogDirectory
@@ -184,14 +187,14 @@ def test_6C_28_retention_beside_a_round(tmp_path: Path, strategy: str) -> None:
     for n in range(30):
         log.put(f"k{n % 4}", n)
     log.roll()
-    plan = prepare(log.log, log.config, first_dirty=None, strategy="kafka")
+    plan = prepare(log.log, log.config, Request())
     view = PartitionView.load(log.files, log.directory)
-    made = build(view, plan, files=log.files, clock=log.clock, salt=SALT)
+    made = clean(view, plan, FullScan(), Collector(plan), Context(log.files, log.clock, SALT))
     removed = log.log.segments[0]
     log.log.raise_log_start(removed.next_offset)
     assert [one.base_offset for one in log.log.remove_front()] == [0]
     with suppress(LastwordError):
-        publish(log.log, made, record_first_dirty=lambda offset: None)
+        Publisher(log.log, plan, lambda offset: None).publish(made)
     assert log.state() == {b"k0": b"28", b"k1": b"29", b"k2": b"26", b"k3": b"27"}
     log.reopen()
     assert log.state() == {b"k0": b"28", b"k1": b"29", b"k2": b"26", b"k3": b"27"}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner.cleaner import clean
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.logdir import LogDirectory
@@ -17,6 +16,7 @@ from tests.partition.logs import batch
 from tests.partition.nosync import UNSYNCED
 from tests.properties.strategies import by_strategy
 from tests.retention.support import Log
+from tests.support.cleaning import clean
 from tests.support.partitions import records_of
 
 

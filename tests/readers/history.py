@@ -502,7 +502,9 @@ class Writer:
     def clean_sharded(self, number: int) -> None:
         """A cleaning in steps, as Spark's executors make it; published by the owner of the log."""
         from lastword.cleaner import job as jobs
-        from lastword.cleaner import phases, sharded
+        from lastword.cleaner import sharded
+        from lastword.cleaner.prepare import Request, prepare
+        from lastword.cleaner.sinks import Publisher
 
         assert self.logs is not None
         log, home, files, clock = (
@@ -513,7 +515,7 @@ class Writer:
         )
         with self.call("clean, sharded"):
             log.roll()
-            plan = phases.prepare(log, log.config, first_dirty=home.first_dirty(TOPIC, number))
+            plan = prepare(log, log.config, Request(home.first_dirty(TOPIC, number)))
             if not isinstance(plan, Plan) or plan.action != "clean":
                 return
             job = jobs.start(files, log.directory, log.segments, plan, shards=2, unit_bytes=2000, salt=SALT)
@@ -528,12 +530,8 @@ class Writer:
             sharded.merge(files, job)
             while groups := jobs.groups_left(files, job):
                 sharded.rewrite_group(files, job.directory, groups[0], clock.now_ms(), clock)
-            phases.publish(
-                log,
-                sharded.built_round(files, job, 0.0),
-                record_first_dirty=lambda offset: home.set_first_dirty(TOPIC, number, offset),
-                swap=phases.swap_group,
-            )
+            publisher = Publisher(log, plan, lambda offset: home.set_first_dirty(TOPIC, number, offset))
+            publisher.publish(sharded.prepared(files, job, 0.0))
             jobs.remove(files, job.directory)
 
     def trim(self, number: int) -> None:

@@ -23,8 +23,10 @@ from lastword import kernels
 kernels.warm()
 import pyarrow
 from pathlib import Path
-from lastword.cleaner import cleaner, phases, sharded
+from lastword.cleaner import cleaner, sharded, sinks
 from lastword.cleaner import job as jobs
+from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.sinks import Publisher
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
@@ -49,7 +51,7 @@ found["rows"] = read()
 found["read"] = peak()
 with LogDirectory.open(root, "a") as directory:
     log, config = directory.log("t", 0), directory.topic_config("t")
-    plan = phases.prepare(log, config, first_dirty=0, map_bytes=8 << 20)
+    plan = prepare(log, config, Request(0, map_bytes=8 << 20))
     job = jobs.start(DEFAULT, log.directory, log.segments, plan)
     found["shards"] = job.shards
     for n in jobs.units_left(DEFAULT, job):
@@ -62,8 +64,8 @@ with LogDirectory.open(root, "a") as directory:
     for n in jobs.groups_left(DEFAULT, job):
         sharded.rewrite_group(DEFAULT, job.directory, n, plan.now_ms, SystemClock())
     found["rewrite"] = peak()
-    built = sharded.built_round(DEFAULT, job, 0.0)
-    round_ = phases.publish(log, built, record_first_dirty=lambda offset: None)
+    built = sharded.prepared(DEFAULT, job, 0.0)
+    round_ = Publisher(log, built.plan, lambda offset: None).publish(built)
     jobs.remove(DEFAULT, job.directory)
     found["kept"] = round_.records_kept
 found["latest_rows"] = read(view="latest")

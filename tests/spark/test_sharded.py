@@ -116,7 +116,7 @@ import lastword.spark
 from lastword.cleaner import sharded
 def die(*given):
     os.kill(os.getpid(), signal.SIGKILL)
-sharded.built_round = die
+sharded.prepared = die
 from tests.spark.conftest import FOR_TESTS
 spark = lastword.spark.session("local[2,2]", **{{k: v for k, v in FOR_TESTS.items() if k != "spark.master"}})
 lastword.spark.clean(spark, {str(root)!r}, "t", 0, task_bytes=20_000)

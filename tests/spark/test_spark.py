@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import lastword.spark
-from lastword.cleaner import cleaner
 from lastword.errors import DataError, NoPolicyError, PartialFailure
 from lastword.logdir.log_dir import LogDirectory
 from tests.spark.conftest import append, create, numbered
+from tests.support.cleaning import clean
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -187,7 +187,7 @@ def clean_here(root: Path) -> list[Any]:
     with LogDirectory.open(str(root), "a") as directory:
         for number in directory.partitions("t"):
             rounds.append(
-                cleaner.clean(
+                clean(
                     directory.log("t", number),
                     directory.topic_config("t"),
                     first_dirty=directory.first_dirty("t", number),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from lastword.cleaner.cleaner import clean
 from lastword.cleaner.report import CleanRound
 from lastword.clock import Clock
 from lastword.config import TopicConfig
@@ -14,6 +13,7 @@ from lastword.partition.open import open_log
 from lastword.partition.view import PartitionView
 from lastword.records.formats import read_header, read_records
 from lastword.records.record import RawRecord
+from tests.support.cleaning import clean
 
 
 def clean_partition(

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastword
-from lastword.cleaner import accounted
+from lastword.cleaner.cleaning import Context
+from lastword.cleaner.liveness import refresh
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, UsageError
 from lastword.files import DEFAULT
@@ -176,8 +177,8 @@ def test_aborted_and_undecided_transactions(tmp_path):
 
 
 def _plan(view, config):
-    from lastword.cleaner.cleaner import plan
     from lastword.files import DEFAULT
+    from tests.support.cleaning import plan
 
     return plan(view, config, files=DEFAULT, clock=ManualClock(BEGIN_MS), first_dirty=None, due=True)
 
@@ -300,9 +301,8 @@ def test_accounts_tell_when_a_tombstone_may_go(logs, clock):
     topic.append("b", b"1")
     topic.clean()
     with logs.dirs.log_dir("t", 0).ledgers.of(TopicPartition("t", 0), logs.dirs.log("t", 0)) as ledger:
-        accounted.look(
-            logs.dirs.log("t", 0), DEFAULT, ledger, topic.plan(due=True)[-1], logs.dirs.log("t", 0).segments
-        )
+        log = logs.dirs.log("t", 0)
+        refresh(log, log.segments, ledger, topic.plan(due=True)[-1], Context(DEFAULT, clock))
     (version,) = topic.explain(key="a").versions
     assert (version.kept, version.reason, version.until) == (True, "tombstone-horizon", BEGIN_MS + 3 * HOUR)
     clock.advance(3 * HOUR)

@@ -55,7 +55,9 @@ def plan_chosen(
     progress: ProgressLike | bool | None,
 ) -> list[Plan]:
     """The same for partitions that were listed already."""
-    from lastword.cleaner.cleaner import plan as plan_one
+    from lastword.cleaner.cleaner import plan_partition
+    from lastword.cleaner.cleaning import Context
+    from lastword.cleaner.prepare import Request
     from lastword.retention.expire import outlook
 
     views, unviewed = dirs.checked_views(chosen)
@@ -81,20 +83,15 @@ def plan_chosen(
             continue
         try:
             with meter.progress_part(sum(segment.size for segment in view.segments)) as part:
-                plans.append(
-                    plan_one(
-                        view,
-                        config,
-                        files=dirs.files,
-                        clock=dirs.clock,
-                        first_dirty=dirs.first_dirty(name, number),
-                        due=due,
-                        strategy=strategy or config.lastword_strategy,
-                        map_bytes=dirs.settings.instance.map_bytes,
-                        clocks=_clocks(dirs, name, number),
-                        progress=part,
-                    )
+                request = Request(
+                    dirs.first_dirty(name, number),
+                    due,
+                    strategy or config.lastword_strategy,
+                    dirs.settings.instance.map_bytes,
                 )
+                context = Context(dirs.files, dirs.clock, progress=part, dry=True)
+                clocks = _clocks(dirs, name, number)
+                plans.append(plan_partition(view, config, request, context, clocks=clocks))
         except (DataError, StorageError) as error:
             failed.append(error)
     if failed:
@@ -180,7 +177,9 @@ def _clean_one(
     progress: ProgressLike | None,
     stop: Callable[[], bool] | None,
 ) -> CleanRound | None:
-    from lastword.cleaner.cleaner import clean
+    from lastword.cleaner.cleaner import clean_partition
+    from lastword.cleaner.cleaning import Context
+    from lastword.cleaner.prepare import Request
 
     config = dirs.config(name)
     home = dirs.log_dir(name, number)
@@ -194,19 +193,26 @@ def _clean_one(
             return rewrite(
                 place, None, due=False, progress=progress, stop=stop, budget=budget, threads=threads
             )
-        return clean(
-            home.log(name, number),
+        log, settings = home.log(name, number), dirs.settings.instance
+        return clean_partition(
+            log,
             config,
-            first_dirty=home.first_dirty(name, number),
+            Request(
+                home.first_dirty(name, number),
+                due,
+                strategy or config.lastword_strategy,
+                settings.map_bytes,
+            ),
+            Context(
+                log.files,
+                log.clock,
+                scratch=settings.lastword_map_scratch,
+                threads=threads,
+                budget=dirs.drives.budget(home.path),
+                progress=progress,
+                stop=stop,
+            ),
             record_first_dirty=lambda offset: home.set_first_dirty(name, number, offset),
-            due=due,
-            strategy=strategy or config.lastword_strategy,
-            map_bytes=dirs.settings.instance.map_bytes,
-            map_scratch=dirs.settings.instance.lastword_map_scratch,
-            progress=progress,
-            stop=stop,
-            budget=dirs.drives.budget(home.path),
-            threads=threads,
         )
 
 

@@ -144,6 +144,7 @@ def plan_due(
     only     plans are for these of the wanted partitions; None: for all
     """
     from lastword.cleaner import quarantine
+    from lastword.cleaner.cleaning import Context
     from lastword.cleaner.drive import look, plan_of
     from lastword.cleaner.drive_plan import outlook, planned
     from lastword.cleaner.plan import QUARANTINED
@@ -184,6 +185,5 @@ def plan_due(
                     plan,
                     ledger,
                     choices,
-                    files=place.home.files,
-                    clock=dirs.clock,
+                    Context(place.home.files, dirs.clock, dry=True),
                 )

@@ -65,20 +65,24 @@ class Whole(Due):
     """Strategy `kafka`: all that lies below the limit."""
 
     def _do(self, stop: Stop) -> Done | None:
-        from lastword.cleaner.cleaner import clean
+        from lastword.cleaner.cleaner import clean_partition
+        from lastword.cleaner.cleaning import Context
+        from lastword.cleaner.prepare import Request
 
         tp, home = self.partition, self.home
-        found = clean(
-            home.log(*tp),
+        log, settings = home.log(*tp), home.settings.instance
+        found = clean_partition(
+            log,
             home.topic_config(tp.topic),
-            first_dirty=home.first_dirty(*tp),
+            Request(home.first_dirty(*tp), due=True, map_bytes=settings.map_bytes),
+            Context(
+                log.files,
+                log.clock,
+                scratch=settings.lastword_map_scratch,
+                stop=stop,
+                budget=self.work.budgets.budget(self.drive),
+            ),
             record_first_dirty=lambda offset: home.set_first_dirty(*tp, offset),
-            due=True,
-            strategy="kafka",
-            map_bytes=home.settings.instance.map_bytes,
-            map_scratch=home.settings.instance.lastword_map_scratch,
-            stop=stop,
-            budget=self.work.budgets.budget(self.drive),
         )
         return self._done(found)
 

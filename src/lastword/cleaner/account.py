@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from lastword import metrics
-from lastword.cleaner.built import BuiltGroup, BuiltRound, Mapped, OutputFacts, SourceFacts
+from lastword.cleaner.built import BuiltGroup, OutputFacts, ScanStats, SourceFacts
 from lastword.cleaner.groups import Group
 from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import Certificate, CleanRound, Phases, Removed, TombstonesWaiting
@@ -25,6 +25,8 @@ LOGGER = logging.getLogger("lastword.cleaner")
 """One JSON line for each round, at level INFO."""
 
 StoppedBy = Literal["", "lease", "request"]
+NOTHING_SCANNED = ScanStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+"""Of a cleaning that was stopped while it scanned."""
 _MASK = (1 << 64) - 1
 
 
@@ -43,10 +45,10 @@ def removable(facts: Sequence[SegmentFacts], markers: int) -> Removed:
     )
 
 
-def mapped(plan: Plan, resolution: Resolution) -> Mapped:
-    """What the map pass of a round found, added up."""
+def scan_stats(plan: Plan, resolution: Resolution) -> ScanStats:
+    """Add up what the scan of a whole log met."""
     dirty = [one for one in resolution.segments if one.next_offset > plan.start]
-    return Mapped(
+    return ScanStats(
         segments=len(resolution.segments),
         bytes=sum(one.size_bytes for one in resolution.segments),
         records=sum(one.records for one in resolution.segments),
@@ -60,19 +62,19 @@ def mapped(plan: Plan, resolution: Resolution) -> Mapped:
     )
 
 
-def accounted(
+def accounted_stats(
     plan: Plan,
     resolution: Resolution,
     groups: Sequence[Group],
     *,
     read_bytes: int,
     seconds: float,
-) -> Mapped:
-    """The same of a round by garbage accounts: what was scanned for it (`read_bytes`), and as dirty bytes
-    those that it rewrites."""
+) -> ScanStats:
+    """Add up the same for a cleaning by garbage accounts: the bytes that were scanned for it, and as dirty
+    bytes those that it rewrites."""
     chosen = [one for each in groups for one in resolution.segments[each.first : each.last + 1]]
     return replace(
-        mapped(plan, resolution),
+        scan_stats(plan, resolution),
         dirty_bytes=sum(one.size_bytes for one in chosen),
         dirty_live_bytes=sum(one.live_bytes for one in chosen),
         passes=1 if read_bytes else 0,
@@ -107,16 +109,15 @@ def built(
     )
 
 
-def nothing_mapped() -> Mapped:
-    """Of a round that was stopped while it mapped."""
-    return Mapped(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
-
-
 def report(
-    built: BuiltRound, done: Sequence[BuiltGroup], *, stopped_by: StoppedBy, swap_seconds: float
+    plan: Plan,
+    found: ScanStats,
+    done: Sequence[BuiltGroup],
+    *,
+    stopped_by: StoppedBy,
+    swap_seconds: float,
 ) -> CleanRound:
-    """The report of a round whose groups `done` were published. `stopped_by`: empty, it came to its end."""
-    plan, found = built.plan, built.mapped
+    """Return the report of a cleaning whose groups `done` were published. `stopped_by`: empty, it ended."""
     removed = Removed(
         superseded=sum(one.removed.superseded for one in done),
         tombstone=sum(one.removed.tombstone for one in done),
@@ -156,14 +157,15 @@ def report(
 
 def close(
     directory: str,
-    built: BuiltRound,
+    plan: Plan,
+    stats: ScanStats,
     done: Sequence[BuiltGroup],
     *,
     stopped_by: StoppedBy,
     swap_seconds: float,
 ) -> CleanRound:
     """The report, and its figures into the metrics of the log directory that holds `directory`."""
-    round_ = report(built, done, stopped_by=stopped_by, swap_seconds=swap_seconds)
+    round_ = report(plan, stats, done, stopped_by=stopped_by, swap_seconds=swap_seconds)
     root = os.path.realpath(os.path.dirname(directory))
     metrics.CLEANER_ROUNDS.add(1, root, "ok" if round_.complete else "partial" if done else "aborted")
     metrics.CLEANER_READ_BYTES.add(round_.read_bytes, root)

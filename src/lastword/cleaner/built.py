@@ -1,14 +1,12 @@
 """What a rewrite hands on, as plain facts: no handles, no arrays, so it crosses processes.
 
-`build` makes them where the files are, `publish` uses them where the log is open. A source is named with
-its inode and size: a swap that finds anything else there refuses.
+A `Collector` makes them where the files are, a `Publisher` uses them where the log is open. A source is named
+with its inode and size: a swap that finds anything else there refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import Removed, TombstonesWaiting
@@ -58,8 +56,8 @@ class BuiltGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
-    """What the map pass found below the limit: sums.
+class ScanStats:
+    """What the scan of a cleaning met below the limit: sums.
 
     bytes, records      of the segments there
     dirty_bytes         of segments with an offset at or above the first dirty one; dirty_live_bytes: what
@@ -84,25 +82,13 @@ class Mapped:
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltRound:
-    """A round before its swaps. `groups` ascend; each was certified when it was built.
+class PreparedCleaning:
+    """A cleaning before its swaps. `groups` ascend; each was certified when it was built.
 
-    Within one process `groups` is lazy: the next is built when the one before has been swapped, so that a
-    round needs room for one output at a time; with two threads, for two. `collected` makes it picklable.
+    first_dirty   the checkpoint to record when all are published
     """
 
     plan: Plan
-    mapped: Mapped
-    groups: Iterable[BuiltGroup]
-
-    def collected(self) -> BuiltRound:
-        return replace(self, groups=tuple(self.groups))
-
-    @contextmanager
-    def ended(self) -> Iterator[Iterable[BuiltGroup]]:
-        """The groups; none is being built any more when it is left."""
-        try:
-            yield self.groups
-        finally:
-            if isinstance(self.groups, Generator):
-                self.groups.close()
+    stats: ScanStats
+    groups: tuple[BuiltGroup, ...]
+    first_dirty: int

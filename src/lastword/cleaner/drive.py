@@ -20,9 +20,11 @@ from lastword import metrics
 from lastword.accounts.deletes import Standing
 from lastword.accounts.statement import indexed_bytes
 from lastword.accounts.values import DriveAccount, PartitionAccount
-from lastword.cleaner import accounted, phases, quarantine
+from lastword.cleaner import liveness, quarantine
 from lastword.cleaner.choose import choose_for, is_outgrown, roll_for_cleaning
+from lastword.cleaner.cleaning import Context
 from lastword.cleaner.plan import Plan
+from lastword.cleaner.prepare import Request
 from lastword.cleaner.steps import Stopped
 from lastword.errors import LastwordError
 from lastword.files import Files
@@ -77,7 +79,6 @@ def look(
     ledgers: Callable[[LogDirectory], Ledgers] | None = None,
     failed: list[LastwordError] | None = None,
     stale: list[Place] | None = None,
-    progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] | None = None,
     budget: DriveBudget | None = None,
 ) -> DriveAccount:
@@ -87,13 +88,12 @@ def look(
     ledgers   of a directory; None: its own
     failed    takes the errors of partitions that cannot be looked at, which are left out
     stale     given, nothing is scanned: takes the partitions that should be, which then count as they were
-    progress  hears of bytes that were scanned
     """
     found: list[tuple[Ledgers, PartitionAccount]] = []
     for place in places:
         own = ledgers(place.home) if ledgers is not None else place.home.ledgers
         try:
-            one = _look_at(place, drive, own, now_ms, place.partition in held, stale, progress, stop, budget)
+            one = _look_at(place, drive, own, now_ms, place.partition in held, stale, stop, budget)
         except LastwordError as error:
             if failed is not None:
                 failed.append(error)
@@ -113,7 +113,6 @@ def _look_at(
     now_ms: int,
     held: bool,
     stale: list[Place] | None,
-    progress: Callable[[int], None] | None,
     stop: Callable[[], bool] | None,
     budget: DriveBudget | None,
 ) -> PartitionAccount:
@@ -146,14 +145,14 @@ def _look_at(
         with home.try_claim(*tp) as mine:
             if not mine:  # it is being cleaned, or changed, by somebody else
                 return nothing if not isinstance(seen, Seen) else replace(seen.account, quarantined=True)
-            files, segments = phases.paced(log, budget, stop)
-            seen = _scan(place, log, files, segments, plan, drive, ledgers, progress, stop)
+            context = Context(home.files, home.clock, budget=budget, stop=stop, dry=not ledgers.saves)
+            seen = _scan(place, log, plan, drive, ledgers, context)
             ledgers.seen[tp] = seen
         if seen.account.dead_bytes > dead_bytes and is_outgrown(
             log.segments, config, seen.account.dead_bytes, now_ms
         ):
             # Known only now: what is dead below it does not keep the active segment open.
-            return _look_at(place, drive, ledgers, now_ms, held, stale, progress, stop, budget)
+            return _look_at(place, drive, ledgers, now_ms, held, stale, stop, budget)
     else:
         ledgers.advance(tp, segments)
     assert isinstance(seen, Seen)
@@ -171,28 +170,20 @@ def _look_at(
 def _scan(
     place: Place,
     log: PartitionLog | PartitionView,
-    files: Files,
-    segments: Sequence[Segment],
     plan: Plan,
     drive: str,
     ledgers: Ledgers,
-    progress: Callable[[int], None] | None,
-    stop: Callable[[], bool] | None,
+    context: Context,
 ) -> Seen:
     config = place.home.topic_config(place.partition.topic)
-    done = 0
+    context, segments = context.throttled(log.segments)
 
-    def tell(done_bytes: int, total_bytes: int) -> None:
-        nonlocal done
-        if stop is not None and stop():
+    def check_stop(done_bytes: int, total_bytes: int) -> None:
+        if context.stop is not None and context.stop():
             raise Stopped
-        if progress is not None:
-            progress(done_bytes - done)
-        done = done_bytes
 
     with ledgers.of(place.partition, log) as ledger:
-        # Who only plans has ledgers that are not saved, and changes nothing: no quarantine either.
-        read_bytes = accounted.look(log, files, ledger, plan, segments, tell, dry=not ledgers.saves)
+        read_bytes = liveness.refresh(log, segments, ledger, plan, context, check_stop)
         if ledgers.saves:
             metrics.CLEANER_READ_BYTES.add(read_bytes, os.path.realpath(os.path.dirname(log.directory)))
         return seen_of(log, config, ledger, plan, segments, drive)
@@ -207,7 +198,7 @@ def seen_of(
     drive: str,
 ) -> Seen:
     """What a ledger that is up to date says of these segments, the log's."""
-    account = accounted.account_of(log, config, ledger, drive=drive, quarantined=False)
+    account = liveness.account_of(log, config, ledger, drive=drive, quarantined=False)
     standing = Standing()
     if ledger.exact:
         standing = ledger.deletes.standing(plan.now_ms, plan.delete_retention_ms)
@@ -281,27 +272,21 @@ def rewrite(
 ) -> CleanRound | None:
     """One round over a partition, whose claim the caller holds. `run`: what `look` and `choose_drive` found;
     None without `due`: all its garbage, now."""
-    from lastword.cleaner.cleaner import clean
+    from lastword.cleaner.cleaner import clean_partition
 
     home, tp = place.home, place.partition
     log, settings = home.log(*tp), home.settings.instance
     with home.ledgers.of(tp, log) as ledger:
-        found = clean(
+        found = clean_partition(
             log,
             home.topic_config(tp.topic),
-            first_dirty=home.first_dirty(*tp),
+            Request(home.first_dirty(*tp), due, "generational", settings.map_bytes),
+            Context(log.files, log.clock, threads=threads, budget=budget, progress=progress, stop=stop),
             record_first_dirty=lambda offset: home.set_first_dirty(*tp, offset),
-            due=due,
-            strategy="generational",
-            map_bytes=settings.map_bytes,
             ledger=ledger,
             run=run,
             space_target=settings.lastword_space_target,
             alpha=settings.lastword_survivorship_alpha,
-            progress=progress,
-            stop=stop,
-            budget=budget,
-            threads=threads,
         )
     if found is not None and found.certificate is not None:
         swaps = max(found.segments_before - found.segments_after, 1)

@@ -7,17 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lastword.accounts.values import DriveAccount, PartitionAccount, SegmentAccount
-from lastword.cleaner import accounted_plan
-from lastword.cleaner.generational import Choice, choose_drive
+from lastword.cleaner.cleaner import dry_run
+from lastword.cleaner.cleaning import Context
+from lastword.cleaner.generational import Choice, because, choose_drive
+from lastword.cleaner.liveness import KeptAccounts, not_worth_it
 from lastword.cleaner.plan import Plan
-from lastword.files import Files
+from lastword.cleaner.runs import disjoint
 from lastword.partition import leases
 from lastword.partition.view import PartitionView
 
 if TYPE_CHECKING:
     from lastword.accounts.ledger import Ledger
     from lastword.cleaner.runs import Run
-    from lastword.clock import Clock
     from lastword.config import TopicConfig
 
 
@@ -41,28 +42,23 @@ def planned(
     plan: Plan,
     ledger: Ledger,
     choices: Sequence[Choice],
-    *,
-    files: Files,
-    clock: Clock,
+    context: Context,
 ) -> Plan:
-    """What these choices (of `outlook`) mean for one of the drive's partitions, to the byte.
+    """Return what these choices (of `outlook`) mean for one of the drive's partitions, to the byte.
 
-    plan    up to where a round may reach (`plan_of`); ledger: up to date
+    Args:
+        plan: up to where a cleaning may reach (`plan_of`).
+        ledger: up to date.
+        context: a dry one.
     """
     place = (plan.topic, plan.partition)
     mine = [one for one in choices if one.run is not None and (one.run.topic, one.run.partition) == place]
     if not mine:
-        held = leases.load(files, view.directory, plan.now_ms)
-        return accounted_plan.kept(plan, ledger, choices[-1], held)
-    return accounted_plan.plan(
-        view,
-        config,
-        replace(plan, reasons=(*accounted_plan.because(mine[0]), *plan.reasons)),
-        files=files,
-        clock=clock,
-        ledger=ledger,
-        runs=accounted_plan.disjoint([one.run for one in mine if one.run is not None]),
-    )
+        held = leases.load(context.files, view.directory, plan.now_ms)
+        return not_worth_it(plan, ledger, choices[-1], held)
+    plan = replace(plan, reasons=(*because(mine[0]), *plan.reasons))
+    runs = disjoint([one.run for one in mine if one.run is not None])
+    return dry_run(view, plan, KeptAccounts(ledger, config, runs=runs, refresh=False), context)
 
 
 def _rewritten(account: PartitionAccount, run: Run, t: int) -> PartitionAccount:

@@ -31,6 +31,7 @@ from typing import Literal
 
 from lastword.accounts import DriveAccount, PartitionAccount
 from lastword.cleaner.groups import is_crowded
+from lastword.cleaner.plan import Reason
 from lastword.cleaner.runs import BEST, Columns, Run, all_garbage, best_runs, merge
 from lastword.units import format_bytes, format_duration
 from lastword.values import Value
@@ -186,3 +187,12 @@ def _files(drive: DriveAccount, parts: Sequence[_Part]) -> Choice | None:
             text = f"{part.name} has {len(part.account.segments)} segments, {run.files_in} of them fit in one"
             return Choice(drive.drive, "files", run, (run,), text)
     return None
+
+
+def because(choice: Choice) -> tuple[Reason, ...]:
+    """Return why a run was chosen, and the others that were weighed with their scores."""
+    others = []
+    for run in choice.best:
+        score = f"{run.score:,.0f}" if run.score >= 10 else f"{run.score:.2g}"
+        others.append(Reason("weighed", f"{run}, score {score} (garbage x its age, for each byte moved)"))
+    return (Reason(choice.obligation, choice.text), *others)

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lastword.cleaner.built import BuiltGroup, OutputFacts, SourceFacts
+from lastword.cleaner.cleaning import below
 from lastword.cleaner.groups import Group
 from lastword.cleaner.job_files import read_json, unreadable, write_json
-from lastword.cleaner.phases import below, old_due
+from lastword.cleaner.liveness import old_due
 from lastword.cleaner.plan import Plan, Reason
 from lastword.cleaner.report import Removed, TombstonesWaiting
 from lastword.clock import Clock
@@ -92,7 +93,7 @@ def start(
     unit_bytes: int | None = None,
     rewrites: bool = True,
 ) -> Job:
-    """A new job for `plan`, from `phases.prepare`; without `rewrites`, from `choose`."""
+    """A new job for `plan`, from `prepare`; without `rewrites`, from `choose`."""
     token = os.urandom(8).hex()
     sources = below(segments, plan.limit)
     total_bytes = sum(one.size for one in sources)
@@ -181,7 +182,7 @@ def go_on(files: Files, job: Job) -> None:
     """
     done = published(files, job)
     for number, _ in enumerate(groups_of(files, job) or ()):
-        known = told(files, job, number)
+        known = load_note(files, job, number)
         if known is not None and number not in done:
             there = files.exists(known["group"]["output"]["directory"])
             if known["starts_clocks"] or not there:
@@ -267,7 +268,7 @@ def shards_left(files: Files, job: Job) -> list[int]:
 def groups_left(files: Files, job: Job) -> list[int]:
     """Largest first."""
     groups = groups_of(files, job) or ()
-    left = [i for i in range(len(groups)) if told(files, job, i) is None]
+    left = [i for i in range(len(groups)) if load_note(files, job, i) is None]
     return sorted(left, key=lambda i: -groups[i].size_bytes)
 
 
@@ -303,7 +304,7 @@ def groups_of(files: Files, job: Job) -> tuple[Group, ...] | None:
     return tuple(Group(**one) for one in read_json(files, path))
 
 
-def told(files: Files, job: Job, number: int) -> dict[str, Any] | None:
+def load_note(files: Files, job: Job, number: int) -> dict[str, Any] | None:
     path = f"{job.scratch}/built-{number:05d}.json"
     return read_json(files, path) if files.exists(path) else None
 
@@ -321,7 +322,7 @@ def published(files: Files, job: Job) -> dict[int, int]:
     """Groups whose outputs have been swapped in already: number to base offset."""
     found = {}
     for number, _ in enumerate(groups_of(files, job) or ()):
-        known = told(files, job, number)
+        known = load_note(files, job, number)
         if known is not None:
             output = known["group"]["output"]
             facts = files.stat(log_file(job.partition, output["base_offset"]))

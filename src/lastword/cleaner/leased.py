@@ -8,7 +8,6 @@ this group is published, nor of those above it, and a later round finds the new 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lastword.cleaner import plan as codes
@@ -26,8 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from lastword.cleaner.cleaning import Scan
+    from lastword.cleaner.groups import Group
     from lastword.records.chunk import Chunk
-    from lastword.resolve import DeadBitmaps, SegmentFacts, SegmentSource
 
 NONE_DROPPED = -1
 
@@ -36,24 +36,19 @@ class LeaseCame(Stopped):
     """A reader has taken a lease below a tombstone that was about to go."""
 
 
-def highest_due(
-    sources: Sequence[SegmentSource],
-    facts: Sequence[SegmentFacts],
-    dead: DeadBitmaps,
-    *,
-    now_ms: int,
-    due_below: int,
-) -> int:
-    """The highest offset of a tombstone that is dead for its age in these segments; `NONE_DROPPED` without.
+def highest_due(scan: Scan, group: Group, now_ms: int, floor: int) -> int:
+    """Return the highest offset of a tombstone that a group drops for its age; `NONE_DROPPED` without.
 
-    May name one too high, of a batch with a due one: a tombstone that was replaced. Never one too low, and
-    never one at or above `due_below`. Reads the last segment that has any.
+    May return one too high, of a batch with a due one: a tombstone that was replaced. Never one too low, and
+    never one that a lease keeps. Reads the last segment that has any.
     """
-    for source, one in zip(reversed(sources), reversed(facts), strict=True):
-        if one.due_tombstones and one.base_offset < due_below:
+    dead = scan.resolution.dead
+    for number in range(group.last, group.first - 1, -1):
+        source, one = scan.sources[number], scan.resolution.segments[number]
+        if one.due_tombstones and one.base_offset < floor:
             found = NONE_DROPPED
             for chunk in source.chunk_reader(verify=True):
-                offsets = _held_by(MAY_GO, chunk, now_ms, due_below, old_due=True)
+                offsets = _held_by(MAY_GO, chunk, now_ms, floor, old_due=True)
                 offsets = offsets[dead.mask(offsets)]
                 found = max(found, int(offsets.max()) if offsets.size else NONE_DROPPED)
             if found != NONE_DROPPED:
@@ -61,20 +56,13 @@ def highest_due(
     return NONE_DROPPED
 
 
-def held_back(
-    sources: Sequence[SegmentSource],
-    facts: Sequence[SegmentFacts],
-    dead: DeadBitmaps,
-    *,
-    now_ms: int,
-    floor: int,
-) -> NDArray[np.int64]:
-    """Offsets of live tombstones at or above `floor` whose delete horizon has passed: a lease alone keeps
-    them. Reads the segments that may have one."""
+def held_back(scan: Scan, now_ms: int) -> NDArray[np.int64]:
+    """Return the offsets of live tombstones that a lease alone keeps. Reads segments that may have one."""
     import numpy as np
 
+    dead, floor = scan.resolution.dead, scan.leases.floor
     found = [np.empty(0, np.int64)]
-    for source, one in zip(sources, facts, strict=True):
+    for source, one in zip(scan.sources, scan.resolution.segments, strict=True):
         if one.tombstones and one.next_offset > floor:
             for chunk in source.chunk_reader(verify=True):
                 offsets = _held_by(LEASE, chunk, now_ms, floor, old_due=False)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lastword import metrics
 from lastword.errors import (
@@ -25,6 +26,9 @@ from lastword.files import Files
 from lastword.files.framed import Framed
 from lastword.segment import names
 from lastword.values import Value
+
+if TYPE_CHECKING:
+    from lastword.cleaner.plan import Plan
 
 RESTORE = "restore the file from a copy"
 
@@ -94,17 +98,21 @@ def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quar
 
 
 @contextmanager
-def on_damage(files: Files, directory: str, name: str, now_ms: int) -> Iterator[None]:
-    """Damage met inside stops the cleaning of partition `name`, durably, until somebody looked at it.
+def on_damage(files: Files, directory: str, plan: Plan, *, dry: bool = False) -> Iterator[None]:
+    """Quarantine the partition, durably, when damage is met inside; `dry`: only let the error pass.
 
     A batch that is sound but of a kind that is not cleaned is no damage.
     """
+    if dry:
+        yield
+        return
+    name = f"{plan.topic}-{plan.partition}"
     try:
         yield
     except UnsupportedBatchError:
         raise
     except DataError as error:
-        put(files, directory, error, now_ms)
+        put(files, directory, error, plan.now_ms)
         if isinstance(error, CertificateError):
             metrics.CERTIFICATE_FAILURES.add(1, os.path.realpath(os.path.dirname(directory)))
         error.message = f"{error.message}; {name} is quarantined"

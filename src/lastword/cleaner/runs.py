@@ -21,7 +21,7 @@ segment more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -223,3 +223,13 @@ def _windows(
             # As many columns as before: mypy does not count what a generator gives.
             window = tuple(a[:-1] + b[length - 1 :] for a, b in zip(window, whole, strict=True))  # type: ignore[assignment]
         yield length, window
+
+
+def disjoint(runs: Sequence[Run]) -> list[Run]:
+    """The runs by offset; one that takes in what an earlier one made covers it."""
+    found: list[Run] = []
+    for run in sorted(runs, key=lambda one: (one.base_offset, -one.next_offset)):
+        if found and run.base_offset < found[-1].next_offset:
+            continue
+        found.append(run)
+    return found

@@ -6,7 +6,7 @@ sees the files, twice, or again after a kill.
     resolve    a shard  ->  shard-<n>.dead, .npz   dead offsets, sums a segment      a task each
     merge               ->  facts.npz, groups.json                  where the log is open
     rewrite    a group  ->  built-<n>.json         a certified output                a task each
-    built               ->  `BuiltRound`, for `phases.publish`     where the log is open
+    built               ->  `PreparedCleaning`, to publish      where the log is open
 
 A step's result is written aside, under a name of the attempt's own, and renamed: what has its name is whole,
 and two attempts write the same bytes. So who goes on with a job lists what is there and does the rest.
@@ -15,20 +15,22 @@ Outputs are published by the same swap as always, if the certificate agrees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from google_crc32c import value as crc32c
 
-from lastword.cleaner import account, quarantine
-from lastword.cleaner.built import BuiltRound
+from lastword.cleaner import account, leased, quarantine
+from lastword.cleaner.built import BuiltGroup, PreparedCleaning
+from lastword.cleaner.cleaning import CleanableLog, Context, Scan, clean, limits_of
 from lastword.cleaner.groups import Group, group
-from lastword.cleaner.job import GROUPS, Job, built_of, groups_of, load, log_file, told
+from lastword.cleaner.job import GROUPS, Job, built_of, groups_of, load, load_note, log_file
 from lastword.cleaner.job_files import (
     name_aside,
     read_arrays,
@@ -38,12 +40,14 @@ from lastword.cleaner.job_files import (
     write_json,
     write_whole,
 )
-from lastword.cleaner.phases import limits_of
+from lastword.cleaner.plan import Plan
+from lastword.cleaner.sinks import Collector, Counter, exact_plan
 from lastword.cleaner.steps import Steps
 from lastword.cleaner.transactions import NOTHING, Found, Transactions
 from lastword.clock import Clock
 from lastword.errors import BusyError, LastwordError
 from lastword.files import Files
+from lastword.partition.leases import Leases
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
@@ -177,74 +181,119 @@ def merge(files: Files, job: Job) -> None:
 
 
 def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock: Clock) -> None:
-    """Group `number`: rewritten and certified, or only counted. Tombstones that are met for the first time
-    may go `delete.retention.ms` after `now_ms`.
-    """
-    from lastword.cleaner.building import rewrite_each
+    """Rewrite and certify group `number`, or only count its bytes.
 
+    Tombstones that are met for the first time may go `delete.retention.ms` after `now_ms`.
+    """
     job = _loaded(files, directory)
-    one = (groups_of(files, job) or ())[number]
     plan = replace(job.plan, now_ms=now_ms)
-    resolution = _resolution(files, job, one)
-    found = _found(files, job)
-    sources = Sources(files, job)
+    log = JobLog(plan.topic, plan.partition, job.partition, plan.log_start, Sources(files, job))
+    liveness = ShardedScan(files, job, number)
     path = f"{job.scratch}/built-{number:05d}.json"
     if not job.rewrites:
-        from lastword.cleaner.rewrite import rewrite
-
-        counted = rewrite(one, sources, resolution, plan, None, lambda _: None, found)
-        write_json(files, path, {"size_bytes": counted.size_bytes})
+        counted = clean(log, plan, liveness, Counter(plan), Context(files, clock, dry=True))
+        write_json(files, path, {"size_bytes": counted.write_bytes})
         return
-    steps = Steps("clean", one.size_bytes, clock, None, None)
     outputs = name_aside(f"{job.directory}/group-{number:05d}")
     files.mkdir(outputs)
-    rewritten = rewrite_each(
-        files,
-        job.partition,
-        sources,
-        plan,
-        resolution,
-        found,
-        [one],
-        steps,
-        job.due_below,
-        staged_in=outputs,
-    )
-    for built in rewritten:
+    prepared = clean(log, plan, liveness, Collector(plan, staged_in=outputs), Context(files, clock))
+    for built in prepared.groups:
         output = built.output
         facts = files.stat(log_file(output.directory, output.base_offset))
-        known = {
+        note = {
             "group": asdict(built),
             "inode": -1 if facts is None else facts.inode,
-            "starts_clocks": _starts_clocks(resolution.segments, one, found),
+            "starts_clocks": liveness.sets_horizons(),
         }
-        write_json(files, path, known)
+        write_json(files, path, note)
 
 
-def _starts_clocks(facts: Sequence[SegmentFacts], one: Group, found: Found) -> bool:
-    inside = range(one.first, one.last + 1)
-    return any(facts[i].tombstones_without_horizon or i in found.segments for i in inside)
+class JobLog(NamedTuple):
+    """The log of a job, without the files above its limit."""
+
+    topic: str
+    partition: int
+    directory: str
+    log_start: int
+    segments: Sequence[Segment]
 
 
-def built_round(files: Files, job: Job, seconds: float) -> BuiltRound:
-    """All that was built, for `phases.publish`. `seconds`: what mapping took."""
+class ShardedScan:
+    """Liveness of one group, from the files of the job's shards."""
+
+    def __init__(self, files: Files, job: Job, number: int) -> None:
+        self._job = job
+        self._group = (groups_of(files, job) or ())[number]
+        self._resolution = _resolution(files, job, self._group)
+        self._transactions = _found(files, job)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
+        return 0
+
+    def scan(
+        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: Context, steps: Steps
+    ) -> Scan:
+        groups, stats = (self._group,), account.NOTHING_SCANNED
+        self._plan = plan
+        self._scan = Scan(segments, self._resolution, groups, self._transactions, stats, Leases())
+        return self._scan
+
+    def sets_horizons(self) -> bool:
+        """Return whether the group gives tombstones or markers a delete horizon that counts from now."""
+        facts = self._resolution.segments
+        return any(
+            facts[number].tombstones_without_horizon or number in self._transactions.segments
+            for number in range(self._group.first, self._group.last + 1)
+        )
+
+    def highest_due(self, group: Group) -> int:
+        return leased.highest_due(self._scan, group, self._plan.now_ms, self._job.due_below)
+
+    def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
+        swap()
+
+    def first_dirty(self) -> int:
+        return self._plan.limit
+
+    def waiting(self) -> None:
+        return None
+
+    def held_back(self, scan: Scan) -> NDArray[np.int64]:
+        return np.empty(0, np.int64)
+
+
+def prepared(files: Files, job: Job, seconds: float) -> PreparedCleaning:
+    """Collect all that was built, for a `Publisher`. `seconds`: of the scan."""
     groups = groups_of(files, job) or ()
-    mapped = account.mapped(job.plan, _resolution(files, job, None, seconds))
-    found = [told(files, job, number) for number in range(len(groups))]
-    return BuiltRound(job.plan, mapped, tuple(built_of(one) for one in found if one is not None))
+    stats = account.scan_stats(job.plan, _resolution(files, job, None, seconds))
+    notes = [load_note(files, job, number) for number in range(len(groups))]
+    built = tuple(built_of(note) for note in notes if note is not None)
+    return PreparedCleaning(job.plan, stats, built, job.plan.limit)
 
 
-def planned(files: Files, job: Job) -> tuple[Resolution, int, int, int]:
-    """Of a job that only counts: (resolution, segments, source bytes, written bytes)."""
+def planned(files: Files, job: Job) -> Plan:
+    """Return the exact plan, of a job that only counts."""
     groups = groups_of(files, job) or ()
-    sizes = [told(files, job, number) for number in range(len(groups))]
-    written = sum(one["size_bytes"] for one in sizes if one is not None)
-    return (
-        _resolution(files, job, None),
-        sum(one.count for one in groups),
-        sum(one.size_bytes for one in groups),
-        written,
+    notes = [load_note(files, job, number) for number in range(len(groups))]
+    write_bytes = sum(note["size_bytes"] for note in notes if note is not None)
+    source_bytes = sum(group.size_bytes for group in groups)
+    resolution = _resolution(files, job, None)
+    counted = replace(
+        job.plan,
+        segments=sum(group.count for group in groups),
+        read_bytes=account.scan_stats(job.plan, resolution).read_bytes + source_bytes,
+        write_bytes=write_bytes,
+        free_bytes=source_bytes - write_bytes,
     )
+    return exact_plan(counted, resolution.segments)
 
 
 class Sources(Sequence[Segment]):
@@ -328,11 +377,8 @@ def _rules(job: Job) -> Any:
     return Rules(decided=True, keyless_go=True, now_ms=job.plan.now_ms, due_below=job.due_below)
 
 
-def _on_damage(files: Files, job: Job) -> Any:
-    plan = job.plan
-    if not job.rewrites:
-        return nullcontext()
-    return quarantine.on_damage(files, job.partition, f"{plan.topic}-{plan.partition}", plan.now_ms)
+def _on_damage(files: Files, job: Job) -> AbstractContextManager[None]:
+    return quarantine.on_damage(files, job.partition, job.plan, dry=not job.rewrites)
 
 
 def _edges(dead: NDArray[np.int64], job: Job) -> list[int]:

@@ -9,8 +9,8 @@ swapped in, those of one partition while tasks of others run (`clean_publish`). 
 accounts is chosen for the drive as a whole (`clean_due`); a partition that is too large for one task goes
 another way (`sharded`).
 
-What travels. Out: a `Plan` and a directory. Back: a `BuiltRound` (names, offsets, sums), or the error. No
-record. Garbage accounts lie in the partition and are opened, and saved, by the task.
+What travels. Out: a `Plan` and a directory. Back: a `PreparedCleaning` (names, offsets, sums), or the error.
+No record. Garbage accounts lie in the partition and are opened, and saved, by the task.
 
 When tasks fail. Nothing is published but by the driver, so a lost task leaves files that nobody looks at,
 and the next round removes them. Damage in one partition sets that partition aside and leaves the others to
@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lastword.errors import NoPolicyError, PartialFailure, UnknownTopicError
 from lastword.spark import clean_tasks
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from lastword.cleaner.job import Job
     from lastword.cleaner.plan import Plan
+    from lastword.cleaner.prepare import Request
     from lastword.config import TopicConfig
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.logdir.log_dir import LogDirectory
@@ -149,15 +150,15 @@ def plan(
     tasks, giants = [], []
     for tp in _largest_first(directory, [one for one in chosen if one not in accounted]):
         config, view = directory.topic_config(tp.topic), directory.view(*tp)
-        arguments = _arguments(directory, tp, config, due, strategy)
+        request = _request(directory, tp, config, due, strategy)
         if sum(segment.size for segment in view.segments) > task_bytes:
-            giants.append((tp, view, config, arguments))
+            giants.append((tp, view, config, request))
         else:
-            tasks.append((tp, PlanTask(directory.directory(*tp), config, arguments)))
+            tasks.append((tp, PlanTask(directory.directory(*tp), config, request)))
     for number, one in as_answered(spark, clean_tasks.plan, [task for _, task in tasks]):
         found[tasks[number][0]] = one
-    for tp, view, config, arguments in giants:
-        found[tp] = _plan_giant(spark, view, config, arguments, scratch, progress)
+    for tp, view, config, request in giants:
+        found[tp] = _plan_giant(spark, view, config, request, scratch, progress)
     if accounted:
         found.update(plan_due(spark, directory, accounted, strategy))
     return frame_of(spark, Plan, [found[tp] for tp in chosen])
@@ -167,17 +168,17 @@ def _plan_giant(
     spark: SparkSession,
     view: PartitionView,
     config: TopicConfig,
-    arguments: dict[str, Any],
+    request: Request,
     scratch: str | None,
     progress: ProgressLike | None,
 ) -> Plan:
     from lastword.cleaner import job as jobs
-    from lastword.cleaner import phases
+    from lastword.cleaner.prepare import chosen_plan
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
     from lastword.spark import sharded as distributed
 
-    chosen = phases.chosen_plan(view, config, DEFAULT, SystemClock(), **arguments)
+    chosen = chosen_plan(view, config, request, DEFAULT, SystemClock())
     if chosen.action != "clean":
         return chosen
     job = jobs.start(DEFAULT, view.directory, view.segments, chosen, scratch=scratch, rewrites=False)
@@ -200,19 +201,20 @@ def _prepared(
     """A task for each partition that is to be cleaned, each made when the ones before it run already; what is
     too large for one goes to `giants`."""
     from lastword.cleaner import job as jobs
-    from lastword.cleaner import phases
+    from lastword.cleaner.cleaning import below
+    from lastword.cleaner.prepare import alone, prepare
 
     for tp in _largest_first(directory, chosen):
         log, config = directory.log(*tp), directory.topic_config(tp.topic)
-        held.enter_context(phases.alone(log.directory))
+        held.enter_context(alone(log.directory))
         job = _left_behind(log)
         if job is not None:
             giants.append((job, log.clock.now_ms()))
             continue
-        plan = phases.prepare(log, config, **_arguments(directory, tp, config, due, strategy))
+        plan = prepare(log, config, _request(directory, tp, config, due, strategy))
         if plan.action != "clean":
             continue
-        if sum(one.size for one in phases.below(log.segments, plan.limit)) > task_bytes:
+        if sum(one.size for one in below(log.segments, plan.limit)) > task_bytes:
             job = jobs.start(log.files, log.directory, log.segments, plan, scratch=scratch)
             giants.append((job, plan.now_ms))
             continue
@@ -262,13 +264,10 @@ def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -
     ]
 
 
-def _arguments(
+def _request(
     directory: LogDirectory, tp: TopicPartition, config: TopicConfig, due: bool, strategy: str | None
-) -> dict[str, Any]:
-    """What choosing needs beside the log and its settings."""
-    return {
-        "first_dirty": directory.first_dirty(*tp),
-        "due": due,
-        "strategy": strategy or config.lastword_strategy,
-        "map_bytes": directory.settings.instance.map_bytes,
-    }
+) -> Request:
+    from lastword.cleaner.prepare import Request
+
+    map_bytes = directory.settings.instance.map_bytes
+    return Request(directory.first_dirty(*tp), due, strategy or config.lastword_strategy, map_bytes)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lastword.accounts.values import DriveAccount
-    from lastword.cleaner.apart import Opening
     from lastword.cleaner.drive import Place
     from lastword.cleaner.generational import Choice
     from lastword.cleaner.plan import Plan
+    from lastword.cleaner.remote import LedgerParams
     from lastword.cleaner.runs import Run
     from lastword.config import TopicConfig
     from lastword.logdir.checkpoints import TopicPartition
@@ -36,14 +36,16 @@ def by_accounts(config: TopicConfig, strategy: str | None) -> bool:
     return config.compacts and (strategy or config.lastword_strategy) == "generational"
 
 
-def opening(directory: LogDirectory, ledgers: Ledgers, tp: TopicPartition) -> Opening:
+def opening(directory: LogDirectory, ledgers: Ledgers, tp: TopicPartition) -> LedgerParams:
     """With what a task opens a partition's accounts; the drive's time runs on by what was appended here."""
     from lastword.accounts.saved import saved_time
-    from lastword.cleaner.apart import Opening
+    from lastword.cleaner.remote import LedgerParams
 
     time = saved_time(directory.files, directory.directory(*tp))
     ledgers.advance(tp, directory.view(*tp).segments, time)
-    return Opening(time.t, time.seen, directory.path, directory.settings.instance.lastword_survivorship_alpha)
+    return LedgerParams(
+        time.t, time.seen, directory.path, directory.settings.instance.lastword_survivorship_alpha
+    )
 
 
 def clean_due(
@@ -54,8 +56,8 @@ def clean_due(
     publishing: Publishing,
 ) -> None:
     """Rounds over wanted partitions until nothing more is due. One whose round fails is left alone."""
-    from lastword.cleaner import phases
     from lastword.cleaner.drive_plan import outlook
+    from lastword.cleaner.prepare import Request, alone, prepare
     from lastword.spark.tasks import as_answered
 
     places = _places(directory, strategy)
@@ -76,20 +78,15 @@ def clean_due(
         held |= stuck  # they were rewritten just now, and are as they were: no more can be done here
         done = done.union(*marks.values())
         tasks: list[tuple[TopicPartition, RoundTask]] = []
-        with ExitStack() as alone:
+        with ExitStack() as held_alone:
             for tp, each in runs.items():
                 if tp in stuck:
                     continue
                 log, config = directory.log(*tp), directory.topic_config(tp.topic)
-                alone.enter_context(phases.alone(log.directory))
-                plan = phases.prepare(
-                    log,
-                    config,
-                    first_dirty=directory.first_dirty(*tp),
-                    due=True,
-                    strategy="generational",
-                    map_bytes=directory.settings.instance.map_bytes,
-                )
+                held_alone.enter_context(alone(log.directory))
+                map_bytes = directory.settings.instance.map_bytes
+                request = Request(directory.first_dirty(*tp), True, "generational", map_bytes)
+                plan = prepare(log, config, request)
                 if plan.action != "clean":
                     held.add(tp)
                     continue
@@ -175,7 +172,7 @@ def _looked(
 ) -> DriveAccount:
     """The drive's accounts, up to date. A partition that cannot be looked at leaves `places`, and its error
     goes to `failed`."""
-    from lastword.cleaner import apart
+    from lastword.cleaner import remote
     from lastword.cleaner.drive import look, plan_of
     from lastword.spark.tasks import as_answered
 
@@ -208,7 +205,7 @@ def _looked(
             failed.append(found)
             places.remove(place)
             continue
-        apart.keep(directory.files, task.directory, found.accounts)
+        remote.save(directory.files, task.directory, found.accounts)
         ledgers.seen[place.partition] = found.seen
     return look_here([], failed)
 
@@ -216,14 +213,14 @@ def _looked(
 def _runs(choices: Sequence[Choice]) -> dict[TopicPartition, list[Run]]:
     """Of each partition what is rewritten now: runs that do not touch each other, the best first; others
     wait for the next look."""
-    from lastword.cleaner import accounted_plan
+    from lastword.cleaner.runs import disjoint
     from lastword.logdir.checkpoints import TopicPartition
 
     found: dict[TopicPartition, list[Run]] = {}
     for one in choices:
         if one.run is not None:
             found.setdefault(TopicPartition(one.run.topic, one.run.partition), []).append(one.run)
-    apart = {tp: accounted_plan.disjoint(runs) for tp, runs in found.items()}
+    apart = {tp: disjoint(runs) for tp, runs in found.items()}
     return {tp: [run for run in runs if run in apart[tp]] for tp, runs in found.items()}
 
 

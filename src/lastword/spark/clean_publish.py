@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from lastword.errors import LastwordError
 
 if TYPE_CHECKING:
-    from lastword.cleaner.apart import Apart
-    from lastword.cleaner.built import BuiltGroup, BuiltRound
+    from lastword.cleaner.built import PreparedCleaning
     from lastword.cleaner.job import Job
     from lastword.cleaner.plan import Plan
+    from lastword.cleaner.remote import RemoteBuild
     from lastword.cleaner.report import CleanRound
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
@@ -25,7 +25,9 @@ class Publishing:
         self.rounds: list[CleanRound] = []
         self.failed: list[LastwordError] = []
 
-    def take(self, plan: Plan, built: BuiltRound | Apart | LastwordError, job: Job | None = None) -> bool:
+    def take(
+        self, plan: Plan, built: PreparedCleaning | RemoteBuild | LastwordError, job: Job | None = None
+    ) -> bool:
         """Publish, and take the rounds or their error down; were all of them published to their end?"""
         from lastword.cleaner import job as jobs
 
@@ -43,9 +45,12 @@ class Publishing:
             jobs.remove(self._log(plan).files, job.directory)
         return whole
 
-    def _published(self, plan: Plan, built: BuiltRound | Apart, job: Job | None) -> Iterator[CleanRound]:
-        from lastword.cleaner import apart, phases
+    def _published(
+        self, plan: Plan, built: PreparedCleaning | RemoteBuild, job: Job | None
+    ) -> Iterator[CleanRound]:
         from lastword.cleaner import job as jobs
+        from lastword.cleaner import remote
+        from lastword.cleaner.sinks import Publisher
         from lastword.logdir.checkpoints import TopicPartition
 
         tp = TopicPartition(plan.topic, plan.partition)
@@ -54,9 +59,9 @@ class Publishing:
         def record(offset: int) -> None:
             self._directory.set_first_dirty(*tp, offset)
 
-        if isinstance(built, apart.Apart):
+        if isinstance(built, remote.RemoteBuild):
             ledgers.seen.pop(tp, None)
-            for one in apart.publish(log, built, record_first_dirty=record):
+            for one in remote.publish(log, built, record_first_dirty=record):
                 if one.certificate is not None:
                     swaps = max(one.segments_before - one.segments_after, 1)
                     ledgers.measured(one.written_bytes, one.phases.rewrite, swaps, one.phases.swap)
@@ -65,13 +70,8 @@ class Publishing:
                     return
             ledgers.seen[tp] = built.after
             return
-        done = set() if job is None else set(jobs.published(log.files, job).values())
-
-        def swap(log: PartitionLog, one: BuiltGroup) -> None:
-            if one.output.base_offset not in done:
-                phases.swap_group(log, one)
-
-        yield phases.publish(log, built, record_first_dirty=record, swap=swap)
+        done = () if job is None else jobs.published(log.files, job).values()
+        yield Publisher(log, built.plan, record, done).publish(built)
 
     def _log(self, plan: Plan) -> PartitionLog:
         return self._directory.log(plan.topic, plan.partition)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lastword.errors import LastwordError, StorageError
 from lastword.files import DEFAULT
 
 if TYPE_CHECKING:
-    from lastword.cleaner.apart import Apart, Looked, Opening
-    from lastword.cleaner.built import BuiltRound
+    from lastword.cleaner.built import PreparedCleaning
+    from lastword.cleaner.cleaning import Context
     from lastword.cleaner.generational import Choice
     from lastword.cleaner.plan import Plan
+    from lastword.cleaner.prepare import Request
+    from lastword.cleaner.remote import LedgerParams, RemoteBuild, RemoteScan
     from lastword.cleaner.runs import Run
     from lastword.config import TopicConfig
     from lastword.partition.view import PartitionView
@@ -32,7 +34,7 @@ class RoundTask:
     directory: str
     plan: Plan
     config: TopicConfig
-    opening: Opening | None = None
+    params: LedgerParams | None = None
     runs: tuple[Run, ...] | None = None
 
 
@@ -43,17 +45,17 @@ class LookTask:
     directory: str
     plan: Plan
     config: TopicConfig
-    opening: Opening
+    params: LedgerParams
     dry: bool
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """One partition's plan. `arguments` of `cleaner.plan`."""
+    """One partition's plan."""
 
     directory: str
     config: TopicConfig
-    arguments: dict[str, Any]
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,56 +65,60 @@ class ChosenTask:
     directory: str
     plan: Plan
     config: TopicConfig
-    opening: Opening
+    params: LedgerParams
     choices: tuple[Choice, ...]
 
 
-def build(task: RoundTask) -> BuiltRound | Apart | LastwordError:
-    from lastword.cleaner import apart, phases
-    from lastword.clock import SystemClock
+def build(task: RoundTask) -> PreparedCleaning | RemoteBuild | LastwordError:
+    from lastword.cleaner import remote
+    from lastword.cleaner.cleaning import clean
+    from lastword.cleaner.liveness import FullScan
+    from lastword.cleaner.sinks import Collector
 
-    def built() -> BuiltRound | Apart:
-        view, clock = _view(task.directory), SystemClock()
-        if task.opening is None:
-            return phases.build(view, task.plan, files=DEFAULT, clock=clock)
-        return apart.build(view, task.config, task.plan, task.opening, task.runs, files=DEFAULT, clock=clock)
+    def built() -> PreparedCleaning | RemoteBuild:
+        view, context = _view(task.directory), _context(dry=False)
+        if task.params is None:
+            return clean(view, task.plan, FullScan(), Collector(task.plan), context)
+        return remote.build(view, task.config, task.plan, task.params, task.runs, context)
 
     return _faults_kept(built)
 
 
-def look(task: LookTask) -> Looked | LastwordError:
-    from lastword.cleaner import apart
+def look(task: LookTask) -> RemoteScan | LastwordError:
+    from lastword.cleaner import remote
 
-    def looked() -> Looked:
+    def looked() -> RemoteScan:
         view = _view(task.directory)
-        return apart.look(view, task.config, task.plan, task.opening, files=DEFAULT, dry=task.dry)
+        return remote.scan(view, task.config, task.plan, task.params, _context(dry=task.dry))
 
     return _faults_kept(looked)
 
 
 def plan(task: PlanTask) -> Plan:
-    from lastword.cleaner import cleaner
-    from lastword.clock import SystemClock
+    from lastword.cleaner.cleaner import plan_partition
 
-    view = _view(task.directory)
-    return cleaner.plan(view, task.config, files=DEFAULT, clock=SystemClock(), **task.arguments)
+    return plan_partition(_view(task.directory), task.config, task.request, _context(dry=True))
 
 
 def plan_chosen(task: ChosenTask) -> Plan:
-    from lastword.cleaner import apart, drive_plan
-    from lastword.clock import SystemClock
+    from lastword.cleaner import drive_plan, remote
 
-    view = _view(task.directory)
-    ledger, _ = apart.up_to_date(view, task.plan, task.opening, DEFAULT, dry=True)
-    return drive_plan.planned(
-        view, task.config, task.plan, ledger, task.choices, files=DEFAULT, clock=SystemClock()
-    )
+    view, context = _view(task.directory), _context(dry=True)
+    ledger, _ = remote.up_to_date(view, task.plan, task.params, context)
+    return drive_plan.planned(view, task.config, task.plan, ledger, task.choices, context)
 
 
 def _view(directory: str) -> PartitionView:
     from lastword.partition.view import PartitionView
 
     return PartitionView.load(DEFAULT, directory)
+
+
+def _context(*, dry: bool) -> Context:
+    from lastword.cleaner.cleaning import Context
+    from lastword.clock import SystemClock
+
+    return Context(DEFAULT, SystemClock(), dry=dry)
 
 
 def _faults_kept(work: Callable[[], _T]) -> _T | LastwordError:

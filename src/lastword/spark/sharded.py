@@ -24,7 +24,7 @@ from lastword.errors import LastwordError, StorageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lastword.cleaner.built import BuiltRound
+    from lastword.cleaner.built import PreparedCleaning
     from lastword.cleaner.job import Job
     from lastword.cleaner.plan import Plan
     from lastword.values import ProgressLike
@@ -38,7 +38,7 @@ _TOLD_EVERY_S = 0.5
 
 def build(
     spark: SparkSession, job: Job, now_ms: int, progress: ProgressLike | None = None
-) -> BuiltRound | LastwordError:
+) -> PreparedCleaning | LastwordError:
     """Every step that is left, and what was built; or the first fault of the data."""
     from lastword.cleaner import sharded
     from lastword.clock import SystemClock
@@ -51,19 +51,19 @@ def build(
         seconds = clock.monotonic() - started
         if fault is None:
             fault = _rewrite(spark, job, now_ms)
-    return fault or sharded.built_round(DEFAULT, job, seconds)
+    return fault or sharded.prepared(DEFAULT, job, seconds)
 
 
 def plan(spark: SparkSession, job: Job, progress: ProgressLike | None = None) -> Plan:
     """The same steps, written into nothing: the exact plan."""
-    from lastword.cleaner import phases, sharded
+    from lastword.cleaner import sharded
     from lastword.files import DEFAULT
 
     with _telling(job, progress):
         fault = _map(spark, job) or _rewrite(spark, job, job.plan.now_ms)
     if fault is not None:
         raise fault
-    return phases.exactly(job.plan, *sharded.planned(DEFAULT, job))
+    return sharded.planned(DEFAULT, job)
 
 
 def _map(spark: SparkSession, job: Job) -> LastwordError | None:

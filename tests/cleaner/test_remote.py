@@ -8,8 +8,10 @@ import pytest
 
 import lastword
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner import apart, phases
-from lastword.cleaner.apart import Opening
+from lastword.cleaner import remote
+from lastword.cleaner.cleaning import Context
+from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.remote import LedgerParams
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
@@ -35,17 +37,17 @@ def root(tmp_path):
 
 def prepared(directory):
     log, config = directory.log("t", 0), directory.topic_config("t")
-    first_dirty = directory.first_dirty("t", 0)
-    plan = phases.prepare(log, config, first_dirty=first_dirty, strategy="generational", map_bytes=MAP_BYTES)
+    request = Request(directory.first_dirty("t", 0), strategy="generational", map_bytes=MAP_BYTES)
+    plan = prepare(log, config, request)
     return log, config, plan
 
 
 def built(directory):
     """As on another machine: the log, the plan and what was built, and back."""
     log, config, plan = prepared(directory)
-    given = pickle.loads(pickle.dumps((log.directory, config, plan, Opening(0, (-1, 0), "drive", 0.3))))
+    given = pickle.loads(pickle.dumps((log.directory, config, plan, LedgerParams(0, (-1, 0), "drive", 0.3))))
     view = PartitionView.load(DEFAULT, given[0])
-    found = apart.build(view, *given[1:], None, files=DEFAULT, clock=directory.clock)
+    found = remote.build(view, *given[1:], None, Context(DEFAULT, directory.clock))
     return log, pickle.loads(pickle.dumps(found))
 
 
@@ -70,19 +72,18 @@ def test_it_comes_to_what_a_round_in_one_comes_to(root, tmp_path):
         (expected,) = logs.clean("t")
     with opened(root) as directory:
         log, found = built(directory)
-        (done,) = apart.publish(
+        (done,) = remote.publish(
             log, found, record_first_dirty=lambda offset: directory.set_first_dirty("t", 0, offset)
         )
         first_dirty = directory.first_dirty("t", 0)
         ledger = saved(log)
         assert not ledger.rebuilt_because and ledger.limit == done.end
-        again = apart.look(
+        again = remote.scan(
             PartitionView.load(DEFAULT, log.directory),
             directory.topic_config("t"),
             prepared(directory)[2],
-            Opening(ledger.t, ledger.seen, "drive", 0.3),
-            files=DEFAULT,
-            dry=True,
+            LedgerParams(ledger.t, ledger.seen, "drive", 0.3),
+            Context(DEFAULT, directory.clock, dry=True),
         )
         assert again.seen.account.segments == found.after.account.segments
     assert (done.removed, done.written_bytes, done.end) == (
@@ -100,16 +101,16 @@ def test_killed_before_the_accounts_have_their_name(root):
     """Those that were saved before do not fit the log any more, and are not believed; the new ones go."""
     with opened(root) as directory:
         log, found = built(directory)
-        apart.keep(DEFAULT, log.directory, found.accounts)  # as if by an earlier round
+        remote.save(DEFAULT, log.directory, found.accounts)  # as if by an earlier round
         assert saved(log).rebuilt_because, "they speak of swaps that were never made"
-        (done,) = apart.publish(log, found, record_first_dirty=lambda offset: None)
+        (done,) = remote.publish(log, found, record_first_dirty=lambda offset: None)
         assert done.complete and not saved(log).rebuilt_because, "the swaps make them true"
     records = read(root)
     with lastword.open(str(root), "a", clock=ManualClock(NOW)) as logs:
         logs.topic("t").extend([(b"k%d" % n, b"w" * 90) for n in range(100)])
     with opened(root) as directory:
         log, found = built(directory)
-        rounds = apart.publish(log, found, record_first_dirty=lambda offset: None)
+        rounds = remote.publish(log, found, record_first_dirty=lambda offset: None)
         next(rounds)  # swapped; and here the driver dies
         assert saved(log).rebuilt_because
         left = [one for one in (root / "t-0" / names.PRIVATE).iterdir() if one.is_dir()]
@@ -117,7 +118,7 @@ def test_killed_before_the_accounts_have_their_name(root):
         prepared(directory)
         assert not any(one.is_dir() for one in (root / "t-0" / names.PRIVATE).iterdir())
         log, found = built(directory)
-        (done,) = apart.publish(log, found, record_first_dirty=lambda offset: None)
+        (done,) = remote.publish(log, found, record_first_dirty=lambda offset: None)
         assert done.removed.total == 0 and not saved(log).rebuilt_because
     newest = {key: value for _, key, value in records} | {b"k%d" % n: b"w" * 90 for n in range(100)}
     assert {key: value for _, key, value in read(root)} == newest

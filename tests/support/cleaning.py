@@ -1,0 +1,41 @@
+"""One partition cleaned, or planned, with the options of a request and of a context in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from lastword.cleaner.cleaner import clean_partition, plan_partition
+from lastword.cleaner.cleaning import Context
+from lastword.cleaner.plan import Plan
+from lastword.cleaner.prepare import Request
+from lastword.cleaner.report import CleanRound
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.files import Files
+from lastword.partition.log import PartitionLog
+from lastword.partition.view import PartitionView
+
+_REQUEST = {field.name for field in fields(Request)}
+_CONTEXT = {field.name for field in fields(Context)}
+
+
+def _taken(options: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: options.pop(name) for name in names & options.keys()}
+
+
+def clean(
+    log: PartitionLog, config: TopicConfig, *, record_first_dirty: Callable[[int], None], **options: Any
+) -> CleanRound | None:
+    """Clean; `options`: of `Request`, of `Context` and of `clean_partition`."""
+    request = Request(**_taken(options, _REQUEST))
+    context = Context(log.files, log.clock, **_taken(options, _CONTEXT))
+    return clean_partition(log, config, request, context, record_first_dirty=record_first_dirty, **options)
+
+
+def plan(view: PartitionView, config: TopicConfig, *, files: Files, clock: Clock, **options: Any) -> Plan:
+    """Plan; `options` as for `clean`."""
+    request = Request(**_taken(options, _REQUEST))
+    context = Context(files, clock, dry=True, **_taken(options, _CONTEXT))
+    return plan_partition(view, config, request, context, **options)
