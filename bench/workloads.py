@@ -27,7 +27,8 @@ from lastword.cleaner import CleanRound
 from lastword.cleaner.cleaner import clean_partition, opened
 from lastword.cleaner.cleaning import Context
 from lastword.cleaner.liveness import refresh
-from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.plan import Request
+from lastword.cleaner.prepare import prepare
 from lastword.cleaner.report import Phases
 from lastword.clock import SystemClock
 from lastword.config import TopicConfig

@@ -305,7 +305,8 @@ def test_rewritten_by_executors_beneath_it(log):
     """A round that was built elsewhere is published here, and no ledger hears of it."""
     from lastword.cleaner.cleaning import Context, clean
     from lastword.cleaner.liveness import FullScan
-    from lastword.cleaner.prepare import Request, alone, prepare
+    from lastword.cleaner.plan import Request
+    from lastword.cleaner.prepare import alone, prepare
     from lastword.cleaner.sinks import Collector, Publisher
 
     with alone(log.log.directory):

@@ -9,7 +9,8 @@ import pytest
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner.cleaning import Context
 from lastword.cleaner.liveness import refresh
-from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.plan import Request
+from lastword.cleaner.prepare import prepare
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT

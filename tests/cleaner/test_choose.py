@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lastword.cleaner.choose import choose, corrected_first_dirty, overdue_ms
-from lastword.cleaner.plan import Plan
+from lastword.cleaner.choose import LogState, choose, corrected_first_dirty, overdue_ms
+from lastword.cleaner.plan import Plan, Request
 from lastword.config import TopicConfig
 from lastword.errors import UsageError
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
+STATE = {field.name for field in fields(LogState)}
+REQUEST = {field.name for field in fields(Request)}
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,11 @@ def compact(**changes: Any) -> TopicConfig:
 
 
 def decide(these: list[FakeSegment], config: TopicConfig | None = None, **more: Any) -> Plan:
-    given: dict[str, Any] = {
-        "log_start": 0,
-        "log_end": these[-1].next_offset if these else 0,
-        "first_dirty": None,
-        "now_ms": NOW,
-        "map_bytes": 1 << 20,
-    }
-    return choose("t", 0, these, config or compact(), **(given | more))
+    given: dict[str, Any] = {"log_start": 0, "log_end": these[-1].next_offset if these else 0}
+    state = LogState("t", 0, these, **(given | {name: more.pop(name) for name in STATE & more.keys()}))
+    asked = {name: more.pop(name) for name in REQUEST & more.keys()}
+    request = Request(**({"map_bytes": 1 << 20} | asked))
+    return choose(state, config or compact(), request, NOW, **more)
 
 
 def codes(plan: Plan) -> list[str]:

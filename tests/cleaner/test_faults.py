@@ -15,7 +15,8 @@ from lastword import kernels
 from lastword.cleaner import output, quarantine, rewrite
 from lastword.cleaner.cleaning import Context, clean
 from lastword.cleaner.liveness import FullScan
-from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.plan import Request
+from lastword.cleaner.prepare import prepare
 from lastword.cleaner.sinks import Collector, Publisher
 from lastword.errors import (
     BusyError,

@@ -10,7 +10,8 @@ import lastword
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner import remote
 from lastword.cleaner.cleaning import Context
-from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.plan import Request
+from lastword.cleaner.prepare import prepare
 from lastword.cleaner.remote import LedgerParams
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT

@@ -13,7 +13,8 @@ import pytest
 from lastword.cleaner import job as jobs
 from lastword.cleaner import sharded, sinks
 from lastword.cleaner.job import Job
-from lastword.cleaner.prepare import Request, chosen_plan, prepare
+from lastword.cleaner.plan import Request
+from lastword.cleaner.prepare import chosen_plan, prepare
 from lastword.cleaner.report import CleanRound
 from lastword.cleaner.sinks import Publisher
 from lastword.errors import CorruptBatchError, CorruptFileError

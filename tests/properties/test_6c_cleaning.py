@@ -10,7 +10,8 @@ import pytest
 
 from lastword.cleaner.cleaning import Context, clean
 from lastword.cleaner.liveness import FullScan
-from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.plan import Request
+from lastword.cleaner.prepare import prepare
 from lastword.cleaner.sinks import Collector, Publisher
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError

@@ -503,7 +503,8 @@ class Writer:
         """A cleaning in steps, as Spark's executors make it; published by the owner of the log."""
         from lastword.cleaner import job as jobs
         from lastword.cleaner import sharded
-        from lastword.cleaner.prepare import Request, prepare
+        from lastword.cleaner.plan import Request
+        from lastword.cleaner.prepare import prepare
         from lastword.cleaner.sinks import Publisher
 
         assert self.logs is not None

@@ -25,7 +25,8 @@ import pyarrow
 from pathlib import Path
 from lastword.cleaner import cleaner, sharded, sinks
 from lastword.cleaner import job as jobs
-from lastword.cleaner.prepare import Request, prepare
+from lastword.cleaner.plan import Request
+from lastword.cleaner.prepare import prepare
 from lastword.cleaner.sinks import Publisher
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT

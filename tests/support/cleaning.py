@@ -8,8 +8,7 @@ from typing import Any
 
 from lastword.cleaner.cleaner import clean_partition, plan_partition
 from lastword.cleaner.cleaning import Context
-from lastword.cleaner.plan import Plan
-from lastword.cleaner.prepare import Request
+from lastword.cleaner.plan import Plan, Request
 from lastword.cleaner.report import CleanRound
 from lastword.clock import Clock
 from lastword.config import TopicConfig

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from lastword.accounts import saved, snapshot
 from lastword.accounts.deletes import Deletes
 from lastword.accounts.entries import Entry, begin_ages, has_old, keep_ages, private_path
-from lastword.accounts.statement import dead_bytes, statement
+from lastword.accounts.statement import dead_bytes, indexed_bytes, segment_accounts
 from lastword.accounts.survivorship import Survivorship
 from lastword.accounts.tracking import Tracking
 from lastword.accounts.values import PartitionAccount
@@ -289,18 +289,23 @@ class Ledger:
         strategy: str = "generational",
     ) -> PartitionAccount:
         """All that choosing asks for, as a value."""
-        return statement(
-            self.tracking,
-            self._dead_bytes(),
-            self.deletes.blocked_bytes(self.facts()),
-            config,
+        segments = segment_accounts(
+            self.tracking, self._dead_bytes(), self.deletes.blocked_bytes(self.facts())
+        )
+        return PartitionAccount(
             topic=topic,
             partition=partition,
             drive=drive,
+            segments=segments,
             total_bytes=total_bytes,
+            limit=self.limit,
             log_start=log_start,
+            segment_bytes=config.segment_bytes,
+            min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
+            max_compaction_lag_ms=config.max_compaction_lag_ms,
             quarantined=quarantined,
             strategy=strategy,
+            file_bytes=indexed_bytes(config),
         )
 
     def _dead_bytes(self) -> list[float]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lastword.accounts.survivorship import Survivorship
 from lastword.accounts.tracking import Tracking
-from lastword.accounts.values import PartitionAccount, SegmentAccount
+from lastword.accounts.values import SegmentAccount
 
 if TYPE_CHECKING:
     from lastword.config import TopicConfig
@@ -49,22 +49,17 @@ def indexed_bytes(config: TopicConfig) -> int:
     return max(entries * max(config.index_interval_bytes, 1) - 1, 1)
 
 
-def statement(
-    tracking: Tracking,
-    dead: Sequence[float],
-    blocked_bytes: Sequence[int],
-    config: TopicConfig,
-    *,
-    topic: str,
-    partition: int,
-    drive: str,
-    total_bytes: int,
-    log_start: int,
-    quarantined: bool,
-    strategy: str,
-) -> PartitionAccount:
-    """`dead`, `blocked_bytes`: bytes of each segment. Of a sample all figures are estimates; the standard
-    deviation of `error_ratio` is that of a sum over a share of the keys."""
+def segment_accounts(
+    tracking: Tracking, dead: Sequence[float], blocked_bytes: Sequence[int]
+) -> tuple[SegmentAccount, ...]:
+    """Return the account of each segment.
+
+    Of a sample all figures are estimates; the standard deviation of `error_ratio` is that of a sum over a
+    share of the keys.
+
+    Args:
+        dead, blocked_bytes: bytes of each segment.
+    """
     share, segments = tracking.share, []
     for entry, one, garbage, held in zip(
         tracking.entries, tracking.facts(), dead, blocked_bytes, strict=True
@@ -90,18 +85,4 @@ def statement(
                 error_ratio=min(noise, 1.0),
             )
         )
-    return PartitionAccount(
-        topic=topic,
-        partition=partition,
-        drive=drive,
-        segments=tuple(segments),
-        total_bytes=total_bytes,
-        limit=tracking.running.limit,
-        log_start=log_start,
-        segment_bytes=config.segment_bytes,
-        min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
-        max_compaction_lag_ms=config.max_compaction_lag_ms,
-        quarantined=quarantined,
-        strategy=strategy,
-        file_bytes=indexed_bytes(config),
-    )
+    return tuple(segments)

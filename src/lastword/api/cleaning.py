@@ -57,7 +57,7 @@ def plan_chosen(
     """The same for partitions that were listed already."""
     from lastword.cleaner.cleaner import plan_partition
     from lastword.cleaner.cleaning import Context
-    from lastword.cleaner.prepare import Request
+    from lastword.cleaner.plan import Request
     from lastword.retention.expire import outlook
 
     views, unviewed = dirs.checked_views(chosen)
@@ -179,7 +179,7 @@ def _clean_one(
 ) -> CleanRound | None:
     from lastword.cleaner.cleaner import clean_partition
     from lastword.cleaner.cleaning import Context
-    from lastword.cleaner.prepare import Request
+    from lastword.cleaner.plan import Request
 
     config = dirs.config(name)
     home = dirs.log_dir(name, number)

@@ -67,7 +67,7 @@ class Whole(Due):
     def _do(self, stop: Stop) -> Done | None:
         from lastword.cleaner.cleaner import clean_partition
         from lastword.cleaner.cleaning import Context
-        from lastword.cleaner.prepare import Request
+        from lastword.cleaner.plan import Request
 
         tp, home = self.partition, self.home
         log, settings = home.log(*tp), home.settings.instance

@@ -24,6 +24,7 @@ from lastword.api.rounds import Due, Rewrite, Scan, Whole
 from lastword.cleaner import quarantine
 from lastword.cleaner.budget import Drives
 from lastword.cleaner.choose import choose_for, overdue_ms, roll_for_cleaning
+from lastword.cleaner.plan import Request
 from lastword.cleaner.states import States
 from lastword.cleaner.tasks import Done, Task, Urgency
 from lastword.clock import Clock
@@ -211,11 +212,8 @@ class DirectoryWork:
         plan = choose_for(
             log,
             config,
-            first_dirty=home.first_dirty(*tp),
-            now_ms=self.clock.now_ms(),
-            map_bytes=home.settings.instance.map_bytes,
-            due=True,
-            strategy=config.lastword_strategy,
+            Request(home.first_dirty(*tp), True, config.lastword_strategy, home.settings.instance.map_bytes),
+            self.clock.now_ms(),
             quarantine=None if noted is None else noted.reason,
             dead_bytes=dead_bytes,
         )

@@ -1,13 +1,13 @@
 """The cleaner: what a compacted log may forget, and how it forgets it without losing a word.
 
-It stands on `logdir`, `accounts`, `resolve`, `partition`, `segment` and `records`. Read `cleaner.py` first,
-and `phases.py`: the round over a whole log, once, at one altitude. Then `choose.py` (up to where, and why:
-a `Plan`, `plan.py`), `groups.py`, `building.py`, `rewrite.py`, `output.py`, `certificate.py`, `report.py`;
-`transactions.py` for logs that have any. Then what makes it cost what the garbage costs: `generational.py`
-(the decision, a `Choice`), `part.py` and `accounted.py` (the round over a part), `drive.py` (one drive, look
-by look), and both on paper: `accounted_plan.py`, `drive_plan.py`. In the background: `scheduler.py`,
-`workers.py`, `budget.py`. In other places than where the log is open: `apart.py`; one giant partition by many
-hands: `job.py`, `sharded.py`.
+It stands on `logdir`, `accounts`, `resolve`, `partition`, `segment` and `records`. Read `cleaning.py` first:
+one cleaning, `clean(log, plan, liveness, sink, context)`. Then `choose.py` and `prepare.py` (up to where, and
+why: a `Plan`, `plan.py`), `liveness.py` (which records are dead), `groups.py`, `building.py`, `rewrite.py`,
+`output.py`, `certificate.py`, `sinks.py` (publish, collect, or count for a dry run), `report.py`;
+`transactions.py` for logs that have any. `cleaner.py` puts them together for one partition. Then what makes a
+cleaning cost what the garbage costs: `generational.py` (the decision, a `Choice`), `drive.py` (one drive),
+`drive_plan.py` (its dry run). In the background: `scheduler.py`, `workers.py`, `budget.py`. In other places
+than where the log is open: `remote.py`; one giant partition on many machines: `job.py`, `sharded.py`.
 
 Three parts of a log
 --------------------
@@ -149,7 +149,7 @@ What it does not do, and why that is fine
 -----------------------------------------
 
 - Strategy `kafka` keeps no account of garbage between runs: each of its rounds reads the log below its limit
-  once. Nothing but time is lost. Strategy `generational` (`accounted.py`) keeps one, and saves that.
+  once. Nothing but time is lost. Strategy `generational` (`liveness.KeptAccounts`) keeps one, and saves that.
 
 In the background
 -----------------

@@ -18,7 +18,7 @@ Choosing reads sizes and timestamps, no record. `due=False` means now: the activ
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from lastword.cleaner.plan import (
@@ -33,6 +33,7 @@ from lastword.cleaner.plan import (
     UNFINISHED_COMMIT,
     Plan,
     Reason,
+    Request,
 )
 from lastword.config import TopicConfig
 from lastword.config.topic import STRATEGIES
@@ -72,46 +73,55 @@ class Choosable(Protocol):
     def headers(self) -> Iterator[ChoosableHeader]: ...
 
 
-def choose(
-    topic: str,
-    partition: int,
-    segments: Sequence[Choosable],
-    config: TopicConfig,
-    *,
-    log_start: int,
-    log_end: int,
-    stable_offset: int | None = None,
-    cleanable_offset: int | None = None,
-    first_dirty: int | None,
-    now_ms: int,
-    map_bytes: int,
-    due: bool = False,
-    strategy: str = "kafka",
-    quarantine: str | None = None,
-    producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
-    may_roll: bool = False,
-    dead_bytes: int = 0,
-) -> Plan:
-    """Decide about one partition from its segments (in offset order; the last is the active one).
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """What choosing needs to know of a log.
 
+    segments        in offset order; the last is the active one
     stable_offset   no transaction below it is undecided; None: the log end
     cleanable_offset
                     nothing at or above may be cleaned; below `stable_offset` if a commit is incomplete there.
                     None: the stable offset
-    first_dirty     the cleaner's checkpoint, None if there is none; corrected here where it makes no sense
-    quarantine      why the partition is in quarantine, or None
-    may_roll        nobody has asked whether the active segment is to be closed by its age, as a round that is
-                    due does first: one that is counts as closed
-    dead_bytes      known garbage of the closed segments
+    may_roll        a due cleaning closes the active segment first if its age asks for that, and it was not
+                    closed yet: then it counts as closed
     producer_expiration_ms
                     after how long a silent producer is forgotten, and its last batch not kept for it
     """
+
+    topic: str
+    partition: int
+    segments: Sequence[Choosable]
+    log_start: int
+    log_end: int
+    stable_offset: int | None = None
+    cleanable_offset: int | None = None
+    may_roll: bool = False
+    producer_expiration_ms: int = PRODUCER_EXPIRATION_MS
+
+
+def choose(
+    log: LogState,
+    config: TopicConfig,
+    request: Request,
+    now_ms: int,
+    *,
+    quarantine: str | None = None,
+    dead_bytes: int = 0,
+) -> Plan:
+    """Decide about one partition.
+
+    Args:
+        request: its checkpoint is corrected here where it makes no sense.
+        quarantine: why the partition is in quarantine, or None.
+        dead_bytes: known garbage of the closed segments.
+    """
+    due, strategy, segments = request.due, request.strategy, log.segments
     if strategy not in STRATEGIES:
         raise UsageError(f"unknown strategy {strategy!r}", remedy=f"use one of: {', '.join(STRATEGIES)}")
-    start = corrected_first_dirty(first_dirty, log_start, log_end)
+    start = corrected_first_dirty(request.first_dirty, log.log_start, log.log_end)
     plan = Plan(
-        topic=topic,
-        partition=partition,
+        topic=log.topic,
+        partition=log.partition,
         action="clean",
         due=True if due else None,  # False once there is a reason to keep it
         strategy=strategy,
@@ -121,19 +131,19 @@ def choose(
         free_bytes=0,
         exact=False,
         reasons=(),
-        log_start=log_start,
+        log_start=log.log_start,
         start=start,
         limit=start,
         total_segments=len(segments),
         total_bytes=sum(s.size for s in segments),
         now_ms=now_ms,
-        map_bytes=map_bytes,
+        map_bytes=request.map_bytes,
         delete_retention_ms=config.delete_retention_ms,
         segment_bytes=config.segment_bytes,
         segment_index_bytes=config.segment_index_bytes,
         index_interval_bytes=config.index_interval_bytes,
         max_message_bytes=config.max_message_bytes,
-        producer_expiration_ms=producer_expiration_ms,
+        producer_expiration_ms=log.producer_expiration_ms,
     )
     if config.cleanup_policy is None:
         return plan.kept(NO_POLICY, "cleanup.policy is not known, so nothing may be removed")
@@ -143,12 +153,13 @@ def choose(
         )
     if quarantine is not None:
         return plan.kept(QUARANTINED, quarantine)
-    stable_offset = log_end if stable_offset is None else stable_offset
-    ends = _Ends(stable_offset, stable_offset if cleanable_offset is None else cleanable_offset)
-    rolls = not due or (may_roll and _rolls_by_age(segments, config, now_ms))
+    stable_offset = log.log_end if log.stable_offset is None else log.stable_offset
+    cleanable_offset = stable_offset if log.cleanable_offset is None else log.cleanable_offset
+    ends = _Ends(stable_offset, cleanable_offset)
+    rolls = not due or (log.may_roll and _rolls_by_age(segments, config, now_ms))
     outgrown = False
-    if not rolls and may_roll:
-        decided = ends.cleanable_offset >= log_end
+    if not rolls and log.may_roll:
+        decided = ends.cleanable_offset >= log.log_end
         rolls = outgrown = decided and is_outgrown(segments, config, dead_bytes, now_ms)
     plan, closed = _bounded(plan, segments, config, ends, rolls, dead_bytes)
     if outgrown and len(closed) == len(segments):
@@ -165,35 +176,25 @@ def choose(
 def choose_for(
     log: PartitionLog | PartitionView,
     config: TopicConfig,
-    *,
-    first_dirty: int | None,
+    request: Request,
     now_ms: int,
-    map_bytes: int,
-    due: bool,
-    strategy: str,
+    *,
     quarantine: str | None = None,
     dead_bytes: int = 0,
 ) -> Plan:
-    """`choose` for a log as it lies there. Of a view nobody has asked whether its active segment rolls."""
-    return choose(
+    """`choose` for a log as it is on disk."""
+    state = LogState(
         log.topic,
         log.partition,
         log.segments,
-        config,
         log_start=log.log_start,
         log_end=log.log_end,
         stable_offset=log.stable_offset,
         cleanable_offset=log.cleanable_offset,
-        first_dirty=first_dirty,
-        now_ms=now_ms,
-        map_bytes=map_bytes,
-        due=due,
-        strategy=strategy,
-        quarantine=quarantine,
-        producer_expiration_ms=log.producer_expiration_ms,
         may_roll=isinstance(log, PartitionView),
-        dead_bytes=dead_bytes,
+        producer_expiration_ms=log.producer_expiration_ms,
     )
+    return choose(state, config, request, now_ms, quarantine=quarantine, dead_bytes=dead_bytes)
 
 
 def outgrown_above(segments: Sequence[Choosable], dead_bytes: int) -> int:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lastword.cleaner.cleaning import Context, clean
-from lastword.cleaner.plan import Plan
-from lastword.cleaner.prepare import Request, alone, chosen_plan, prepare
+from lastword.cleaner.plan import Plan, Request
+from lastword.cleaner.prepare import alone, chosen_plan, prepare
 from lastword.cleaner.report import CleanRound
 from lastword.config import TopicConfig
 from lastword.config.instance import DEFAULT_SPACE_TARGET, DEFAULT_SURVIVORSHIP_ALPHA

@@ -23,8 +23,7 @@ from lastword.accounts.values import DriveAccount, PartitionAccount
 from lastword.cleaner import liveness, quarantine
 from lastword.cleaner.choose import choose_for, is_outgrown, roll_for_cleaning
 from lastword.cleaner.cleaning import Context
-from lastword.cleaner.plan import Plan
-from lastword.cleaner.prepare import Request
+from lastword.cleaner.plan import Plan, Request
 from lastword.cleaner.steps import Stopped
 from lastword.errors import LastwordError
 from lastword.files import Files
@@ -239,11 +238,8 @@ def plan_of(place: Place, log: PartitionLog | PartitionView, now_ms: int, dead_b
     return choose_for(
         log,
         home.topic_config(tp.topic),
-        first_dirty=home.first_dirty(*tp),
-        now_ms=now_ms,
-        map_bytes=home.settings.instance.map_bytes,
-        due=True,
-        strategy="generational",
+        Request(home.first_dirty(*tp), True, "generational", home.settings.instance.map_bytes),
+        now_ms,
         dead_bytes=dead_bytes,
     )
 

@@ -11,6 +11,8 @@ from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
 from lastword.units import format_bytes
 from lastword.values import Value
 
+DEFAULT_MAP_BYTES = 128 << 20
+
 Action = Literal["clean", "delete", "keep"]
 
 # Codes of reasons, as `--json` prints them.
@@ -26,6 +28,21 @@ LEASE = "lease"
 QUARANTINED = "quarantined"
 NO_POLICY = "no-policy"
 OUTGROWN = "active-segment-outgrown"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of the cleaner for one partition.
+
+    first_dirty  the cleaner's checkpoint; None: there is none
+    due          only what the settings make due; False: all garbage, now
+    map_bytes    memory for the key map
+    """
+
+    first_dirty: int | None = None
+    due: bool = False
+    strategy: str = "kafka"
+    map_bytes: int = DEFAULT_MAP_BYTES
 
 
 @dataclass(frozen=True, slots=True)

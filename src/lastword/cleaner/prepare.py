@@ -6,33 +6,17 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lastword.cleaner import quarantine, staging
 from lastword.cleaner.choose import choose_for, roll_for_cleaning
-from lastword.cleaner.plan import Plan
+from lastword.cleaner.plan import Plan, Request
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.config.instance import DEFAULT_MAP_BYTES
 from lastword.errors import BusyError
 from lastword.files import Files
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What is asked of the cleaner for one partition.
-
-    first_dirty  the cleaner's checkpoint; None: there is none
-    due          only what the settings make due; False: all garbage, now
-    map_bytes    memory for the key map
-    """
-
-    first_dirty: int | None = None
-    due: bool = False
-    strategy: str = "kafka"
-    map_bytes: int = DEFAULT_MAP_BYTES
 
 
 def prepare(log: PartitionLog, config: TopicConfig, request: Request) -> Plan:
@@ -65,11 +49,8 @@ def chosen_plan(
     return choose_for(
         log,
         config,
-        first_dirty=request.first_dirty,
-        now_ms=clock.now_ms(),
-        map_bytes=request.map_bytes,
-        due=request.due,
-        strategy=request.strategy,
+        request,
+        clock.now_ms(),
         quarantine=None if set_aside is None else set_aside.reason,
     )
 

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lastword.cleaner.job import Job
-    from lastword.cleaner.plan import Plan
-    from lastword.cleaner.prepare import Request
+    from lastword.cleaner.plan import Plan, Request
     from lastword.config import TopicConfig
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.logdir.log_dir import LogDirectory
@@ -267,7 +266,7 @@ def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -
 def _request(
     directory: LogDirectory, tp: TopicPartition, config: TopicConfig, due: bool, strategy: str | None
 ) -> Request:
-    from lastword.cleaner.prepare import Request
+    from lastword.cleaner.plan import Request
 
     map_bytes = directory.settings.instance.map_bytes
     return Request(directory.first_dirty(*tp), due, strategy or config.lastword_strategy, map_bytes)

@@ -57,7 +57,8 @@ def clean_due(
 ) -> None:
     """Rounds over wanted partitions until nothing more is due. One whose round fails is left alone."""
     from lastword.cleaner.drive_plan import outlook
-    from lastword.cleaner.prepare import Request, alone, prepare
+    from lastword.cleaner.plan import Request
+    from lastword.cleaner.prepare import alone, prepare
     from lastword.spark.tasks import as_answered
 
     places = _places(directory, strategy)

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from lastword.cleaner.built import PreparedCleaning
     from lastword.cleaner.cleaning import Context
     from lastword.cleaner.generational import Choice
-    from lastword.cleaner.plan import Plan
-    from lastword.cleaner.prepare import Request
+    from lastword.cleaner.plan import Plan, Request
     from lastword.cleaner.remote import LedgerParams, RemoteBuild, RemoteScan
     from lastword.cleaner.runs import Run
     from lastword.config import TopicConfig

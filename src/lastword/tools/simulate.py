@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from lastword.accounts import DriveAccount
-from lastword.cleaner.choose import choose
+from lastword.cleaner.choose import LogState, choose
 from lastword.cleaner.generational import choose_drive
 from lastword.cleaner.groups import Limits, group
+from lastword.cleaner.plan import Request
 from lastword.config import TopicConfig
 from lastword.config.instance import DEFAULT_SPACE_TARGET
 from lastword.tools.death import Deaths
@@ -245,19 +246,9 @@ class _Drive:
     def _whole_log(self, index: int, now_ms: int) -> None:
         log = self.logs[index]
         config = log.config
-        plan = choose(
-            log.topic,
-            log.partition,
-            [*log.segments, log.active(self.rows[index])],
-            config,
-            log_start=0,
-            log_end=self.rows[index],
-            first_dirty=log.first_dirty,
-            now_ms=now_ms,
-            map_bytes=0,
-            due=True,
-            strategy="kafka",
-        )
+        segments = [*log.segments, log.active(self.rows[index])]
+        state = LogState(log.topic, log.partition, segments, log_start=0, log_end=self.rows[index])
+        plan = choose(state, config, Request(log.first_dirty, due=True, map_bytes=0), now_ms)
         if plan.action != "clean":
             self.kept[index] = plan.reasons[0].text if plan.reasons else ""
             return
