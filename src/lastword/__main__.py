@@ -1,13 +1,13 @@
 """The command `lastword`, also as `python -m lastword`.
 
-Apart from `cli.main`, so that Ctrl-C while that is being imported ends as quietly as later.
+A module of its own, so that Ctrl-C during the import of `cli.main` ends as quietly as later.
 """
 
 import sys
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its code."""
     try:
         from lastword.cli.main import main as run
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from lastword.clock import ManualClock
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/kafka.md", "docs/cleaning.md")
-COMMANDS = (*main.LOOKS, *main.CHANGES, main.demo, main.bench)
+COMMANDS = (*main.INSPECT, *main.CHANGE, main.demo, main.bench)
 HELPED = {module.__name__.rpartition(".")[2]: module.EXAMPLES.strip().splitlines() for module in COMMANDS}
 STAYS = ("--every", "lastword demo", "lastword bench")  # run for long, each in a test of its own
 PLACES = {"/srv/kafka": "data", "/backup/data": "backup"}

@@ -132,12 +132,12 @@ def test_a_signal_that_comes_late_is_seen(tmp_path, monkeypatch):
         logs.create_topic("users", cleanup_policy="compact")
 
     def late(*given):
-        time.sleep(2 * keep_cleaning.LOOK_SECONDS)
+        time.sleep(2 * keep_cleaning.POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def running_then(*given):
         run_for(*given)
-        signal.setitimer(signal.ITIMER_REAL, 1.5 * keep_cleaning.LOOK_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, 1.5 * keep_cleaning.POLL_SECONDS)
 
     run_for = background.Background.run_for
     monkeypatch.setattr(background.Background, "run_for", running_then)
@@ -166,7 +166,7 @@ def test_addresses(text, address):
     "text", ["", ":", "x", ":9464", "localhost:", "localhost:x", "65536", "-1", "::1:9464", "\u0663"]
 )
 def test_what_is_no_address(text):
-    with pytest.raises(lastword.errors.UsageError, match="is no address"):
+    with pytest.raises(lastword.errors.UsageError, match="is not an address"):
         parse_address(text)
 
 

@@ -164,7 +164,7 @@ def test_a_full_drive_under_stdout_is_no_bug_of_ours(data):
             done = subprocess.run(
                 [*COMMAND, "ls", str(data), *more], stdout=full, stderr=subprocess.PIPE, text=True
             )
-            assert done.returncode == 5 and "cannot write what is to be told" in done.stderr, done.stderr
+            assert done.returncode == 5 and "cannot write the output" in done.stderr, done.stderr
 
 
 def test_our_bugs_show_no_traceback(data, monkeypatch, capsys):
@@ -272,7 +272,7 @@ def test_closed_standard_files_are_no_bug_of_ours(data, closed):
 
 def test_a_scratch_directory_that_is_missing_is_named(tmp_path, capsys):
     assert main.run(["bench", "append", "--records", "1000", "--dir", str(tmp_path / "no")]) == 2
-    assert f"{tmp_path / 'no'} is no directory" in capsys.readouterr().err
+    assert f"{tmp_path / 'no'} is not a directory" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_it_starts_shows_no_traceback():

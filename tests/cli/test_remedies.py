@@ -36,7 +36,7 @@ STAND_FOR = {
     "OUT": "out.jsonl",
     "OTHER": "out.jsonl",
 }
-FIRST = ("restore the file", "check the path", "stop it")
+FIRST = ("restore the file", "check the path", "stop that process")
 """What is to be done before the command: it must be understood, and may end as before without it."""
 
 PYTHON = re.compile(
@@ -46,7 +46,7 @@ IN_WORDS = [
     r'"os" survives a kill, "disk" a power cut',
     r"add Z or an offset such as \+02:00",
     r"--\S.*",  # an option, or what to give it
-    r"(give|leave|name|use|one of|check|append to|answer|correct|add|choose|split|wait|raise|lower|set) .*",
+    r"(give|omit|name|use|one of|check|append to|answer|correct|add|choose|split|wait|raise|lower|set) .*",
     r"(a|an|the) .*",
     r"at .*",
     r"it has .*",
@@ -55,8 +55,8 @@ IN_WORDS = [
     r"columns? .*",
     r"offsets? .*",
     r"fields are .*",
-    r"stop it; .*",
-    r"milliseconds since .*",
+    r"stop that process; .*",
+    r"for milliseconds since .*",
     r"\d+ \(\"latest\"\) at most; .*",
     r"end at \d+ or later.*",
     r"auto, always or never",
@@ -64,14 +64,14 @@ IN_WORDS = [
     r'\{"key": \.\.\., "value": \.\.\.\}',
     r"OTHER: .*",
     r"OUT: .*",
-    r"one record a line: KEY D VALUE",
+    r"one record per line: KEY D VALUE",
     r"in lastword.toml, above all tables: .*",
     r"restore the file from a copy.*",
     r"rm \S+, then open it to write",
     r"wait until .*",
     r"partitions count from 0",
     r"lines as .*",
-    r"make it, or .*",
+    r"create it, or .*",
     r"segments, .* can be dumped",
 ]
 
@@ -136,7 +136,7 @@ def test_remedies_work_where_they_are_shown(script, tmp_path, monkeypatch):
                 if remedy is not None and any(first in remedy[1] for first in FIRST):
                     assert "--help" not in told and "unknown" not in told and code != 70, shown
                     continue
-                if "not without a confirmation" in told:  # it asks, as it should
+                if "needs a confirmation" in told:  # it asks, as it should
                     continue
                 assert code not in (2, 70), shown
                 assert not before or before not in told, shown

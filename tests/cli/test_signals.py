@@ -77,7 +77,7 @@ def ended_well(running, number, root):
     """The exit code, one sentence, no traceback; the marker is there, and nothing is left over."""
     _, told = running.communicate(timeout=60)
     assert running.returncode == 128 + number, told
-    assert "stopped at a safe point, what was finished stays" in told
+    assert "stopped at a safe point; finished work stays" in told
     assert ("interrupted" in told) == (number == signal.SIGINT) and number.name in told + "SIGINT"
     assert "Traceback" not in told
     assert (root / MARKER).exists()

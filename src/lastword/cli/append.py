@@ -1,4 +1,4 @@
-"""`lastword append`: records from the command line, or from stdin as `lastword read --json` prints them."""
+"""`lastword append`: append records from the command line, or JSON lines of `lastword read` from stdin."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ printf 'ada=London\\nbob=Oslo\\n' | lastword append data cities --delimiter =
 """
 
 
-# Of a line of JSON; of those that `read --json` prints, offset and the like are not taken over.
+# Fields of a JSON line. `append` ignores some of those that `read --json` prints, such as the offset.
 FIELDS = ("key", "value", "headers", "timestamp", "type", "topic", "partition", "offset", "timestamp_type")
 
 
@@ -40,48 +40,50 @@ def append(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="the record's key")] = None,
-    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="the record's value")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="the key of the record")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="the value of the record")] = None,
     partition: Partition = None,
     delete: Annotated[
-        str | None, typer.Option(metavar="KEY", help="append a tombstone for this key, typed as it is shown")
+        str | None,
+        typer.Option(metavar="KEY", help="append a tombstone for this key, typed as `read` shows it"),
     ] = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(metavar="D", help=r"stdin has lines of KEY D VALUE instead of JSON; a tab is '\t'"),
+        typer.Option(metavar="D", help=r"stdin has lines KEY D VALUE instead of JSON; '\t' is a tab"),
     ] = None,
     ack: Annotated[
-        str | None, typer.Option(metavar="os|disk", help="what it must survive: a kill, or a power cut")
+        str | None,
+        typer.Option(metavar="os|disk", help="survive a killed process (os) or a power cut (disk)"),
     ] = None,
     more: MoreDirs = None,
 ) -> None:
-    """Append one record, a tombstone, or what stdin holds.
+    """Append one record, a tombstone, or the records on stdin.
 
-    Without KEY: records from stdin, one a line, as `lastword read --json` prints them.
+    Without KEY, stdin has one record per line, as `lastword read --json` prints them.
     """
     target, (key, value) = Target.with_words(
         "append", directory, [topic, key, value], ["KEY", "VALUE"], partition, more
     )
     known = target.topic_for("append")
     if delete is not None and (key is not None or value is not None):
-        raise UsageError("--delete takes the place of KEY VALUE", remedy="give one of them")
+        raise UsageError("--delete cannot be combined with KEY VALUE", remedy="give one of them")
     if key is not None and value is None:
-        raise UsageError("a key without a value", remedy=f"give a value, or remove the key: --delete {key}")
+        raise UsageError("KEY without VALUE", remedy=f"give a value, or delete the key: --delete {key}")
     with out.change(target) as logs:
         into = logs.topic(known, key_serializer="bytes", value_serializer="bytes")
         names = into.schema.saved
         if delete is not None or key is not None:
-            _one(out, into, names, key, value, delete, target.partition, ack)
+            _append_one(out, into, names, key, value, delete, target.partition, ack)
             return
         if sys.stdin.isatty():
             shape = '{"key": ..., "value": ...}' if delimiter is None else f"KEY{delimiter}VALUE"
-            out.say(f"reading records from the terminal, one a line: {shape}; Ctrl-D ends them")
+            out.say(f"reading records from the terminal, one per line: {shape}; Ctrl-D ends the input")
         records = _lines(names, delimiter) if delimiter is not None else _objects(names)
         appended = into.extend(records, partition=target.partition, ack=cast("Ack | None", ack))
     out.summary(f"appended {plural(appended, 'record')}", topic=known, records=appended)
 
 
-def _one(
+def _append_one(
     out: Session,
     into: Topic[Any, Any],
     names: tuple[str | None, str | None],
@@ -92,11 +94,11 @@ def _one(
     ack: str | None,
 ) -> None:
     if delete is not None:
-        chosen = key_candidates(delete, names[0])[0]
+        key_data = key_candidates(delete, names[0])[0]
     else:
-        chosen = argument_bytes(key or "", names[0], "key")
+        key_data = argument_bytes(key or "", names[0], "key")
     data = None if value is None else argument_bytes(value, names[1], "value")
-    appended = into.append(chosen, data, partition=partition, ack=cast("Ack | None", ack))
+    appended = into.append(key_data, data, partition=partition, ack=cast("Ack | None", ack))
     if out.as_json:
         out.summary(topic=into.name, records=1, **appended.to_dict())
     elif not out.quiet:
@@ -104,13 +106,13 @@ def _one(
 
 
 def _input() -> Iterator[bytes]:
-    """Lines of stdin. The command may be interrupted while it waits for one."""
+    """Yield the lines of stdin. A signal may interrupt the command while it waits for a line."""
     while line := signals.interruptible(sys.stdin.buffer.readline):
         yield line
 
 
 def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any]:
-    """Lines of KEY D VALUE; empty ones are passed over, one without D is an error."""
+    """Yield records from lines KEY D VALUE. Empty lines are skipped; a line without D is an error."""
     if not delimiter:
         raise UsageError("the delimiter is empty", remedy="--delimiter =")
     delimiter = delimiter.replace("\\t", "\t")
@@ -119,10 +121,10 @@ def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any
         text = line.removesuffix(b"\n").decode("utf-8", "surrogateescape")
         if not text.strip("\r"):
             continue
-        key, found, value = text.partition(delimiter)
-        if not found:
+        key, separator, value = text.partition(delimiter)
+        if not separator:
             raise UsageError(
-                f"stdin line {number} has no {delimiter!r}", remedy="one record a line: KEY D VALUE"
+                f"stdin line {number} has no {delimiter!r}", remedy="one record per line: KEY D VALUE"
             )
         try:
             yield argument_bytes(key, names[0], "key"), argument_bytes(value, names[1], "value")
@@ -131,7 +133,7 @@ def _lines(names: tuple[str | None, str | None], delimiter: str) -> Iterator[Any
 
 
 def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
-    """Objects of type `record`, one a line; other types, such as `summary`, are passed over."""
+    """Yield the objects of type `record`, one per line; other types, such as `summary`, are skipped."""
     from lastword.api.record import Record
 
     for number, line in enumerate(_input(), 1):
@@ -177,6 +179,6 @@ def _objects(names: tuple[str | None, str | None]) -> Iterator[Any]:
                 fields["value"] is None,
             )
         except (TypeError, ValueError) as error:
-            message = getattr(error, "message", None) or "its fields are not those of a record"
+            message = getattr(error, "message", None) or "its fields are not the fields of a record"
             remedy = getattr(error, "remedy", None) or "lines as `lastword read DIR TOPIC --json` prints them"
             raise UsageError(f"stdin line {number}: {message}", remedy=remedy) from None

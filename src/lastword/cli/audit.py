@@ -1,4 +1,4 @@
-"""`lastword audit`: per key, what was delivered against what is logged."""
+"""`lastword audit`: compare, per key, the delivered offset with the logged offset."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ def audit(
         ),
     ] = None,
     most_rows: Annotated[
-        int, typer.Option("--rows", metavar="N", help="name at most N keys; all are counted", min=0)
+        int, typer.Option("--rows", metavar="N", help="list at most N keys; all are counted", min=0)
     ] = 1000,
     partition: Partition = None,
     more: MoreDirs = None,
 ) -> int:
-    """Compare, key by key, what was delivered with what is logged.
+    """Compare the offset delivered for each key with the log.
 
-    The newest offset delivered against the newest logged; exit code 1 if keys are missing, stale or phantom.
-    Without TOPIC: all topics against another directory, or the only one.
+    The newest delivered offset is compared with the newest logged offset. Exit code 1 if keys are missing,
+    stale or phantom. Without TOPIC: all topics if OTHER is a directory, else the only topic.
     """
     from lastword.files import DEFAULT
 
     target, (delivered_by,) = Target.with_words(
         "audit", directory, [topic, other], ["OTHER"], partition, more
     )
-    alone = target.topic if target.partition is None else None
-    if delivered_by is None and alone is not None and DEFAULT.exists(alone):
-        target, delivered_by = Target(target.paths, None, None), alone
+    only_word = target.topic if target.partition is None else None
+    if delivered_by is None and only_word is not None and DEFAULT.exists(only_word):
+        target, delivered_by = Target(target.paths, None, None), only_word
     if delivered_by is None:
         raise UsageError(
-            "what was delivered?", remedy="OTHER: a file with columns key and offset, or a log directory"
+            "audit needs OTHER", remedy="OTHER: a file with columns key and offset, or a log directory"
         )
     failed: LastwordError | None = None
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def audit(
         line = f"{row.kind:<8} {where}  {key_text(row.key)}  logged {logged}, delivered {given}"
         out.line(out.paint(line, "dim" if row.kind == "gone" else "red"))
     if found.left_off:
-        out.say(f"{plural(found.left_off, 'more key')} not named; --rows N names more")
+        out.say(f"{plural(found.left_off, 'more key')} not listed; --rows N lists more")
     out.summary(str(found), ok=found.ok, counts=dict(found.counts), left_off=found.left_off)
     if failed is not None:
         raise failed
@@ -92,11 +92,11 @@ def audit(
 
 
 def _replica(path: str, target: Target) -> Target:
-    """The other log directory; a partition's own may stand for it, if it is the one that is asked for."""
+    """Return the target of the other log directory; a partition's directory must be of the same partition."""
     other = Target.of(path, None, None)
     if other.topic is not None and (other.topic, other.partition) != (target.topic, target.partition):
         raise UsageError(
-            f"{path} is {other.topic}-{other.partition}, and that is not what is compared with it",
+            f"{path} is partition {other.topic}-{other.partition}, not the partition to compare",
             remedy=target.command("audit", other.topic, "-p", str(other.partition), path),
         )
     return other

@@ -1,8 +1,8 @@
-"""`lastword bench`: how fast this machine is, beside what one would write oneself.
+"""`lastword bench`: measure lastword on this machine beside the obvious program without it.
 
 The rival is a file of JSON lines and a dict: append a line and flush it, parse all lines, keep the newest
-of each key in a dict, write it out again. Both sides run in this process, on the same records, on the same
-drive.
+value of each key in a dict, write the dict to a file. Both sides run in this process, on the same records and
+the same drive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ lastword bench append --dir /srv/d1
 """
 
 TOPIC = "bench"
-SINGLE = 20_000  # records that are appended one by one
+SINGLE = 20_000  # records appended one by one
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One workload: records and seconds of ours, and of the rival."""
+    """The result of one workload: records, our seconds, and the rival's seconds."""
 
     name: str
     records: int
@@ -60,8 +60,8 @@ class Measured:
         }
 
 
-class Ground:
-    """A scratch log with `records` records over a fifth as many keys, and the same as JSON lines."""
+class Scratch:
+    """A scratch log with `records` records and a fifth as many keys, and the same records as JSON lines."""
 
     def __init__(self, path: str, records: int) -> None:
         import lastword
@@ -86,7 +86,7 @@ class Ground:
         return lastword.open(f"{self.path}/logs", mode)
 
     def open_lines(self, mode: str, name: str | None = None) -> Any:
-        # The rival is the user's own program: it writes its file directly.
+        # The rival stands for a user's program, so it writes its file directly.
         return open(name or self.lines, mode)  # noqa: PTH123
 
     def parsed(self) -> Iterator[tuple[str, str]]:
@@ -102,17 +102,17 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _append(ground: Ground) -> Measured:
-    rows = ground.rows[:SINGLE]
+def _append(scratch: Scratch) -> Measured:
+    rows = scratch.rows[:SINGLE]
 
     def ours() -> None:
-        with ground.logs("a") as logs:
+        with scratch.logs("a") as logs:
             topic = logs.create_topic("single", key_serializer="str", value_serializer="str", exist_ok=True)
             for key, value in rows:
                 topic.append(key, value)
 
     def rival() -> None:
-        with ground.open_lines("w", f"{ground.path}/single.jsonl") as file:
+        with scratch.open_lines("w", f"{scratch.path}/single.jsonl") as file:
             for row in rows:
                 file.write(json.dumps(row) + "\n")
                 file.flush()
@@ -121,45 +121,47 @@ def _append(ground: Ground) -> Measured:
     return Measured("append", len(rows), _seconds(ours), _seconds(rival))
 
 
-def _scan(ground: Ground) -> Measured:
+def _scan(scratch: Scratch) -> Measured:
     def ours() -> None:
-        with ground.logs() as logs:
+        with scratch.logs() as logs:
             counted = sum(batch.num_rows for batch in logs.topic(TOPIC).read().arrow())
-        assert counted == ground.records
+        assert counted == scratch.records
 
-    ours()  # once, so that loading the kernels is not what is measured
-    return Measured("scan", ground.records, _seconds(ours), _seconds(lambda: sum(1 for _ in ground.parsed())))
+    ours()  # loads the kernels, which is not measured
+    return Measured(
+        "scan", scratch.records, _seconds(ours), _seconds(lambda: sum(1 for _ in scratch.parsed()))
+    )
 
 
-def _restore(ground: Ground) -> Measured:
+def _restore(scratch: Scratch) -> Measured:
     def ours() -> None:
-        with ground.logs() as logs:
+        with scratch.logs() as logs:
             state = logs.state(TOPIC)
             assert len(state) > 0
 
     ours()
-    return Measured("restore", ground.records, _seconds(ours), _seconds(lambda: dict(ground.parsed())))
+    return Measured("restore", scratch.records, _seconds(ours), _seconds(lambda: dict(scratch.parsed())))
 
 
-def _clean(ground: Ground) -> Measured:
+def _clean(scratch: Scratch) -> Measured:
     def ours() -> None:
-        with ground.logs("a") as logs:
+        with scratch.logs("a") as logs:
             logs.clean(TOPIC)
 
     def rival() -> None:
-        newest = dict(ground.parsed())
-        with ground.open_lines("w", f"{ground.path}/cleaned.jsonl") as file:
+        newest = dict(scratch.parsed())
+        with scratch.open_lines("w", f"{scratch.path}/cleaned.jsonl") as file:
             file.writelines(json.dumps(row) + "\n" for row in newest.items())
             file.flush()
             os.fsync(file.fileno())
 
-    with ground.logs() as logs:
+    with scratch.logs() as logs:
         logs.plan(TOPIC)  # compiles and loads what cleaning needs
-    return Measured("clean", ground.records, _seconds(ours), _seconds(rival))
+    return Measured("clean", scratch.records, _seconds(ours), _seconds(rival))
 
 
-# Cleaning comes last: the others measure the log as it was written.
-WORKLOADS: dict[str, Callable[[Ground], Measured]] = {
+# Cleaning is last: the other workloads measure the log as it was written.
+WORKLOADS: dict[str, Callable[[Scratch], Measured]] = {
     "append": _append,
     "scan": _scan,
     "restore": _restore,
@@ -172,13 +174,14 @@ def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="append, scan, restore or clean")] = None,
     records: Annotated[int, typer.Option(metavar="N", help="records in the scratch log", min=1000)] = 300_000,
     scratch: Annotated[
-        str | None, typer.Option("--dir", metavar="D", help="where to put it: the drive to measure")
+        str | None,
+        typer.Option("--dir", metavar="D", help="directory for the scratch log, on the drive to measure"),
     ] = None,
 ) -> None:
     """Measure how fast lastword is on this machine.
 
-    Named workloads in a scratch directory, which is removed again.
-    The rival is a file of JSON lines and a dict. A ratio above 1 means that lastword is faster.
+    Runs the workloads in a scratch directory, which is removed afterwards. The rival is a file of JSON lines
+    and a dict; a ratio above 1 means that lastword is faster.
     """
     from lastword.errors import UsageError, nearest
     from lastword.files import DEFAULT
@@ -190,27 +193,27 @@ def bench(
             remedy=f"one of {', '.join(WORKLOADS)}",
         )
     if scratch is not None and not DEFAULT.is_dir(scratch):
-        raise UsageError(f"{scratch} is no directory", remedy="make it, or name another")
+        raise UsageError(f"{scratch} is not a directory", remedy="create it, or name another")
     with tempfile.TemporaryDirectory(prefix="lastword-bench-", dir=scratch) as path:
         out.say(f"writing {records} records")
-        ground = Ground(path, records)
+        log = Scratch(path, records)
         measured = []
         for workload in [name] if name is not None else WORKLOADS:
             out.say(f"measuring {workload}")
-            measured.append(WORKLOADS[workload](ground))
-    for one in measured:
-        out.row("workload", one.to_dict())
+            measured.append(WORKLOADS[workload](log))
+    for result in measured:
+        out.row("workload", result.to_dict())
     out.table(
         ("WORKLOAD", "RECORDS", "RECORDS/S", "JSON LINES + DICT", "RATIO"),
         [
             (
-                one.name,
-                str(one.records),
-                f"{one.records / one.seconds:,.0f}",
-                f"{one.records / one.rival_seconds:,.0f}",
-                f"{one.ratio:.2f}",
+                result.name,
+                str(result.records),
+                f"{result.records / result.seconds:,.0f}",
+                f"{result.records / result.rival_seconds:,.0f}",
+                f"{result.ratio:.2f}",
             )
-            for one in measured
+            for result in measured
         ],
         "lrrrr",
     )

@@ -1,4 +1,4 @@
-"""`lastword clean`: remove superseded records, or show what that would do."""
+"""`lastword clean`: remove superseded records, or show the plan."""
 
 from __future__ import annotations
 
@@ -42,33 +42,39 @@ def clean(
     partition: Partition = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show the plan; change nothing")] = False,
     sets: WhatIf = None,
-    due: Annotated[bool, typer.Option("--due", help="only what is due by its settings")] = False,
-    strategy: Annotated[str | None, typer.Option(metavar="NAME", help="which segments a round takes")] = None,
+    due: Annotated[bool, typer.Option("--due", help="clean only what its settings make due")] = False,
+    strategy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="how segments are chosen: kafka or generational")
+    ] = None,
     max_rate: Annotated[
         str | None,
-        typer.Option("--max-rate", metavar="SIZE", help="read and write so much a second and drive"),
+        typer.Option("--max-rate", metavar="SIZE", help="limit reads and writes per second on each drive"),
     ] = None,
     every: Annotated[
         str | None,
-        typer.Option("--every", metavar="TIME", help="stay, and clean and expire what is due so often"),
+        typer.Option(
+            "--every", metavar="TIME", help="keep running; clean and expire what is due at this interval"
+        ),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
             "--metrics",
             metavar="[HOST:]PORT",
-            help="with --every: for Prometheus; without HOST this machine only",
+            help="with --every: serve Prometheus metrics; without HOST only to this machine",
         ),
     ] = None,
     retry: Annotated[
         bool,
-        typer.Option("--retry", help="verify what is in quarantine; what is sound leaves it, and is cleaned"),
+        typer.Option(
+            "--retry", help="verify partitions in quarantine; release and clean those that are sound"
+        ),
     ] = False,
     more: MoreDirs = None,
 ) -> None:
-    """Remove records that a newer one of their key has replaced.
+    """Remove records that a newer record of their key superseded.
 
-    All garbage, now; with --due what the settings make due. Topics without a cleanup.policy stay as they are.
+    Removes all garbage; with --due, only what the settings make due. Skips topics without a cleanup.policy.
     """
     from lastword.api.cleaning import quarantined
 
@@ -76,13 +82,16 @@ def clean(
     rate = None if max_rate is None else parse_bytes(max_rate)
     if rate is not None and rate < 1:
         raise UsageError(
-            f"--max-rate {max_rate} is no rate", remedy="a size such as 80MiB; without it, no limit"
+            f"--max-rate {max_rate} is not a rate", remedy="a size such as 80MiB; omit it for no limit"
         )
     again = [word for word in (target.topic,) if word is not None]
     if target.partition is not None:
         again += ["-p", str(target.partition)]
     if retry and (dry_run or every is not None):
-        raise UsageError("--retry needs a plain clean", remedy=target.command("clean", *again, "--retry"))
+        raise UsageError(
+            "--retry cannot be combined with --dry-run or --every",
+            remedy=target.command("clean", *again, "--retry"),
+        )
     assumed = what_if(sets)
     if assumed and not dry_run:
         settings = [part for name in sets or () for part in ("--set", name)]
@@ -109,7 +118,7 @@ def clean(
                 )
             except (DataError, StorageError) as error:
                 plans, wrong = split_failure(error)  # plans are shown before errors
-        plans = [plan for plan in plans if plan.action != "delete"]  # those are `lastword expire`'s
+        plans = [plan for plan in plans if plan.action != "delete"]  # `lastword expire` shows deletions
         _show_plans(out, plans, target, ok=not wrong)
         out.raise_all(wrong)
         return
@@ -119,9 +128,9 @@ def clean(
             logs.cleaner.set_budget(rate)
         if retry:
             _retry(out, logs, target)
-        aside = quarantined(logs.dirs, target.topic, target.partition)  # no round takes these
+        aside = quarantined(logs.dirs, target.topic, target.partition)  # no cleaning includes these
         try:
-            rounds = logs.clean(
+            results = logs.clean(
                 target.topic,
                 target.partition,
                 due=due,
@@ -130,33 +139,34 @@ def clean(
                 stop=signals.noted,
             )
         except LastwordError as error:
-            rounds, failed = split_failure(error)  # results are shown before errors
-        told = [error.message for error in failed]
-        failed += [one for one in aside if not any(text.startswith(one.message) for text in told)]
-    for round_ in rounds:
-        out.row("round", round_.to_dict())
-        out.line(str(round_))
-        if round_.stopped_by == "lease":
+            results, failed = split_failure(error)  # results are shown before errors
+        messages = [error.message for error in failed]
+        failed += [error for error in aside if not any(text.startswith(error.message) for text in messages)]
+    for result in results:
+        out.row("round", result.to_dict())
+        out.line(str(result))
+        if result.stopped_by == "lease":
             out.warning(
-                f"{round_.topic}-{round_.partition}: a lease came below a tombstone that was due; clean again"
+                f"{result.topic}-{result.partition}: a lease moved below a due tombstone; clean again"
             )
-        if out.verbose and round_.certificate is not None:
-            out.line(f"  certificate: {round_.certificate}")
-    freed = sum(round_.freed_bytes for round_ in rounds)
-    read, written = sum(r.read_bytes for r in rounds), sum(r.written_bytes for r in rounds)
+        if out.verbose and result.certificate is not None:
+            out.line(f"  certificate: {result.certificate}")
+    freed = sum(result.freed_bytes for result in results)
+    read = sum(result.read_bytes for result in results)
+    written = sum(result.written_bytes for result in results)
     text: str | None = (
         f"read {format_bytes(read)}, wrote {format_bytes(written)}, freed {format_bytes(freed)}"
     )
-    if not rounds:
+    if not results:
         text = (
             None
             if failed
-            else f"nothing to clean; `{target.command('clean', *again, '--dry-run')}` tells why"
+            else f"nothing to clean; `{target.command('clean', *again, '--dry-run')}` shows why"
         )
     out.summary(
         text,
         ok=not failed and not signals.noted(),
-        rounds=len(rounds),
+        rounds=len(results),
         read_bytes=read,
         written_bytes=written,
         freed_bytes=freed,
@@ -165,27 +175,30 @@ def clean(
 
 
 def _retry(out: Session, logs: LogDir, target: Target) -> None:
-    """Verify partitions in quarantine; QuarantinedError for the first that is still damaged."""
+    """Verify partitions in quarantine and release those that are sound.
+
+    Raises:
+        QuarantinedError: A partition is still damaged.
+    """
     for topic in logs.topics() if target.topic is None else [logs.topic(target.topic)]:
         for number in topic.bounds() if target.partition is None else [target.partition]:
-            found = logs.cleaner.retry(topic.name, number)
-            if found is not None:
-                out.say(f"{topic.name}-{number} is sound, and out of quarantine")
+            if logs.cleaner.retry(topic.name, number) is not None:
+                out.say(f"{topic.name}-{number} is sound and left quarantine")
 
 
 def _interval_ms(text: str) -> int:
     interval_ms = parse_duration_ms(text)
     if interval_ms < 1:
-        raise UsageError(f"--every {text} is no interval", remedy="a time such as 15s or 5m")
+        raise UsageError(f"--every {text} is not an interval", remedy="a time such as 15s or 5m")
     return interval_ms
 
 
 def _refuse_with_every(target: Target, dry_run: bool, strategy: str | None) -> None:
     if dry_run:
-        raise UsageError("--dry-run changes nothing, and --every stays to do so", remedy="give one of them")
+        raise UsageError("--dry-run cannot be combined with --every", remedy="give one of them")
     if strategy is not None:
         raise UsageError(
-            "--every goes by the settings of each topic",
+            "--every uses the strategy of each topic's settings",
             remedy=target.command(
                 "config", target.topic or "TOPIC", "--set", f"lastword.strategy={strategy}"
             ),
@@ -250,7 +263,7 @@ def _why(plan: Plan) -> str:
         share = 100 * plan.free_bytes // max(1, plan.total_bytes)
         return f"clean: frees {share} %; rewrites {plan.segments} of {plural(plan.total_segments, 'segment')}"
     if _has_no_policy(plan):
-        return "keep: no-policy, its cleanup.policy is not known"
+        return "keep: no-policy, cleanup.policy is unknown"
     if plan.reasons and plan.reasons[0].code == "no-policy":
         return f"keep: {plan.reasons[0].text}"
     return f"keep: {'; '.join(str(reason) for reason in plan.reasons) or 'nothing to do'}"

@@ -1,6 +1,7 @@
-"""What every command has in common: its global options, its help, its session, and how its errors leave.
+"""Register commands: global options, `--help`, the session, and questions before data is removed.
 
-`@command(app)` adds the options that hold everywhere to a command's own and gives it a `Session` first.
+`@command(app)` adds the global options to a command's own options and passes a `Session` as its first
+argument.
 """
 
 from __future__ import annotations
@@ -39,23 +40,33 @@ def _show_version(wanted: bool) -> None:
 
 
 def version_option(*, hidden: bool) -> Any:
-    """`--version`: told, and nothing else is done. Before or after the command; shown in the first help."""
+    """Return the option `--version`, which prints the version and exits.
+
+    It works before and after the command name; only `lastword --help` shows it.
+    """
     return typer.Option(
         "--version", callback=_show_version, is_eager=True, help="show the version", hidden=hidden
     )
 
 
 _EVERYWHERE: dict[str, tuple[Any, Any]] = {
-    "json": (Annotated[bool, typer.Option("--json", help="one JSON object a line")], False),
-    "quiet": (Annotated[bool, typer.Option("-q", "--quiet", help="data and errors only")], False),
-    "verbose": (Annotated[bool, typer.Option("-v", "--verbose", help="say more")], False),
+    "json": (Annotated[bool, typer.Option("--json", help="one JSON object per line")], False),
+    "quiet": (Annotated[bool, typer.Option("-q", "--quiet", help="print data and errors only")], False),
+    "verbose": (Annotated[bool, typer.Option("-v", "--verbose", help="print more details")], False),
     "progress": (
-        Annotated[bool | None, typer.Option("--progress/--no-progress", help="JSON lines, or a bar")],
+        Annotated[
+            bool | None,
+            typer.Option(
+                "--progress/--no-progress", help="show progress: a bar on a terminal, else JSON lines"
+            ),
+        ],
         None,
     ),
-    "color": (Annotated[str, typer.Option(metavar="auto|always|never", help="colour in text")], "auto"),
+    "color": (Annotated[str, typer.Option(metavar="auto|always|never", help="colour the text")], "auto"),
     "config": (
-        Annotated[str | None, typer.Option(metavar="FILE", help="another lastword.toml")],
+        Annotated[
+            str | None, typer.Option(metavar="FILE", help="read this settings file instead of lastword.toml")
+        ],
         None,
     ),
     "version": (Annotated[bool, version_option(hidden=True)], False),
@@ -64,7 +75,9 @@ _CHANGING: dict[str, tuple[Any, Any]] = {
     "wait": (
         Annotated[
             str | None,
-            typer.Option(metavar="TIME", help="if another process has the directory, wait so long for it"),
+            typer.Option(
+                metavar="TIME", help="wait up to this long for a directory that another process holds"
+            ),
         ],
         None,
     ),
@@ -72,12 +85,12 @@ _CHANGING: dict[str, tuple[Any, Any]] = {
 
 
 class ClosedPipe(Exception):
-    """Whoever read stdout is gone."""
+    """Raised when the reader of stdout has closed the pipe."""
 
 
 @dataclass(slots=True)
 class Context:
-    """What the process brings to a command; tests set the clock."""
+    """Objects that the process passes to a command; tests set the clock."""
 
     clock: Clock | None = None
 
@@ -86,7 +99,7 @@ CONTEXT = Context()
 
 
 class Session(Output):
-    """An Output that also knows the settings file, the clock and how to open."""
+    """Output plus the settings file, the clock, and opening of log directories."""
 
     config: str | None = None
     wait_seconds: float = 0.0  # for the lock
@@ -94,12 +107,12 @@ class Session(Output):
     def open(self, target: Target, mode: Literal["r", "a"] = "r", **settings: Any) -> LogDir:
         import lastword
 
-        if not PLACE.paths:  # the first that is opened is what the command line names
+        if not PLACE.paths:  # the command line names the first target that is opened
             PLACE.paths, PLACE.topic = target.paths, target.topic
         paths: Any = target.paths if len(target.paths) > 1 else target.paths[0]
         extra: dict[str, Any] = {} if CONTEXT.clock is None else {"clock": CONTEXT.clock}
         if mode == "a":
-            settings.setdefault("log_cleaner_enable", False)  # a command does what it says, no more
+            settings.setdefault("log_cleaner_enable", False)  # a command does no background cleaning
 
         def opened() -> LogDir:
             return lastword.open(paths, mode, config=self.config, **extra, **settings)
@@ -118,21 +131,23 @@ class Session(Output):
 
     @contextmanager
     def change(self, target: Target) -> Iterator[LogDir]:
-        """Open a directory that is there, with a topic that is there, to change it; else nothing is
-        touched. What recovery took away is told at the end, and with -v all that it put right. Signals are
-        held until the directory is closed."""
-        with self.open(target) as looked:
+        """Open an existing directory, and an existing topic in it, to change it.
+
+        If either is missing, nothing is touched. Signals are held until the directory is closed. At the end,
+        warn of what recovery cut off; with -v, list all repairs.
+        """
+        with self.open(target) as read_only:
             if target.topic is not None:
-                looked.topic(target.topic)
+                read_only.topic(target.topic)
         with signals.held(), self.open(target, "a") as logs:
             try:
                 yield logs
             finally:
-                for repaired in (one for directory in logs.recovery for one in directory.repaired):
-                    if repaired.cut_bytes:
-                        self.warning(f"recovered: {repaired}")
+                for repair in (repair for directory in logs.recovery for repair in directory.repaired):
+                    if repair.cut_bytes:
+                        self.warning(f"recovered: {repair}")
                     elif self.verbose:
-                        self.say(f"recovered: {repaired}")
+                        self.say(f"recovered: {repair}")
 
 
 def session(
@@ -151,7 +166,7 @@ def session(
 
 
 def now_ms() -> int:
-    """The time that ages on the command line count from."""
+    """Return the current time; ages on the command line count back from it."""
     from lastword.clock import SystemClock
 
     return (CONTEXT.clock or SystemClock()).now_ms()
@@ -160,9 +175,18 @@ def now_ms() -> int:
 def command(
     app: typer.Typer, name: str, *, usage: str, examples: str, changes: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register `fn(out, ...)` as a command. Its help: `usage` (the arguments as they are typed), its
-    docstring (whose first line stands in the list of commands), and `examples` at the end. One that `changes`
-    a directory has --wait, too."""
+    """Register `fn(out, ...)` as a command.
+
+    Its help shows `usage`, the docstring and the examples; the list of commands shows the docstring's first
+    line.
+
+    Args:
+        app: The application that gets the command.
+        name: The name of the command.
+        usage: The arguments as they are typed.
+        examples: Command lines, one per line.
+        changes: The command changes a directory, so it also takes --wait.
+    """
     shared = {**_EVERYWHERE, **(_CHANGING if changes else {})}
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +202,7 @@ def command(
         @functools.wraps(fn)
         def run(**arguments: Any) -> Any:
             common = {option: arguments.pop(option) for option in shared}
-            common.pop("version")  # told already, if it was asked for
+            common.pop("version")  # its callback has run already
             wait = common.pop("wait", None)
             out = session(**common)
             if wait is not None:
@@ -187,11 +211,11 @@ def command(
                 with _compiling_announced(out):
                     return fn(out, **arguments)
             except BrokenPipeError:
-                # Typer would end the process with 1; it ends with 0, for whoever reads has seen enough.
+                # Typer would exit with 1; the exit code is 0, because the reader needs no more output.
                 raise ClosedPipe from None
 
         parameters.sort(key=lambda parameter: parameter.kind)
-        # typer reads the options from here; functions are not annotated to have it.
+        # typer reads the options from here; mypy knows no such attribute of a function.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__
@@ -210,7 +234,7 @@ def command(
 
 @contextmanager
 def _compiling_announced(out: Session) -> Iterator[None]:
-    """Say on stderr that kernels are compiled, where that is the case: it takes seconds, once."""
+    """Announce on stderr that kernels are being compiled, which takes seconds, once."""
 
     class Announcer(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -228,20 +252,29 @@ def _compiling_announced(out: Session) -> Iterator[None]:
         logger.setLevel(level)
 
 
-# -- asking
+# -- confirmation
 
 
-Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")]
 
 
-def confirm(out: Output, what: str, yes: bool, *, dry: bool = True) -> None:
-    """Returns if it may be done; else UsageError, as when the answer is no. `dry`: there is a --dry-run."""
+def confirm(what: str, yes: bool, *, dry: bool = True) -> None:
+    """Ask on a terminal; elsewhere require --yes.
+
+    Args:
+        what: The action, as an infinitive without "to".
+        yes: --yes was given.
+        dry: The command has --dry-run, which the remedy then names.
+
+    Raises:
+        UsageError: The answer is no, or nobody can answer and --yes is missing.
+    """
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            f"{what}: not without a confirmation",
-            remedy="--yes" + (", or --dry-run to look first" if dry else ""),
+            f"{what}: needs a confirmation",
+            remedy="--yes" + (", or --dry-run to see the effect first" if dry else ""),
         )
     if not typer.confirm(f"{what}?", err=True):
         raise UsageError("not confirmed: nothing was changed", remedy="answer y, or give --yes")
@@ -255,7 +288,7 @@ _RANGE = re.compile(r"\s*\[x>=\d+\]")
 
 
 class Help(typer.core.TyperCommand):
-    """A command whose usage is `usage`; the options named in `everywhere` stand in a section of their own."""
+    """A command with its own usage line, and with a separate section for the global options."""
 
     usage = ""
     everywhere: frozenset[str] = frozenset()
@@ -283,7 +316,7 @@ class Help(typer.core.TyperCommand):
 
 
 class Commands(typer.core.TyperGroup):
-    """The commands, in groups: a title, and the names below it."""
+    """The list of commands in groups, each with a title."""
 
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
 

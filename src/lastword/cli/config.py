@@ -1,4 +1,4 @@
-"""`lastword config`: settings with their source, or changes to them."""
+"""`lastword config`: show settings with their sources, or change them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ def config(
     directory: Directory,
     topic: TopicName = None,
     settings: Sets = None,
-    unset: Annotated[list[str] | None, typer.Option(metavar="name", help="back to the default")] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option(metavar="name", help="remove a setting: the default applies again")
+    ] = None,
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
-    """Show settings and where each comes from, or change them.
+    """Show settings with their sources, or change them.
 
-    Without TOPIC: those of the directory, and those that hold for every topic without its own. Changes go
-    to lastword.toml in the directory; comments in it stay.
+    Without TOPIC: the settings of the directory, and the defaults for topics without their own. Changes are
+    written to lastword.toml in the directory; its comments stay.
     """
     target = Target.of(directory, topic, None, more)
     changes = settings_of(settings)
@@ -55,7 +57,7 @@ def config(
         return
     with out.open(target) as logs:
         if target.topic is not None:
-            logs.topic(target.topic)  # UnknownTopicError names the nearest
+            logs.topic(target.topic)  # raises UnknownTopicError with the nearest name
         rows = logs.settings.rows(target.topic)
         values = logs.settings.values(target.topic)
         if target.topic is None:
@@ -67,12 +69,12 @@ def config(
     out.summary(settings=len(rows))
 
 
-# What may remove records of topics that have no setting of their own.
+# Settings whose default for all topics may remove records.
 REMOVES = ("cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms")
 
 
 def _confirm_for_all(out: Session, target: Target, names: list[str], yes: bool) -> None:
-    """Ask before a change that holds for every topic of the directory lets records go."""
+    """Ask before a change for all topics that may remove records."""
     removing = [name for name in names if name.replace("_", ".") in REMOVES]
     if not removing:
         return
@@ -84,6 +86,4 @@ def _confirm_for_all(out: Session, target: Target, names: list[str], yes: bool) 
         ]
     if touched:
         shown = ", ".join(touched[:5]) + (f" and {len(touched) - 5} more" if len(touched) > 5 else "")
-        confirm(
-            out, f"change {', '.join(removing)} of {plural(len(touched), 'topic')} ({shown})", yes, dry=False
-        )
+        confirm(f"change {', '.join(removing)} of {plural(len(touched), 'topic')} ({shown})", yes, dry=False)

@@ -1,4 +1,4 @@
-"""`lastword create`: a topic."""
+"""`lastword create`: create a topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ lastword create data totals --key-serializer str --value-serializer int64 --set 
 """
 
 
-MANY = 10_000  # partitions, from which on making them takes minutes: some 100 a second
+MANY = 10_000  # more partitions than this take minutes to create, at about 100 per second
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def create(
     out: Session,
     directory: Directory,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="the new topic's name")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="the name of the new topic")],
     partitions: Annotated[int, typer.Option(metavar="N", help="number of partitions", min=1)] = 1,
     settings: Sets = None,
     key_serializer: Annotated[str, typer.Option(metavar="NAME", help="how keys are stored")] = "bytes",
@@ -37,17 +37,19 @@ def create(
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
-    """Create a topic; the directory too, if it is new.
+    """Create a topic, and the directory if it does not exist.
 
     Without --set cleanup.policy=... nothing is ever removed from the topic.
     """
     if partitions > MANY:
         confirm(
-            out, f"make {partitions:,} partitions, some {partitions // 100 // 60 + 1} minutes", yes, dry=False
+            f"create {partitions:,} partitions, which takes about {partitions // 100 // 60 + 1} minutes",
+            yes,
+            dry=False,
         )
     config: dict[str, Any] = dict(settings_of(settings))
     with signals.held(), out.open(Target([directory, *(more or ())], topic, None), "a") as logs:
-        with signals.released():  # what was made until then is taken back
+        with signals.released():  # an interruption removes what was created so far
             created = logs.create_topic(
                 topic,
                 partitions,

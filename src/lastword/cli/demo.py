@@ -1,8 +1,8 @@
-"""`lastword demo`: one history of updates, cleaned by Kafka's rule and by ours, side by side.
+"""`lastword demo`: clean one history of updates by Kafka's rule and by ours, side by side.
 
-The history has two keys with one MD5 (a pair of texts that Marc Stevens published). Kafka's rule is the model
-of `tools.kafka_model`, which keeps record for record what Kafka's own cleaner keeps; ours is a real log
-directory for each strategy. Each cleans after every quarter of the updates.
+The history has two keys with the same MD5 (a pair of texts published by Marc Stevens). Kafka's rule is the
+model `tools.kafka_model`, which keeps exactly the records that Kafka's own cleaner keeps. Ours is a real
+log directory for each strategy. Each rule cleans after every quarter of the updates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ lastword demo --keep demo-logs
 TOPIC = "accounts"
 UPDATES = 200_000
 QUARTERS = 4
-TWINS = tuple(f"TEXTCOLLBYfGiJUETHQ4h{one}cKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak" for one in "AE")
+TWINS = tuple(
+    f"TEXTCOLLBYfGiJUETHQ4h{letter}cKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak" for letter in "AE"
+)
 KAFKA = "kafka's rule"
 
 Row = tuple[str, str | None]
@@ -41,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Lost(Value):
-    """A key whose newest value is gone; `twin` has the same MD5."""
+    """A key whose newest value was lost; `twin` is the key with the same MD5."""
 
     key: str
     value: str
@@ -52,7 +54,7 @@ class Lost(Value):
 
 @dataclass(frozen=True, slots=True)
 class Cleaned(Value):
-    """What one rule did over all rounds: bytes read and written, records that are left, values lost."""
+    """Totals of one rule over all cleanings: bytes read and written, records kept, values lost."""
 
     rule: str
     rounds: int
@@ -66,8 +68,8 @@ class Cleaned(Value):
 class History:
     """The updates, in quarters, and the newest value of each key after them.
 
-    First comes each of a fifth of `updates` keys once; then the changes go to a tenth of these, and one in a
-    hundred is a delete. One twin is written in the first quarter, the other in the second.
+    First, each of `updates` / 5 keys is written once. The later updates change a tenth of these keys; one in
+    a hundred is a delete. One twin is written in the first quarter, the other in the second.
     """
 
     updates: int
@@ -101,13 +103,13 @@ class History:
 def demo(
     out: Session,
     keep: Annotated[
-        str | None, typer.Option("--keep", metavar="DIR", help="leave the logs there to look at")
+        str | None, typer.Option("--keep", metavar="DIR", help="keep the logs in this directory")
     ] = None,
 ) -> None:
     """Clean one history by Kafka's rule and by ours.
 
-    200,000 updates, among them two keys with one MD5; what each rule read, wrote, kept and lost. Takes ten
-    seconds.
+    Writes 200,000 updates, including two keys with the same MD5, and shows what each rule read, wrote, kept
+    and lost. Takes ten seconds.
     """
     from lastword.errors import UsageError
     from lastword.files import DEFAULT
@@ -117,22 +119,24 @@ def demo(
             run(out, path)
         return
     if DEFAULT.exists(keep) and not (DEFAULT.is_dir(keep) and not DEFAULT.listdir(keep)):
-        raise UsageError(f"{keep} is there and is not an empty directory", remedy="name a new one")
+        raise UsageError(f"{keep} exists and is not an empty directory", remedy="name a new one")
     if not DEFAULT.exists(keep):
         DEFAULT.mkdir(keep)
     run(out, keep)
-    out.say(f"to look at them: lastword ls {keep}/original; lastword verify {keep}/original --md5")
+    out.say(f"to inspect the logs: lastword ls {keep}/original; lastword verify {keep}/original --md5")
 
 
 def run(out: Session, path: str, updates: int = UPDATES) -> None:
-    """The whole demonstration below `path`: a log directory `original` and one for each strategy."""
+    """Run the demonstration below `path`: a log directory `original` and one per strategy."""
     from lastword.config.topic import STRATEGIES
 
     history = History(updates)
     live, deleted = len(history.newest), history.deleted
-    out.say(f"{updates:,} updates: {live:,} keys have a value, {deleted:,} were deleted; two have one MD5")
+    out.say(
+        f"{updates:,} updates: {live:,} keys have a value, {deleted:,} were deleted; two have the same MD5"
+    )
     ends = _write(f"{path}/original", history)
-    out.say("cleaning by Kafka's rule (a model of it)")
+    out.say("cleaning by a model of Kafka's rule")
     kafka, gone = _kafka(f"{path}/original", ends)
     rules, lost = [kafka], {KAFKA: gone}
     for strategy in STRATEGIES:
@@ -140,28 +144,28 @@ def run(out: Session, path: str, updates: int = UPDATES) -> None:
         ours, missing = _ours(f"{path}/{strategy}", history, strategy)
         rules.append(ours)
         lost[ours.rule] = missing
-    for one in rules:
-        out.row("rule", one.to_dict())
+    for rule in rules:
+        out.row("rule", rule.to_dict())
     out.table(
         ("RULE", "ROUNDS", "READ", "WRITTEN", "KEPT", "LOST"),
         [
             (
-                one.rule,
-                str(one.rounds),
-                format_bytes(one.read_bytes),
-                format_bytes(one.written_bytes),
-                f"{one.kept:,}",
-                f"{one.lost:,}",
+                rule.rule,
+                str(rule.rounds),
+                format_bytes(rule.read_bytes),
+                format_bytes(rule.written_bytes),
+                f"{rule.kept:,}",
+                f"{rule.lost:,}",
             )
-            for one in rules
+            for rule in rules
         ],
         "lrrrrr",
     )
     out.say(f"to keep: {live:,} values, and {deleted:,} tombstones until delete.retention.ms has passed")
-    for rule, values in lost.items():
+    for name, values in lost.items():
         for value in values:
-            out.row("lost", {"rule": rule, **value.to_dict()})
-            out.line(f"lost by {rule}: {value.value!r} at offset {value.offset}")
+            out.row("lost", {"rule": name, **value.to_dict()})
+            out.line(f"lost by {name}: {value.value!r} at offset {value.offset}")
             if value.twin is not None:
                 out.line(f"  its key      {value.key}")
                 out.line(f"  taken for    {value.twin}")
@@ -170,7 +174,7 @@ def run(out: Session, path: str, updates: int = UPDATES) -> None:
 
 
 def _write(path: str, history: History) -> list[int]:
-    """The history as it is, never cleaned; log ends after each quarter."""
+    """Write the history without cleaning; return the log end after each quarter."""
     import lastword
 
     ends = []
@@ -199,10 +203,10 @@ def _kafka(path: str, ends: Sequence[int]) -> tuple[Cleaned, list[Lost]]:
         retention_ms = logs.topic(TOPIC).config.delete_retention_ms
     cleaner = KafkaCleaner()
     log: tuple[ModelSegment, ...] = ()
-    rounds = []
+    results = []
     begin = 0
     for end in ends:
-        log += tuple(one for one in original if begin <= one.base_offset < end)
+        log += tuple(segment for segment in original if begin <= segment.base_offset < end)
         log, done = cleaner.clean(
             log,
             end,
@@ -210,14 +214,15 @@ def _kafka(path: str, ends: Sequence[int]) -> tuple[Cleaned, list[Lost]]:
             now_ms=SystemClock().now_ms(),
             delete_retention_ms=retention_ms,
         )
-        rounds += done
+        results += done
         begin = end
     gone = [
         _lost((record.key or b"").decode(), (record.value or b"").decode(), record.offset)
         for record in lost(original, log)
     ]
-    read, written = sum(one.read_bytes for one in rounds), sum(one.written_bytes for one in rounds)
-    return Cleaned(KAFKA, len(rounds), read, written, rounds[-1].kept, len(gone)), gone
+    read = sum(result.read_bytes for result in results)
+    written = sum(result.written_bytes for result in results)
+    return Cleaned(KAFKA, len(results), read, written, results[-1].kept, len(gone)), gone
 
 
 def _ours(path: str, history: History, strategy: str) -> tuple[Cleaned, list[Lost]]:
@@ -232,19 +237,20 @@ def _ours(path: str, history: History, strategy: str) -> tuple[Cleaned, list[Los
             cleanup_policy="compact",
             lastword_strategy=strategy,
         )
-        rounds = []
+        results = []
         for quarter in history.quarters:
             topic.extend(quarter)
-            rounds += logs.clean(TOPIC, strategy=strategy)
+            results += logs.clean(TOPIC, strategy=strategy)
         kept = sum(1 for _ in topic.read())
         state = dict(logs.state(TOPIC))
     gone = [_lost(key, value, -1) for key, value in history.newest.items() if state.get(key) != value]
-    read, written = sum(one.read_bytes for one in rounds), sum(one.written_bytes for one in rounds)
-    return Cleaned(f"lastword, {strategy}", len(rounds), read, written, kept, len(gone)), gone
+    read = sum(result.read_bytes for result in results)
+    written = sum(result.written_bytes for result in results)
+    return Cleaned(f"lastword, {strategy}", len(results), read, written, kept, len(gone)), gone
 
 
 def _lost(key: str, value: str, offset: int) -> Lost:
     from lastword.tools.kafka_model import md5
 
-    twin = next((one for one in TWINS if key in TWINS and one != key), None)
+    twin = next((twin for twin in TWINS if key in TWINS and twin != key), None)
     return Lost(key, value, offset, md5(key.encode()).hex(), twin)

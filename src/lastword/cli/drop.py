@@ -26,7 +26,9 @@ def drop(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would go; change nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would be deleted; change nothing")
+    ] = False,
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
@@ -35,7 +37,7 @@ def drop(
     topic = target.topic_for("drop")
     if target.partition is not None:
         raise UsageError(
-            f"{directory} is one partition, and drop deletes the topic with all of them",
+            f"{directory} is one partition, but drop deletes all partitions of the topic",
             remedy=target.command("drop", topic),
         )
     with out.open(target) as logs:
@@ -47,7 +49,7 @@ def drop(
     if dry_run:
         out.summary(f"would delete {what}; nothing was changed", **totals)
         return
-    confirm(out, f"delete {what} for good", yes)
+    confirm(f"delete {what} for good", yes)
     with out.change(target) as logs:
         logs.delete_topic(topic)
     out.summary(f"deleted {what}", **totals)

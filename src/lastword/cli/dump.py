@@ -1,4 +1,4 @@
-"""`lastword dump`: any file of a log directory, decoded."""
+"""`lastword dump`: decode any file of a log directory."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def dump(
         list[str], typer.Argument(metavar="FILE...", help="files of a log directory, or a directory of them")
     ],
     records: Annotated[
-        bool, typer.Option("--records/--no-records", help="the records of each batch too")
+        bool, typer.Option("--records/--no-records", help="show the records of each batch too")
     ] = True,
 ) -> int:
-    """Show any file of a log directory, decoded.
+    """Decode any file of a log directory.
 
-    Segments, indexes, producer snapshots, checkpoints and properties. Records of Kafka's own topics
-    (__consumer_offsets, __transaction_state, __share_group_state, __cluster_metadata) are shown by their
-    fields. Damage is shown too (exit code 3).
+    Decodes segments, indexes, producer snapshots, checkpoints and properties, and the fields of records in
+    Kafka's own topics (__consumer_offsets, __transaction_state, __share_group_state, __cluster_metadata).
+    Shows damage too (exit code 3).
     """
     from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry, Property
     from lastword.tools.dump import dump as entries_of
@@ -57,7 +57,7 @@ def dump(
     for file in files:
         try:
             entries = entries_of(file, records=records)
-        except UsageError as error:  # the others are shown first
+        except UsageError as error:  # the other files are shown first
             failed.append(error)
             continue
         if len(files) > 1:
@@ -80,7 +80,7 @@ def dump(
 
 
 def _expanded(paths: list[str]) -> list[str]:
-    """Directories as the files in them that can be decoded; those inside a partition's, not below."""
+    """Replace each directory by the files directly in it that can be decoded."""
     from lastword.files import DEFAULT
     from lastword.tools.dump import dumper_of
 
@@ -145,10 +145,10 @@ def _batch(batch: Any) -> list[str]:
             f"producer {batch.producer_id}/{batch.producer_epoch} from sequence {batch.base_sequence}"
         )
     if batch.delete_horizon_ms is not None:
-        marks.append(f"tombstones may go {format_time(batch.delete_horizon_ms)}")
+        marks.append(f"delete horizon {format_time(batch.delete_horizon_ms)}")
     marks += [name for name in ("transactional", "control") if getattr(batch, name)]
     crc = f"CRC {batch.crc:08x}" + ("" if batch.crc_ok else " is WRONG")
-    count, first = "", "up to "  # of a compressed entry of magic 0 or 1 that was not looked into
+    count, first = "", "up to "  # a compressed entry of magic 0 or 1 that was not decompressed
     if batch.count is not None:
         count, first = f"{plural(batch.count, 'record')}  ", f"{batch.base_offset}-"
     lines = [

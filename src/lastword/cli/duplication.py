@@ -1,4 +1,4 @@
-"""`lastword duplication`: how much of a log is superseded."""
+"""`lastword duplication`: count the superseded records of a log."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def duplication(
     topic: TopicName = None,
     partition: Partition = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="count; without it, estimate in a fixed amount of memory")
+        bool, typer.Option("--exact", help="count exactly; without it, estimate in fixed memory")
     ] = False,
     by: Annotated[
         str, typer.Option(metavar="topic|partition|segment", help="one row for each")
     ] = "partition",
     more: MoreDirs = None,
 ) -> None:
-    """Show how many records a newer one has replaced.
+    """Count records that a newer record of their key superseded.
 
-    BYTES are those of superseded records; `lastword ls` counts more as garbage, such as aborted records and
-    transaction markers. SPLIT counts keys that lie in several partitions. Estimates have a ~, and ERROR is
-    one standard deviation of them, as a share of the keys.
+    BYTES is the size of superseded records; garbage in `lastword ls` also includes aborted records and
+    transaction markers. SPLIT counts keys that are in several partitions. Estimates are marked with ~; ERROR
+    is their standard deviation as a share of the keys.
     """
     if by not in BY:
         raise UsageError(f"unknown --by {by!r}", remedy=f"one of {', '.join(BY)}")

@@ -1,4 +1,4 @@
-"""`lastword expire`: apply retention, or show what that would remove."""
+"""`lastword expire`: remove old segments, or show which segments would be removed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def expire(
     directory: Directory,
     topic: TopicName = None,
     partition: Partition = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would go; change nothing")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would be removed; change nothing")
+    ] = False,
     sets: WhatIf = None,
     more: MoreDirs = None,
 ) -> None:
-    """Remove old segments, by size and age.
+    """Remove old segments by size and age.
 
-    Where cleanup.policy has delete; what lies below the log start goes under every known policy.
+    Needs `delete` in cleanup.policy. Segments below the log start are removed under any known policy.
     """
     from lastword.api.retaining import expire_outlook
 
@@ -78,7 +80,7 @@ def expire(
     if not done:
         words = [word for word in (target.topic,) if word is not None]
         dry_run_command = target.command("expire", *words, "--dry-run")
-        text = None if failed else f"nothing to remove; `{dry_run_command}` tells why"
+        text = None if failed else f"nothing to remove; `{dry_run_command}` shows why"
     out.summary(
         text,
         ok=failed is None and not signals.noted(),
@@ -90,42 +92,43 @@ def expire(
         raise failed
 
 
-def _show(out: Session, found: list[Deletion], target: Target, *, ok: bool) -> None:
-    for deletion in found:
+def _show(out: Session, deletions: list[Deletion], target: Target, *, ok: bool) -> None:
+    for deletion in deletions:
         out.row("deletion", deletion.to_dict())
     out.table(
         ("PARTITION", "SEGMENTS", "FREES", "START", "WHY"),
         [
             (
-                f"{one.topic}-{one.partition}",
-                str(one.segments) if one.removes else "-",
-                format_bytes(one.freed_bytes) if one.removes else "-",
-                str(one.log_start),
-                _why(one),
+                f"{deletion.topic}-{deletion.partition}",
+                str(deletion.segments) if deletion.removes else "-",
+                format_bytes(deletion.freed_bytes) if deletion.removes else "-",
+                str(deletion.log_start),
+                _why(deletion),
             )
-            for one in found
+            for deletion in deletions
         ],
         "lrrrl",
         spare=("START", "SEGMENTS"),
     )
-    unknown = dict.fromkeys(one.topic for one in found if "no-policy" in one.codes)
+    unknown = dict.fromkeys(deletion.topic for deletion in deletions if "no-policy" in deletion.codes)
     if unknown:
         topic = next(iter(unknown)) if len(unknown) == 1 else "TOPIC"
         out.say(f"no-policy: {policy_remedy(target.paths, topic)}")
-    goes = [one for one in found if one.removes]
-    freed, segments = sum(one.freed_bytes for one in goes), sum(one.segments for one in goes)
+    removing = [deletion for deletion in deletions if deletion.removes]
+    freed = sum(deletion.freed_bytes for deletion in removing)
+    segments = sum(deletion.segments for deletion in removing)
     out.summary(
         f"would remove {plural(segments, 'segment')}, {format_bytes(freed)}; nothing was changed",
         ok=ok,
-        deletions=len(goes),
+        deletions=len(removing),
         segments=segments,
         freed_bytes=freed,
     )
 
 
-def _why(one: Deletion) -> str:
-    if one.removes:
-        return f"delete: {one.reason}"
-    if "no-policy" in one.codes:
-        return "keep: no-policy, its cleanup.policy is not known"
-    return f"keep: {one.reason}"
+def _why(deletion: Deletion) -> str:
+    if deletion.removes:
+        return f"delete: {deletion.reason}"
+    if "no-policy" in deletion.codes:
+        return "keep: no-policy, cleanup.policy is unknown"
+    return f"keep: {deletion.reason}"

@@ -1,4 +1,4 @@
-"""Serve the metrics of this process over HTTP, for Prometheus: on the loopback interface unless told."""
+"""Serve the metrics of this process to Prometheus over HTTP; by default on the loopback interface."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LOOPBACK = "127.0.0.1"
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return (host, port) of `PORT`, `HOST:PORT` or `[IPv6]:PORT`; without a host the loopback interface.
+    """Return (host, port) of `PORT`, `HOST:PORT` or `[IPv6]:PORT`; without a host, the loopback interface.
 
     Raises:
-        UsageError: The text is no address.
+        UsageError: The text is not an address.
     """
     host, colon, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     bad = bool(colon) and (not bare or (":" in bare and bare == host))
     if bad or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UsageError(
-            f"--metrics {text} is no address",
+            f"--metrics {text} is not an address",
             remedy="a port (9464: this machine only) or HOST:PORT (0.0.0.0:9464: every interface)",
         )
     return bare or LOOPBACK, int(port)
@@ -32,11 +32,11 @@ def parse_address(text: str) -> tuple[str, int]:
 
 @contextmanager
 def exporter(host: str, port: int) -> Iterator[str]:
-    """Serve `/metrics` while the context is open, and give its address. Port 0 takes a free one.
+    """Serve `/metrics` while the context is open, and yield its URL. Port 0 takes a free port.
 
     Raises:
         MissingError: prometheus_client is not installed.
-        UsageError: The address cannot be listened on.
+        UsageError: The process cannot listen on the address.
     """
     import socket
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,16 +53,16 @@ def exporter(host: str, port: int) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = self.path.split("?")[0] in ("/", "/metrics")
-            body = generate_latest(registry) if found else b"only /metrics is here\n"
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", CONTENT_TYPE_LATEST if found else "text/plain")
+            known = self.path.split("?")[0] in ("/", "/metrics")
+            body = generate_latest(registry) if known else b"only /metrics exists\n"
+            self.send_response(200 if known else 404)
+            self.send_header("Content-Type", CONTENT_TYPE_LATEST if known else "text/plain")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, *given: Any) -> None:
-            """Nobody asked for a line for each request."""
+            """Write no line per request."""
 
     shown = f"[{host}]" if ":" in host else host
 
@@ -79,7 +79,7 @@ def exporter(host: str, port: int) -> Iterator[str]:
     except OSError as error:
         raise UsageError(
             f"cannot listen on {shown}:{port}: {error.strerror or error}",
-            remedy="give an address of this machine and a free port; port 0 takes one",
+            remedy="give an address of this machine and a free port; port 0 takes a free one",
         ) from None
     thread = threading.Thread(target=server.serve_forever, name="lastword-metrics", daemon=True)
     thread.start()

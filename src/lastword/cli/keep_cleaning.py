@@ -1,4 +1,4 @@
-"""`lastword clean --every`: the background cleaner as a process of its own, until somebody ends it."""
+"""`lastword clean --every`: run the background cleaner as a process, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from lastword.units import format_bytes, format_duration, format_time
 if TYPE_CHECKING:
     from lastword.cleaner.tasks import Done
 
-LOOK_SECONDS = 0.2  # a signal is seen after so long
+POLL_SECONDS = 0.2  # a signal takes effect after at most this time
 
 
 def keep_cleaning(
     out: Session, target: Target, every_ms: int, metrics: str | None, bytes_per_second: int | None
 ) -> None:
-    """Clean and expire what is due, look so often, and tell of each round as it ends. A signal ends it at the
-    next safe point of a round: SIGTERM with exit code 0, SIGINT and SIGHUP with 130 and 129.
+    """Clean and expire what is due at an interval, and show each cleaning when it ends.
+
+    A signal ends the command at the next safe point: SIGTERM with exit code 0, SIGINT and SIGHUP with 130
+    and 129.
     """
     from lastword.api.cleaning import quarantined
 
@@ -31,7 +33,7 @@ def keep_cleaning(
         from lastword.cli.exporter import parse_address
 
         address = parse_address(metrics)
-    # No SimpleQueue: in CPython 3.11 its `get(timeout=)` never ends when a signal takes longer than that.
+    # Not a SimpleQueue: in CPython 3.11 its `get(timeout=)` hangs if a signal handler runs past the timeout.
     ended: queue.Queue[Done] = queue.Queue()
     totals = {"rounds": 0, "deletions": 0, "failed": 0, "read_bytes": 0, "written_bytes": 0, "freed_bytes": 0}
     with ExitStack() as stack:
@@ -50,7 +52,7 @@ def keep_cleaning(
         out.say(f"cleaning what is due every {format_duration(every_ms)}; Ctrl-C ends it")
         while not signals.noted():
             try:
-                _show(out, ended.get(timeout=LOOK_SECONDS), totals)
+                _show(out, ended.get(timeout=POLL_SECONDS), totals)
             except queue.Empty:
                 continue
         logs.cleaner.stop()
@@ -59,7 +61,7 @@ def keep_cleaning(
     read, written, freed = (format_bytes(totals[f"{what}_bytes"]) for what in ("read", "written", "freed"))
     out.summary(f"read {read}, wrote {written}, freed {freed}", ok=not totals["failed"], **totals)
     if signals.first() == signal.SIGTERM:
-        signals.settle()  # the way to end a service
+        signals.settle()  # the normal way to stop a service
 
 
 def _show(out: Session, done: Done, totals: dict[str, int]) -> None:
@@ -71,7 +73,7 @@ def _show(out: Session, done: Done, totals: dict[str, int]) -> None:
         out.row("round", done.round.to_dict())
         out.line(f"{format_time(done.time_ms)}  {done.round}")
         if done.round.stopped_by == "lease":
-            out.warning(f"{done.topic}-{done.partition}: a lease came below a tombstone that was due")
+            out.warning(f"{done.topic}-{done.partition}: a lease moved below a due tombstone")
     elif done.deletion is not None:
         totals["deletions"] += 1
         totals["freed_bytes"] += done.deletion.freed_bytes

@@ -1,4 +1,4 @@
-"""`lastword lease`: readers that hold tombstones back, and how far they have come."""
+"""`lastword lease`: show and change the leases of readers that hold tombstones back."""
 
 from __future__ import annotations
 
@@ -31,86 +31,93 @@ def lease(
     out: Session,
     directory: Directory,
     topic: TopicName = None,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a lease's name")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="the name of a lease")] = None,
     partition: Partition = None,
     advance: Annotated[
-        int | None, typer.Option(metavar="OFFSET", help="its reader will read this next; taken if new")
+        int | None,
+        typer.Option(
+            metavar="OFFSET", help="set the next offset of its reader; takes the lease if it is new"
+        ),
     ] = None,
-    release: Annotated[bool, typer.Option("--release", help="give it back")] = False,
+    release: Annotated[bool, typer.Option("--release", help="release the lease")] = False,
     max_age: Annotated[
         str | None,
         typer.Option(
-            "--max-age", metavar="AGE", help="of a new one: lapses so long after it was advanced; 7d"
+            "--max-age",
+            metavar="AGE",
+            help="a new lease lapses this long after its last advance (default 7d)",
         ),
     ] = None,
     more: MoreDirs = None,
 ) -> None:
-    """List the leases on a topic, or change one.
+    """List the leases of a topic, or change one.
 
-    A tombstone stays until the reader of every lease has passed it. Works beside a writer, without a lock.
+    A tombstone stays until the reader of every lease has passed it. Works beside a writer, without the lock.
     """
     target, (name,) = Target.with_words("lease", directory, [topic, name], ["NAME"], partition, more)
     known_as = target.topic_for("lease")
     if name is None and (advance is not None or release):
-        raise UsageError("whose lease?", remedy=target.command("lease", known_as))
+        raise UsageError(
+            "--advance and --release need the NAME of a lease", remedy=target.command("lease", known_as)
+        )
     if max_age is not None and advance is None:
-        raise UsageError("--max-age is for a lease that is taken", remedy="--advance OFFSET takes it")
+        raise UsageError("--max-age needs --advance", remedy="--advance OFFSET takes the lease")
     if advance is not None and release:
-        raise UsageError("--advance and --release at once", remedy="give one of them")
+        raise UsageError("--advance cannot be combined with --release", remedy="give one of them")
     if release and target.partition is not None:
         raise UsageError(
-            "a lease is released in all partitions",
+            "--release releases a lease in all partitions",
             remedy=target.command("lease", known_as, name or "NAME", "--release"),
         )
     from lastword.api.lease import Lease
 
     with signals.held(), out.open(target) as logs:
         known = logs.topic(known_as)
-        there = [one for one in known.leases(target.partition) if name in (None, one.name)]
+        infos = [info for info in known.leases(target.partition) if name in (None, info.name)]
         if release and name is not None:
-            if not there:
+            if not infos:
                 raise LeaseRefusedError(
                     f"{known_as} has no lease {name!r}",
                     remedy=target.command("lease", known_as),
                 )
             Lease(logs.dirs, known_as, name).release()
             out.line(f"{known_as}: {name} is released")
-            out.summary(topic=known_as, released=len(there))
+            out.summary(topic=known_as, released=len(infos))
             return
         if advance is not None and name is not None:
             position = advance if target.partition is None else {target.partition: advance}
-            if there:
+            if infos:
                 Lease(logs.dirs, known_as, name).advance(position)
             else:
                 known.lease(name, position=position, max_age=max_age or "7d")
-            there = [one for one in known.leases(target.partition) if one.name == name]
-    _show(out, there)
+            infos = [info for info in known.leases(target.partition) if info.name == name]
+    _show(out, infos)
     out.summary(
-        None if there else "no leases",
+        None if infos else "no leases",
         topic=known_as,
-        leases=len(there),
-        lapsed=sum(x.lapsed for x in there),
+        leases=len(infos),
+        lapsed=sum(info.lapsed for info in infos),
     )
 
 
-def _show(out: Session, found: list[LeaseInfo]) -> None:
+def _show(out: Session, infos: list[LeaseInfo]) -> None:
     from lastword.api.lease import age_text
 
     now = now_ms()
-    for one in found:
-        out.row("lease", one.to_dict())
+    for info in infos:
+        out.row("lease", info.to_dict())
     out.table(
         ("PARTITION", "LEASE", "POSITION", "BEHIND", "ADVANCED", ""),
         [
             (
-                f"{one.topic}-{one.partition}",
-                one.name,
-                str(one.position),
-                plural(one.lag_offsets, "offset"),
-                format_time(one.advanced_ms),
-                age_text(one, now),
+                f"{info.topic}-{info.partition}",
+                info.name,
+                str(info.position),
+                plural(info.lag_offsets, "offset"),
+                format_time(info.advanced_ms),
+                age_text(info, now),
             )
-            for one in found
+            for info in infos
         ],
         "llrrll",
     )

@@ -1,4 +1,4 @@
-"""`lastword ls`: topics, partitions and segments, with true counts of what is live and what is garbage."""
+"""`lastword ls`: list topics, partitions and segments with their live bytes and garbage."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ def ls(
     topic: TopicName = None,
     partition: Partition = None,
     by: Annotated[
-        str | None, typer.Option(metavar="topic|partition|segment", help="one row for each")
+        str | None, typer.Option(metavar="topic|partition|segment", help="what a row stands for")
     ] = None,
     segments: Annotated[bool, typer.Option("--segments", help="the same as --by segment")] = False,
     sort: Annotated[
-        str, typer.Option(metavar="name|size|garbage", help="the largest first, or by name")
+        str, typer.Option(metavar="name|size|garbage", help="sort by name, or the largest first")
     ] = "name",
     quick: Annotated[
-        bool, typer.Option("--quick", help="by the garbage accounts, where there are any; ~ marks estimates")
+        bool, typer.Option("--quick", help="use the garbage accounts where they exist; ~ marks estimates")
     ] = False,
     more: MoreDirs = None,
 ) -> None:
     """List topics, partitions or segments: live bytes and garbage.
 
-    RECORDS are on disk, NEWEST of them the newest of their key; in a compacted topic the rest is garbage, in
-    others it is not. Both count what is below START, until its file goes. Every record is read, unless
-    garbage accounts know them all.
+    RECORDS counts the records on disk; NEWEST counts those that are the newest of their key. In a compacted
+    topic the rest is garbage. Both include records below START until their file is removed. ls reads every
+    record, unless the garbage accounts cover them all.
 
     Without --by: topics if the directory has several, else partitions; with --json always partitions. A
-    narrow terminal leaves columns out; pipes and files get all.
+    narrow terminal omits columns; pipes and files get all columns.
     """
     if by is not None and segments and by != "segment":
-        raise UsageError("--segments is --by segment", remedy="give one of them")
+        raise UsageError("--segments means --by segment", remedy="give one of them")
     for option, value, known in (("--by", by, BY), ("--sort", sort, SORTS)):
         if value is not None and value not in known:
             raise UsageError(f"unknown {option} {value!r}", remedy=f"one of {', '.join(known)}")
@@ -80,14 +80,13 @@ def ls(
         )
         pairs = [(name, number) for name, numbers in chosen.items() for number in numbers]
         row_of: Any = counts.segment_infos if by == "segment" else counts.partition_info
-        for tp, found in counts.count_each(dirs, pairs, row_of, progress, quick=quick):
-            if isinstance(found, LastwordError):
-                # The others are listed before what cannot be counted is told.
-                failed.append(found)
+        for tp, result in counts.count_each(dirs, pairs, row_of, progress, quick=quick):
+            if isinstance(result, LastwordError):
+                failed.append(result)  # raised at the end, after the other rows are shown
                 if by != "segment":
                     rows.append(Uncounted.of(dirs, *tp))
             else:
-                rows += found if by == "segment" else [found]
+                rows += result if by == "segment" else [result]
         for path, why in logs.offline.items():
             out.warning(f"{path} is offline: {why.message}")
         set_aside = [] if target.topic is not None else logs.set_aside
@@ -127,7 +126,10 @@ def ls(
 def _totals(
     rows: list[Any], counted: list[Any], compacted: set[str], homes: dict[tuple[str, int], str]
 ) -> str:
-    """`2 topics, 9 partitions, 1.9 GiB, 214 MiB of it garbage`; below it each of several directories."""
+    """Return the line of totals, such as `2 topics, 9 partitions, 1.9 GiB, 214 MiB of it garbage`.
+
+    With several directories, one more line for each.
+    """
     partitions = {(row.topic, row.partition) for row in rows}
     parts = [
         plural(len({row.topic for row in rows}), "topic"),
@@ -157,8 +159,11 @@ def _figure(row: Any, sort: str, compacted: set[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The sums of a topic's partitions. `uncounted`: partitions whose records could not be counted, which
-    are in `size_bytes` and `segments` alone."""
+    """Sums over the partitions of a topic.
+
+    `uncounted` is the number of partitions whose records could not be counted; only `size_bytes` and
+    `segments` include them.
+    """
 
     topic: str
     partitions: int
@@ -247,7 +252,7 @@ def _segments(
 
 
 def _dir(homes: dict[tuple[str, int], str], row: Any = None) -> tuple[str, ...]:
-    """The cell that says which of several directories a row is in; its title without a row."""
+    """Return the cell with the directory of a row, or its title; nothing if there is one directory."""
     if not homes:
         return ()
     return ("DIR",) if row is None else (homes[row.topic, row.partition],)
@@ -259,7 +264,7 @@ def _about(figure: str, exact: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """A partition whose records could not be counted: what is known of it all the same."""
+    """The known facts of a partition whose records could not be counted."""
 
     topic: str
     partition: int
@@ -273,7 +278,7 @@ class Uncounted:
 
     @classmethod
     def of(cls, dirs: OpenDirs, topic: str, partition: int) -> Uncounted:
-        """Return what can be known; of one that cannot even be listed, its place and policy."""
+        """Return the facts that can be read; if listing fails too, only directory and policy."""
         from lastword.cleaner import quarantine
 
         policy = dirs.config(topic).cleanup_policy
@@ -303,7 +308,7 @@ class Uncounted:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields of a `PartitionInfo`; null is what is not known."""
+        """Return the fields of a `PartitionInfo`; unknown fields are null."""
         unknown = dict.fromkeys(("live_bytes", "garbage_bytes", "records", "live_records", "tombstones"))
         size = {} if self.segments is not None else {"size_bytes": None}
         return {**asdict(self), **unknown, **size, "exact": False}
@@ -348,7 +353,7 @@ def _partitions(
 
 
 def _bytes(row: Any, compacted: set[str]) -> tuple[str, str]:
-    """LIVE and GARBAGE: of a topic that is not compacted neither is defined."""
+    """Return the cells LIVE and GARBAGE, which are defined for compacted topics only."""
     if row.topic not in compacted:
         return "-", "-"
     return _about(format_bytes(row.live_bytes), row.exact), _about(format_bytes(row.garbage_bytes), row.exact)

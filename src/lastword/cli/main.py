@@ -1,8 +1,8 @@
-"""The command `lastword`: one file per command, one way out for errors.
+"""Run the command `lastword`: one file per command, one place that turns errors into exit codes.
 
-Exit codes: 0 done; 1 done, bad news; 2 fix the call; 3 data damaged, the rest was finished; 4 busy; 5 no
-room; 6 storage failed; 7 install something; 70 our bug; 130, 143, 129 ended by SIGINT,
-SIGTERM, SIGHUP (signals.py). A closed pipe ends with 0: its reader needs no more.
+Exit codes: 0 done; 1 done, problems found; 2 fix the call; 3 data damaged, the rest was finished; 4 busy;
+5 disk full; 6 storage failed; 7 a package is missing; 70 a bug in lastword; 130, 143, 129 ended by SIGINT,
+SIGTERM, SIGHUP (signals.py). A closed pipe ends with 0: its reader needs no more output.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from lastword.cli.output import INTERRUPTED, Output
 from lastword.cli.remedies import PLACE
 from lastword.errors import DiskFullError, LastwordError, StorageError, UsageError, WrongUserError, nearest
 
-LOOKS = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
-CHANGES = (create, config, append, clean, expire, trim, drop, lease)
-TRIES = (demo, bench, warm)
+INSPECT = (ls, read, explain, duplication, simulate, verify, dump, audit, restore)
+CHANGE = (create, config, append, clean, expire, trim, drop, lease)
+SET_UP = (demo, bench, warm)
 
 
 def _names(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
@@ -59,9 +59,9 @@ def _names(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
 
 class Grouped(Commands):
     groups = (
-        ("Look: no lock, no change, also beside a running broker", _names(LOOKS)),
-        ("Change: takes the lock (lease does not); with --dry-run nothing is changed", _names(CHANGES)),
-        ("Try, set up", _names(TRIES)),
+        ("Inspect: no lock, no change; works beside a running broker", _names(INSPECT)),
+        ("Change: takes the lock (lease does not); --dry-run changes nothing", _names(CHANGE)),
+        ("Try and set up", _names(SET_UP)),
     )
 
 
@@ -76,7 +76,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (*LOOKS, *CHANGES, *TRIES):
+for module in (*INSPECT, *CHANGE, *SET_UP):
     module.register(app)
 
 
@@ -95,82 +95,82 @@ def root(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run and leave with the exit code."""
+    """Run one command line and exit with its code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    _open_what_is_closed()
+    _open_closed_streams()
     _set_up_streams()
-    shell, _, what = os.environ.get("_LASTWORD_COMPLETE", "").partition("_")
-    if what in ("source", "complete"):  # as most programs spell it; typer has it the other way round
-        os.environ["_LASTWORD_COMPLETE"] = f"{what}_{shell}"
+    shell, _, action = os.environ.get("_LASTWORD_COMPLETE", "").partition("_")
+    if action in ("source", "complete"):  # most programs write bash_source, typer expects source_bash
+        os.environ["_LASTWORD_COMPLETE"] = f"{action}_{shell}"
     code = run(arguments)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        _discard_stdout()
         code = 0
     except OSError as error:
-        Output(as_json="--json" in arguments).error(_no_output(error))
-        _forget_stdout()
-        code = _no_output(error).exit_code
+        Output(as_json="--json" in arguments).error(_output_error(error))
+        _discard_stdout()
+        code = _output_error(error).exit_code
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit code. Never raises for what a user can meet."""
+    """Run one command line and return its exit code. A user's mistake never raises."""
     with signals.installed():
         return _run(arguments)
 
 
 def _run(arguments: list[str]) -> int:
-    talk = Output(as_json="--json" in arguments, color=_color(arguments))
+    out = Output(as_json="--json" in arguments, color=_color(arguments))
     PLACE.paths, PLACE.topic = [], None
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     try:
         code = app(args=arguments, prog_name="lastword", standalone_mode=False)
-        if code == INTERRUPTED or signals.noted():  # the parser's library takes the exception
-            return _interrupted(talk)
+        if code == INTERRUPTED or signals.noted():  # typer catches the exception itself
+            return _interrupted(out)
         return code if isinstance(code, int) else 0
     except LastwordError as error:
         if isinstance(error, WrongUserError):
             command = shlex.join(["sudo", "-u", error.user, "lastword", *arguments])
             error.remedy = f"run it as that user: {command}"
-        talk.error(error)
+        out.error(error)
         return error.exit_code
     except ClosedPipe:
-        _forget_stdout()
+        _discard_stdout()
         return 0
     except (KeyboardInterrupt, typer.Abort):
-        return _interrupted(talk)
+        return _interrupted(out)
     except typer.Exit as leave:
         return leave.exit_code
-    except SystemExit as leave:  # of the completion, which has printed what the shell wants
+    except SystemExit as leave:  # from completion, which has printed its answer
         return leave.code if isinstance(leave.code, int) else 0
-    except OSError as error:  # of files, errors have their own names: what is left is stdout
+    except OSError as error:  # files raise LastwordError; only stdout raises OSError
         if signals.noted():  # a terminal that hung up takes no output
-            return _interrupted(talk)
-        talk.error(_no_output(error))
+            return _interrupted(out)
+        out.error(_output_error(error))
         if error.filename is None:
-            _forget_stdout()
-        return _no_output(error).exit_code
+            _discard_stdout()
+        return _output_error(error).exit_code
     except Exception as error:
-        # By name, and with its method unknown to mypy: typer has it from the click inside it.
+        # Compared by name: the class belongs to the copy of click inside typer.
         if type(error).__name__ == "NoArgsIsHelpError":
-            talk.stderr.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]
+            out.stderr.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]
             return 2
-        if hasattr(error, "format_message"):  # the parser's own errors: the call must be fixed
-            talk.error(_usage(error, arguments))
+        if hasattr(error, "format_message"):  # errors of the parser: the call must be fixed
+            out.error(_usage(error, arguments))
             return 2
-        return _our_bug(error, talk)
+        return _internal_error(error, out)
 
 
-def _interrupted(talk: Output) -> int:
+def _interrupted(out: Output) -> int:
     with suppress(OSError):  # the terminal may be gone
-        talk.interrupted(signals.name(), signals.exit_code())
+        out.interrupted(signals.name(), signals.exit_code())
     return signals.exit_code()
 
 
-# The parser's sentences, as they begin in every version of its libraries.
+# Beginnings of the parser's messages, as all supported versions of its libraries write them.
 _EXTRA = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
 _NOT_A_NUMBER = re.compile(
     r"nvalid value for (.+?): .*(?:greater than or equal to (\d+)|not in the range x>=(\d+)"
@@ -178,17 +178,17 @@ _NOT_A_NUMBER = re.compile(
 )
 
 
-def _no_output(error: OSError) -> LastwordError:
-    if error.filename is not None:  # of a file of the command's own, such as a scratch directory
+def _output_error(error: OSError) -> LastwordError:
+    if error.filename is not None:  # a file of the command itself, such as a scratch directory
         return StorageError(f"{error.filename}: {error.strerror}", remedy="check the path", errno=error.errno)
-    message = f"cannot write what is to be told: {error.strerror}"
+    message = f"cannot write the output: {error.strerror}"
     if error.errno == errno.ENOSPC:
-        return DiskFullError(message, remedy="free space there, or send it elsewhere")
-    return StorageError(message, remedy="send it elsewhere", errno=error.errno)
+        return DiskFullError(message, remedy="free space there, or send the output elsewhere")
+    return StorageError(message, remedy="send the output elsewhere", errno=error.errno)
 
 
 def _usage(error: Any, arguments: list[str]) -> UsageError:
-    """The parser's error in our words, with the nearest name for what it does not know."""
+    """Return the parser's error in our words, with the nearest known name."""
     message = str(error.format_message()).rstrip(".")
     kind = type(error).__name__
     command = next((word for word in arguments if not word.startswith("-")), "")
@@ -200,7 +200,7 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
             if arguments[place] == option and option in _options(command):
                 rest = [word for at, word in enumerate(arguments) if at != place and word != command]
                 return UsageError(
-                    f"{option} stands before the command",
+                    f"{option} comes before the command",
                     remedy=shlex.join(["lastword", command, *rest, option]),
                 )
     elif "No such command" in message:
@@ -211,7 +211,7 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
         message = f"{extra[1].split()[0]!r} is one argument too many"
     elif not_a_number := _NOT_A_NUMBER.search(message):
         names, least = not_a_number[1].replace("'", ""), not_a_number[2] or not_a_number[3]
-        message = f"{names} takes a number" + (f" from {least} on" if least else "")
+        message = f"{names} takes a number" + (f", at least {least}" if least else "")
     else:
         message = message[:1].lower() + message[1:]
     known = command in _commands()
@@ -219,7 +219,7 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
 
 
 def _color(arguments: list[str]) -> str:
-    """What --color says, for what is told of a call that was not understood."""
+    """Return the value of --color, for errors of a call that the parser refuses."""
     for place, word in enumerate(arguments):
         if word == "--color" or word.startswith("--color="):
             return word.partition("=")[2] or "".join(arguments[place + 1 : place + 2])
@@ -227,19 +227,22 @@ def _color(arguments: list[str]) -> str:
 
 
 def _commands() -> dict[str, Any]:
-    # Several commands make a group; the annotation says only command.
+    # With several commands typer returns a group; its annotation says only command.
     return typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 def _options(command: str) -> list[str]:
     chosen = _commands().get(command) or typer.main.get_command(app)
     names = [
-        name for one in chosen.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")
+        name
+        for parameter in chosen.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+        if name.startswith("-")
     ]
     return [*names, "--help", "--version"]
 
 
-def _our_bug(error: Exception, talk: Output) -> int:
+def _internal_error(error: Exception, out: Output) -> int:
     if os.environ.get("LASTWORD_TRACEBACK"):
         raise error
     where = ""
@@ -249,31 +252,33 @@ def _our_bug(error: Exception, talk: Output) -> int:
         trace = trace.tb_next
     bug = LastwordError(
         f"{type(error).__name__}: {error}{where}",
-        remedy="this is our bug: please report it, with what LASTWORD_TRACEBACK=1 in front shows",
+        remedy="a bug in lastword: please report it, with the output under LASTWORD_TRACEBACK=1",
     )
-    talk.error(bug)
+    out.error(bug)
     return bug.exit_code
 
 
-def _open_what_is_closed() -> None:
-    """A process may be started with stdout or stderr closed, as by `>&-`: Python then has None in its place,
-    and the next file that is opened would get its number."""
+def _open_closed_streams() -> None:
+    """Open the null device in place of a closed stdout or stderr.
+
+    A process may be started with one of them closed, as by `>&-`. Python then sets it to None, and the next
+    file that is opened would get its descriptor.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # for good
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # never closed
 
 
 BUFFER_BYTES = 1 << 16
 
 
 def _set_up_streams() -> None:
-    """UTF-8 whatever the locale, and one write for 64 KiB into pipes and files, also with PYTHONUNBUFFERED.
+    """Write UTF-8 in every locale, and 64 KiB at a time into pipes and files, also with PYTHONUNBUFFERED.
 
-    Names of files and arguments that are not UTF-8 pass as the bytes they are. (The data of logs is escaped
-    before it comes here.)
+    File names and arguments that are not UTF-8 are written as their bytes. Records are escaped earlier.
     """
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    if sys.__stdout__ is None:  # closed, and replaced by the null device
+    if sys.__stdout__ is None:  # closed: the null device took its place
         return
     if sys.stdout.isatty():
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
@@ -290,8 +295,8 @@ def _set_up_streams() -> None:
     )
 
 
-def _forget_stdout() -> None:
-    """Python flushes stdout once more at exit; into nothing, or it would complain about the closed pipe."""
+def _discard_stdout() -> None:
+    """Point stdout at the null device, because Python flushes it at exit and would report the closed pipe."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -1,9 +1,9 @@
-"""Where a command's values become text or JSON. stdout carries data, stderr carries talk.
+"""Write a command's values as text or JSON: data to stdout; progress, warnings and errors to stderr.
 
-JSON is one object a line with `"type"`, the last of them the `summary`. Bytes are strings if they are
-UTF-8, else `{"base64": "..."}`. A key or value of a `json` topic stands as itself; the one value that JSON
-could not tell from a tombstone, the four bytes `null`, and values that look like the base64 form, are
-given as base64 of their bytes, so what `read --json` prints is what `append` takes.
+JSON output is one object per line with `"type"`; the last object is the `summary`. Bytes are strings if they
+are UTF-8, else `{"base64": "..."}`. A key or value of a `json` topic is written as JSON. Two kinds of values
+are written as base64 of their bytes, so that `append` reads back what `read --json` prints: the four bytes
+`null`, which JSON cannot distinguish from a tombstone, and values that look like the base64 form.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lastword.values import Progress
 
 BAR_AFTER_SECONDS = 1.0
 BAR_COLOR = "cyan"  # rich's own is red, and red means damaged
-INTERRUPTED = 130  # the exit code of what Ctrl-C ended
+INTERRUPTED = 130  # exit code after Ctrl-C
 COLORS = {"red": "31", "yellow": "33", "dim": "2"}
 
 
 def wants_color(color: str, stream: TextIO) -> bool:
-    """`auto`: on a terminal, unless NO_COLOR is set."""
+    """Return whether to colour a stream; `auto` means on a terminal, unless NO_COLOR is set."""
     return color == "always" or (color == "auto" and stream.isatty() and not os.environ.get("NO_COLOR"))
 
 
@@ -46,7 +46,7 @@ def split_failure(error: LastwordError) -> tuple[list[Any], list[LastwordError]]
 
 
 class Output:
-    """One command's voice: rows and lines on stdout, progress, warnings and errors on stderr."""
+    """The output of one command: rows and lines on stdout; progress, warnings and errors on stderr."""
 
     def __init__(
         self,
@@ -65,21 +65,21 @@ class Output:
         self.stderr: TextIO = sys.stderr
         self.on_terminal = self.stdout.isatty()
         self.colored = wants_color(color, self.stdout)
-        self.talks_colored = wants_color(color, self.stderr)
+        self.stderr_colored = wants_color(color, self.stderr)
 
     # -- data
 
     def line(self, text: str) -> None:
-        """One line of text; nothing in JSON mode."""
+        """Write one line of text; nothing in JSON mode."""
         if not self.as_json:
             self.stdout.write(text + "\n")
 
     def data_line(self, text: str) -> None:
-        """A line that ends with what users wrote, which may be long: on a terminal it is cut to the width."""
+        """Write a line that ends with user data; a terminal gets no more than its width."""
         self.line(cut(text, terminal_width(self.stdout)) if self.on_terminal else text)
 
     def row(self, kind: str, fields: dict[str, Any]) -> None:
-        """One object of JSON; nothing in text mode."""
+        """Write one JSON object; nothing in text mode."""
         if self.as_json:
             self.stdout.write(_json_line(kind, fields))
 
@@ -90,15 +90,17 @@ class Output:
         right: str = "",
         spare: Sequence[str] = (),
     ) -> None:
-        """Rows of cells below their titles; fitted to the width of a terminal, whole in pipes and files.
-        `right` and `spare` as of `text.table`."""
+        """Write a table: fitted to the width of a terminal, complete in pipes and files.
+
+        See `table.table` for the arguments.
+        """
         if rows and not self.as_json:
             width = terminal_width(self.stdout) if self.on_terminal else None
             for text in table(header, rows, right, width=width, spare=spare):
                 self.line(text)
 
     def summary(self, text: str | None = None, *, ok: bool = True, **totals: Any) -> None:
-        """The last word of a command: a line of text (unless quiet), or the object of type `summary`."""
+        """Write the last line of a command (unless quiet), or the object of type `summary`."""
         if self.as_json:
             self.row("summary", {"ok": ok, **totals})
         elif text and not self.quiet:
@@ -107,33 +109,33 @@ class Output:
     def paint(self, text: str, color: str) -> str:
         return painted(text, color) if self.colored else text
 
-    # -- talk
+    # -- messages
 
     def say(self, text: str) -> None:
-        """For people, on stderr; not with -q, and not in JSON."""
+        """Write a message for people to stderr; not with -q, and not in JSON mode."""
         if not self.quiet and not self.as_json:
-            self._talk_line(text + "\n")
+            self._write_stderr(text + "\n")
 
     def tell(self, kind: str, fields: dict[str, Any], text: str) -> None:
-        """For people and programs, on stderr: the text, or an object."""
+        """Write a message for people or programs to stderr: the text, or an object in JSON mode."""
         if self.as_json:
-            self._talk(kind, fields)
+            self._object(kind, fields)
         else:
             self.say(text)
 
     def warning(self, message: str) -> None:
         if self.as_json:
-            self._talk("warning", {"message": message})
+            self._object("warning", {"message": message})
         elif not self.quiet:
-            self._talk_line(self._paint(f"warning: {message}", "yellow") + "\n")
+            self._write_stderr(self._paint(f"warning: {message}", "yellow") + "\n")
 
     def error(self, error: BaseException) -> None:
-        """`error: ...` and `  fix: ...`, or one object; never a traceback."""
+        """Write `error: ...` and `  fix: ...`, or one object; never a traceback."""
         message = error.message if isinstance(error, LastwordError) else str(error)
         kind = type(error.errors[0] if isinstance(error, PartialFailure) else error)
         remedy = remedy_of(error)
         if self.as_json:
-            self._talk(
+            self._object(
                 "error",
                 {
                     "class": kind.__name__,
@@ -145,35 +147,35 @@ class Output:
                 },
             )
             return
-        self._talk_line(self._paint("error:", "red") + f" {message}\n")
+        self._write_stderr(self._paint("error:", "red") + f" {message}\n")
         if remedy:
-            self._talk_line(f"  fix: {remedy}\n")
+            self._write_stderr(f"  fix: {remedy}\n")
 
     def raise_all(self, errors: Sequence[LastwordError]) -> None:
-        """What was met along the way, each told in its turn: the last is raised, the others are told here."""
+        """Write all errors but the last, and raise the last."""
         for error in errors[:-1]:
             self.error(error)
         if errors:
             raise errors[-1]
 
     def interrupted(self, signal_name: str, code: int) -> None:
-        """Say that a signal ended the command."""
+        """Write that a signal ended the command."""
         how = "interrupted" if code == INTERRUPTED else f"ended by {signal_name}"
-        message = f"{how}: stopped at a safe point, what was finished stays"
+        message = f"{how}: stopped at a safe point; finished work stays"
         if not self.as_json:
             self.say(message)
             return
-        fields = {"class": "KeyboardInterrupt", "message": message, "remedy": "run it again to go on"}
-        self._talk("error", {**fields, "file": None, "position": None, "code": code})
+        fields = {"class": "KeyboardInterrupt", "message": message, "remedy": "run it again to continue"}
+        self._object("error", {**fields, "file": None, "position": None, "code": code})
 
     def _paint(self, text: str, color: str) -> str:
-        return painted(text, color) if self.talks_colored else text
+        return painted(text, color) if self.stderr_colored else text
 
-    def _talk(self, kind: str, fields: dict[str, Any]) -> None:
-        self._talk_line(_json_line(kind, fields))
+    def _object(self, kind: str, fields: dict[str, Any]) -> None:
+        self._write_stderr(_json_line(kind, fields))
 
-    def _talk_line(self, line: str) -> None:
-        """Write to stderr what comes after the data so far, also where both go to one place."""
+    def _write_stderr(self, line: str) -> None:
+        """Write to stderr after the data so far, so that the order holds if both streams go to one file."""
         with suppress(OSError):  # stdout's own failure is reported when it is flushed at the end
             self.stdout.flush()
         self.stderr.write(line)
@@ -182,8 +184,10 @@ class Output:
 
     @contextmanager
     def progress(self, verb: str) -> Iterator[Any]:
-        """Gives a function of Progress: a bar on a terminal after a second, objects on stderr with
-        --progress."""
+        """Yield a function that takes a Progress, or None if no progress is shown.
+
+        A terminal shows a bar after one second; else --progress writes objects to stderr.
+        """
         shown = self.wants_progress
         if shown is None:
             shown = self.stderr.isatty() and not self.quiet and not self.as_json
@@ -202,7 +206,7 @@ class Output:
             now = time.monotonic()
             if now - last[0] >= BAR_AFTER_SECONDS or progress.done_bytes >= progress.total_bytes:
                 last[0] = now
-                self._talk("progress", progress.to_dict())
+                self._object("progress", progress.to_dict())
 
         return update
 
@@ -243,13 +247,13 @@ def _bar(verb: str) -> Iterator[Any]:
 
 
 def _json_line(kind: str, fields: dict[str, Any]) -> str:
-    """One object on one line, in characters that any UTF-8 stream takes and a terminal shows."""
+    """Return one object as a line of printable characters."""
     line = json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"), default=plain)
     return json_escaped(line) + "\n"
 
 
 def plain(value: Any) -> Any:
-    """The `default` of json.dumps."""
+    """Convert a value that json.dumps does not support; passed to it as `default`."""
     if isinstance(value, bytes):
         return bytes_json(value)
     if hasattr(value, "to_dict"):

@@ -1,4 +1,4 @@
-"""`lastword read`: records, as text or as JSON that `lastword append` takes."""
+"""`lastword read`: print records as text, or as JSON that `lastword append` reads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def read(
             metavar="S", help="earliest, an offset, a time with zone, @milliseconds, or an age (90m)"
         ),
     ] = None,
-    end: Annotated[str, typer.Option(metavar="E", help="exclusive: latest, or as --start")] = "latest",
+    end: Annotated[
+        str, typer.Option(metavar="E", help="end, exclusive: latest, or any value of --start")
+    ] = "latest",
     last: Annotated[
         int | None, typer.Option(metavar="N", help="the last N records of each partition", min=0)
     ] = None,
@@ -59,27 +61,28 @@ def read(
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="K", help="only this key, typed as it is shown; may be repeated"),
+        typer.Option(metavar="K", help="only this key, typed as `read` shows it; may be repeated"),
     ] = None,
     view: Annotated[
-        str, typer.Option(metavar="log|latest|changes", help="all, or the newest per key")
+        str, typer.Option(metavar="log|latest|changes", help="all records, or the newest per key")
     ] = "log",
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="go on with records as they come, until Ctrl-C")
+        bool,
+        typer.Option("-f", "--follow", help="continue with new records as they are appended, until Ctrl-C"),
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option(metavar="S", help="with --follow: end after S seconds of silence")
+        float | None, typer.Option(metavar="S", help="with --follow: end after S seconds without a record")
     ] = None,
     more: MoreDirs = None,
 ) -> None:
-    """Read records: all of them, or the newest of every key."""
+    """Read all records, or the newest record of every key."""
     target = Target.of(directory, topic, partition, more)
     known_as = target.topic_for("read")
     if last is not None and start is not None:
-        raise UsageError("--last takes the place of --start", remedy="give one of them")
+        raise UsageError("--last cannot be combined with --start", remedy="give one of them")
     if timeout is not None and (not follow or timeout < 0):
-        what = "is no time" if follow else "is for --follow: a bounded read ends by itself"
-        raise UsageError(f"--timeout {timeout:g} {what}", remedy="--follow --timeout SECONDS")
+        reason = "is not a time" if follow else "needs --follow: a bounded read ends by itself"
+        raise UsageError(f"--timeout {timeout:g} {reason}", remedy="--follow --timeout SECONDS")
     if view not in VIEWS:
         near = nearest(view, VIEWS)
         raise UsageError(
@@ -88,11 +91,11 @@ def read(
         )
     if follow and view != "log":
         raise UsageError(
-            f"--view {view} needs all of a range, and --follow has no end",
+            f"--view {view} needs an end, and --follow has none",
             remedy=target.command("read", known_as, "--view", view),
         )
     if follow and end != "latest":
-        raise UsageError("--follow goes on past every end", remedy="leave out --follow or --end")
+        raise UsageError("--follow cannot be combined with --end", remedy="omit one of them")
     with out.open(target) as logs:
         source = logs.topic(known_as, key_serializer="bytes", value_serializer="bytes")
         names = source.schema.saved
@@ -106,7 +109,7 @@ def read(
             until,
             partition=target.partition,
             keys=keys,
-            view=cast("View", view),  # checked there
+            view=cast("View", view),  # checked above
             follow=follow,
             timeout=timeout,
         )
@@ -120,11 +123,11 @@ def read(
             for record in records if limit != 0 else ():
                 _show(out, record, names)
                 shown += 1
-                if follow:  # once it is counted: who has seen it may press Ctrl-C at once
+                if follow:  # after counting: a user who sees the record may press Ctrl-C immediately
                     out.stdout.flush()
                 if shown == limit:
                     break
-        except KeyboardInterrupt:  # whoever follows goes on from there
+        except KeyboardInterrupt:  # the summary has the position to continue from
             end_with_summary()
             raise
         end_with_summary()
@@ -142,10 +145,10 @@ def _last(
     keys: list[bytes] | None,
     view: str,
 ) -> dict[int, int]:
-    """Where the last `count` records of each partition begin.
+    """Return the offset at which the last `count` records of each partition begin.
 
-    A cleaned log has gaps, and markers are no records: larger and larger ends of the log are read until
-    there are as many.
+    A cleaned log has gaps, and markers are not records: a growing part of the end of the log is read until
+    it has `count` records.
     """
     begin = {}
     for number, (log_start, log_end) in source.bounds().items():
@@ -195,7 +198,7 @@ def _show(out: Session, record: Record[bytes, bytes], names: tuple[str | None, s
 
 
 def _decoded(record: Record[bytes, bytes]) -> InternalRecord | None:
-    """Return the fields of a record of one of Kafka's own topics; None for others, and for unknown bytes."""
+    """Decode a record of Kafka's own topics; None in other topics and for unknown bytes."""
     if not record.topic.startswith("__"):
         return None
     from lastword.records.internal import UndecodableError, decode, is_internal

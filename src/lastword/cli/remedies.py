@@ -1,4 +1,4 @@
-"""The remedy of an error as a user at a shell carries it out: errors.py speaks to callers from Python."""
+"""Turn the remedy of an error into a command line: errors.py writes remedies for callers in Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lastword.errors import (
 
 @dataclass(slots=True)
 class Place:
-    """The directories and the topic that the command line names, for commands that a remedy shows."""
+    """The directories and the topic of the command line, for the commands in remedies."""
 
     paths: list[str] = field(default_factory=list)
     topic: str | None = None
@@ -28,26 +28,32 @@ PLACE = Place()
 
 
 def command_line(verb: str, paths: list[str], *words: str) -> str:
-    """A command as it can be pasted: the first directory in its place, the others with --dir."""
+    """Return a command that can be pasted: the first directory as DIR, the others with --dir."""
     others = [part for path in paths[1:] for part in ("--dir", path)]
     return shlex.join(["lastword", verb, paths[0], *words, *others])
 
 
 def policy_remedy(paths: list[str], topic: str) -> str:
-    """Both values of cleanup.policy: the wrong one removes what the topic's owner wants to keep."""
+    """Return commands for both values of cleanup.policy.
+
+    Only the owner of the topic can choose: the wrong value removes data that should stay.
+    """
     compact, delete = (
         command_line("config", paths, topic, "--set", f"cleanup.policy={value}")
         for value in ("compact", "delete")
     )
     return (
-        f"`{compact}` keeps the newest record of each key, `{delete}` keeps records until they are too old "
-        "or too many"
+        f"`{compact}` keeps the newest record of each key, `{delete}` removes the oldest records "
+        "by age or size"
     )
 
 
-# Options of a call in Python, and what the command line has instead.
+# Options of a call in Python, and their counterparts on the command line.
 _AS_TYPED = (
-    (re.compile(r"^exist_ok=True takes it as it is$"), "append to it as it is, or choose another name"),
+    (
+        re.compile(r"^exist_ok=True takes it as it is$"),
+        "append to the topic as it is, or choose another name",
+    ),
     (
         re.compile(r"^lastword\.spark\.restore\(\.\., to=\)$"),
         "`lastword restore DIR TOPIC OUT` writes such files",
@@ -56,31 +62,31 @@ _AS_TYPED = (
     (re.compile(r"^see lastword ls$"), "`lastword ls DIR TOPIC` shows them"),
     (
         re.compile(r"read it as it is: (key|value)_serializer=\"bytes\""),
-        r"dump the file: its bytes are shown as they are",
+        r"dump the file: it shows the stored bytes",
     ),
 )
 
 
 def remedy_of(error: BaseException) -> str | None:
-    """The error's remedy; of an error that another command mends, that command."""
+    """Return the remedy of an error for the command line: a sentence or a command."""
     remedy: str | None = getattr(error, "remedy", None)
     paths = PLACE.paths or [getattr(error, "file", None) or "DIR"]
     if isinstance(error, LogDirLockedError):
-        return "stop it; what only looks (ls, read, explain, verify, every --dry-run) needs no lock"
+        return "stop that process; ls, read, explain, verify and every --dry-run need no lock"
     if isinstance(error, NotALogDirError) and remedy and remedy.startswith("lastword.open("):
-        return f"check the path, or make one: `{command_line('create', [error.file or paths[0]], 'TOPIC')}`"
+        return f"check the path, or create one: `{command_line('create', [error.file or paths[0]], 'TOPIC')}`"
     if isinstance(error, ReadOnlyError) and remedy and remedy.startswith("lastword.open("):
         return "check owner and permissions of the directory"
     if isinstance(error, UnknownTopicError):
         create = command_line("create", paths, "TOPIC")
-        return f"`{command_line('ls', paths)}` shows what there is; `{create}` makes a new one"
+        return f"`{command_line('ls', paths)}` lists the topics; `{create}` creates one"
     if isinstance(error, TopicExistsError):
         topic = PLACE.topic or "TOPIC"
-        return f"append to it as it is; `{command_line('config', paths, topic)}` shows its settings"
+        return f"append to the topic as it is; `{command_line('config', paths, topic)}` shows its settings"
     if remedy is None:
         return None
     if isinstance(error, OffsetOutOfRangeError) and (error.offset or 0) >= 10**11:
-        return f"milliseconds since 1970 are written @{error.offset}; an offset: {remedy}"
+        return f"for milliseconds since 1970 write @{error.offset}; for an offset: {remedy}"
     remedy = remedy.partition(", in Python ")[0]
     for pattern, typed in _AS_TYPED:
         remedy = pattern.sub(typed, remedy)
@@ -88,7 +94,7 @@ def remedy_of(error: BaseException) -> str | None:
 
 
 def _filled(remedy: str) -> str:
-    """DIR and TOPIC in the commands of a remedy as the command line gave them."""
+    """Replace DIR and TOPIC in the commands of a remedy by those of the command line."""
     if not PLACE.paths:
         return remedy
     remedy = remedy.replace("`lastword verify`", "`lastword verify DIR`")

@@ -1,4 +1,4 @@
-"""`lastword restore`: the newest value of every key as a file."""
+"""`lastword restore`: write the newest value of every key to a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def restore(
     ] = None,
     end: Annotated[
         str,
-        typer.Option(metavar="E", help="as of then: latest, an offset, a time with zone, or an age (90m)"),
+        typer.Option(metavar="E", help="restore as of: latest, an offset, a time with zone, or an age (90m)"),
     ] = "latest",
     partition: Partition = None,
     more: MoreDirs = None,
@@ -44,38 +44,37 @@ def restore(
     """Write the newest value of every key to a file.
 
     The file is a table, and a state can start from it: logs.state(TOPIC, snapshot=OUT). A .jsonl file ends
-    with a line of type `snapshot`, which says of what it is one; stdout gets the rows alone.
+    with a line of type `snapshot`, which names its log and offsets; stdout gets only the rows.
     """
     target, (path,) = Target.with_words("restore", directory, [topic, to], ["OUT"], partition, more)
     known = target.topic_for("restore", "OUT")
     if path is None:
-        raise UsageError("restore to which file?", remedy=f"OUT: a name such as {known}.parquet")
+        raise UsageError("restore needs OUT", remedy=f"OUT: a file name such as {known}.parquet")
     if path == "-":
         _to_stdout(out, target, known, end)
         return
     with out.open(target) as logs, out.progress("restore") as progress:
         restored = logs.restore(known, target.partition, to=path, end=_when(end), progress=progress)
-    for one in restored:
-        out.row("restored", one.to_dict())
+    for file in restored:
+        out.row("restored", file.to_dict())
         out.line(
-            f"{one.topic}-{one.partition}: {plural(one.keys, 'key')}, {format_bytes(one.bytes)}, "
-            f"up to offset {one.end_offset}"
+            f"{file.topic}-{file.partition}: {plural(file.keys, 'key')}, {format_bytes(file.bytes)}, "
+            f"up to offset {file.end_offset}"
         )
-    out.summary(f"wrote {path}", ok=True, file=path, keys=sum(one.keys for one in restored))
+    out.summary(f"wrote {path}", ok=True, file=path, keys=sum(file.keys for file in restored))
 
 
 def _to_stdout(out: Session, target: Target, topic: str, end: str) -> None:
-    """Rows as JSON lines. They are written to a file first: what was read is whole before any of it is
-    shown."""
+    """Print rows as JSON lines, after all of them were read: a temporary file holds them until then."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="lastword-restore-") as scratch:
         path = os.path.join(scratch, "rows.jsonl")
         with out.open(target) as logs, out.progress("restore") as progress:
             logs.restore(topic, target.partition, to=path, end=_when(end), progress=progress)
-        with open(path, encoding="utf-8", newline="\n") as lines:  # noqa: PTH123  # a file of our own
+        with open(path, encoding="utf-8", newline="\n") as lines:  # noqa: PTH123  # a temporary file
             row = ""
-            for line in lines:  # the last line is no row
+            for line in lines:  # the last line is the snapshot line, not a row
                 out.stdout.write(row)
                 row = line
 

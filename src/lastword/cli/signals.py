@@ -1,14 +1,14 @@
-"""How SIGINT, SIGTERM and SIGHUP end a command: at a safe point, with exit code 128 + the signal's number.
+"""End a command on SIGINT, SIGTERM or SIGHUP at a safe point, with exit code 128 + the number of the signal.
 
-A command that only looks is interrupted where it is. One that changes a directory is `held` from before it
-is opened until it is closed: a signal is noted, and takes effect where the command allows it (`released`:
-while it waits for its input or for a lock; `noted`: where it asks). So the directory is always closed, with
-the marker of a clean stop, and only then the process ends.
+A read-only command is interrupted where it is. A command that changes a directory holds signals (`held`) from
+before the directory is opened until it is closed. A held signal takes effect only where the command allows
+it: in `released`, while the command waits for input or for a lock, and where the command checks `noted`. So
+the directory is always closed, with the marker of a clean stop, before the process ends.
 
-A second signal, a second or more after the first, ends the process at once: the next opening recovers. (One
-hang-up of a terminal can arrive twice, from the kernel and from the shell.)
+A second signal, at least one second after the first, ends the process immediately: the next opening recovers.
+(When a terminal hangs up, SIGHUP can arrive twice: from the kernel and from the shell.)
 
-Handlers are installed for one command line, by `cli.main.run`, and never by the library.
+`cli.main.run` installs the handlers for one command line; the library never does.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SECONDS = 1.0
-"""A second signal within this time is taken for the first one again."""
+"""A second signal within this time counts as a repetition of the first."""
 
 
 class Ended(KeyboardInterrupt):
-    """A signal ended the command. Handled wherever Ctrl-C is."""
+    """Raised when a signal ends the command. Handled wherever KeyboardInterrupt is."""
 
 
 class _State:
@@ -42,17 +42,17 @@ _state = _State()
 
 
 def noted() -> bool:
-    """Is the command to end?"""
+    """Return whether a signal has asked the command to end."""
     return _state.first is not None
 
 
 def first() -> int | None:
-    """Number of the signal that ends the command."""
+    """Return the number of the signal that ends the command."""
     return _state.first
 
 
 def settle() -> None:
-    """The signal has done what it was sent for: the command ends with its own exit code."""
+    """Drop the signal: the command ends with its own exit code."""
     _state.first = None
 
 
@@ -66,12 +66,14 @@ def name() -> str:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Handle signals until the end of a command line. One that the process was started to ignore, as by
-    nohup, stays ignored."""
+    """Handle signals until the end of a command line.
+
+    A signal that is ignored when the process starts, as under nohup, stays ignored.
+    """
     global _state
     before, _state = _state, _State()
     handlers = {}
-    with suppress(ValueError):  # not the main thread, which alone gets signals
+    with suppress(ValueError):  # only the main thread may install handlers
         for number in ENDING:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 handlers[number] = signal.signal(number, _handle)
@@ -85,7 +87,7 @@ def installed() -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """From here on signals are only noted."""
+    """Note signals without interrupting."""
     _state.depth += 1
     try:
         yield
@@ -95,7 +97,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def released() -> Iterator[None]:
-    """A place in `held` where the command may be interrupted; one that was noted interrupts here."""
+    """Allow interruption inside `held`. A signal that was noted earlier interrupts here."""
     depth, _state.depth = _state.depth, 0
     try:
         if noted():
@@ -106,7 +108,7 @@ def released() -> Iterator[None]:
 
 
 def interruptible(wait: Callable[[], T]) -> T:
-    """Call a function that waits, as in `released`; cheap enough for each line of a file."""
+    """Call a function that waits, interruptible as in `released`; cheap enough for each line of a file."""
     depth, _state.depth = _state.depth, 0
     try:
         if _state.first is not None:
@@ -124,5 +126,5 @@ def _handle(number: int, frame: object) -> None:
             raise Ended
     elif now - _state.at >= SAME_SECONDS:
         with suppress(OSError):
-            os.write(2, b"ended at once; the next opening recovers what was not finished\n")
+            os.write(2, b"ended immediately; the next opening recovers unfinished work\n")
         os._exit(128 + number)

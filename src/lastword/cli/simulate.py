@@ -1,4 +1,4 @@
-"""`lastword simulate`: what cleaning would have moved under other settings, beside today's."""
+"""`lastword simulate`: compare the cost of cleaning under other settings with the current settings."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def simulate(
     partition: Partition = None,
     sets: Sets = None,
     strategy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="generational, kafka, or broker: Kafka's own cleaner")
+        str | None, typer.Option(metavar="NAME", help="generational, kafka, or broker (Kafka's own cleaner)")
     ] = None,
     picture: Annotated[
-        str | None, typer.Option("--picture", metavar="FILE.svg", help="draw it into this file too")
+        str | None, typer.Option("--picture", metavar="FILE.svg", help="also draw the result into this file")
     ] = None,
     more: MoreDirs = None,
 ) -> None:
-    """Show what cleaning would move under other settings.
+    """Compare the cost of cleaning under other settings.
 
-    Replays on paper which record replaced which, under today's settings and the others. PER BYTE is what
-    cleaning writes for each byte appended; SPACE is bytes on disk over live bytes, on average, and PEAK at
-    most. Changes nothing.
+    Simulates the log's history, without writing, under the current and the given settings. PER BYTE is bytes
+    written by cleaning per byte appended; SPACE is the average and PEAK the maximum of bytes on disk over
+    live bytes. Changes nothing.
     """
     from lastword.files import DEFAULT
 
@@ -57,67 +57,72 @@ def simulate(
     config = settings_of(sets)
     if picture is not None and not picture.endswith(".svg"):
         raise UsageError(
-            f"--picture draws SVG, and {picture} does not end with .svg",
+            f"--picture writes SVG, but {picture} does not end with .svg",
             remedy=f"--picture {shlex.quote(str(Path(picture).with_suffix('.svg')))}",
         )
     if picture is not None and not DEFAULT.is_dir(os.path.dirname(picture) or "."):
         raise UsageError(
-            f"there is no directory {os.path.dirname(picture)}", remedy="make it, or name another file"
+            f"there is no directory {os.path.dirname(picture)}", remedy="create it, or name another file"
         )
     failed: LastwordError | None = None
     with out.open(target) as logs, out.progress("simulate") as progress:
         try:
-            found = logs.simulate(
+            simulations = logs.simulate(
                 target.topic, target.partition, strategy=strategy, progress=progress, **config
             )
         except (DataError, StorageError) as error:
-            found, (failed, *_) = split_failure(error)  # results are shown before errors
-    for one in found:
-        out.row("simulation", one.to_dict())
-    out.table(_COLUMNS, [_row(one) for one in found], "lllrrrrrr", spare=("PEAK", "READ"))
-    for one in found:
-        if one.topic and one.records and one.idle:
-            out.line(f"no round: {_name(one)}: {one.idle}")
+            simulations, (failed, *_) = split_failure(error)  # results are shown before errors
+    for simulation in simulations:
+        out.row("simulation", simulation.to_dict())
+    out.table(_COLUMNS, [_row(simulation) for simulation in simulations], "lllrrrrrr", spare=("PEAK", "READ"))
+    for simulation in simulations:
+        if simulation.topic and simulation.records and simulation.idle:
+            out.line(f"no round: {_name(simulation)}: {simulation.idle}")
     if picture is not None:
-        from lastword.tools.picture import picture as drawn
+        from lastword.tools.picture import picture as draw
 
-        shown = [one for one in found if not one.topic] or found
-        DEFAULT.write_atomic(picture, drawn(shown, [_name(one) for one in shown]).encode())
-        out.say(f"drawn: {picture}")
-    parts = [one for one in found if one.topic and not one.settings]
-    records, appended = sum(one.records for one in parts), sum(one.appended_bytes for one in parts)
+        shown = [simulation for simulation in simulations if not simulation.topic] or simulations
+        DEFAULT.write_atomic(picture, draw(shown, [_name(simulation) for simulation in shown]).encode())
+        out.say(f"wrote {picture}")
+    parts = [simulation for simulation in simulations if simulation.topic and not simulation.settings]
+    records = sum(simulation.records for simulation in parts)
+    appended = sum(simulation.appended_bytes for simulation in parts)
     text = (
         f"replayed {records} records, {format_bytes(appended)}, cleaned as soon as due; nothing was changed"
     )
     if not records:
-        text = "nothing was appended since the last cleaning: there is nothing to replay"
-    if failed is not None and not found:
+        text = "nothing to replay: nothing was appended since the last cleaning"
+    if failed is not None and not simulations:
         raise failed
-    out.summary(text, ok=failed is None, simulations=len(found), records=records, appended_bytes=appended)
+    out.summary(
+        text, ok=failed is None, simulations=len(simulations), records=records, appended_bytes=appended
+    )
     if failed is not None:
         raise failed
 
 
-def _row(one: Simulation) -> tuple[str, ...]:
-    about = "" if one.share == 1.0 else "~ "
+def _row(simulation: Simulation) -> tuple[str, ...]:
+    about = "" if simulation.share == 1.0 else "~ "
     return (
-        f"{one.topic}-{one.partition}" if one.topic else "all",
-        _settings(one),
-        one.strategy,
-        str(one.rounds),
-        about + format_bytes(one.read_bytes),
-        about + format_bytes(one.written_bytes),
-        f"{about}{one.write_amplification:.2f}",
-        f"{about}{one.space_amplification:.2f}",
-        f"{about}{one.space_amplification_peak:.2f}",
+        f"{simulation.topic}-{simulation.partition}" if simulation.topic else "all",
+        _settings(simulation),
+        simulation.strategy,
+        str(simulation.rounds),
+        about + format_bytes(simulation.read_bytes),
+        about + format_bytes(simulation.written_bytes),
+        f"{about}{simulation.write_amplification:.2f}",
+        f"{about}{simulation.space_amplification:.2f}",
+        f"{about}{simulation.space_amplification_peak:.2f}",
     )
 
 
-def _settings(one: Simulation) -> str:
-    shown = " ".join(f"{name}={value}" for name, value in one.settings.items() if name != "lastword.strategy")
-    return shown or ("as set" if one.settings else "today's")
+def _settings(simulation: Simulation) -> str:
+    shown = " ".join(
+        f"{name}={value}" for name, value in simulation.settings.items() if name != "lastword.strategy"
+    )
+    return shown or ("as set" if simulation.settings else "today's")
 
 
-def _name(one: Simulation) -> str:
-    where = f"{one.topic}-{one.partition}: " if one.topic else ""
-    return f"{where}{_settings(one)}, {one.strategy}"
+def _name(simulation: Simulation) -> str:
+    where = f"{simulation.topic}-{simulation.partition}: " if simulation.topic else ""
+    return f"{where}{_settings(simulation)}, {simulation.strategy}"

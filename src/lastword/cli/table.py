@@ -20,15 +20,15 @@ def table(
     width: int | None = None,
     spare: Sequence[str] = (),
 ) -> list[str]:
-    """Lines of one table.
+    """Return the lines of one table.
 
     Args:
-        header: The titles of the columns.
-        rows: Cells of text, as many as there are titles.
-        right: An `r` for every column that is set to the right, else `l`.
-        width: Fit the lines to this width; None: as wide as they are.
-        spare: Titles of columns that are left out, in this order, where the width does not suffice. Then
-            columns of text are cut, the widest first.
+        header: Titles of the columns.
+        rows: Cells of text, one per title.
+        right: For each column `r` (aligned right) or `l`.
+        width: Fit the lines to this width; None means no limit.
+        spare: Titles of columns to omit, in this order, until the lines fit. After that, columns of text
+            are cut, the widest first.
     """
     columns = list(range(len(header)))
     widths = [max(len(row[column]) for row in (header, *rows)) for column in columns]
@@ -56,7 +56,7 @@ def _width(widths: Sequence[int], columns: Sequence[int]) -> int:
 def _shrink(
     widths: list[int], texts: Sequence[int], columns: Sequence[int], header: Sequence[str], width: int
 ) -> None:
-    """Make columns of text narrower, the widest first, not below their titles or 12 characters."""
+    """Narrow columns of text, the widest first, to no less than their titles or 12 characters."""
     while (over := _width(widths, columns) - width) > 0:
         can = [column for column in texts if widths[column] > max(12, len(header[column]))]
         if not can:
@@ -68,7 +68,7 @@ def _shrink(
 
 
 def cut(line: str, width: int) -> str:
-    """At most `width` characters that are seen: colours take no room, and the last one ends."""
+    """Cut a line to `width` visible characters; colour codes have no width, and an open colour is closed."""
     if len(_COLOR.sub("", line)) <= width:
         return line
     kept, left, end = [], max(0, width - 1), ""
@@ -85,7 +85,7 @@ def cut(line: str, width: int) -> str:
 
 
 def terminal_width(stream: TextIO) -> int:
-    """Columns of the terminal that `stream` writes to; `COLUMNS` wins, as in every program."""
+    """Return the width of the terminal behind `stream`; the variable COLUMNS overrides it."""
     with suppress(ValueError):
         if (columns := int(os.environ.get("COLUMNS", "0"))) > 0:
             return columns

@@ -1,6 +1,6 @@
-"""The target of a command: `DIR [TOPIC] [-p N]` and `--set name=value` as they are typed.
+"""Parse the target of a command, `DIR [TOPIC] [-p N]`, and `--set name=value`.
 
-`Target` turns the words into what to open; a partition's own directory may stand for all three.
+The directory of one partition may replace DIR, TOPIC and -p.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from lastword.cli.remedies import PLACE, command_line
 from lastword.errors import LastwordError, UsageError
 
 Directory = Annotated[
-    str, typer.Argument(metavar="DIR", help="a log directory, or one partition's directory")
+    str, typer.Argument(metavar="DIR", help="a log directory, or the directory of one partition")
 ]
 
 
 def _topics(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Topics of the directory that was typed, for the shell's completion."""
+    """Complete a topic's name from the topics of the directory that was typed."""
     from lastword.files import DEFAULT
     from lastword.logdir.discover import discover
 
     try:
-        found = discover(DEFAULT, ctx.params.get("directory") or "").topics()
+        topics = discover(DEFAULT, ctx.params.get("directory") or "").topics()
     except (LastwordError, OSError):
         return []
-    return [name for name in found if name.startswith(incomplete)]
+    return [name for name in topics if name.startswith(incomplete)]
 
 
 def _settings(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of settings, for the shell's completion."""
+    """Complete the name of a setting."""
     from lastword.config.settings import ALL_SETTINGS
 
     return [f"{name}=" for name in ALL_SETTINGS if name.startswith(incomplete)]
 
 
 TopicName = Annotated[
-    str | None, typer.Argument(metavar="TOPIC", help="a topic's name", autocompletion=_topics)
+    str | None, typer.Argument(metavar="TOPIC", help="the name of a topic", autocompletion=_topics)
 ]
 Partition = Annotated[
     int | None, typer.Option("-p", "--partition", metavar="N", help="only this partition", min=0)
@@ -57,7 +57,7 @@ WhatIf = Annotated[
     typer.Option(
         "--set",
         metavar="name=value",
-        help="look as if this setting held for every topic; may be repeated",
+        help="assume this setting for every topic, without saving it; may be repeated",
         autocompletion=_settings,
     ),
 ]
@@ -75,7 +75,7 @@ class Target:
     def of(
         cls, directory: str, topic: str | None, partition: int | None, more: list[str] | None = None
     ) -> Target:
-        """`DIR TOPIC -p N`, or a partition's own directory in place of DIR."""
+        """Return the target of `DIR TOPIC -p N`, or of a partition's directory in place of all three."""
         from lastword.segment import names
 
         if not directory:
@@ -84,14 +84,14 @@ class Target:
         real = os.path.realpath(trimmed)
         parsed = names.parse_partition_dir(os.path.basename(real))
         if parsed is not None and _looks_like_partition(trimmed):
-            # "." and links do not show where the partition lies: there the real path does.
+            # "." and links do not name the partition: the real path does.
             shown = trimmed if os.path.basename(trimmed) == os.path.basename(real) else real
             above = os.path.dirname(shown) or "."
             if topic is None and partition in (None, parsed.partition):
                 return cls([above, *(more or ())], parsed.topic, parsed.partition)._named()
             raise UsageError(
                 f"{directory} is the directory of partition {parsed.topic}-{parsed.partition} already",
-                remedy=f"leave TOPIC and -p out, or give the log directory: {above}",
+                remedy=f"omit TOPIC and -p, or give the log directory: {above}",
             )
         if partition is not None and topic is None:
             raise UsageError(
@@ -100,7 +100,7 @@ class Target:
         return cls([directory, *(more or ())], topic, partition)._named()
 
     def _named(self) -> Target:
-        """Note what the command line names, for the commands in remedies; the first directory counts."""
+        """Record the target for the commands in remedies; the first target counts."""
         if PLACE.paths in ([], self.paths):
             PLACE.paths, PLACE.topic = self.paths, self.topic
         return self
@@ -115,8 +115,12 @@ class Target:
         partition: int | None,
         more: list[str] | None = None,
     ) -> tuple[Target, list[str | None]]:
-        """`DIR TOPIC WORD...`: the target, which has a topic, and the words that follow it, None for those
-        left out. A partition's own directory takes the place of DIR and TOPIC: words begin right after it.
+        """Return the target of `DIR TOPIC WORD...` and the words after TOPIC; a missing word is None.
+
+        The directory of a partition replaces DIR and TOPIC: the words then follow it directly.
+
+        Raises:
+            UsageError: There is no topic, or there are too many words.
         """
         given = [word for word in words if word is not None]
         target = cls.of(directory, None, None, more) if partition is None else None
@@ -130,11 +134,15 @@ class Target:
         return target, [*given, *[None] * (len(names) - len(given))]
 
     def command(self, verb: str, *words: str) -> str:
-        """A command over the same directories, as it can be pasted."""
+        """Return a command over the same directories that can be pasted."""
         return command_line(verb, self.paths, *words)
 
     def topic_for(self, command: str, *rest: str) -> str:
-        """The topic; UsageError for a command that needs one and was given none."""
+        """Return the topic.
+
+        Raises:
+            UsageError: The command line names no topic.
+        """
         if self.topic is None:
             self._check_there()
             raise UsageError(
@@ -144,7 +152,7 @@ class Target:
         return self.topic
 
     def _check_there(self) -> None:
-        """NotALogDirError for a directory that does not exist: it lacks more than a topic."""
+        """Raise NotALogDirError if a directory is missing, before the error about a missing topic."""
         from lastword.errors import NotALogDirError
         from lastword.files import DEFAULT
 
@@ -154,8 +162,7 @@ class Target:
 
 
 def _looks_like_partition(directory: str) -> bool:
-    """A directory whose name ends with -N is a partition's if it holds its files, not if it holds
-    partitions."""
+    """Return whether a directory named *-N holds the files of a partition, and not partitions."""
     from lastword.files import DEFAULT
 
     if not DEFAULT.is_dir(directory):
@@ -165,13 +172,13 @@ def _looks_like_partition(directory: str) -> bool:
 
 
 def settings_of(pairs: list[str] | None) -> dict[str, str]:
-    """`name=value` pairs of --set as a dict; names as Kafka writes them."""
+    """Return the `name=value` pairs of --set as a dict; names as Kafka writes them."""
     settings = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
-        if name.startswith("drives."):  # in a dotted name nobody could tell where the path's own dots are
+        if name.startswith("drives."):  # a path may contain dots, so the dotted name is ambiguous
             raise UsageError(
-                "the limit of one drive is not set by --set",
+                "--set cannot set the limit of one drive",
                 remedy='in lastword.toml, above all tables: drives."/srv/d2" = "20MiB"',
             )
         if not equals or not name.strip():
@@ -181,7 +188,7 @@ def settings_of(pairs: list[str] | None) -> dict[str, str]:
 
 
 def what_if(pairs: list[str] | None) -> dict[str, Any]:
-    """`--set` of a command that only looks: keywords for `Session.open`, which win over lastword.toml."""
+    """Return the `--set` of a read-only command as keywords for `Session.open`."""
     from lastword.config.settings import keyword_names
 
     return keyword_names(settings_of(pairs))

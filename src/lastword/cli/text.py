@@ -1,9 +1,9 @@
-"""Text for people: keys and values on one line of a terminal, and keys as they are typed.
+"""Convert keys and values to text on one line, and typed text to keys and values.
 
-UTF-8 as it is; bytes that are not UTF-8 and control characters as `\\xNN`, other characters that would not
-be seen as `\\uNNNN`, a backslash as `\\\\`. A null value is `<tombstone>`, a null key `<no key>`, and real
-data spelled so gets a leading backslash. `unescape` turns what `escape` shows into the same bytes: a key
-can be typed as it is shown. JSON stands as JSON, with the escapes of JSON.
+UTF-8 is shown unchanged. Bytes that are not UTF-8, and control characters, are shown as `\\xNN`; other
+invisible characters as `\\uNNNN`; a backslash as `\\\\`. A null value is shown as `<tombstone>`, a null key
+as `<no key>`; real data with this spelling gets a leading backslash. `unescape` reverses `escape`, so a key
+can be typed as it is shown. JSON is shown as JSON, with JSON's escapes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ESCAPED = re.compile(
 
 
 def escape(data: bytes | str) -> str:
-    """One line of text that `unescape` turns into the same bytes."""
+    """Return one line of text that `unescape` converts back to the same bytes."""
     if isinstance(data, bytes):
         # "surrogateescape" turns the byte NN into U+DCNN, which no valid UTF-8 can produce.
         data = data.decode("utf-8", "surrogateescape")
@@ -48,15 +48,15 @@ def _escaped(character: str) -> str:
         return character
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
-    if code < 0x80:  # one byte in UTF-8, too; from 0x80 on \x is a byte and \u a character
+    if code < 0x80:  # one byte in UTF-8, too; from 0x80 on, \x means a byte and \u a character
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def unescape(text: str) -> bytes:
-    """The bytes that `escape`, `key_text` or `value_text` shows as `text`.
+    """Return the bytes that `escape`, `key_text` or `value_text` shows as `text`.
 
-    A backslash that begins no escape is itself.
+    A backslash that begins no escape stands for itself.
     """
     return _ESCAPED.sub(_unescaped, os.fsencode(text))
 
@@ -72,12 +72,12 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 def json_text(data: bytes) -> str:
-    """JSON on one line, as JSON: characters that would not be seen get JSON's own escapes."""
+    """Return JSON on one line; invisible characters get JSON's escapes."""
     return json_escaped(data.decode())
 
 
 def json_escaped(text: str) -> str:
-    """A line of JSON in which every character can be seen and written as UTF-8; its value is the same."""
+    """Return an equal line of JSON in which every character is printable."""
     if text.isprintable():
         return text
     return "".join(
@@ -123,7 +123,7 @@ def _or_null(data: bytes | str | None, null: str) -> str:
 
 
 def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
-    """The bytes of a key or value to append: text as it is typed, numbers and JSON parsed."""
+    """Return the bytes of a typed key or value: text as typed, numbers and JSON parsed."""
     from lastword.api.serializers import SERIALIZERS
 
     if serializer is None or serializer in ("bytes", "str"):
@@ -138,40 +138,45 @@ def argument_bytes(text: str, serializer: str | None, what: str) -> bytes:
     except ValueError:
         example = "text is JSON in double quotes, as in '\"ada\"'"
         raise UsageError(
-            f"the {what} is not {serializer}, which this topic stores",
+            f"the {what} is not of type {serializer}, which this topic stores",
             remedy=example if serializer == "json" else f"give {serializer}",
         ) from None
     return SERIALIZERS[serializer].encode(parsed, what)
 
 
 def key_candidates(text: str, serializer: str | None) -> list[bytes]:
-    """The keys that `text` may stand for where a key is looked up: the one that is shown as `text`, and the
-    one whose JSON form it is. The likelier one comes first."""
-    found: list[bytes] = []
+    """Return the keys that `text` may mean: the key shown as `text`, and the key with this JSON form.
+
+    The likelier key comes first.
+    """
+    candidates: list[bytes] = []
     if text.lstrip().startswith("{"):
         with suppress(ValueError, UsageError):
             form = json.loads(text)
             if is_base64_form(form):
-                found.append(field_bytes(form, "bytes", "key") or b"")
+                candidates.append(field_bytes(form, "bytes", "key") or b"")
     if serializer in (None, "bytes", "str"):
-        found.append(unescape(text))
+        candidates.append(unescape(text))
     else:
         try:
-            found.append(argument_bytes(text, serializer, "key"))
+            candidates.append(argument_bytes(text, serializer, "key"))
         except UsageError:
-            if not found and unescape(text) == os.fsencode(text):
+            if not candidates and unescape(text) == os.fsencode(text):
                 raise
-        if serializer == "json":  # spelled in another way than this package's serializer does
-            found.append(os.fsencode(text))
-        if unescape(text) != os.fsencode(text):  # bytes that are not what the topic stores
-            found.append(unescape(text))
-    return list(dict.fromkeys(found))
+        if serializer == "json":  # another spelling than that of this package's serializer
+            candidates.append(os.fsencode(text))
+        if unescape(text) != os.fsencode(text):  # bytes of another type than the topic stores
+            candidates.append(unescape(text))
+    return list(dict.fromkeys(candidates))
 
 
 def field_text(data: bytes | None, serializer: str | None, null: Callable[[bytes | None], str]) -> str:
-    """A key or value in text: digits and JSON of topics that store them, else its bytes, escaped.
+    """Return a key or value as text: a number or JSON if the topic stores that type, else its escaped bytes.
 
-    `null`: `key_text` or `value_text`.
+    Args:
+        data: The stored bytes.
+        serializer: Name of the serializer; None if unknown.
+        null: `key_text` or `value_text`.
     """
     if data is not None and serializer == "json":
         with suppress(ValueError, RecursionError):

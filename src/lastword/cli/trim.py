@@ -1,4 +1,4 @@
-"""`lastword trim`: raise the log start, so that what lies before it is gone."""
+"""`lastword trim`: raise the log start and remove the records before it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def trim(
     topic: TopicName = None,
     partition: Partition = None,
     before: Annotated[
-        str | None, typer.Option(metavar="OFFSET|TIME", help="the first record that stays: see read --start")
+        str | None,
+        typer.Option(
+            metavar="OFFSET|TIME", help="the first record to keep: an offset, a time or an age (90d)"
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show the new log start; change nothing")
@@ -38,9 +41,9 @@ def trim(
     yes: Yes = False,
     more: MoreDirs = None,
 ) -> None:
-    """Raise the log start: records before it are gone.
+    """Raise the log start and remove the records before it.
 
-    Of all the topic's partitions, or one; whatever the policy.
+    In all partitions of the topic, or in one; under any cleanup.policy.
     """
     from lastword.api import retaining
 
@@ -55,18 +58,18 @@ def trim(
         wanted = retaining.trim(logs.dirs, known_as, target.partition, when, dry_run=True)
     moves = {number: offset for number, offset in wanted.items() if offset > starts[number]}
     if dry_run:
-        _tell(out, known_as, starts, wanted, "would start")
+        _show(out, known_as, starts, wanted, "would start")
         out.summary(
             "nothing was changed", topic=known_as, offsets=_gone(starts, moves), log_start=_text(wanted)
         )
         return
     if moves:
-        confirm(out, f"remove {plural(_gone(starts, moves), 'offset')} of {known_as} for good", yes)
+        confirm(f"remove {plural(_gone(starts, moves), 'offset')} of {known_as} for good", yes)
     with out.change(target) as logs:
         done = retaining.trim(logs.dirs, known_as, target.partition, when)
-    _tell(out, known_as, starts, done, "starts")
+    _show(out, known_as, starts, done, "starts")
     out.summary(
-        None if moves else "nothing lies before it",
+        None if moves else "no records before it",
         topic=known_as,
         offsets=_gone(starts, done),
         log_start=_text(done),
@@ -74,12 +77,12 @@ def trim(
 
 
 def _when(text: str) -> int | datetime:
-    found = parse_when(text, now_ms=now_ms())
-    if isinstance(found, str):
+    when = parse_when(text, now_ms=now_ms())
+    if isinstance(when, str):
         raise UsageError(
-            f"--before {text} is no offset and no time", remedy="an offset, a time or an age (90d)"
+            f"--before {text} is neither an offset nor a time", remedy="an offset, a time or an age (90d)"
         )
-    return found
+    return when
 
 
 def _gone(starts: dict[int, int], after: dict[int, int]) -> int:
@@ -90,7 +93,7 @@ def _text(offsets: dict[int, int]) -> dict[str, int]:
     return {str(number): offset for number, offset in offsets.items()}
 
 
-def _tell(out: Session, topic: str, before: dict[int, int], after: dict[int, int], verb: str) -> None:
+def _show(out: Session, topic: str, before: dict[int, int], after: dict[int, int], verb: str) -> None:
     for number, offset in sorted(after.items()):
         out.row(
             "trim",
@@ -102,4 +105,4 @@ def _tell(out: Session, topic: str, before: dict[int, int], after: dict[int, int
             are = "would be" if verb != "starts" else "is" if first == last else "are"
             out.line(f"{topic}-{number}: {verb} at {offset}; {gone} {are} gone")
         else:
-            out.line(f"{topic}-{number}: starts at {offset} already")
+            out.line(f"{topic}-{number}: already starts at {offset}")

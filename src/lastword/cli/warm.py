@@ -1,4 +1,4 @@
-"""`lastword warm`: compile all kernels, for a container image or before the first use."""
+"""`lastword warm`: compile all kernels for a container image or before the first use."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def register(app: typer.Typer) -> None:
 def warm(out: Session) -> None:
     """Compile all kernels into the cache folder, once.
 
-    For the RUN step of a container image, or before the first use: the commands that count, clean and
-    restore need them, and compile those that are missing. The folder is LASTWORD_CACHE_DIR, else lastword in
-    the user's cache directory; it holds for one version of lastword, Numba and Python, and for one kind of
-    processor.
+    Use it in the RUN step of a container image, or before the first use. Commands that count, clean or
+    restore otherwise compile missing kernels themselves. The folder is LASTWORD_CACHE_DIR, else lastword in
+    the user's cache directory; it is valid for one version of lastword, Numba and Python, and for one type
+    of processor.
     """
     began = time.monotonic()
     from lastword import kernels
