@@ -1,0 +1,53 @@
+"""Execute the notebooks under examples/, cell by cell in this process, without a Jupyter kernel."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def execute(notebook: Path) -> tuple[dict[str, Any], int]:
+    """Run all code cells; return their variables and the number of figures that were shown."""
+    import matplotlib.pyplot as plt
+
+    variables: dict[str, Any] = {}
+    figures = 0
+    for number, cell in enumerate(json.loads(notebook.read_text("utf-8"))["cells"], 1):
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"])
+            exec(compile(source, f"{notebook.name}, cell {number}", "exec"), variables)
+            for figure in map(plt.figure, plt.get_fignums()):
+                figure.canvas.draw()
+                figures += 1
+            plt.close("all")
+    return variables, figures
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_the_state_notebook(here, capsys):
+    variables, figures = execute(EXAMPLES / "state.ipynb")
+    assert figures == 3
+    before, after = variables["before"], variables["after"]
+    assert sum(row.garbage_bytes for row in before) > 10 * sum(row.live_bytes for row in before)
+    assert sum(row.garbage_bytes for row in after) < sum(row.live_bytes for row in after)
+    assert len(variables["on_disk"]) > 40  # some due cleanings ran
+    assert "same values: True" in capsys.readouterr().out
+
+
+def test_notebooks_are_stored_without_outputs():
+    for notebook in EXAMPLES.glob("*.ipynb"):
+        cells = json.loads(notebook.read_text("utf-8"))["cells"]
+        assert not any(cell.get("outputs") for cell in cells), notebook
