@@ -1,1 +1,1 @@
-"""Named workloads, each beside a rival that is measured in the same run. `run.py` is `make bench`."""
+"""Benchmarks: named workloads, each beside a rival measured in the same run. `run.py` is `make bench`."""

@@ -1,8 +1,8 @@
-"""The client that Python programs restore a table from Kafka with, confluent-kafka, as a rival: installs
-itself, and runs in a Python of its own.
+"""Run confluent-kafka, the usual Python client for Kafka, as a rival, in a Python environment of its own.
 
-As a program (in that environment): confluent_rival.py BOOTSTRAP TOPIC END REPETITIONS, one JSON line a run:
-partition 0 of the topic from its start to END into a dict; a record without a value takes its key out.
+As a program in that environment: confluent_rival.py BOOTSTRAP TOPIC END REPETITIONS prints one JSON line per
+run. A run reads partition 0 of the topic from its start to END into a dict; a record without a value removes
+its key.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ TUNED = {
     "fetch.max.bytes": 128 << 20,
     "check.crcs": True,
 }
-"""Its default queues make it three times as slow. Our reader checks checksums too."""
-AT_ONCE = 10_000
+"""With the default queues it takes three times as long. Our reader verifies checksums too."""
+BATCH_MESSAGES = 10_000
 
 
 def find_or_install() -> Path:
-    """The Python that has it. KafkaMissing says what is lacking: a network."""
+    """Return the Python with the client, after installing it if necessary.
+
+    Raises:
+        KafkaMissing: The network is missing.
+    """
     from tests.support.jars import KafkaMissing, cache_directory
 
     home = cache_directory() / PACKAGE.replace("==", "-")
@@ -48,7 +52,7 @@ def find_or_install() -> Path:
 
 
 def restore(python: Path, bootstrap: str, topic: str, end: int, repetitions: int) -> list[dict[str, float]]:
-    """(seconds, keys, records) of each run, without a first one that warms up."""
+    """Return (seconds, keys, records) of each run, without the first one, which warms up."""
     command = [str(python), __file__, bootstrap, topic, str(end), str(repetitions)]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -72,21 +76,21 @@ def main() -> None:
         position = records = 0
         heard = started
         while position < end:
-            # It waits for as many messages as are asked for, or so long: at the end there are fewer.
-            found = consumer.consume(AT_ONCE, timeout=0.01)
-            if not found:
+            # Returns after this many messages or this long; at the end there are fewer.
+            messages = consumer.consume(BATCH_MESSAGES, timeout=0.01)
+            if not messages:
                 if time.perf_counter() - heard > 60:
                     raise SystemExit(f"nothing came after offset {position} of {end}")
                 continue
             heard = time.perf_counter()
-            for message in found:
+            for message in messages:
                 value = message.value()
                 if value is None:
                     table.pop(message.key(), None)
                 else:
                     table[message.key()] = value
-            records += len(found)
-            position = found[-1].offset() + 1
+            records += len(messages)
+            position = messages[-1].offset() + 1
         seconds = time.perf_counter() - started
         print(json.dumps({"seconds": seconds, "keys": len(table), "records": records}), flush=True)
         consumer.close()

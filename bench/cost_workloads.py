@@ -1,9 +1,8 @@
-"""What cleaning costs in bytes: written and read for each byte appended, and the space taken meanwhile.
+"""Measure the cost of cleaning in bytes: written and read per byte appended, and the space used.
 
-Real logs, appended to through the library and cleaned as soon as that is due, by strategy `generational` and
-by strategy `kafka`; the same batches through Kafka's own log and cleaner classes; and on paper, by the
-simulator behind `lastword simulate`. The clock is a manual one. What comes before all keys are loaded does
-not count.
+Three ways: real logs, appended to through the library and cleaned when due, by strategy `generational` and by
+strategy `kafka`; the same batches through Kafka's own log and cleaner classes; and the simulator behind
+`lastword simulate`. The clock is simulated. Bytes before all keys are loaded do not count.
 """
 
 from __future__ import annotations
@@ -32,15 +31,19 @@ from lastword.tools.simulate import Part, Simulation, simulate
 BEGIN_MS = 1_750_000_000_000
 KEY_BYTES, VALUE_BYTES = 24, 100
 BATCH_RECORDS = 100
-RECORD_BYTES = KEY_BYTES + VALUE_BYTES + 8 + 61 / BATCH_RECORDS  # with its fields, and its share of a header
+RECORD_BYTES = (
+    KEY_BYTES + VALUE_BYTES + 8 + 61 / BATCH_RECORDS
+)  # with its own fields and its share of the batch header
 TOMBSTONE_BYTES = KEY_BYTES + 7 + 61 / BATCH_RECORDS
-SCALE = RECORD_BYTES / 100  # of a policy's record of 100 bytes
+SCALE = RECORD_BYTES / 100  # relative to the 100-byte records of a policy
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Traffic over one partition: all `keys` are loaded, then `updates` records come for each, `rate` of them
-    in a millisecond. A segment holds 1 / `live_segments` of the live bytes."""
+    """Traffic over one partition: all `keys` are loaded, then `updates` records follow per key.
+
+    `rate` records arrive per millisecond. A segment holds 1 / `live_segments` of the live bytes.
+    """
 
     kind: str
     keys: int
@@ -61,7 +64,7 @@ class Scenario:
 
     @cached_property
     def times_ms(self) -> np.ndarray:
-        """When each record comes."""
+        """Return the arrival time of each record."""
         made, load_ms = self.traffic, self.load_ms or self.keys
         number = np.arange(made.keys.size, dtype=np.float64)
         times = np.where(
@@ -93,10 +96,10 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes per byte appended; space over live bytes, mean, peak, and of the worst partition at the end.
+    """Bytes per byte appended; space over live bytes: mean, peak, and of the worst partition at the end.
 
-    read   of real logs: all that the process reads while it cleans, so with the look back at what was written
-           and with saved accounts; of the others: by maps and rewrites
+    `read` of real logs is everything that the process reads while it cleans, including the check of the
+    output and the saved accounts. Of the others it is the reads of maps and rewrites.
     """
 
     written: float
@@ -113,7 +116,7 @@ class Cost:
 
 
 class Meter:
-    """Looks at space before and after cleaning; between two looks it grows evenly."""
+    """Measures space before and after cleaning; between two samples it grows linearly."""
 
     def __init__(self) -> None:
         self.area = self.width = self.peak = 0.0
@@ -137,7 +140,7 @@ class Meter:
 
 
 class Growing:
-    """The real log of one scenario, and what of it is live."""
+    """The real log of one scenario, and its live bytes."""
 
     def __init__(self, logs: Any, number: int, scenario: Scenario, **settings: Any) -> None:
         self.scenario, self.name, self.rows = scenario, f"t{number}", 0
@@ -160,17 +163,17 @@ class Growing:
 
     @property
     def live(self) -> float:
-        """As many bytes as it would be at the average size that records had so far."""
+        """Return the live bytes, at the average record size so far."""
         return float(self._live[self.rows]) * self.appended / max(float(self._upto[self.rows]), 1.0)
 
     @property
     def next_ms(self) -> int:
-        """When its next batch is full."""
+        """Return the time at which its next batch is full."""
         end = min(self.rows + BATCH_RECORDS, self.scenario.times_ms.size)
         return int(self.scenario.times_ms[end - 1])
 
     def append(self) -> bool:
-        """The next batch; True if it closed a segment."""
+        """Append the next batch; return whether it closed a segment."""
         made, first = self.scenario.traffic, self.rows
         self.rows = min(first + BATCH_RECORDS, made.keys.size)
         active = self.log.active.base_offset
@@ -183,7 +186,7 @@ class Growing:
 
 
 def batch_of(made: Traffic, first: int, end: int) -> pa.RecordBatch:
-    """Records `first` to `end`; a value is the record's number, filled up."""
+    """Return records `first` to `end`; a value is the record's number, padded."""
     keys = [b"key-%020d" % key for key in made.keys[first:end].tolist()]
     values = [
         None if deleted else b"%0*d" % (VALUE_BYTES, number)
@@ -200,8 +203,10 @@ def on_real_logs(
     space_target: float = 1.5,
     **settings: Any,
 ) -> Cost:
-    """All of them in one log directory: append in the order of their times, clean whatever is due whenever a
-    segment was closed, go on."""
+    """Run all scenarios in one log directory.
+
+    Append in the order of their times; whenever a segment closes, clean everything that is due.
+    """
     shutil.rmtree(directory, ignore_errors=True)
     clock = ManualClock(BEGIN_MS)
     with lastword.open(
@@ -245,13 +250,13 @@ def on_real_logs(
 
 
 def bytes_read() -> int:
-    """By this process so far, from files and page cache."""
+    """Return the bytes that this process has read so far, from files and page cache."""
     line = Path("/proc/self/io").read_text().split("\n", 1)[0]
     return int(line.removeprefix("rchar: "))
 
 
 def due_rounds(logs: Any) -> Iterator[Any]:
-    """Every round that is due, until none is."""
+    """Run and yield every due cleaning, until none is due."""
     while True:
         rounds = logs.clean(due=True)
         yield from rounds
@@ -260,8 +265,10 @@ def due_rounds(logs: Any) -> Iterator[Any]:
 
 
 def in_kafka(directory: Path, scenario: Scenario, ratio: float = 0.5) -> Cost:
-    """The same batches through Kafka's log and cleaner classes, without a broker. No tombstones: its clock
-    cannot be set."""
+    """Run the same batches through Kafka's log and cleaner classes, without a broker.
+
+    There are no tombstones, because the clock of these classes cannot be set.
+    """
     shutil.rmtree(directory, ignore_errors=True)
     with lastword.open(directory / "source", "a", log_cleaner_enable=False) as logs:
         source = Growing(logs, 0, replace(scenario, live_segments=0.01))
@@ -275,7 +282,7 @@ def in_kafka(directory: Path, scenario: Scenario, ratio: float = 0.5) -> Cost:
         ratio,
         128 << 20,
     ]
-    lines = [json.loads(line) for line in kafka._run("CostRun", arguments)]
+    lines = [json.loads(line) for line in kafka.run_java("CostRun", arguments)]
     shutil.rmtree(directory)
     live = scenario.deaths.live_bytes(0)
     upto = np.concatenate(([0], np.cumsum(scenario.deaths.size_bytes)))
@@ -294,7 +301,7 @@ def in_kafka(directory: Path, scenario: Scenario, ratio: float = 0.5) -> Cost:
     return Cost(counted["written"] / new, read, meter.mean, meter.peak, counted["rounds"], new)
 
 
-# ---------------------------------------------------------------- on paper
+# ---------------------------------------------------------------- simulated
 
 
 def on_paper(
@@ -322,8 +329,11 @@ def _cost(found: Simulation, worst: float) -> Cost:
 
 
 def mixed(keys: int, duration: float) -> list[Scenario]:
-    """Sixteen partitions of one drive, large and small, quick and slow. `keys` of the average one; while all
-    of them run, `duration` records come for each of its keys."""
+    """Return sixteen partitions of one drive, large and small, fast and slow.
+
+    `keys` is the number of keys of the average partition. While all of them run, `duration` records arrive
+    per key.
+    """
     kinds = ("zipf", "uniform", "hot-cold", "insert-only", "zipf", "ttl", "drift", "uniform")
     skews = (0.99, 0.0, 0.0, 0.0, 0.8, 0.0, 0.0, 0.0)
     found = []
@@ -351,18 +361,18 @@ def mixed(keys: int, duration: float) -> list[Scenario]:
 
 @workload("cost")
 def cost(run: Run) -> Iterator[Measured]:
-    """Bytes written by cleaning for each byte appended, on real logs.
+    """Measure bytes written by cleaning per byte appended, on real logs.
 
     Rivals: Kafka's cleaner class on the same batches, at its default ratio; strategy kafka; the simulator.
     """
     keys = max(run.records // 100, 2000)
-    live_segments = min(50, keys // 200)  # two batches in a segment at least
+    live_segments = min(50, keys // 200)  # at least two batches per segment
     for kind in ("uniform", "zipf", "hot-cold", "insert-only"):
         scenario = Scenario(kind, keys, live_segments=live_segments)
         theirs = in_kafka(run.scratch / "kafka", scenario)
         ours = _at(run, scenario, 1.5)
         yield _measured(f"{scenario.name}, target 1.5", ours, theirs, "Kafka's cleaner class")
-        if kind != "insert-only":  # at the target that gives the same space as Kafka's
+        if kind != "insert-only":  # at the target with the same space as Kafka
             for what, target in (
                 ("mean", 1.5 * theirs.mean / ours.mean),
                 ("peak", 1.5 * theirs.peak / ours.peak),
@@ -380,7 +390,7 @@ def cost(run: Run) -> Iterator[Measured]:
 
 @workload("cost-drive")
 def cost_drive(run: Run) -> Iterator[Measured]:
-    """Sixteen mixed partitions of one drive, with one target for all of them.
+    """Clean sixteen mixed partitions of one drive, with one target for all of them.
 
     Rival: strategy kafka.
     """
@@ -393,7 +403,7 @@ def cost_drive(run: Run) -> Iterator[Measured]:
 
 @workload("simulate")
 def simulated(run: Run) -> Iterator[Measured]:
-    """The same on paper: every kind of traffic at targets of 1.25 to 3, against Kafka's own cleaner there."""
+    """Simulate every kind of traffic at targets of 1.25 to 3, against a simulation of Kafka's own cleaner."""
     keys = max(run.records // 10, 1000)
     kinds = [Scenario(kind, keys) for kind in ("uniform", "zipf", "hot-cold", "drift", "insert-only")]
     kinds += [Scenario("zipf", keys, skew=0.8), Scenario("zipf", keys, skew=1.2)]
@@ -411,7 +421,7 @@ def simulated(run: Run) -> Iterator[Measured]:
 
 
 def _at(run: Run, scenario: Scenario, target: float) -> Cost:
-    """On a real log, with a ceiling that does not come before the target."""
+    """Measure a real log, with a space limit above the target."""
     ceiling = max(0.5, 1 - 0.9 / target)
     return on_real_logs(
         run.scratch / "logs",
@@ -423,7 +433,7 @@ def _at(run: Run, scenario: Scenario, target: float) -> Cost:
 
 
 def _measured(what: str, ours: Cost, theirs: Cost, rival: str, name: str = "cost") -> Measured:
-    """Bytes written; less is better. Everything else goes into the facts."""
+    """Return bytes written, of which fewer are better. All other figures are facts."""
     ratio = theirs.written / ours.written if ours.written else float("inf") if theirs.written else 1.0
     facts = {"ours": asdict(ours), "rival": asdict(theirs)}
     unit = f"bytes written per byte; {ours}"

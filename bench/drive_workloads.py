@@ -1,7 +1,7 @@
-"""Two drives with budgets of 20 and 60 MB/s, cleaned in the background.
+"""Clean two drives with budgets of 20 and 60 MB/s in the background.
 
-Once in simulated time, beside one throttle for both and beside Kafka's order of choice under it; once for
-real, on directories of this machine that are taken for two drives.
+Once in simulated time, beside one throttle for both drives and Kafka's order of choice; and once for real, on
+two directories of this machine that stand for two drives.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SAMPLE_SECONDS = 0.005
 
 @workload("drives")
 def drives(run: Run) -> Iterator[Measured]:
-    """Budgets of 20 and 60 MB/s: shares of each that the two seconds of least and of most use take.
+    """Report the shares of budgets of 20 and 60 MB/s in the two seconds of least and of most use.
 
-    Rivals, in simulated time: one throttle of 80 MB/s, and the dirtiest partition next under it, as Kafka
-    does. The last lines are measured: real cleanings of two directories.
+    Rivals, in simulated time: one throttle of 80 MB/s, under which the dirtiest partition is next, as in
+    Kafka. The last lines are measured: real cleanings of two directories.
     """
     found = {way: simulate(way) for way in WAYS}
     print(f"\n{'':<16} {'drive':<6} {'used':>6} {'least 2 s':>10} {'most 2 s':>10}  {'clean after':>11}")
@@ -56,7 +56,7 @@ def _row(way: str, one: Outcome) -> str:
 
 
 def _line(what: str, ours: float, rival: float, way: str) -> Measured:
-    """The nearer to 1, the better."""
+    """Return a line whose figure is better the nearer it is to 1."""
     ratio = abs(1 - rival) / max(abs(1 - ours), 0.001)
     return Measured("drives", what, "share; distance from 1", ours, rival, way, ratio)
 
@@ -100,7 +100,7 @@ def _measured(directory: Path) -> Iterator[Outcome]:
 
 
 def _warm(directory: Path) -> None:
-    """What is compiled once is compiled now."""
+    """Compile and load everything that is needed once."""
     with lastword.open(directory, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic("warm", cleanup_policy="compact", lastword_strategy="kafka")
         topic.extend([(b"k%d" % (i % 10), b"." * 100) for i in range(1000)])

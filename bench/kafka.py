@@ -1,9 +1,7 @@
-"""Real Kafka as a rival and as a writer of data: its segment code, and its cleaner class without a broker
-around it.
+"""Run real Kafka as a rival and as a writer of data: its segment and cleaner classes, no broker.
 
-Both are small Java programs in `java/`, compiled once against the jars that the interop tests use. Data
-sets are written by Kafka's own code and are the same bytes each time, so that both sides work on the same
-files.
+Both are small Java programs in `java/`, compiled once against the jars of the interoperability tests. Kafka's
+own code writes the data sets, with the same bytes each time, so both sides work on the same files.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from tests.support.jars import KafkaJars
 
 SOURCES = Path(__file__).parent / "java"
 MIB = 1 << 20
-#: The flags that Kafka's own start script gives a broker.
+#: The flags of a broker in Kafka's own start script.
 BROKER_FLAGS = [
     "-server",
     "-XX:+UseG1GC",
@@ -33,7 +31,7 @@ BROKER_FLAGS = [
 
 @dataclass(frozen=True)
 class DataSet:
-    """A shape of traffic: how many records over how many keys, which key comes next, how long a value is."""
+    """A pattern of updates: the number of records and keys, the order of keys, and the length of values."""
 
     records: int
     keys: int
@@ -44,7 +42,7 @@ class DataSet:
     seed: int = 1
 
     def scaled(self, records: int | None) -> DataSet:
-        """The same shape with another number of records, and as many records a key as before."""
+        """Return the same pattern with another number of records, and as many records per key as before."""
         if records is None:
             return self
         keys = max(1, self.keys * records // self.records)
@@ -67,7 +65,7 @@ DATA_SETS: dict[str, DataSet] = {
 
 @dataclass(frozen=True)
 class Generated:
-    """Where a data set lies (`partitions`: its directories), and what its writer counted."""
+    """The directories of a data set (`partitions`) and the counts of its writer."""
 
     name: str
     partitions: tuple[Path, ...]
@@ -79,10 +77,10 @@ class Generated:
 
 @dataclass(frozen=True)
 class KafkaCleaning:
-    """What Kafka's cleaner did in one repetition over one partition.
+    """The cost of one repetition of Kafka's cleaner over one partition.
 
-    cpu_seconds   of the whole process; those of the two phases are of the cleaner's thread alone, without
-                  what garbage collection and compiling took
+    `cpu_seconds` is of the whole process. The CPU seconds of the two phases are of the cleaner's thread
+    alone, without garbage collection and compilation.
     """
 
     repetition: int
@@ -106,7 +104,7 @@ def generate(
     batch_bytes: int = 16 << 10,
     segment_bytes: int = 128 * MIB,
 ) -> Generated:
-    """Writes data set `name` with `n` records below `directory`, or finds it there from an earlier run."""
+    """Write data set `name` with `n` records below `directory`, or return the one of an earlier run."""
     data = DATA_SETS[name].scaled(n)
     target = directory / f"{name}-{data.records}-{segment_bytes}"
     facts_file = target / "facts.json"
@@ -114,7 +112,7 @@ def generate(
         target.mkdir(parents=True, exist_ok=True)
         arguments = [target, name, data.partitions, data.records, data.keys, data.value_bytes, data.choice]
         arguments += [data.codec, batch_bytes, segment_bytes, data.seed]
-        facts_file.write_text(_run("SegmentWriter", arguments)[0])
+        facts_file.write_text(run_java("SegmentWriter", arguments)[0])
     facts = json.loads(facts_file.read_text())
     return Generated(
         name,
@@ -135,35 +133,39 @@ def clean(
     segment_bytes: int = 128 * MIB,
     keep: bool = False,
 ) -> list[KafkaCleaning]:
-    """Kafka's cleaner over a copy of `partition` below `work`; the first repetition runs in a cold JVM."""
+    """Run Kafka's cleaner on a copy of `partition` below `work`; the first repetition runs in a cold JVM."""
     arguments = [partition, work, repetitions, buffer_bytes, segment_bytes, *(["keep"] if keep else [])]
-    return [KafkaCleaning(**json.loads(line)) for line in _run("CleanerRun", arguments)]
+    return [KafkaCleaning(**json.loads(line)) for line in run_java("CleanerRun", arguments)]
 
 
 def read(partition: Path, how: str, repetitions: int = 4) -> list[dict[str, Any]]:
-    """Kafka's record classes over the files of `partition`; `how` is "scan" or "restore" (into a HashMap)."""
-    return [json.loads(line) for line in _run("ReadRun", [partition, repetitions, how])]
+    """Read `partition` with Kafka's record classes; `how` is "scan" or "restore" (into a HashMap)."""
+    return [json.loads(line) for line in run_java("ReadRun", [partition, repetitions, how])]
 
 
 def lookups(
     partition: Path, work: Path, how: str, count: int, repetitions: int = 4, *, segment_bytes: int = 128 * MIB
 ) -> list[dict[str, Any]]:
-    """`count` random offsets of `partition` through Kafka's segment class; `how` is "index" or "record"."""
+    """Look up `count` random offsets of `partition` with Kafka's segment class.
+
+    `how` is "index" (positions) or "record" (records).
+    """
     arguments = [partition, work, repetitions, how, count, segment_bytes]
-    return [json.loads(line) for line in _run("LookupRun", arguments)]
+    return [json.loads(line) for line in run_java("LookupRun", arguments)]
 
 
 def open_log(
     partition: Path, work: Path, how: str, repetitions: int = 4, *, segment_bytes: int = 128 * MIB
 ) -> list[dict[str, Any]]:
-    """Kafka's log class opens a copy of `partition`; `how` it was left is "clean" or "killed"."""
+    """Open a copy of `partition` with Kafka's log class; `how` is its state, "clean" or "killed"."""
     arguments = [partition, work, repetitions, how, segment_bytes]
-    return [json.loads(line) for line in _run("OpenRun", arguments)]
+    return [json.loads(line) for line in run_java("OpenRun", arguments)]
 
 
 def first_open(partition: Path, work: Path, *, segment_bytes: int = 128 * MIB) -> float:
-    """Seconds from the start of a Java process to where Kafka's log class has opened a copy of `partition`
-    that a kill left, on the clock. A broker does more before it answers.
+    """Return wall seconds from the start of a Java process until Kafka's log class has opened a killed log.
+
+    The log is a copy of `partition`. A broker does more work before it answers.
     """
     command = _command("OpenRun", [partition, work, 1, "killed", segment_bytes])
     began = time.perf_counter()
@@ -179,9 +181,10 @@ def first_open(partition: Path, work: Path, *, segment_bytes: int = 128 * MIB) -
 def append(
     work: Path, records: int, records_per_batch: int, codec: str, repetitions: int = 4
 ) -> list[dict[str, Any]]:
-    """Kafka's batch builder and log layer, in one process, with records of 124 bytes."""
+    """Run Kafka's batch builder and log layer in one process, with records of 124 bytes."""
     return [
-        json.loads(line) for line in _run("AppendRun", [work, repetitions, records, records_per_batch, codec])
+        json.loads(line)
+        for line in run_java("AppendRun", [work, repetitions, records, records_per_batch, codec])
     ]
 
 
@@ -192,7 +195,7 @@ def _command(program: str, arguments: list[Any]) -> list[str]:
     return [*command, "-cp", jars.compiled(SOURCES), program, *map(str, arguments)]
 
 
-def _run(program: str, arguments: list[Any]) -> list[str]:
+def run_java(program: str, arguments: list[Any]) -> list[str]:
     done = subprocess.run(_command(program, arguments), capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:

@@ -1,9 +1,9 @@
-"""What a workload is, and what it gives: our figure and a rival's, measured by turns in one run.
+"""Define and register workloads: each gives our figure and a rival's, measured alternately in one run.
 
 A workload is a function of a `Run` (sizes, scratch space, data sets) that yields `Measured` values;
-`@workload` enters it under its name. `run.py` imports the modules that hold some. The median of several
-runs counts, CPU seconds before wall seconds: a rate per CPU second does not change with what else the
-machine does.
+`@workload` registers it under its name. `run.py` imports the modules with workloads. The figure is the median
+of several runs. CPU seconds are preferred to wall seconds, because a rate per CPU second does not depend on
+the other load of the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = {"tiny": 20_000, "small": 1_000_000, "full": FULL_RECORDS}
 
 @dataclass(frozen=True)
 class Times:
-    """One run of something: seconds of this process's CPU (all threads), and of the clock."""
+    """CPU seconds of this process (all threads) and wall seconds of one run."""
 
     cpu: float
     wall: float
@@ -39,7 +39,7 @@ def timed(work: Callable[[], Any]) -> Times:
 
 @dataclass(frozen=True)
 class Measured:
-    """One line of the table: two rates or amounts in `unit`; a `ratio` above 1 means we are better."""
+    """One line of the table: two rates or amounts in `unit`; a `ratio` above 1 means that we are better."""
 
     workload: str
     what: str
@@ -56,7 +56,10 @@ class Measured:
 
 @dataclass
 class Run:
-    """What a workload may use. `records` is the size of data set a; other sets scale with it."""
+    """Sizes, scratch space and data sets of a workload.
+
+    `records` is the size of data set a; the other sets scale with it.
+    """
 
     records: int
     repetitions: int
@@ -65,16 +68,16 @@ class Run:
     sets: tuple[str, ...] = ()
 
     def chosen(self, *names: str) -> list[str]:
-        """Of these data sets those that the user asked for; all, if none was named."""
+        """Return the data sets that the user chose; all of them by default."""
         return [name for name in names if not self.sets or name in self.sets]
 
     def data(self, name: str) -> kafka.Generated:
-        """A data set at this run's size, written by Kafka, kept for the next run."""
+        """Return a data set at the size of this run. Kafka writes it once; later runs reuse it."""
         full = kafka.DATA_SETS[name].records
         return kafka.generate(name, self.data_directory, max(1000, self.records * full // FULL_RECORDS))
 
     def times(self, work: Callable[[], Any], *, before: Callable[[], Any] | None = None) -> list[Times]:
-        """Runs `work` once to warm up, then `repetitions` times; `before` each is not counted."""
+        """Run `work` once to warm up, then `repetitions` times; the time of `before` does not count."""
         found = []
         for _ in range(self.repetitions + 1):
             if before is not None:
@@ -88,7 +91,7 @@ CPU_TICK_SECONDS = 0.01
 
 
 def rate(records: int, seconds: Iterable[float]) -> float:
-    """Millions of records per second, by the median of several runs."""
+    """Return millions of records per second, from the median of several runs."""
     return records / (statistics.median(seconds) or CPU_TICK_SECONDS) / 1e6
 
 
@@ -97,7 +100,7 @@ WORKLOADS: dict[str, Workload] = {}
 
 
 def workload(name: str) -> Callable[[Workload], Workload]:
-    """Enters a workload under its name; its docstring's first line says what it measures."""
+    """Register a workload under its name; the first line of its docstring describes it."""
 
     def enter(function: Workload) -> Workload:
         assert name not in WORKLOADS, name
@@ -116,5 +119,5 @@ def compared(
     unit: str = "M records/CPU s",
     **facts: Any,
 ) -> Measured:
-    """Two rates, of which the higher is the better."""
+    """Return two rates, of which the higher is better."""
     return Measured(name, what, unit, ours, rival, rival_name, ours / rival, facts)

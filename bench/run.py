@@ -1,10 +1,10 @@
-"""`make bench`: runs named workloads and prints each one's ratio to its rival.
+"""`make bench`: run named workloads and print the ratio of each to its rival.
 
     python -m bench.run [--size tiny|small|full|N] [--only clean,scan] [--sets a-none] [--repetitions 3]
                         [--json FILE] [--list]
 
-Data sets are written by Kafka's own code and kept in the user's cache (`--data` names another place; full
-size takes up to 1.4 GB for each set). Scratch files lie beside them and go at the end.
+Data sets are written by Kafka's own code and kept in the user's cache; `--data` names another place. At full
+size each set takes up to 1.4 GB. Scratch files are in the same place and are removed at the end.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def load() -> None:
-    """Imports the modules with workloads; one whose engine is not installed is left out, and said so."""
+    """Import the modules with workloads; skip, with a message, a module whose engine is not installed."""
     for module in MODULES:
         if importlib.util.find_spec(module) is None:
             continue
@@ -77,7 +77,7 @@ def load() -> None:
 
 
 def measure(names: list[str], records: int, repetitions: int, data: Path, sets: list[str]) -> list[Measured]:
-    """Runs the workloads and prints each line of the table as soon as it is there."""
+    """Run the workloads and print each line of the table when it is measured."""
     data.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=data))
     print(f"{records:,} records, median of {repetitions}, {platform.processor() or platform.machine()}")

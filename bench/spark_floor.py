@@ -1,4 +1,4 @@
-"""A sink that throws its rows away: what Spark takes to bring rows to any sink that is written in Python."""
+"""Measure a sink that drops its rows: the time Spark needs to bring rows to any sink written in Python."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not find this module
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this module
 
 
 class ThrowAway(DataSource):
-    """`df.write.format("throw-away")`, once it is registered."""
+    """The format of `df.write.format("throw-away")`, once it is registered."""
 
     @classmethod
     def name(cls) -> str:

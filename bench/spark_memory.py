@@ -1,12 +1,12 @@
-"""A log larger than all memory that its tasks may take: read, cleaned and restored by executors of 1 GiB.
+"""Read, clean and restore a log larger than the memory of its tasks, with executors of 1 GiB.
 
     python -m bench.spark_memory [--size 4GiB]
 
-4 GiB are 32 million records, each key five times. Two executors of their own (`local-cluster[2,1,1024]`),
+4 GiB are 32 million records, five of each key. There are two separate executors (`local-cluster[2,1,1024]`),
 each with a heap of 1 GiB and one Python worker at a time. Every step is checked: each record was read, and
-each key's newest value, known by its number, came back. Says for each step what it took, and the most memory
-of any executor and of any worker meanwhile: all that is resident, and of it what is the worker's own, not
-pages of files that the system may take back.
+the newest value of each key, known by its number, was returned. Prints for each step its time and the peak
+memory of any executor and any worker: all resident memory, and the worker's own part without pages of files,
+which the system may reclaim.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def fill(root: Path, size_bytes: int) -> int:
-    """One partition of about so many bytes; each key is written `VERSIONS` times."""
+    """Write one partition of about this many bytes, with each key `VERSIONS` times."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -74,7 +74,7 @@ def fill(root: Path, size_bytes: int) -> int:
 
 
 def digits(numbers: Any) -> Any:
-    """Text of 20 digits each."""
+    """Return texts of 20 digits each."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -106,7 +106,7 @@ def measure(root: Path) -> None:
 
 
 def read_whole(frame: Any, records: int) -> None:
-    """Every offset once, and with each its own value."""
+    """Check that every offset was read once, with its own value."""
     from pyspark.sql import functions as F
 
     (row,) = frame.agg(F.count("*"), F.sum("offset"), F.min("offset"), F.max("offset"), wrong()).collect()
@@ -114,7 +114,7 @@ def read_whole(frame: Any, records: int) -> None:
 
 
 def newest(frame: Any, records: int) -> None:
-    """Every key once: the newest ones are the last that many records."""
+    """Check that every key was read once: the newest records are the last ones."""
     from pyspark.sql import functions as F
 
     keys = records // VERSIONS
@@ -124,7 +124,7 @@ def newest(frame: Any, records: int) -> None:
 
 
 def wrong() -> Any:
-    """How many rows have another value, or key, than the record of their offset."""
+    """Count the rows whose key or value differs from the record at their offset."""
     from pyspark.sql import functions as F
 
     number = F.lpad(F.col("offset").cast("string"), 20, "0")
@@ -136,7 +136,7 @@ def cleaned(spark: Any, root: Path) -> None:
     from lastword.spark.sharded import TASK_BYTES
 
     size = sum(path.stat().st_size for path in (root / "t-0").glob("*.log"))
-    task_bytes = min(TASK_BYTES, size // 2)  # a small log, as one that is tried out, is shared out too
+    task_bytes = min(TASK_BYTES, size // 2)  # a small log, as in a trial run, is split too
     (row,) = lastword.spark.clean(spark, str(root), "t", task_bytes=task_bytes).collect()
     assert row.complete and row.certificate and row.records_kept * VERSIONS == row.records_read, row
 
@@ -161,8 +161,10 @@ def step(name: str, work: Callable[[], None]) -> None:
 
 @contextmanager
 def peaks() -> Iterator[dict[str, int]]:
-    """The most memory of an executor (`java`) and of a worker below this process, in bytes, sampled: all that
-    is resident (`python`), and what is not backed by a file (`own`)."""
+    """Sample the peak memory in bytes of an executor (`java`) and of a worker below this process.
+
+    `python` is all resident memory of a worker, `own` the part that no file backs.
+    """
     found = {"java": 0, "python": 0, "own": 0}
     ended = threading.Event()
 
@@ -181,7 +183,7 @@ def peaks() -> Iterator[dict[str, int]]:
 
 
 def resident() -> Iterator[tuple[str, int]]:
-    """(kind, bytes) of executors and of the Python workers below them."""
+    """Return (kind, bytes) of the executors and of the Python workers below them."""
     parents: dict[int, int] = {}
     words: dict[int, bytes] = {}
     for path in Path("/proc").glob("[0-9]*"):

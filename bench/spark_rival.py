@@ -1,11 +1,11 @@
-"""Spark's own Kafka source and sink, as a rival: installs itself, and runs in a Python of its own.
+"""Run Spark's own Kafka source and sink as a rival, in a Python environment of its own.
 
-PySpark 4.2.0 is the newest for which Maven Central has the Kafka connector; it would displace the PySpark
-that lastword runs on, so it gets its own virtual environment. Both lie in the user's cache and are made
-once.
+PySpark 4.2.0 is the newest version for which Maven Central has the Kafka connector. It would replace the
+PySpark of lastword, so it gets its own virtual environment. Environment and jars are in the user's cache and
+are created once.
 
-As a program (in that environment): spark_rival.py BOOTSTRAP JARS JOB TOPIC ROWS REPETITIONS, one JSON line
-a run.
+As a program in that environment: spark_rival.py BOOTSTRAP JARS JOB TOPIC ROWS REPETITIONS prints one JSON
+line per run.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ CONF = {
 
 @dataclass(frozen=True)
 class Rival:
-    """Where it is installed."""
+    """The installed environment and jars of the rival."""
 
     python: Path
     jars: Path
 
     @staticmethod
     def find_or_install() -> Rival:
-        """KafkaMissing says what it lacks: Maven, or a network."""
+        """Find the rival, or install it.
+
+        Raises:
+            KafkaMissing: Maven or a network is missing.
+        """
         from tests.support.jars import KafkaMissing, cache_directory
 
         home = cache_directory() / f"spark-kafka-{PYSPARK}"
@@ -70,7 +74,7 @@ class Rival:
         return rival
 
     def run(self, bootstrap: str, job: str, topic: str, rows: int, repetitions: int) -> list[float]:
-        """Wall seconds of each run, without a first one that warms up."""
+        """Return the wall seconds of each run, without the first one, which warms up."""
         command = [
             str(self.python),
             __file__,
@@ -91,7 +95,7 @@ class Rival:
 
 
 def made_rows(spark: Any, rows: int) -> Any:
-    """Rows for a sink, made in the JVM: 24 bytes of key and 100 of value."""
+    """Return rows for a sink, generated in the JVM: 24 bytes of key and 100 of value."""
     from pyspark.sql import functions as F
 
     key = F.format_string("key-%020d", "id").cast("binary")
@@ -100,7 +104,7 @@ def made_rows(spark: Any, rows: int) -> Any:
 
 
 def timed_runs(work: Callable[[], None], repetitions: int) -> list[float]:
-    """Wall seconds of `repetitions` + 1 runs."""
+    """Return the wall seconds of `repetitions` + 1 runs."""
     found = []
     for _ in range(repetitions + 1):
         started = time.perf_counter()

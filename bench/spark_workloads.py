@@ -1,8 +1,9 @@
-"""The workloads on Spark: its source and its sink, beside Spark's own Kafka source and sink.
+"""Measure source and sink on Spark, beside Spark's own Kafka source and sink.
 
-Both sides read the same bytes: segments written by Kafka's code, which a real broker has adopted for the
-rival. One machine, `local[2]`, the same settings, one after the other; the broker's own work is on the same
-cores, as there is no Kafka without one. Wall seconds of warm runs, for the work is spread over processes.
+Both sides read the same bytes: segments written by Kafka's code, which a real broker has opened for the
+rival. One machine, `local[2]`, the same settings, one after the other. The broker works on the same cores,
+because there is no Kafka without a broker. Figures are wall seconds of warm runs, because the work is spread
+over processes.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def session(cores: int = 2) -> Iterator[Any]:
 
 
 def adopted(data: kafka.Generated, root: Path) -> tuple[str, str]:
-    """A log directory with these segments as a topic that was opened and closed, as a broker leaves its own
-    behind: producer snapshots and a clean-shutdown marker are there. (path, topic)
+    """Return the path and topic of a log directory with these segments, as a broker leaves it.
+
+    The topic was opened and closed, so producer snapshots and a clean-shutdown marker exist.
     """
     topic = data.partitions[0].name.rpartition("-")[0]
     shutil.rmtree(root, ignore_errors=True)
@@ -65,7 +67,7 @@ def adopted(data: kafka.Generated, root: Path) -> tuple[str, str]:
 
 @contextmanager
 def broker(directory: Path) -> Iterator[Broker]:
-    """A broker with the flags of Kafka's own start script."""
+    """Start a broker with the flags of Kafka's own start script."""
     shutil.rmtree(directory, ignore_errors=True)
     with Tools(KafkaJars.find_or_fetch()) as tools:
         yield Broker(tools, directory, java_flags=["-Xms1g", "-Xmx1g", *BROKER_FLAGS])
@@ -75,10 +77,10 @@ def broker(directory: Path) -> Iterator[Broker]:
 
 @workload("spark-read")
 def spark_read(run: Run) -> list[Measured]:
-    """Key and value of every record of a topic of 4 partitions to Spark's `noop`.
+    """Read key and value of every record of a topic of 4 partitions into Spark's `noop`.
 
-    Rival: Spark's Kafka source from a broker on this machine; for the newest value of every key, groupBy and
-    max_by on it, which is what Kafka's source leaves to the user.
+    Rival: Spark's Kafka source from a broker on this machine. For the newest value of every key, groupBy and
+    max_by on it: Kafka's source leaves that to the user.
     """
     rival = Rival.find_or_install()
     data = run.data("p4-none")
@@ -125,12 +127,12 @@ def spark_read(run: Run) -> list[Measured]:
 
 @workload("spark-write")
 def spark_write(run: Run) -> list[Measured]:
-    """Rows of 124 bytes, made in the JVM, into a topic of 4 partitions.
+    """Write rows of 124 bytes, generated in the JVM, into a topic of 4 partitions.
 
-    Rival: Spark's Kafka sink into a broker on this machine, which acknowledges without a sync. So may ours
-    with ack=os, but at full size what tasks stage is large enough to become segments, and those are synced.
-    A line more is ours with ack=disk, and one the same rows thrown away by a writer in Python: no such sink
-    can be faster.
+    Rival: Spark's Kafka sink into a broker on this machine, which acknowledges without a sync. Ours with
+    ack=os may do the same, but at full size the staged data of tasks is large enough to become segments, and
+    those are synced. One more line is ours with ack=disk; another is a Python writer that drops the rows, the
+    lower limit of any such sink.
     """
     rival = Rival.find_or_install()
     count = max(run.records // 2, 1000)
@@ -161,10 +163,10 @@ def spark_write(run: Run) -> list[Measured]:
 
 @workload("spark-clean")
 def spark_clean(run: Run) -> list[Measured]:
-    """One giant partition (20 M records at full size) cleaned by many tasks: map in shards, rewrite, swap.
+    """Clean one giant partition (20 M records at full size) with many tasks: map in shards, rewrite, swap.
 
-    Rival: the same survivors by Spark itself from the same files, through our source: groupBy(key) for the
-    newest offset, a left-semi join on it, and Parquet, which is neither sorted nor a log.
+    Rival: the same survivors computed by Spark itself from the same files, through our source: groupBy(key)
+    for the newest offset, a left-semi join on it, and Parquet, which is neither sorted nor a log.
     """
     name = "a-none"
     data = kafka.generate(name, run.data_directory, 2 * run.records)
@@ -201,7 +203,7 @@ def spark_clean(run: Run) -> list[Measured]:
 
 
 def warmed(spark: Any) -> None:
-    """A JVM compiles what it runs in its first seconds, on the cores that tasks want: let it do so before."""
+    """Run tasks before the measurement: a JVM compiles in its first seconds, on the cores of the tasks."""
     from lastword.spark.tasks import run_tasks
 
     for _ in range(40):
@@ -210,7 +212,7 @@ def warmed(spark: Any) -> None:
 
 @workload("spark-partitions")
 def spark_partitions(run: Run) -> list[Measured]:
-    """A topic of 4 partitions cleaned on two cores.
+    """Clean a topic of 4 partitions on two cores.
 
     Rival: the same on one core.
     """
@@ -236,10 +238,11 @@ def spark_partitions(run: Run) -> list[Measured]:
 
 @workload("restore-client")
 def restore_client(run: Run) -> Iterator[Measured]:
-    """A log read back into a Python dict: data set a, as written and cleaned.
+    """Restore a log into a Python dict: data set a, as written and cleaned.
 
     Rival: confluent-kafka with tuned queues, from a broker on this machine, into a dict. Rates count the
-    records that the log holds; wall seconds, for the rival's work is spread over threads and the broker.
+    records in the log; seconds are wall seconds, because the rival's work is spread over threads and the
+    broker.
     """
     python = confluent_rival.find_or_install()
     data = run.data("a-none")
@@ -254,7 +257,7 @@ def restore_client(run: Run) -> Iterator[Measured]:
             started = time.perf_counter()
             with lastword.open(root) as logs:
                 state = logs.state(topic, key_serializer="bytes", value_serializer="bytes")
-                ours.append(time.perf_counter() - started)  # until the dict is there, as the rival tells it
+                ours.append(time.perf_counter() - started)  # until the dict is complete, as for the rival
                 sizes.add(len(state))
             del state
         with broker(run.scratch / "broker") as server:

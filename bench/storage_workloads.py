@@ -1,7 +1,8 @@
-"""The workloads of the storage engine: ready batches, pairs and objects, lookups, opening and recovery.
+"""Measure the storage engine: ready batches, pairs and objects, lookups, opening and recovery.
 
-The rivals are Kafka's own classes in one process on the same bytes wherever Kafka has the thing; for what
-only Python programs do, SQLite, which they have at hand; for ready batches the drive itself.
+The rivals are Kafka's own classes in one process on the same bytes where Kafka has a counterpart. For
+operations of Python programs alone the rival is SQLite, which every Python has; for ready batches, the drive
+itself.
 """
 
 from __future__ import annotations
@@ -41,10 +42,9 @@ def _pairs(records: int) -> list[tuple[bytes, bytes]]:
 
 @workload("batches")
 def batches(run: Run) -> Iterator[Measured]:
-    """Ready batches of 16 KiB, a hundred a call, and one sync at the end: as the wire and Spark bring them.
+    """Append ready batches of 16 KiB, a hundred per call, with one sync at the end, as the wire and Spark do.
 
-    Rival: the same bytes written to a plain file in the same directory and synced, which is all that the
-    drive can do.
+    Rival: the same bytes written to a plain file in the same directory and synced: the limit of the drive.
     """
     pairs = _pairs(min(run.records, 2_000_000))
     keys, values = (pa.array(column, pa.binary()) for column in zip(*pairs, strict=True))
@@ -78,7 +78,7 @@ def batches(run: Run) -> Iterator[Measured]:
 
             return timed(work)
 
-    # By turns, as a drive is not as fast at one time as at another.
+    # Alternating, because the speed of a drive varies over time.
     ours: list[Times] = []
     theirs: list[Times] = []
     for _ in range(run.repetitions + 1):
@@ -102,9 +102,9 @@ def batches(run: Run) -> Iterator[Measured]:
 
 @workload("pairs")
 def pairs(run: Run) -> Iterator[Measured]:
-    """extend with pairs of bytes, 124 bytes each, acknowledged at "os".
+    """Call extend with pairs of bytes, 124 bytes each, acknowledged at "os".
 
-    Rival: SQLite's executemany in one transaction, syncing off.
+    Rival: SQLite's executemany in one transaction, without sync.
     """
     rows = _pairs(min(run.records, 1_000_000))
     directory = run.scratch / "pairs"
@@ -126,7 +126,7 @@ def pairs(run: Run) -> Iterator[Measured]:
 
 @workload("objects")
 def objects(run: Run) -> Iterator[Measured]:
-    """A topic read as `Record` objects, one after another.
+    """Read a topic as `Record` objects, one by one.
 
     Rival: rows of a SQLite table in the order of their number, as tuples.
     """
@@ -175,7 +175,7 @@ def _sqlite(path: Path, rows: list[tuple[bytes, bytes]]) -> tuple[sqlite3.Connec
 
 @workload("lookup")
 def lookup(run: Run) -> Iterator[Measured]:
-    """Random offsets on warm indexes: their positions at once and one at a time, and their records.
+    """Look up random offsets on warm indexes: positions in one call and one by one, and records.
 
     Rival: Kafka's OffsetIndex.lookup, and LogSegment.read with the batch verified and decoded up to the
     record.
@@ -245,7 +245,7 @@ def _index_lookups(run: Run, data: kafka.Generated, view: Any, offsets: Any) -> 
 
 @workload("open")
 def open_(run: Run) -> Iterator[Measured]:
-    """A partition of 2,000 segments opened to write, after a clean stop and after a kill, nothing flushed.
+    """Open a partition of 2,000 segments to write, after a clean stop and after a kill with nothing flushed.
 
     Rival: Kafka's log class on the same files, in the same state.
     """
@@ -259,9 +259,9 @@ def open_(run: Run) -> Iterator[Measured]:
 
 @workload("recover")
 def recover(run: Run) -> Iterator[Measured]:
-    """Large segments opened after a kill with nothing flushed, up to the first record that is read.
+    """Open large segments after a kill with nothing flushed, up to the first record read.
 
-    Rival: Kafka's log class on the same files, which must be open before anything is read.
+    Rival: Kafka's log class on the same files, which must be open before a read.
     """
     for name in run.chosen(*(f"a-{codec}" for codec in CODECS)):
         data = run.data(name)
@@ -280,11 +280,11 @@ with lastword.open(sys.argv[1], sys.argv[2], log_cleaner_enable=False) as logs:
 
 @workload("first-read")
 def first_read(run: Run) -> Iterator[Measured]:
-    """A new process opens what a kill left, nothing flushed, and reads its first record: by the clock.
+    """Start a process that opens a killed log, nothing flushed, and reads its first record, in wall seconds.
 
-    Rival: a new Java process until Kafka's log class has the same files open; a broker needs more. Both in
-    gigabytes of log per second from the start of the process, so the figure holds for this size only: most
-    of ours is the loading of the interpreter and the kernels.
+    Rival: a new Java process until Kafka's log class has opened the same files; a broker needs longer. Both
+    in gigabytes of log per second from the start of the process, so the figure holds for this size only: most
+    of our time is the loading of the interpreter and the kernels.
     """
     for name in run.chosen("a-none"):
         data = run.data(name)
@@ -314,7 +314,7 @@ def first_read(run: Run) -> Iterator[Measured]:
 
 
 def _first_line(command: list[str]) -> tuple[float, str]:
-    """Seconds from the start of a process to its first line, and that line."""
+    """Return the seconds from the start of a process to its first line, and that line."""
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -337,7 +337,7 @@ def _opened(run: Run, data: kafka.Generated, how: str, what: str, name: str, seg
 
     ours = run.times(open_and_read)
     shutil.rmtree(partition.parent)
-    slow = name == "open" and how == "killed"  # half a minute, in which a cold JVM makes no difference
+    slow = name == "open" and how == "killed"  # half a minute, so a cold JVM makes no difference
     theirs = kafka.open_log(
         data.partitions[0],
         run.scratch / "work",

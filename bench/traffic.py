@@ -1,7 +1,7 @@
-"""Traffic that nobody sent: which key each record has, for measurements on paper and on real logs.
+"""Generate synthetic traffic, the keys of records in order, for simulations and for real logs.
 
-Every kind gives the keys (int64) and which records are tombstones, in order; the first `keys` records of the
-kinds that update load one record for each key. What it does for each kind is one sentence in `KINDS`.
+Each kind gives the keys (int64) and marks the tombstones, in order. In the kinds that update, the first
+`keys` records load one record for each key. `KINDS` describes each kind in one sentence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ KINDS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Keys in order of append; `tombstone` tells which records delete; `loaded` come before the traffic."""
+    """Keys in order of append.
+
+    `tombstone` marks the deleting records; the first `loaded` records load the keys.
+    """
 
     keys: Keys
     tombstone: NDArray[np.bool_]
@@ -48,7 +51,7 @@ class Traffic:
 
 
 def traffic(kind: str, keys: int, records: int, *, seed: int, skew: float = 0.99) -> Traffic:
-    """`records` records of a kind over `keys` live keys, after those that load them."""
+    """Generate `records` records of a kind over `keys` live keys, after the records that load them."""
     random = np.random.default_rng(seed)
     if kind == "insert-only":
         return _of(np.arange(keys + records), keys)
@@ -67,7 +70,7 @@ def _of(keys: Keys, loaded: int) -> Traffic:
 
 
 def _ttl(keys: int, records: int) -> Traffic:
-    """Once `keys` keys live, an insert and the tombstone of the oldest take turns."""
+    """Once `keys` keys are live, alternate an insert and the tombstone of the oldest key."""
     born = np.arange(records - records // 2) + keys
     made = np.empty(records, np.int64)
     made[0::2], made[1::2] = born, np.arange(records // 2)

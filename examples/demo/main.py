@@ -1,9 +1,9 @@
-"""`make demo`: a year of flights as a changelog, written by Spark, cleaned, and restored twice.
+"""`make demo`: write a year of flights as a changelog with Spark, clean it, and restore it twice.
 
-Each flight is the newest word on its aircraft. 336,776 rows become 334,264 records (the 2,512 rows without
-an aircraft were cancelled and say nothing about one) over 4,043 keys, so nearly all of the log is garbage
-in the end; real topics are rarely as bad, but the steps are the same. Takes about a minute, and starts
-afresh each time.
+Each flight is the newest record of its aircraft. 336,776 rows become 334,264 records over 4,043 keys (the
+2,512 rows without an aircraft are cancelled flights). So nearly all of the log becomes garbage; real topics
+rarely have as much, but the steps are the same. Takes about a minute; each run starts from an empty
+directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STARTED = time.monotonic()
 
 
 def main() -> int:
-    """The five steps."""
+    """Run the five steps."""
     import lastword.spark
 
     shutil.rmtree(OUTPUT, ignore_errors=True)
@@ -44,36 +44,36 @@ def main() -> int:
         rows = flights.table(spark, flights.unpack(OUTPUT))
         named = rows.where("tailnum is not null").cache()
         total, usable = rows.count(), named.count()
-    say(f"{total:,} flights; {total - usable:,} without an aircraft are left out, {usable:,} remain")
+    say(f"{total:,} flights; {total - usable:,} without an aircraft are skipped, {usable:,} remain")
 
     title(1, f"write them through Spark into topic '{TOPIC}', {PARTITIONS} partitions")
     by_time = named.repartitionByRange(TASKS, *flights.ORDER).sortWithinPartitions(*flights.ORDER)
     with step(f"{TASKS} tasks stage, one commit appends"):
         write(flights.as_records(by_time), data)
-    say("the rows are sorted by departure as a whole, and tasks are appended in Spark's order: so the last")
-    say("record of each aircraft is its last flight")
+    say("the rows are sorted by departure, and tasks are appended in Spark's order: so the last record of")
+    say("each aircraft is its last flight")
 
-    title(2, "what is there")
+    title(2, "inspect the log")
     before = look(data)
 
     title(3, "plan, clean, certify")
-    with step("plan: the log is resolved and rewritten into nothing"):
+    with step("plan: scan the log and count what a rewrite would keep"):
         plans = lastword.spark.plan(spark, data, TOPIC).collect()
     for row in plans:
         what = f"{row.action}: {row.segments} segments, read {size(row.read_bytes)}"
         gain = f"write {size(row.write_bytes)}, free {size(row.free_bytes)}"
         say(f"{row.topic}-{row.partition}: {what}, {gain}")
-    with step("clean: one task for each partition, swapped in by this process"):
+    with step("clean: one task for each partition, published by this process"):
         rounds = lastword.spark.clean(spark, data, TOPIC).collect()
     for row in rounds:
         proof = row.certificate
         kept = f"{row.records_read:,} records -> {row.records_kept:,} in {row.seconds:.1f} s"
         say(f"{row.topic}-{row.partition}: {kept}")
         say(f"    certified: keys and offsets {proof.key_offset_digest}, contents {proof.content_digest}")
-    say("certified: sums over keys with offsets, and over contents, that sources and result must share")
+    say("certified: checksums over keys with offsets, and over contents, equal in source and result")
 
     title(4, "restore the newest flight of each aircraft, twice, and check both")
-    with step("answer from the original table: Spark's max_by, no code of ours"):
+    with step("answer from the original table: Spark's max_by, without lastword"):
         truth = {row.key: row.value for row in flights.newest(named).collect()}
     with step("restore with Spark: view=latest"):
         latest = spark.read.format("lastword").option("subscribe", TOPIC).option("view", "latest").load(data)
@@ -85,14 +85,14 @@ def main() -> int:
     check("view=latest", truth == by_spark)
     check("the mapping", {key: json.loads(value) for key, value in truth.items()} == by_python)
     tail = "N14228"
-    say(f"the last word on {tail}: {truth[tail]}")
+    say(f"the newest flight of {tail}: {truth[tail]}")
 
     title(5, "before and after")
     after = look(data)
     svg = OUTPUT / "log.svg"
     svg.write_text(picture.draw("Flights out of New York in 2013, keyed by aircraft", before, after))
     was, now = picture.sums(before.values()), picture.sums(after.values())
-    say(f"{size(sum(was))} -> {size(sum(now))}, of them live {size(was[0])} -> {size(now[0])}")
+    say(f"{size(sum(was))} -> {size(sum(now))}, live {size(was[0])} -> {size(now[0])}")
     say(f"picture: {svg}")
 
     spark.stop()
@@ -128,7 +128,7 @@ def write(records, data: str) -> None:
 
 def look(data: str) -> dict[int, list[picture.Segment]]:
     """Print a line for each partition; return its segments for the picture."""
-    found = {}
+    segments = {}
     with lastword.open(data) as logs:
         topic = logs.topic(TOPIC)
         for info in topic.describe():
@@ -137,11 +137,13 @@ def look(data: str) -> dict[int, list[picture.Segment]]:
                 f"{info.topic}-{info.partition}: {info.segments} segments, {info.records:,} records, "
                 f"{size(info.size_bytes)}, {live:.1%} live, {size(info.garbage_bytes)} garbage"
             )
-            found[info.partition] = [
-                picture.Segment(one.base_offset, one.next_offset, one.live_bytes, one.garbage_bytes)
-                for one in topic.segments(info.partition)
+            segments[info.partition] = [
+                picture.Segment(
+                    segment.base_offset, segment.next_offset, segment.live_bytes, segment.garbage_bytes
+                )
+                for segment in topic.segments(info.partition)
             ]
-    return found
+    return segments
 
 
 def check(what: str, right: bool) -> None:
@@ -152,7 +154,7 @@ def check(what: str, right: bool) -> None:
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Says what is being done, and when it is done how long it took."""
+    """Print the name of a step, and its duration when it ends."""
     started = time.monotonic()
     if sys.stdout.isatty():
         print(f"  {what} ...", end="\r", flush=True)

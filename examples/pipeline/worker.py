@@ -1,18 +1,18 @@
-"""The process of the pipeline: it reads a stream, keeps a table on its local disk, and logs every change.
+"""Read a stream, keep a table on the local disk, and log every change: the process of the pipeline.
 
 python examples/pipeline/worker.py DATA DISK RECORDS_PER_BATCH [CLEAN_EVERY]
 
-DATA is the log directory, which survives. DISK is this machine's own disk, which does not. Stop the process
-in any way, at any moment, and start it again with the disk as it was or with an empty one: it goes on where
-it was, and its table will be what it would have been.
+DATA is the log directory, which survives. DISK is the local disk of this machine, which does not. Stop the
+process in any way, at any moment, and start it again with its disk or with an empty one: it continues where
+it stopped, and its table will be the same as without the stop.
 
-Three things make that so:
+Three rules ensure this:
 
-  - the changes of a batch are logged before they are put into the table, under a name that comes again when
-    the batch does (producer, sequence): so a batch that is run twice is logged once
-  - each row says up to which offset of the input it has been counted ("seen"): so a batch that is run twice
-    is counted once, also on a table that was restored with a part of it
-  - the topic is compacted: the newest record of each key is the table, however long the process has run
+  - The changes of a batch are logged before they are put into the table, under a name that a repeated batch
+    repeats (producer, sequence). So a batch that runs twice is logged once.
+  - Each row holds the last offset of the input that it counts ("seen"). So a batch that runs twice is counted
+    once, also on a table that was restored with a part of the batch.
+  - The topic is compacted: the newest record of each key is the table, however long the process has run.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from lastword.errors import SnapshotRefusedError
 
 FLIGHTS, STREAKS = "flights", "streaks"
 CLEAN_EVERY = 5
-"""So many batches, then a cleaning, and a snapshot after it."""
+"""Number of batches between two cleanings; each cleaning is followed by a snapshot."""
 
 
 class Table:
-    """The local state: for each aircraft its streak, what it has flown since its last cancellation."""
+    """The local state: the streak of each aircraft, which is its flights since its last cancellation."""
 
     def __init__(self, disk: Path) -> None:
         disk.mkdir(parents=True, exist_ok=True)
-        # Spark calls back on a thread of its own, one batch at a time.
+        # Spark calls from its own thread, one batch at a time.
         self.rows = sqlite3.connect(disk / "streaks.db", check_same_thread=False)
         self.rows.execute("create table if not exists streaks (aircraft text primary key, streak text)")
 
@@ -59,16 +59,16 @@ class Table:
 
 
 def restore(data: Path, disk: Path) -> Table:
-    """The table as it was. From an empty disk: the newest snapshot, then the log from where it ends."""
+    """Return the table; on an empty disk, restore it from the newest snapshot and the log after it."""
     if (disk / "streaks.db").exists():
-        return Table(disk)  # at most one batch behind the log, and that batch comes again
+        return Table(disk)  # at most one batch behind the log; Spark repeats that batch
     table = Table(disk)
     snapshot = max(data.parent.glob("snapshot-*.parquet"), default=None)
     with lastword.open(data) as logs:
         if STREAKS in [topic.name for topic in logs.topics()]:
             try:
                 state = logs.state(STREAKS, snapshot=snapshot)
-            except SnapshotRefusedError:  # too old to be trusted: the log has it all
+            except SnapshotRefusedError:  # too old to be safe; the log is complete
                 state = logs.state(STREAKS)
             table.put(state.items())
             print(
@@ -78,9 +78,11 @@ def restore(data: Path, disk: Path) -> Table:
 
 
 def changes_of(table: Table, records: Iterable[tuple[str, int, str]]) -> dict[str, dict[str, Any] | None]:
-    """What a batch makes of the table: the new streak of each aircraft in it, None for one that is over.
+    """Return the changes that a batch makes: the new streak of each aircraft in it; None for an ended streak.
 
-    records   (aircraft, offset, flight as JSON), those of one aircraft in order
+    Args:
+        table: The local state before the batch.
+        records: (aircraft, offset, flight as JSON); the records of one aircraft are in order.
     """
     found: dict[str, dict[str, Any] | None] = {}
     for aircraft, offset, text in records:
@@ -102,13 +104,13 @@ def changes_of(table: Table, records: Iterable[tuple[str, int, str]]) -> dict[st
 
 
 def run(spark: Any, data: Path, disk: Path, records_per_batch: int, clean_every: int = CLEAN_EVERY) -> None:
-    """Works off what is in the input now, then returns."""
+    """Process the input that exists now, then return."""
     table = restore(data, disk)
 
     def step(batch: Any, number: int) -> None:
         changes = changes_of(table, records_of(batch))
         log_changes(spark, data, changes, number)
-        print(f"batch {number} logged", flush=True)  # and Spark does not know it yet
+        print(f"batch {number} logged", flush=True)  # Spark has not committed the batch yet
         table.put(changes.items())
         if number % clean_every == clean_every - 1:
             lastword.spark.clean(spark, str(data), STREAKS)
@@ -134,7 +136,7 @@ def run(spark: Any, data: Path, disk: Path, records_per_batch: int, clean_every:
 
 
 def records_of(batch: Any) -> Iterator[tuple[str, int, str]]:
-    """All flights of an aircraft are in one partition of the log, so in the order of their offsets."""
+    """Yield the flights of a batch by offset: all flights of an aircraft are in one partition."""
     rows = batch.orderBy("offset").toArrow()
     return zip(*(column.to_pylist() for column in rows.columns), strict=True)
 
