@@ -1,7 +1,7 @@
 """`LogDir`: one or several log directories, their topics, and the verbs that work on them.
 
-"r" looks: no lock, no change, also beside a running broker. "a" appends and cleans: it takes Kafka's lock,
-repairs what a crash left, and is the only writer until it is closed.
+Mode "r" takes no lock and changes nothing; it works beside a running broker. Mode "a" appends and cleans: it
+takes Kafka's lock, repairs what a crash left, and is the only writer until it is closed.
 
 A type checker infers the types of keys and values from the names of their serializers, or from a pair of
 functions. Without them they are as saved with the topic, which a type checker cannot see. Python has no map
@@ -71,14 +71,13 @@ class LogDir(Handle):
     """An open log directory. Also a context manager, and a mapping of its topics: `logs["users"]`,
     `"users" in logs`, `len(logs)`, `list(logs)`. Safe from any thread.
 
-    In a child made by fork what the parent has open to append is closed: it has the lock, the child opens it
-    again once the parent has let go of it.
+    After a fork, a `LogDir` of mode "a" is closed in the child: the parent holds the lock. The child opens
+    the directory again after the parent has closed it.
 
-    paths      its directories
-    mode       "r" or "a"
-    offline    directories that failed, with the reason; what they hold raises OfflineError
-    recovery   what opening repaired, a `DirRecovery` per directory; partitions are recovered when first used
-    dirs       the open directories below this object: for tools, and may change
+    Attributes:
+        paths: Its directories.
+        mode: "r" or "a".
+        dirs: The open directories below this object. For tools; it may change.
     """
 
     def __init__(self, dirs: OpenDirs) -> None:
@@ -98,18 +97,18 @@ class LogDir(Handle):
         return repr(self.dirs)
 
     def __getitem__(self, topic: str) -> Topic[Any, Any]:
-        """`logs["users"]`: one topic, as `topic(name)` gives it."""
+        """Return one topic, as `topic(name)` does."""
         return self.topic(topic)
 
     def __contains__(self, topic: object) -> bool:
         return topic in self.dirs.topics()
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the topics."""
+        """Iterate over the names of the topics."""
         return iter(list(self.dirs.topics()))
 
     def __len__(self) -> int:
-        """How many topics there are."""
+        """Return the number of topics."""
         return len(self.dirs.topics())
 
     def __bool__(self) -> bool:
@@ -128,20 +127,21 @@ class LogDir(Handle):
 
     @property
     def set_aside(self) -> list[tuple[str, SetAside]]:
-        """Partition directories that are not served, each with the directory it lies in: `-stray` ones, that
-        a broker set aside, and `-future` ones, copies on their way."""
+        """Partition directories that are not served, each with its log directory: `-stray` ones, which a
+        broker set aside, and `-future` ones, which are unfinished copies."""
         self.dirs.require_open()
         return [(home.path, one) for home in self.dirs.directories for one in home.set_aside()]
 
     @property
     def recovery(self) -> tuple[DirRecovery, ...]:
-        """What opening repaired, a `DirRecovery` for each directory. Partitions are recovered when they are
-        first used. In mode "r" nothing is repaired, and `clean` is None."""
+        """What opening repaired, a `DirRecovery` for each directory. Partitions are recovered at their first
+        use. In mode "r" nothing is repaired, and `clean` is None."""
         return tuple(directory.recovery for directory in self.dirs.directories)
 
     @property
     def offline(self) -> dict[str, LastwordError]:
-        """Directories that failed, with the reason. What they hold raises OfflineError; the others serve."""
+        """Directories that failed, by path, with the reason. Their partitions raise OfflineError; the other
+        directories serve."""
         return self.dirs.offline
 
     @property
@@ -168,7 +168,7 @@ class LogDir(Handle):
     # -------------------------------------------------------------- topics
 
     def topics(self) -> list[Topic[Any, Any]]:
-        """All topics, by name, with their saved serializers."""
+        """Return all topics, sorted by name, with their saved serializers."""
         self.dirs.require_open()
         return [topics.open_topic(self.dirs, name) for name in self.dirs.topics()]
 
@@ -257,7 +257,7 @@ class LogDir(Handle):
         value_serializer: SerializerLike | None = None,
         partitioner: PartitionerLike | None = None,
     ) -> Topic[Any, Any]:
-        """Give one topic.
+        """Return one topic.
 
         Args:
             name: The topic's name.
@@ -473,7 +473,7 @@ class LogDir(Handle):
         exist_ok: bool = False,
         **config: Any,
     ) -> Topic[Any, Any]:
-        """Make a topic; durable when it returns.
+        """Create a topic. It is durable when the call returns.
 
         Args:
             name: The topic's name.
@@ -597,7 +597,7 @@ class LogDir(Handle):
         progress: ProgressLike | bool | None = None,
         **config: Any,
     ) -> State[Any, Any]:
-        """A dict whose changes are the records of one compacted topic. Returns when it is restored.
+        """Return a dict whose changes are the records of one compacted topic, after it is restored.
 
         Args:
             name: The topic. In mode "a" it is made if it is absent, with `cleanup_policy="compact"`.
@@ -633,9 +633,11 @@ class LogDir(Handle):
         )
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic with all its records. Its bytes go after `file.delete.delay.ms`, or at closing.
+        """Delete a topic with all its records. Its files are removed after `file.delete.delay.ms`, or at
+        closing.
 
-        OfflineError if a part of it lies in a directory that is offline: nothing was removed.
+        Raises:
+            OfflineError: One of its partitions is in a directory that is offline. Nothing was removed.
         """
         self.dirs.require_writable()
         partitions = self.dirs.partitions(name)
@@ -654,9 +656,10 @@ class LogDir(Handle):
         self.dirs.dir_set.write_list()
 
     def move(self, topic: str, partition: int, to: PathLike) -> None:
-        """Move one partition into another of the directories, while it is read and appended to.
+        """Move one partition into another of the directories. Reads and appends go on meanwhile.
 
-        DiskFullError: there is no room for it; nothing was moved.
+        Raises:
+            DiskFullError: There is no room for it. Nothing was moved.
         """
         self.dirs.require_writable()
         wanted = os.path.realpath(to)
@@ -671,8 +674,8 @@ class LogDir(Handle):
         self.dirs.dir_set.write_list()
 
     def set_config(self, topic: str | None = None, **config: Unpack[Keywords]) -> None:
-        """Change settings in lastword.toml, of a topic or (None) of all; a value of None resets. Holds
-        from now on."""
+        """Change settings in lastword.toml, of one topic or (None) of all; a value of None resets a setting.
+        The change applies immediately."""
         self.dirs.set_config(topic, config)
 
     # -------------------------------------------------------------- verbs
@@ -686,11 +689,12 @@ class LogDir(Handle):
         strategy: str | None = None,
         progress: ProgressLike | bool | None = None,
     ) -> list[Plan]:
-        """What `clean` with these arguments and `expire` would do now, or leave, and why: a `Plan` for each
+        """Return what `clean` with these arguments and `expire` would do now, and why: a `Plan` for each
         partition, and one more with the action `delete` where retention would remove something.
 
-        A partition that is damaged does not stop the others: PartialFailure, raised at the end, holds their
-        plans in `results` and each error in `errors`. It is also of the first error's class.
+        Raises:
+            PartialFailure: Partitions are damaged. It is raised at the end, with the plans of the others in
+                `results` and each error in `errors`. It is also of the class of the first error.
         """
         from lastword.api import cleaning
 
@@ -706,18 +710,24 @@ class LogDir(Handle):
         progress: ProgressLike | bool | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> list[CleanRound]:
-        """Remove superseded records now; returns a `CleanRound` for each round.
+        """Remove superseded records now. Return a `CleanRound` for each cleaning.
 
-        due       only what the settings make due, in as many rounds as it takes (`generational`: until each
-                  drive is within its space target); without it the active segment is rolled, and all garbage
-                  goes in one round over each partition
-        strategy  which segments a round takes; None: the setting lastword.strategy
-        stop      asked while it runs; True ends it at the next safe point
+        A partition that is quarantined is skipped, unless its topic is named.
 
-        A partition that is damaged, or for which there is no room, does not stop the others: PartialFailure,
-        raised at the end, holds their rounds in `results` and each error in `errors`. A partition that is
-        quarantined already is skipped, unless its topic is named. NoPolicyError for a topic given by name
-        that may not be compacted.
+        Args:
+            topic: None: every topic that may be compacted.
+            partition: None: every partition.
+            due: Clean only what the settings make due, in as many cleanings as it takes (`generational`:
+                until each drive is within its space target). Without it, the active segment is rolled and
+                all garbage is removed, in one cleaning of each partition.
+            strategy: Which segments a cleaning takes. None: the setting lastword.strategy.
+            progress: True, or a function of `Progress`.
+            stop: Called while it runs; True ends the call at the next safe point.
+
+        Raises:
+            PartialFailure: Partitions are damaged, or there is no room for them. It is raised at the end,
+                with the results of the others in `results` and each error in `errors`.
+            NoPolicyError: A topic that is named may not be compacted.
         """
         from lastword.api import cleaning
 
@@ -732,12 +742,20 @@ class LogDir(Handle):
         *,
         stop: Callable[[], bool] | None = None,
     ) -> list[Deletion]:
-        """Apply retention by time, size and log start now; returns a `Deletion` for each partition that lost
-        segments. Only what `cleanup.policy` allows; a quarantine of the cleaner does not stop it. `stop` is
-        called before each partition, and ends the call where it returns True.
+        """Apply retention by time, size and log start now, as far as `cleanup.policy` allows. Return a
+        `Deletion` for each partition that lost segments.
 
-        A partition whose files cannot be changed does not stop the others: PartialFailure, raised at the end,
-        holds their deletions. NoPolicyError for a topic given by name whose policy is not known.
+        A quarantine of the cleaner does not prevent retention.
+
+        Args:
+            topic: None: every topic.
+            partition: None: every partition.
+            stop: Called before each partition; True ends the call.
+
+        Raises:
+            PartialFailure: The files of partitions cannot be changed. It is raised at the end, with the
+                deletions of the others in `results`.
+            NoPolicyError: A topic that is named has no known policy.
         """
         from lastword.api import retaining
 
@@ -752,15 +770,18 @@ class LogDir(Handle):
         most_rows: int = 100_000,
         progress: ProgressLike | bool | None = None,
     ) -> Audit:
-        """Per key, the newest offset that was delivered against the newest that is logged: what is missing,
-        stale or phantom. Changes nothing.
+        """Compare, for each key, the newest offset that was delivered with the newest that is in the log.
 
-        topic       None: the only one; against another `LogDir` every topic, which both must have
-        delivered   a mapping of keys to offsets; a table with columns `key` and `offset` (Arrow, Polars,
-                    DuckDB), or the path of such a file (.parquet .arrow .jsonl); another `LogDir` or `Topic`
-        partition   only this one. A delivered key that does not say its partition belongs to it if the
-                    topic's partitioner says so
-        most_rows   so many keys are named at most; the counts are of all
+        The result names keys that are missing, stale or phantom. Changes nothing.
+
+        Args:
+            topic: None: the only one; against another `LogDir` every topic, which both must have.
+            partition: None: every partition. A delivered key without a partition belongs to the one that the
+                topic's partitioner gives.
+            delivered: A mapping of keys to offsets; a table with columns `key` and `offset` (Arrow, Polars,
+                DuckDB), or the path of such a file (.parquet .arrow .jsonl); another `LogDir` or `Topic`.
+            most_rows: The most keys to name; the counts include all.
+            progress: True, or a function of `Progress`.
         """
         from lastword.api import checks
 
@@ -775,12 +796,19 @@ class LogDir(Handle):
         end: Bounds = "latest",
         progress: ProgressLike | bool | None = None,
     ) -> list[Restored]:
-        """Write the newest value of every key to a file, `.parquet`, `.arrow` or `.jsonl`: a table for other
-        tools, and a snapshot from which `state(snapshot=)` starts. A file that is there is replaced.
+        """Write the newest value of every key to a file, `.parquet`, `.arrow` or `.jsonl`.
 
-        topic  None: the only one, for a file holds one topic
-        end    as of then, like `Topic.read`'s; OffsetOutOfRangeError where the log was cleaned with what came
-               after, for then what was newest is not known any more
+        The file is a table for other tools, and a snapshot from which `state(snapshot=)` starts.
+
+        Args:
+            topic: None: the only one. A file holds one topic.
+            partition: None: every partition.
+            to: The path. An existing file is replaced.
+            end: The newest values as of this end, like `Topic.read`'s.
+            progress: True, or a function of `Progress`.
+
+        Raises:
+            OffsetOutOfRangeError: The log was cleaned beyond `end`, so the newest values below it are lost.
         """
         from lastword.api.restore import restore
 
@@ -790,14 +818,18 @@ class LogDir(Handle):
     def explain(
         self, topic: str | None = None, partition: int | None = None, *, key: Any = None
     ) -> Explanation:
-        """Why a partition is or is not due, and with `key` where each of its records lies and which rule
-        keeps or frees it.
+        """Explain why a partition is or is not due. With `key`, explain which rule keeps or frees each record
+        of the key.
 
-        topic       None: the only one
-        partition   None: the only one, or the one that holds the key
-        key         through the topic's saved serializer
+        Takes no lock and changes nothing.
 
-        Takes no lock and changes nothing. UsageError names the topics, or the partitions, to choose from.
+        Args:
+            topic: None: the only one.
+            partition: None: the only one, or the one that holds the key.
+            key: Encoded by the topic's saved serializer.
+
+        Raises:
+            UsageError: There are several to choose from; it names them.
         """
         from lastword.api.explaining import explained
         from lastword.api.serializers import serializer_of
@@ -816,15 +848,21 @@ class LogDir(Handle):
         progress: ProgressLike | bool | None = None,
         **config: Unpack[Keywords],
     ) -> list[Simulation]:
-        """What cleaning as soon as it is due would have moved, by today's settings and by others: which
-        record replaced which since the last cleaning is read off the log, and replayed. Changes nothing.
+        """Simulate cleanings under today's settings and under others, as soon as they are due.
 
-        strategy  `generational`, `kafka`, or `broker` for what Kafka's own cleaner would have done
-        config    settings to try, as `segment_bytes="64MiB"`, `lastword_space_target=1.25`
+        Replays which record superseded which since the last cleaning. Changes nothing.
 
-        For each partition a `Simulation` with `settings` {} (today's), and one with those given, if any are.
-        Partitions of one directory share its space target; where several are simulated, a last one for each
-        directory and try (topic "", partition -1) adds them up.
+        Args:
+            topic: None: every topic.
+            partition: None: every partition.
+            strategy: `generational`, `kafka`, or `broker` for Kafka's own cleaner.
+            progress: True, or a function of `Progress`.
+            **config: Settings to try: `segment_bytes="64MiB"`, `lastword_space_target=1.25`.
+
+        Returns:
+            For each partition a `Simulation` with `settings` {} (today's), and one with the given settings,
+            if there are any. Partitions of one directory share its space target; if several are simulated, a
+            last `Simulation` for each directory and try (topic "", partition -1) adds them up.
         """
         from lastword.api.simulations import simulations
 
@@ -839,14 +877,21 @@ class LogDir(Handle):
         by: By = "partition",
         progress: ProgressLike | bool | None = None,
     ) -> list[Duplication]:
-        """How much is superseded: a `Duplication` for each topic, partition or segment.
+        """Count superseded records: a `Duplication` for each topic, partition or segment.
 
-        exact   count, in the memory of a key map; without it, estimate from one walk in a fixed amount of
-                memory, each row with its error
-        by      "topic", "partition" or "segment": what a row stands for
+        Takes no lock and changes nothing.
 
-        Takes no lock and changes nothing. DataError for a topic with damage; the others are counted before,
-        and their rows are its `rows`.
+        Args:
+            topic: None: every topic.
+            partition: None: every partition.
+            exact: Count, in the memory of a key map. Without it, estimate from one scan in a fixed amount of
+                memory, each row with its error.
+            by: What a row stands for: "topic", "partition" or "segment".
+            progress: True, or a function of `Progress`.
+
+        Raises:
+            PartialFailure: Partitions are damaged. It is raised at the end, with the rows of the other topics
+                in `results`.
         """
         from lastword.api.duplicates import duplication
 
@@ -861,11 +906,15 @@ class LogDir(Handle):
         md5: bool = False,
         progress: ProgressLike | bool | None = None,
     ) -> Verification:
-        """Check every checksum, index, checkpoint and invariant; changes nothing.
+        """Check every checksum, index, checkpoint and invariant. Changes nothing.
 
-        quick  skips the records
-        md5    also find the keys of one partition that Kafka's cleaner would take for one, as it knows a key
-               by its MD5 alone: `collisions` of the result. Exact, in the memory of a key map.
+        Args:
+            topic: None: every topic.
+            partition: None: every partition.
+            quick: Skip the records.
+            md5: Also find different keys of one partition with the same MD5, which Kafka's cleaner treats as
+                one key: `collisions` of the result. Exact, in the memory of a key map.
+            progress: True, or a function of `Progress`.
         """
         from lastword.api import checks
 
@@ -874,12 +923,12 @@ class LogDir(Handle):
     # -------------------------------------------------------------- lifetime
 
     def sync(self) -> None:
-        """What was acknowledged "os" is "disk" when this returns."""
+        """Make everything durable that was acknowledged at level "os"."""
         self.dirs.sync()
 
     def close(self) -> None:
-        """Sync, write what the next opening needs, let go of the lock. A second close does nothing.
+        """Sync, write what the next opening needs, and release the lock. A second close does nothing.
 
-        A background round ends at its next safe point and leaves nothing behind.
+        A background cleaning ends at its next safe point and leaves nothing behind.
         """
         self.dirs.close()

@@ -45,11 +45,13 @@ ACKS = ("os", "disk")
 
 
 class Topic(Handle, Generic[K, V]):
-    """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`; safe from any thread.
+    """One topic of an open log directory. Get it from `LogDir.topic` or `create_topic`. Safe from any thread.
 
-    name         the topic's name
-    partitions   how many it has: numbers 0 to partitions - 1
-    config       its settings, a `TopicConfig`
+    Attributes:
+        name: The topic's name.
+        partitions: How many it has: numbers 0 to partitions - 1.
+        schema: Its serializers and partitioner.
+        dirs: The open directories. For tools; it may change.
     """
 
     def __init__(self, dirs: OpenDirs, schema: TopicSchema, config: TopicConfig) -> None:
@@ -94,19 +96,26 @@ class Topic(Handle, Generic[K, V]):
         producer: str | None = None,
         sequence: int | None = None,
     ) -> Appended:
-        """Append one record; returns when it is acknowledged.
+        """Append one record. Return when it is acknowledged.
 
-        key, value   through the topic's serializers; a None value is a tombstone, a None key no key
-        headers      a mapping or pairs of str and bytes or None
-        timestamp    milliseconds since 1970 or an aware datetime; None: now
-        partition    None: by the key, or in turn without one
-        ack          "os" or "disk"; None: the setting lastword.ack
-        producer     a name, with the call's sequence: a call not above that producer's last one appends
-                     nothing. Its offset is then that of the record if it was the last call, otherwise -1
-        sequence     rises from call to call of a producer
+        Args:
+            key: Encoded by the topic's serializer; None: no key.
+            value: Encoded by the topic's serializer; None: a tombstone.
+            headers: A mapping or pairs of str and bytes or None.
+            timestamp: Milliseconds since 1970 or an aware datetime; None: now.
+            partition: None: by the key; without a key, the partitions take turns.
+            ack: "os" or "disk"; None: the setting lastword.ack.
+            producer: A name. A call whose sequence is not above that of the producer's last call appends
+                nothing; it returns the offset of the record if it repeats the last call, otherwise -1.
+            sequence: Rises from call to call of a producer.
 
-        Raises KeyRequiredError, RecordTooLargeError, SerializerError, ReadOnlyError, DiskFullError,
-        SyncFailedError.
+        Raises:
+            KeyRequiredError: A compacted topic needs a key.
+            RecordTooLargeError: The record exceeds max.message.bytes.
+            SerializerError: A serializer refuses the key or value.
+            ReadOnlyError: The directory was opened with mode "r".
+            DiskFullError: There is no room; the log is unchanged.
+            SyncFailedError: The record may not be durable.
         """
         level = self._ack(ack)
         self.dirs.require_writable()
@@ -166,7 +175,7 @@ class Topic(Handle, Generic[K, V]):
         producer: str | None = None,
         sequence: int | None = None,
     ) -> Appended:
-        """Append a tombstone: the record that says `key` is gone."""
+        """Append a tombstone: the record that deletes `key`."""
         return self.append(
             key,
             None,
@@ -187,17 +196,24 @@ class Topic(Handle, Generic[K, V]):
         producer: str | None = None,
         sequence: int | None = None,
     ) -> int:
-        """Append many records with one sync at the end; returns how many were acknowledged.
+        """Append many records with one sync at the end. Return how many were acknowledged.
 
-        records   pairs, `Record`s (their timestamps and headers are kept, partition and offset are new), a
-                  mapping, or anything with `__arrow_c_stream__`: columns key and value, optionally
-                  headers, timestamp, partition
+        Records are checked and written in groups of at most 16 MiB. A refused record stops its group before
+        anything of the group is written.
 
-        producer, sequence   as of `append`: a call not above the last one returns 0. A call that failed in
-                  the middle is repeated with the same records, and only what is missing is appended
+        Args:
+            records: Pairs, `Record`s (their timestamps and headers are kept, partition and offset are new), a
+                mapping, or anything with `__arrow_c_stream__`: columns key and value, optionally headers,
+                timestamp, partition.
+            partition: As for `append`.
+            ack: As for `append`.
+            producer: As for `append`: a call not above the last one returns 0. Repeat a call that failed with
+                the same records: only the missing ones are appended.
+            sequence: As for `append`.
 
-        Records are checked and written in groups of at most 16 MiB: a refused record stops its group
-        before anything of it is written, and the error says how many records before it are in the log.
+        Raises:
+            PartialFailure: A group failed after others were written; `results` is the number of records
+                before it, which are in the log.
         """
         level = self._ack(ack)
         self.dirs.require_writable()
@@ -240,9 +256,9 @@ class Topic(Handle, Generic[K, V]):
         return appended
 
     def last_sequence(self, producer: str) -> int | None:
-        """Sequence of the producer's last call that is in the log as a whole; None if it made none.
+        """Return the sequence of the last call of the producer that is completely in the log, or None.
 
-        After a crash go on with the call after it.
+        After a crash, continue with the call after it.
         """
         from lastword.api import producers
 
@@ -294,20 +310,24 @@ class Topic(Handle, Generic[K, V]):
         timeout: float | None = None,
         isolation: Isolation = "read_committed",
     ) -> Reader[K, V]:
-        """A bounded read: it ends at the log end of this moment, or before. With `follow` it goes on.
+        """Read records up to the log end of this moment at most. With `follow`, continue after it.
 
-        start, end   end is exclusive: "earliest", "latest", an offset, an aware datetime (the first record
-                     not older), or a dict of these per partition
-        keys         only records with one of these keys
-        view         "log": every record; "latest": the newest value per key, no tombstones; "changes": the
-                     newest record per key in the range, tombstones too
-        follow       after what is there, records as they come, from any partition, also from one that the
-                     topic gets meanwhile; beside a writer in another process too
-        timeout      with `follow`: end after so many seconds without a record; None: never
-        isolation    "read_committed": ends where the oldest open transaction begins, and leaves out aborted
-                     ones; "read_uncommitted": all. Transaction markers never show
+        Args:
+            start: "earliest", "latest", an offset, an aware datetime (the first record that is not older), or
+                a dict of these by partition.
+            end: The same, exclusive.
+            partition: None: every partition.
+            keys: Only records with one of these keys.
+            view: "log": every record; "latest": the newest value of each key, no tombstones; "changes": the
+                newest record of each key in the range, tombstones included.
+            follow: After the existing records, yield new ones of any partition, also of partitions that are
+                added later. Works beside a writer in another process.
+            timeout: With `follow`: end after this many seconds without a record; None: never.
+            isolation: "read_committed": end where the oldest open transaction begins, and skip aborted ones;
+                "read_uncommitted": all records. Transaction markers are never shown.
 
-        OffsetOutOfRangeError for an offset below the log start or above the log end.
+        Raises:
+            OffsetOutOfRangeError: An offset is below the log start or above the log end.
         """
         from lastword.api.follow import check_follow, following
         from lastword.api.ranges import ranges
@@ -346,7 +366,7 @@ class Topic(Handle, Generic[K, V]):
         )
 
     def bounds(self) -> dict[int, tuple[int, int]]:
-        """Log start and log end of every partition, now."""
+        """Return the log start and log end of every partition, as of now."""
         return {n: (view.log_start, view.log_end) for n, view in sorted(self.dirs.views(self.name).items())}
 
     # -------------------------------------------------------------- facts and settings
@@ -354,11 +374,13 @@ class Topic(Handle, Generic[K, V]):
     def describe(
         self, *, quick: bool = False, progress: ProgressLike | bool | None = None
     ) -> list[PartitionInfo]:
-        """What is there, partition by partition. Counts are exact: every record is looked at, unless the
-        garbage accounts know them all.
+        """Count records and garbage of each partition. Counts are exact: every record is scanned, unless the
+        garbage accounts cover them all.
 
-        quick  take the accounts as they are, where there are any: no record is looked at, and `exact` says
-               whether something was appended since
+        Args:
+            quick: Use the accounts as they are, if there are any: no record is scanned, and `exact` is False
+                if something was appended since.
+            progress: True, or a function of `Progress`.
         """
         from lastword.api.counts import describe
 
@@ -371,7 +393,7 @@ class Topic(Handle, Generic[K, V]):
         quick: bool = False,
         progress: ProgressLike | bool | None = None,
     ) -> list[SegmentInfo]:
-        """What is there, segment by segment; `quick` as for `describe`."""
+        """Count records and garbage of each segment; `quick` as for `describe`."""
         from lastword.api.counts import segments
 
         if partition is not None:
@@ -379,28 +401,30 @@ class Topic(Handle, Generic[K, V]):
         return segments(self.dirs, self.name, partition, progress, quick=quick)
 
     def lease(self, name: str, *, position: Position | None = None, max_age: str | int = "7d") -> Lease:
-        """Take a lease: no tombstone goes before the reader of that name has met it. Needs no lock.
+        """Take a lease: no tombstone is removed before the reader of that name has passed it. Needs no lock.
 
-        name       letters, digits and . _ - ; the same name takes the lease up again
-        position   next offset that the reader will read: of every partition, or a dict. None: where the lease
-                   stands, and for a new one the log start, for a reader that holds nothing yet
-        max_age    a duration ("7d", ms): not advanced for so long, it lapses and holds nothing back
+        Args:
+            name: Letters, digits and . _ - ; the same name resumes the lease.
+            position: The next offset that the reader will read: of every partition, or a dict. None: the
+                position of the lease; for a new lease the log start.
+            max_age: A duration ("7d", ms). A lease that is not advanced for this long lapses.
 
-        LeaseRefusedError if tombstones from the position on may be gone: restore, or start from "earliest".
+        Raises:
+            LeaseRefusedError: Tombstones from the position on may be gone: restore, or start from "earliest".
         """
         from lastword.api.lease import take
 
         return take(self.dirs, self.name, name, position, max_age)
 
     def leases(self, partition: int | None = None) -> list[LeaseInfo]:
-        """Every lease on this topic, live and lapsed."""
+        """Return every lease on this topic, live and lapsed."""
         from lastword.api.lease import listed
 
         return listed(self.dirs, self.name, partition)
 
     def set_config(self, **config: Unpack[TopicKeywords]) -> None:
-        """Change settings of this topic in lastword.toml; None resets one to its default. Holds from now
-        on."""
+        """Change settings of this topic in lastword.toml; None resets a setting to its default. The change
+        applies immediately."""
         self.dirs.set_config(self.name, config)
         from lastword.api.batches import Packer
 
@@ -417,7 +441,7 @@ class Topic(Handle, Generic[K, V]):
         strategy: str | None = None,
         progress: ProgressLike | bool | None = None,
     ) -> list[Plan]:
-        """What `clean` would do now, or why not; see `LogDir.plan`."""
+        """Return what `clean` would do now, and why; see `LogDir.plan`."""
         from lastword.api import cleaning
 
         return cleaning.plan(self.dirs, self.name, partition, due=due, strategy=strategy, progress=progress)
@@ -444,11 +468,16 @@ class Topic(Handle, Generic[K, V]):
         return retaining.expire(self.dirs, self.name, partition)
 
     def trim(self, before: int | datetime, *, partition: int | None = None) -> dict[int, int]:
-        """Raise the log start: records before an offset, or older than an aware datetime, are gone, whatever
-        the policy. Returns the log start of each partition. Whole segments below it go at once, their files
-        after `file.delete.delay.ms`.
+        """Raise the log start, whatever the policy. Return the log start of each partition.
 
-        OffsetOutOfRangeError above a log end: nothing was changed.
+        Whole segments below it are removed immediately, their files after `file.delete.delay.ms`.
+
+        Args:
+            before: An offset, or an aware datetime: older records are removed.
+            partition: None: every partition.
+
+        Raises:
+            OffsetOutOfRangeError: The offset is above a log end. Nothing was changed.
         """
         from lastword.api.retaining import trim
 
@@ -462,7 +491,7 @@ class Topic(Handle, Generic[K, V]):
         most_rows: int = 100_000,
         progress: ProgressLike | bool | None = None,
     ) -> Audit:
-        """What was delivered against what is logged, per key; see `LogDir.audit`."""
+        """Compare what was delivered with the log, key by key; see `LogDir.audit`."""
         from lastword.api import checks
 
         return checks.audit(
@@ -483,13 +512,13 @@ class Topic(Handle, Generic[K, V]):
         end: Bounds = "latest",
         progress: ProgressLike | bool | None = None,
     ) -> list[Restored]:
-        """The newest values as a file; see `LogDir.restore`."""
+        """Write the newest values to a file; see `LogDir.restore`."""
         from lastword.api.restore import restore
 
         return restore(self.dirs, self.name, partition, os.fspath(to), end, progress)
 
     def explain(self, partition: int | None = None, *, key: K | None = None) -> Explanation:
-        """Why a partition is or is not due, and which rule keeps each record of `key`; see
+        """Explain why a partition is or is not due, and which rule keeps each record of `key`; see
         `LogDir.explain`."""
         from lastword.api.explaining import explained
 
@@ -504,7 +533,7 @@ class Topic(Handle, Generic[K, V]):
         progress: ProgressLike | bool | None = None,
         **config: Unpack[Keywords],
     ) -> list[Simulation]:
-        """What cleaning would have moved under other settings; see `LogDir.simulate`."""
+        """Simulate cleanings under other settings; see `LogDir.simulate`."""
         from lastword.api.simulations import simulations
 
         return simulations(self.dirs, self.name, partition, strategy, progress, config)
@@ -517,7 +546,7 @@ class Topic(Handle, Generic[K, V]):
         by: By = "partition",
         progress: ProgressLike | bool | None = None,
     ) -> list[Duplication]:
-        """How much is superseded; see `LogDir.duplication`."""
+        """Count superseded records; see `LogDir.duplication`."""
         from lastword.api.duplicates import duplication
 
         return duplication(self.dirs, self.name, partition, exact=exact, by=by, progress=progress)
@@ -530,7 +559,7 @@ class Topic(Handle, Generic[K, V]):
         md5: bool = False,
         progress: ProgressLike | bool | None = None,
     ) -> Verification:
-        """Check everything; see `LogDir.verify`."""
+        """Check checksums, indexes and invariants; see `LogDir.verify`."""
         from lastword.api import checks
 
         return checks.verify(self.dirs, self.name, partition, quick=quick, md5=md5, progress=progress)
