@@ -92,24 +92,24 @@ def test_two_keys_taken_for_one(each: LogBuilder, monkeypatch: pytest.MonkeyPatc
     """As a map that trusts a hash would: the map is told that d is e."""
     from lastword.kernels import offset_map as loops
 
-    real = loops.settle_piece
+    real = loops.insert_keys
 
     # The kernel compares key bytes, so the confusion is planted in what it stored: after the first segment
     # the arena's copy of `d` is turned into `e`, and the slot's tag with it.
     def plant(*args: Any) -> Any:
         status = real(*args)
         given = named(real, args)
-        arena, slots, state = given["arena"], given["slots"], given["state"]
+        arena, slots, state, _words = given["key_map"]
         if given["segment"] == 0:
             used = arena[: int(state[loops.ARENA_END])]
             for place in np.flatnonzero(used == ord("d")).tolist():
                 if used[place - 1] == 1:
                     used[place] = ord("e")
             slots[:] = 0
-            assert loops.rebuild(arena, slots, state, given["words"], given["homes"]) == kernels.OK
+            assert loops.rebuild(given["key_map"], given["batch"].homes) == kernels.OK
         return status
 
-    monkeypatch.setattr(loops, "settle_piece", plant)
+    monkeypatch.setattr(loops, "insert_keys", plant)
     error = refused(each)
     assert "other keys or offsets" in error.message
 
@@ -294,7 +294,9 @@ def test_a_dropped_newest_record(each: LogBuilder, monkeypatch: pytest.MonkeyPat
 
     def forgetful(*args: Any) -> Any:
         given = named(real, args)
-        if int(given["table"][0, fields.BASE_OFFSET]) == 5:  # the segment with new-a loses its first batch
+        if (
+            int(given["source"].table[0, fields.BASE_OFFSET]) == 5
+        ):  # the segment with new-a loses its first batch
             given["row"] = max(given["row"], 1)
         return real(*given.values())
 

@@ -367,10 +367,10 @@ def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: p
     one.put(("a", 2)).commit()
     users.roll()
 
-    def plant(raw, plain, table, rows, row, retain, *rest):  # type: ignore[no-untyped-def]
+    def plant(source, rows, row, retain, *rest):  # type: ignore[no-untyped-def]
         retain = retain.copy()
         retain[1] = rewrite.DROP
-        return real(raw, plain, table, rows, row, retain, *rest)
+        return real(source, rows, row, retain, *rest)
 
     monkeypatch.setattr(output, "repack_rows", plant)
     with pytest.raises(CertificateError, match="transaction markers"):

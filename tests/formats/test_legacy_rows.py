@@ -15,6 +15,7 @@ from lastword import kernels
 from lastword.errors import CorruptBatchError, DecompressionLimitError
 from lastword.kernels import legacy as legacy_kernels
 from lastword.kernels import table as fields
+from lastword.kernels.batches import walk_batches
 from lastword.records import legacy, legacy_build, legacy_rows
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns, raw_records
@@ -42,15 +43,10 @@ def chunk_of(data: bytes, file: str = "test.log", *, limit: int = 1 << 26, plain
     """What `records.chunk` does with these rows, for data of magic 0 and 1 only."""
     raw = slack(data)
     table = np.full((len(data) // 26 + 1, fields.FIELDS), -7, np.int64)
-    position = row = next_offset = 0
-    while position < len(data):
-        position, status = legacy_kernels.read_entry_row(
-            raw, position, len(data), 0, next_offset, True, table, row
-        )
-        if status != kernels.OK:
-            raise CorruptBatchError(kernels.STATUS_TEXT[status])
-        next_offset = int(table[row, fields.LAST_OFFSET]) + 1
-        row += 1
+    row, position, _, status = walk_batches(raw, 0, len(data), 0, 0, True, table, 0)
+    if status != kernels.OK:
+        raise CorruptBatchError(kernels.STATUS_TEXT[status])
+    assert position == len(data)
 
     grown = []
 
@@ -158,10 +154,10 @@ def test_crc32_of_any_length(data: bytes) -> None:
     entry = entry[:8] + struct.pack(">i", len(entry) - 12) + entry[12:]
     table = np.zeros((1, fields.FIELDS), np.int64)
     raw = slack(entry)
-    assert legacy_kernels.read_entry_row(raw, 0, len(entry), 0, 0, True, table, 0) == (len(entry), kernels.OK)
+    assert walk_batches(raw, 0, len(entry), 0, 0, True, table, 0) == (1, len(entry), 6, kernels.OK)
     raw[len(entry) - 1] ^= 64
-    assert legacy_kernels.read_entry_row(raw, 0, len(entry), 0, 0, True, table, 0)[1] == kernels.BAD_CRC
-    assert legacy_kernels.read_entry_row(raw, 0, len(entry), 0, 0, False, table, 0)[1] == kernels.OK
+    assert walk_batches(raw, 0, len(entry), 0, 0, True, table, 0)[3] == kernels.BAD_CRC
+    assert walk_batches(raw, 0, len(entry), 0, 0, False, table, 0)[3] == kernels.OK
 
 
 @st.composite

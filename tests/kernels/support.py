@@ -8,6 +8,7 @@ import numpy as np
 
 from lastword.kernels import SLACK
 from lastword.kernels.batches import walk_batches
+from lastword.kernels.pages import DeadBits
 from lastword.kernels.table import FIELDS
 from lastword.resolve.bitmaps import DeadBitmaps
 
@@ -31,5 +32,5 @@ def walked(
     return raw, table[:rows], position, status
 
 
-def bits(offsets: Iterable[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def bits(offsets: Iterable[int]) -> DeadBits:
     return DeadBitmaps.of(sorted(offsets)).arrays

@@ -79,11 +79,11 @@ def test_warm_leaves_nothing_to_compile() -> None:
         copies,
         digest,
         gather,
+        key_batch,
         legacy,
         offset_map,
         pack,
         pages,
-        piece,
         repack,
     )
 
@@ -100,7 +100,7 @@ def test_warm_leaves_nothing_to_compile() -> None:
             offset_map,
             pack,
             pages,
-            piece,
+            key_batch,
             repack,
         )
         for name, found in vars(module).items()
@@ -118,7 +118,7 @@ def _whole_round() -> None:
     from lastword.kernels.digest import sum_contents, sum_pairs
     from lastword.kernels.join import JOINING_FIELDS
     from lastword.kernels.keyhash import digest_seeds
-    from lastword.kernels.repack import KEEP_BASE, repack_rows, room_needed
+    from lastword.kernels.repack import Output, Source, repack_rows, room_needed
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns, raw_records, to_arrow
     from lastword.records.legacy_build import build_message, build_wrapper
@@ -149,27 +149,11 @@ def _whole_round() -> None:
     dead = found.dead.window(0, 200).arrays
     joining, side = np.full(JOINING_FIELDS, -1, np.int64), np.empty(64, np.uint8)
     room_needed(chunk.table, 0, side)
-    repack_rows(
-        chunk.raw,
-        chunk.plain,
-        chunk.table,
-        chunk.rows,
-        0,
-        retain,
-        *dead,
-        -1,
-        KEEP_BASE,
-        out,
-        0,
-        table,
-        0,
-        classes,
-        joining,
-        side,
-    )
+    source, output = Source(chunk.raw, chunk.plain, chunk.table), Output(out, table, classes, joining, side)
+    repack_rows(source, chunk.rows, 0, retain, dead, -1, output, 0, 0)
     all_stay, ends = np.ones(chunk.rows, np.uint8), np.empty(chunk.rows, np.uint8)
     largest = np.empty(chunk.rows, np.int64)
-    sum_contents(chunk.plain, chunk.table, chunk.rows, *dead, all_stay, -1, ends, largest)
+    sum_contents(chunk.plain, chunk.table, chunk.rows, dead, all_stay, -1, ends, largest)
     sum_pairs(chunk.plain, chunk.table, chunk.rows, *digest_seeds(found.digest_seed))
 
 

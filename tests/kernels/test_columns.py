@@ -5,20 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword import kernels
-from lastword.kernels.columns import decode_headers, decode_rows
+from lastword.kernels.columns import ColumnArrays, decode_headers, decode_rows
 from tests.kernels.support import walked
 from tests.naive.batches import walk
 from tests.naive.columns import BadRecord, decode
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import batches
 
-KINDS = (np.int64, np.int64, np.int64, np.int32, np.int64, np.int32, np.int64, np.int32, np.int32)
-
 
 def kernel_decode(data: bytes, *, with_control: bool = True) -> tuple[list[Record], int]:
     raw, table, _, _ = walked(data)
-    arrays = [np.zeros(len(data), kind) for kind in KINDS]
-    done, _, status = decode_rows(raw, table, len(table), with_control, *arrays)
+    arrays = ColumnArrays.empty(len(data))
+    done, _, status = decode_rows(raw, table, len(table), with_control, arrays)
     offset, time, key_at, key_size, value_at, value_size, header_at, header_count, _ = (
         a[:done] for a in arrays
     )
@@ -91,8 +89,7 @@ def test_a_count_is_not_believed_past_the_bytes() -> None:
     good[22] = 1  # claims gzip: then the walker cannot tell, the decoder must
     raw, table, _, status = walked(seal(bytes(good)))
     assert status == kernels.OK
-    arrays = [np.zeros(4, kind) for kind in KINDS]
-    assert decode_rows(raw, table, 1, True, *arrays) == (0, 0, kernels.BAD_COUNT)
+    assert decode_rows(raw, table, 1, True, ColumnArrays.empty(4)) == (0, 0, kernels.BAD_COUNT)
 
 
 def test_a_body_must_end_with_its_last_header() -> None:

@@ -12,7 +12,7 @@ from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents, sum_pairs
 from lastword.kernels.join import JOINING_FIELDS, MOST_BYTES, OPEN_ROW, TARGET_BYTES
 from lastword.kernels.keyhash import digest_seeds
-from lastword.kernels.repack import FIRST_KEPT, JOINED, KEEP_BASE, repack_rows, room_needed
+from lastword.kernels.repack import JOINED, Output, Source, repack_rows, room_needed
 from tests.kernels.support import NO_BITS, bits, walked
 from tests.naive import digest as naive_digest
 from tests.naive.batches import walk
@@ -33,7 +33,6 @@ def kernel_repack(
     dead: Set[int],
     retain: list[int],
     horizon_ms: int,
-    rule: int,
     target: int = 0,
     most: int = 1 << 20,
 ) -> bytes:
@@ -48,22 +47,15 @@ def kernel_repack(
     joined = b""
     while True:
         row, position, out_row, _, status = repack_rows(
-            raw,
-            raw,
-            table,
+            Source(raw, raw, table),
             len(table),
             row,
             np.array(retain, np.uint8),
-            *bits(dead),
+            bits(dead),
             horizon_ms,
-            rule,
-            out,
+            Output(out, out_table, classes, joining, side),
             position,
-            out_table,
             out_row,
-            classes,
-            joining,
-            side,
         )
         done = []
         for i in range(out_row):  # the new table tells what the new bytes tell
@@ -105,13 +97,11 @@ def test_like_the_twin(log: list[bytes], data: st.DataObject) -> None:
         data.draw(st.sampled_from([0, 2, 3] if header.attributes & 0x20 else [0, 1])) for header in found
     ]
     horizon_ms = data.draw(st.sampled_from([-1, T + 1500]))
-    for rule in (KEEP_BASE, FIRST_KEPT):
-        expected = b"".join(
-            repack(joined, header, dead, retain=keep, horizon_ms=horizon_ms, first_kept=rule == FIRST_KEPT)
-            or b""
-            for header, keep in zip(found, retain, strict=True)
-        )
-        assert kernel_repack(joined, dead, retain, horizon_ms, rule) == expected
+    expected = b"".join(
+        repack(joined, header, dead, retain=keep, horizon_ms=horizon_ms) or b""
+        for header, keep in zip(found, retain, strict=True)
+    )
+    assert kernel_repack(joined, dead, retain, horizon_ms) == expected
 
 
 mixed_logs = batches(
@@ -134,18 +124,16 @@ def test_neighbours_are_joined_like_the_twin(log: list[bytes], data: st.DataObje
     horizon_ms = data.draw(st.sampled_from([-1, T, T + 1500]))
     target = data.draw(st.sampled_from([0, 100, 150, 300, 1000, 4000]))
     most = data.draw(st.sampled_from([250, 700, 1 << 20]))
-    rule = data.draw(st.sampled_from([KEEP_BASE, FIRST_KEPT]))
     expected = repack_all(
         joined,
         found,
         dead,
         retain=retain,
         horizon_ms=horizon_ms,
-        first_kept=rule == FIRST_KEPT,
         target=target,
         most=most,
     )
-    assert kernel_repack(joined, dead, retain, horizon_ms, rule, target, most) == b"".join(expected)
+    assert kernel_repack(joined, dead, retain, horizon_ms, target, most) == b"".join(expected)
 
 
 def summed(
@@ -154,7 +142,7 @@ def summed(
     """(contents, batches, controls, records, ends, largest timestamps)."""
     ends, largest = np.empty(len(table), np.uint8), np.empty(len(table), np.int64)
     kept = np.array(retain, np.uint8)
-    *sums, row, status = sum_contents(raw, table, len(table), *bits(dead), kept, horizon_ms, ends, largest)
+    *sums, row, status = sum_contents(raw, table, len(table), bits(dead), kept, horizon_ms, ends, largest)
     assert (row, status) == (len(table), kernels.OK)
     contents, batches, controls, records = map(int, sums)
     return contents, batches, controls, records, ends.tolist(), largest.tolist()
@@ -193,7 +181,7 @@ def test_digests_of_what_is_left(log: list[bytes], data: st.DataObject) -> None:
     ]
     batches = summed(raw, without_timestamps(table), dead, retain, horizon_ms)[1]
     target = data.draw(st.sampled_from([0, 400]))
-    output = kernel_repack(joined, dead, retain, horizon_ms, FIRST_KEPT, target)
+    output = kernel_repack(joined, dead, retain, horizon_ms, target)
     raw, table, _, _ = walked(output)
     found = summed(raw, without_timestamps(table), set(), [1] * len(table), -1)
     assert found[:4] == (contents, batches, controls, count)
@@ -212,12 +200,12 @@ SOURCE = encode_batch(
 
 def test_as_kafkas_cleaner_rewrites() -> None:
     assert SOURCE.hex().startswith("00000000000000280000004b000000000294d9578c")
-    horizon = kernel_repack(SOURCE, set(), [False], T + 1500, KEEP_BASE)
+    horizon = kernel_repack(SOURCE, set(), [False], T + 1500)
     assert horizon.hex() == (
         "00000000000000280000004e00000000026f32527d0040000000020000018bcfe56ddc0000018bcfe56802ffffffff"
         "ffffffffffffffffffff000000031200b7170002610231001000b51702026201001200b317040263023300"
     )
-    only_a = kernel_repack(SOURCE, {41, 42}, [False], -1, FIRST_KEPT)
+    only_a = kernel_repack(SOURCE, {41, 42}, [False], -1)
     assert only_a.hex() == (
         "00000000000000280000003a0000000002e5608a800000000000020000018bcfe568000000018bcfe56800ffffffff"
         "ffffffffffffffffffff00000001100000000261023100"
@@ -231,11 +219,11 @@ def test_the_empty_batch_is_kafkas() -> None:
         leader_epoch=4,
         producer=(5, 2, 9),
     )
-    assert kernel_repack(source, {20, 22}, [True], -1, KEEP_BASE).hex() == (
+    assert kernel_repack(source, {20, 22}, [True], -1).hex() == (
         "0000000000000014000000310000000402062c5e8e001000000002ffffffffffffffff0000018bcfe568000000000000000005"
         "00020000000900000000"
     )
-    assert kernel_repack(source, {20, 22}, [False], -1, KEEP_BASE) == b""
+    assert kernel_repack(source, {20, 22}, [False], -1) == b""
 
 
 @pytest.mark.slow
@@ -248,23 +236,17 @@ def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -
     raw, table, _, _ = walked(joined)
     out = np.zeros(1 << 16, np.uint8)
     dead = bits({int(table[0, fields.BASE_OFFSET])}) if len(table) else NO_BITS
+    table_out, classes = np.zeros((2, fields.FIELDS), np.int64), np.zeros(2, np.int64)
     status = repack_rows(
-        raw,
-        raw,
-        table,
+        Source(raw, raw, table),
         len(table),
         0,
         np.zeros(len(table), np.uint8),
-        *dead,
+        dead,
         T,
-        FIRST_KEPT,
-        out,
+        Output(out, table_out, classes, joining_state(200), np.empty(200, np.uint8)),
         0,
-        np.zeros((2, fields.FIELDS), np.int64),
         0,
-        np.zeros(2, np.int64),
-        joining_state(200),
-        np.empty(200, np.uint8),
     )[4]
     assert status in (kernels.OK, kernels.BAD_RECORD)
 
@@ -278,7 +260,7 @@ def test_a_delta_in_more_bytes_than_it_needs() -> None:
     (header,) = walk(longer)[0]
     expected = [Record(0, T, b"k", None), Record(1, T, b"l", b"v")]
     assert decode(longer, header) == expected
-    rewritten = kernel_repack(longer, set(), [False], T + 1500, KEEP_BASE)
+    rewritten = kernel_repack(longer, set(), [False], T + 1500)
     assert decode(rewritten, walk(rewritten)[0][0]) == expected
-    kept = kernel_repack(longer, {1}, [False], -1, FIRST_KEPT)
+    kept = kernel_repack(longer, {1}, [False], -1)
     assert decode(kept, walk(kept)[0][0]) == expected[:1]

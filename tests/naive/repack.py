@@ -10,9 +10,7 @@ from tests.naive.columns import decode
 from tests.naive.pack import Record, encode_batch, encode_record
 
 
-def repack(
-    data: bytes, header: Header, dead: Set[int], *, retain: int, horizon_ms: int, first_kept: bool
-) -> bytes | None:
+def repack(data: bytes, header: Header, dead: Set[int], *, retain: int, horizon_ms: int) -> bytes | None:
     """The batch's replacement, or None when nothing stays. `retain`: 1 leaves a header at least; of a control
     batch 2 means that it goes, 3 that it gets the horizon."""
     batch = data[header.position : header.position + header.size]
@@ -48,8 +46,6 @@ def repack(
     base = header.base_timestamp
     if clock:
         base = horizon_ms
-    elif first_kept and not header.attributes & 0x40:
-        base = kept[0].timestamp
     if log_append and base == header.base_timestamp:  # deltas stay what they were
         plain = replace(header, attributes=header.attributes & ~8)
         kept = [record for record in decode(data, plain) if record.offset not in dead]
@@ -69,7 +65,6 @@ def repack_all(
     *,
     retain: Sequence[int],
     horizon_ms: int,
-    first_kept: bool,
     target: int,
     most: int,
 ) -> list[bytes]:
@@ -78,7 +73,7 @@ def repack_all(
     out: list[bytes] = []
     grows = False  # may the last one take more?
     for header, keep in zip(headers, retain, strict=True):
-        batch = repack(data, header, dead, retain=keep, horizon_ms=horizon_ms, first_kept=first_kept)
+        batch = repack(data, header, dead, retain=keep, horizon_ms=horizon_ms)
         if batch is None:
             continue
         (new,) = walk(batch)[0]

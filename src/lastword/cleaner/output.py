@@ -25,11 +25,12 @@ from lastword.kernels.pack import seal_batch
 from lastword.kernels.repack import (
     EMPTIED,
     JOINED,
-    KEEP_BASE,
     MIXED,
+    Source,
     repack_rows,
     room_needed,
 )
+from lastword.kernels.repack import Output as RepackOutput
 from lastword.records.batch import read_header
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
@@ -172,24 +173,11 @@ class Writer:
         self, chunk: Chunk, row: int, end: int, retain: NDArray[np.uint8], horizon_ms: int
     ) -> None:
         """Rows of magic 2."""
+        source = Source(chunk.raw, chunk.plain, chunk.table)
         while True:
+            target = RepackOutput(self._out, self._table, self._classes, self._joining, self._side)
             row, self._position, self._row, _kept, status = repack_rows(
-                chunk.raw,
-                chunk.plain,
-                chunk.table,
-                end,
-                row,
-                retain,
-                *self._dead.arrays,
-                horizon_ms,
-                KEEP_BASE,
-                self._out,
-                self._position,
-                self._table,
-                self._row,
-                self._classes,
-                self._joining,
-                self._side,
+                source, end, row, retain, self._dead.arrays, horizon_ms, target, self._position, self._row
             )
             if self._row:
                 self.next_offset = max(

@@ -156,7 +156,7 @@ def sums_of(chunk: Chunk, dead: DeadBitmaps, retain: NDArray[np.uint8], horizon_
     """Sum over what is left of a chunk by `retain` and the bits. Raises CorruptBatchError."""
     ends, largest = np.empty(chunk.rows, np.uint8), np.empty(chunk.rows, np.int64)
     contents, batches, controls, _, row, status = sum_contents(
-        chunk.plain, chunk.table, chunk.rows, *dead.arrays, retain, horizon_ms, ends, largest
+        chunk.plain, chunk.table, chunk.rows, dead.arrays, retain, horizon_ms, ends, largest
     )
     if status != kernels.OK:
         chunk.raise_status(row, status)
@@ -187,7 +187,7 @@ def rewrite(
 
     def wholly_dead(table: NDArray[np.int64]) -> NDArray[np.uint8]:
         marks = np.empty(table.shape[0], np.uint8)
-        mark_dead_rows(table, table.shape[0], *resolution.dead.arrays, marks)
+        mark_dead_rows(table, table.shape[0], resolution.dead.arrays, marks)
         return marks
 
     def read(lanes: int) -> Iterator[_Looked]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
 from lastword.kernels import BAD_COUNT, BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.memory import load8
 from lastword.kernels.table import (
@@ -16,6 +20,31 @@ from lastword.kernels.table import (
 )
 from lastword.kernels.varint import read_varint, read_varlong
 from lastword.wire import CONTROL_BIT, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
+
+
+class ColumnArrays(NamedTuple):
+    """One entry a record. Positions are bytes in the chunk's plain bytes; lengths are -1 for null; `row` is
+    the batch's row in the table.
+
+    Offset, timestamp and positions are int64, the others int32.
+    """
+
+    offset: np.ndarray
+    timestamp: np.ndarray
+    key_position: np.ndarray
+    key_length: np.ndarray
+    value_position: np.ndarray
+    value_length: np.ndarray
+    header_position: np.ndarray
+    header_count: np.ndarray
+    row: np.ndarray
+
+    @classmethod
+    def empty(cls, size):
+        """Return arrays for `size` records."""
+        wide, narrow = np.int64, np.int32
+        types = (wide, wide, wide, narrow, wide, narrow, wide, narrow, narrow)
+        return cls(*(np.empty(size, kind) for kind in types))
 
 
 @inline
@@ -70,27 +99,23 @@ def skip_headers(data, position, body_end):
 
 
 @kernel
-def decode_rows(
-    plain,
-    table,
-    rows,
-    with_control,
-    offset,
-    timestamp,
-    key_position,
-    key_length,
-    value_position,
-    value_length,
-    header_position,
-    header_count,
-    row_of,
-):
+def decode_rows(plain, table, rows, with_control, columns):
     """Fill one entry of every column for each record of the first `rows` rows.
 
-    Positions are bytes in `plain`; lengths are -1 for null; `row_of` is the batch's row. Control batches
-    are left out unless `with_control`. Returns (records, row, status): on a BAD_ status, `row` is the batch
-    that is malformed.
+    Control batches are left out unless `with_control`. Returns (records, row, status): on a BAD_ status,
+    `row` is the batch that is malformed.
     """
+    (
+        offset,
+        timestamp,
+        key_position,
+        key_length,
+        value_position,
+        value_length,
+        header_position,
+        header_count,
+        row_of,
+    ) = columns
     done = 0
     for row in range(rows):
         attributes = table[row, ATTRIBUTES]

@@ -24,6 +24,7 @@ from lastword.kernels.arena import (
     entry_key,
 )
 from lastword.kernels.columns import read_bounds, read_key
+from lastword.kernels.key_batch import DIGEST0, DIGEST1, RANGE_FIRST, RANGE_LAST, SEED0, SEED1
 from lastword.kernels.keyhash import key_hash
 from lastword.kernels.memory import load8, load32, load64, store8, store32, store64
 from lastword.kernels.offset_map import (
@@ -37,7 +38,6 @@ from lastword.kernels.offset_map import (
     search,
 )
 from lastword.kernels.pages import find_page, test_bit
-from lastword.kernels.piece import DIGEST0, DIGEST1, RANGE_FIRST, RANGE_LAST, SEED0, SEED1
 from lastword.kernels.table import ATTRIBUTES, BASE_OFFSET, COUNT, PLAIN_END, PLAIN_POSITION
 from lastword.wire import CONTROL_BIT, SMALLEST_RECORD_BYTES
 
@@ -64,32 +64,32 @@ def list_tombstones(arena, state, entries, offsets, copies, size_bytes):
 
 
 @kernel
-def mark_due(
-    arena, state, words, entries, page_ids, page_slots, page_segments, page_bits, bases, stats, digests
-):
+def mark_due(key_map, entries, pages, counts):
     """The tombstones in these entries are live no more."""
+    arena, _slots, state, words = key_map
     digest0 = words[DIGEST0]
     digest1 = words[DIGEST1]
     for i in range(entries.size):
         entry = entries[i]
         offset = np.int64(load64(arena, entry))
         flags = load32(arena, entry + 8)
-        page = find_page(page_ids, state[PAGES], offset)
-        owner = owner_of(page_segments, page, bases, offset)
+        page = find_page(pages.ids, state[PAGES], offset)
+        owner = owner_of(pages, page, counts.bases, offset)
         key_at, key_length = entry_key(arena, entry)
         key_digest = key_hash(arena, key_at, key_length, digest0, digest1)
-        no_longer_counts(stats, digests, owner, flags, offset, key_digest, digest0, digest1)
-        mark(page_slots, page_bits, state, stats, page, owner, offset, flags)
-        stats[owner, DUE_TOMBSTONES] += 1
+        no_longer_counts(counts, owner, flags, offset, key_digest, digest0, digest1)
+        mark(pages, state, counts.stats, page, owner, offset, flags)
+        counts.stats[owner, DUE_TOMBSTONES] += 1
         store32(arena, entry + 8, TOMBSTONE | DUE | (flags & SIZE_MASK))
 
 
 @kernel
-def note_going(plain, table, rows, arena, slots, words, page_ids, page_slots, page_bits):
+def note_going(plain, table, rows, key_map, dead):
     """For each dead record of the chunk's first `rows` rows: one copy of its key is about to go.
 
     The bits are those that the rewrite goes by. Gives (row, status).
     """
+    arena, _slots, _state, words = key_map
     range_first = words[RANGE_FIRST]
     range_width = words[RANGE_LAST] - range_first
     for row in range(rows):
@@ -110,10 +110,10 @@ def note_going(plain, table, rows, arena, slots, words, page_ids, page_slots, pa
             if not sound:
                 return row, BAD_RECORD
             offset = table[row, BASE_OFFSET] + offset_delta
-            if key_length >= 0 and test_bit(page_ids, page_ids.size, page_slots, page_bits, offset):
+            if key_length >= 0 and test_bit(dead, offset):
                 hashed = key_hash(plain, key_at, key_length, words[SEED0], words[SEED1])
                 if hashed - range_first <= range_width:
-                    entry = search(arena, slots, words, plain, key_at, key_length)
+                    entry = search(key_map, plain, key_at, key_length)
                     if entry >= 0:
                         going = load8(arena, entry + GOING_AT)
                         store8(arena, entry + GOING_AT, min(going + 1, MOST_COPIES))

@@ -101,7 +101,7 @@ def _of_batch(table, row, attributes, horizon_ms):
 
 
 @kernel
-def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, horizon_ms, ends, largest):
+def sum_contents(plain, table, rows, dead_bits, retain, horizon_ms, ends, largest):
     """Sum the digests of the records whose bit is not set, and of the batches that they leave behind.
 
     A record's content is its offset, its absolute timestamp, and the bytes from its key's length to its end.
@@ -122,7 +122,6 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, ho
     batches = np.uint64(0)
     controls = np.uint64(0)
     records = 0
-    pages = page_ids.size
     for row in range(rows):
         attributes = table[row, ATTRIBUTES]
         control = attributes & CONTROL_BIT != 0
@@ -134,7 +133,7 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, ho
         first, last = table[row, BASE_OFFSET], table[row, LAST_OFFSET]
         dead = 0
         if not control:
-            dead = bits_between(page_ids, pages, page_slots, page_bits, first, last)
+            dead = bits_between(dead_bits, first, last)
         if 0 < dead == count:
             # Its header stays: it holds the end of a range, or a producer's sequence. Magic 2 only.
             if retain[row] and table[row, MAGIC] == 2:
@@ -166,7 +165,7 @@ def sum_contents(plain, table, rows, page_ids, page_slots, page_bits, retain, ho
             offset = first + offset_delta
             timestamp = table[row, BASE_TIMESTAMP] + delta
             most = max(most, timestamp)
-            if dead == 0 or not test_bit(page_ids, pages, page_slots, page_bits, offset):
+            if dead == 0 or not test_bit(dead_bits, offset):
                 if attributes & LOG_APPEND_BIT:
                     timestamp = table[row, MAX_TIMESTAMP]
                 start = key_at - varint_size(key_length)

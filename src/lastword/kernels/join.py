@@ -88,7 +88,7 @@ def alike(out_table, first, table, row, attributes, base_timestamp):
 
 
 @inline
-def kept_bytes(plain, table, row, page_ids, pages, page_slots, page_bits):
+def kept_bytes(plain, table, row, dead):
     """(bytes of the batch's kept records as they lie there, status)"""
     position = table[row, PLAIN_POSITION]
     end = table[row, PLAIN_END]
@@ -100,7 +100,7 @@ def kept_bytes(plain, table, row, page_ids, pages, page_slots, page_bits):
         _delta, offset_delta, _key_at, _key_length, _value_at, sound = read_key(plain, body, body_end)
         if not sound:
             return 0, BAD_RECORD
-        if not test_bit(page_ids, pages, page_slots, page_bits, table[row, BASE_OFFSET] + offset_delta):
+        if not test_bit(dead, table[row, BASE_OFFSET] + offset_delta):
             size += body_end - position
         position = body_end
     return size, OK
@@ -116,7 +116,7 @@ def room_for(joining, open_bytes, kept_size, most_size, most_records):
 
 
 @inline
-def append_kept(plain, table, row, page_ids, pages, page_slots, page_bits, out, write, out_table, first):
+def append_kept(plain, table, row, dead, out, write, out_table, first):
     """Write the kept records of `row` at `write`, behind those of batch `first` of `out_table`, and bring
     that batch's row and header up to date, but for the checksum. Returns (end, records written, status).
     """
@@ -137,7 +137,7 @@ def append_kept(plain, table, row, page_ids, pages, page_slots, page_bits, out, 
             return 0, 0, BAD_RECORD
         delta, rest, _sound = read_varlong(plain, body + 1)
         offset_delta, rest = read_varint(plain, rest)
-        if not test_bit(page_ids, pages, page_slots, page_bits, table[row, BASE_OFFSET] + offset_delta):
+        if not test_bit(dead, table[row, BASE_OFFSET] + offset_delta):
             if new_base != old_base:
                 timestamp = table[row, MAX_TIMESTAMP] if log_append else old_base + delta
                 delta = timestamp - new_base

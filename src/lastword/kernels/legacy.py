@@ -150,23 +150,6 @@ def read_entry(raw, position, size, magic, file_position, next_offset, verify, t
     return OK
 
 
-@kernel
-def read_entry_row(raw, position, end, file_position, next_offset, verify, table, row):
-    """`read_entry` for one entry with its own checks of length and magic: (position after it, status)."""
-    if end > raw.size - SLACK or position < 0 or end - position < SMALLEST_ENTRY_BYTES:
-        return position, BAD_LENGTH
-    length = load32_be(raw, position + LENGTH_AT)
-    if length < SMALLEST_LENGTH or length > end - position - OVERHEAD_BYTES:
-        return position, BAD_LENGTH
-    magic = load8(raw, position + MAGIC_AT)
-    if magic > 1:
-        return position, BAD_MAGIC
-    size = length + OVERHEAD_BYTES
-    return position + size, read_entry(
-        raw, position, size, magic, file_position, next_offset, verify, table, row
-    )
-
-
 @inline
 def read_spans(data, position, end, magic):
     """(timestamp, key position, key length, value position, value length, sound) of the message

@@ -11,6 +11,8 @@ its way, the entry of one further still, and the slot of one behind that.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from lastword.kernels import BAD_OFFSET, BAD_RECORD, FULL, OK, SLACK, inline, kernel
@@ -33,10 +35,7 @@ from lastword.kernels.arena import (
     same_key,
     write_entry,
 )
-from lastword.kernels.keyhash import NULL_KEY, key_hash, pair_digest
-from lastword.kernels.memory import load8, load32, load64, multiply_high, prefetch, store8, store32, store64
-from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, find_page, set_bit
-from lastword.kernels.piece import (
+from lastword.kernels.key_batch import (
     ABORTED,
     DIGEST0,
     DIGEST1,
@@ -50,6 +49,9 @@ from lastword.kernels.piece import (
     SEED1,
     SIZE,
 )
+from lastword.kernels.keyhash import NULL_KEY, key_hash, pair_digest
+from lastword.kernels.memory import load8, load32, load64, multiply_high, prefetch, store8, store32, store64
+from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, find_page, set_bit
 
 # Fields of `state`, int64.
 ARENA_END = 0  # first free byte of the arena
@@ -60,7 +62,7 @@ VACANCIES = 4  # those of them whose key has no record that counts
 PROBES = 5  # slots looked at
 PAGES = 6
 PAGES_STORED = 7
-NEXT = 8  # record of the piece to go on with
+NEXT = 8  # record of the key batch to go on with
 STATE_FIELDS = 9
 
 # Columns of `stats`, int64, one row a segment.
@@ -73,6 +75,37 @@ UNCLOCKED_TOMBSTONES = 5  # of TOMBSTONES
 ABORTED_RECORDS = 6  # of DEAD_RECORDS: in batches whose transaction was aborted
 LOWEST_KILLER = 7  # of those that still lie there; NO_OFFSET: none
 STAT_FIELDS = 8
+
+
+class KeyMap(NamedTuple):
+    """The offset map.
+
+    Attributes:
+        arena: uint8, with slack; the entries (`arena`).
+        slots: uint64; tag and entry of a key, 0 while empty.
+        state: int64[STATE_FIELDS].
+        words: uint64[WORD_FIELDS]; seeds and the range of hashes (`key_batch`).
+    """
+
+    arena: np.ndarray
+    slots: np.ndarray
+    state: np.ndarray
+    words: np.ndarray
+
+
+class Counts(NamedTuple):
+    """What is counted for each segment, one row a segment.
+
+    Attributes:
+        bases: int64; base offsets, ascending.
+        stats: int64[segments, STAT_FIELDS].
+        digests: uint64; sum of the pair digests of the live records.
+    """
+
+    bases: np.ndarray
+    stats: np.ndarray
+    digests: np.ndarray
+
 
 AHEAD = 12  # by so many records is a slot asked for before it is read, then an entry, then a bit
 NEAR_SLOTS = 6
@@ -90,33 +123,33 @@ def first_slot(hashed, slots):
 
 
 @inline
-def owner_of(page_segments, page, bases, offset):
+def owner_of(pages, page, bases, offset):
     """The segment that an offset of this page lies in."""
-    owner = np.int64(page_segments[page])
+    owner = np.int64(pages.segments[page])
     while owner + 1 < bases.size and bases[owner + 1] <= offset:
         owner += 1
     return owner
 
 
 @inline
-def mark(page_slots, page_bits, state, stats, page, owner, offset, size):
+def mark(pages, state, stats, page, owner, offset, size):
     """Set the bit of a record, and count it if it was not set."""
-    if set_bit(page_slots, page_bits, state, page, offset):
+    if set_bit(pages, state, page, offset):
         stats[owner, DEAD_RECORDS] += 1
         stats[owner, DEAD_BYTES] += size & SIZE_MASK
 
 
 @inline
-def no_longer_counts(stats, digests, owner, flags, offset, key_digest, digest0, digest1):
+def no_longer_counts(counts, owner, flags, offset, key_digest, digest0, digest1):
     """Take the newest record of a key out of what its segment says of its live ones."""
     if flags & DUE:
-        stats[owner, DUE_TOMBSTONES] -= 1
+        counts.stats[owner, DUE_TOMBSTONES] -= 1
     else:
         if flags & TOMBSTONE:
-            stats[owner, TOMBSTONES] -= 1
+            counts.stats[owner, TOMBSTONES] -= 1
         if flags & UNCLOCKED:
-            stats[owner, UNCLOCKED_TOMBSTONES] -= 1
-        digests[owner] -= pair_digest(key_digest, offset, digest0, digest1)
+            counts.stats[owner, UNCLOCKED_TOMBSTONES] -= 1
+        counts.digests[owner] -= pair_digest(key_digest, offset, digest0, digest1)
 
 
 @inline
@@ -150,45 +183,31 @@ def ask_entry(spans, hashes, homes, slots, arena, i):
 
 
 @inline
-def ask_bit(homes, arena, state, page_ids, page_slots, page_bits, i):
+def ask_bit(homes, arena, state, pages, i):
     """The bit of the record that this one replaces is on the way."""
     entry = homes[1, i]
     if entry > 0:
         offset = np.int64(load64(arena, entry))
-        page = (offset >> PAGE_BITS) - page_ids[0]
+        page = (offset >> PAGE_BITS) - pages.ids[0]
         if 0 <= page < state[PAGES]:  # of a log without holes; elsewhere it is only a guess
-            stored = np.int64(page_slots[page])
+            stored = np.int64(pages.slots[page])
             if stored >= 0:
-                prefetch(page_bits, stored * PAGE_WORDS + ((offset >> 6) & (PAGE_WORDS - 1)))
+                prefetch(pages.bits, stored * PAGE_WORDS + ((offset >> 6) & (PAGE_WORDS - 1)))
 
 
 @kernel
-def settle_piece(
-    plain,
-    hashes,
-    spans,
-    filled,
-    homes,
-    segment,
-    arena,
-    slots,
-    state,
-    words,
-    page_ids,
-    page_slots,
-    page_segments,
-    page_bits,
-    bases,
-    stats,
-    digests,
-):
-    """Put the first `filled` records of a piece into the map, from state[NEXT] on; their pages are known.
+def insert_keys(plain, batch, filled, segment, key_map, pages, counts):
+    """Insert the first `filled` records of a key batch into the map, from state[NEXT] on. Their pages are
+    known.
 
-    Every record adds its pair digest to its segment's sum; a newer record of a key kills the older one: its
-    bit is set, its bytes counted, and its digest, made with the killer's key, subtracted. `homes` is scratch,
-    int64[2, n], as long as the piece. Returns OK, FULL or BAD_OFFSET; state[NEXT] then says where it
-    stopped, everything before has been done.
+    Every record adds its pair digest to its segment's sum. A newer record of a key supersedes the older one:
+    the older one's bit is set, its bytes are counted, and its digest, made with the newer record's key, is
+    subtracted. Returns OK, FULL or BAD_OFFSET. After the last two state[NEXT] is the record that was not
+    inserted; all before it were.
     """
+    hashes, spans, _page_ids, homes = batch
+    arena, slots, state, words = key_map
+    bases, stats, digests = counts
     arena_limit = state[ARENA_LIMIT]
     most_used = state[MOST_USED]
     places = slots.size
@@ -196,7 +215,7 @@ def settle_piece(
     digest1 = words[DIGEST1]
     range_first = words[RANGE_FIRST]
     range_width = words[RANGE_LAST] - range_first
-    pages = state[PAGES]
+    known_pages = state[PAGES]
     digest = np.uint64(0)
     start = state[NEXT]
     for i in range(start, min(start + 3 * AHEAD, filled)):
@@ -204,21 +223,21 @@ def settle_piece(
     for i in range(start, min(start + 2 * AHEAD, filled)):
         ask_entry(spans, hashes, homes, slots, arena, i)
     for i in range(start, min(start + AHEAD, filled)):
-        ask_bit(homes, arena, state, page_ids, page_slots, page_bits, i)
+        ask_bit(homes, arena, state, pages, i)
     for i in range(start, filled):
         if i + 3 * AHEAD < filled:
             ask_slot(spans, hashes, homes, slots, i + 3 * AHEAD)
         if i + 2 * AHEAD < filled:
             ask_entry(spans, hashes, homes, slots, arena, i + 2 * AHEAD)
         if i + AHEAD < filled:
-            ask_bit(homes, arena, state, page_ids, page_slots, page_bits, i + AHEAD)
+            ask_bit(homes, arena, state, pages, i + AHEAD)
         key_length = spans[KEY_LENGTH, i]
         offset = spans[OFFSET, i]
         size = spans[SIZE, i]
         if key_length < 0:
             if size & (ABORTED | GONE):
-                page = find_page(page_ids, pages, offset)
-                mark(page_slots, page_bits, state, stats, page, segment, offset, size)
+                page = find_page(pages.ids, known_pages, offset)
+                mark(pages, state, stats, page, segment, offset, size)
                 stats[segment, ABORTED_RECORDS if size & ABORTED else KEYLESS] += 1
             else:
                 stats[segment, KEYLESS] += 1
@@ -267,8 +286,8 @@ def settle_piece(
             else:
                 copies = load8(arena, entry + COPIES_AT)
                 store8(arena, entry + COPIES_AT, min(copies + 1, MOST_COPIES))
-            page = find_page(page_ids, pages, offset)
-            mark(page_slots, page_bits, state, stats, page, segment, offset, size)
+            page = find_page(pages.ids, known_pages, offset)
+            mark(pages, state, stats, page, segment, offset, size)
             stats[segment, ABORTED_RECORDS] += 1
             continue
         if not new:
@@ -280,19 +299,19 @@ def settle_piece(
                 if old >= offset:
                     state[NEXT] = i
                     return BAD_OFFSET
-                page = find_page(page_ids, pages, old)
-                owner = owner_of(page_segments, page, bases, old)
-                mark(page_slots, page_bits, state, stats, page, owner, old, flags)
+                page = find_page(pages.ids, known_pages, old)
+                owner = owner_of(pages, page, bases, old)
+                mark(pages, state, stats, page, owner, old, flags)
                 if offset < stats[owner, LOWEST_KILLER]:
                     stats[owner, LOWEST_KILLER] = offset
-                no_longer_counts(stats, digests, owner, flags, old, key_digest, digest0, digest1)
+                no_longer_counts(counts, owner, flags, old, key_digest, digest0, digest1)
             copies = load8(arena, entry + COPIES_AT)
             store8(arena, entry + COPIES_AT, min(copies + 1, MOST_COPIES))
         store64(arena, entry, np.uint64(offset))
         store32(arena, entry + 8, size)
         if size & DUE:
-            page = find_page(page_ids, pages, offset)
-            mark(page_slots, page_bits, state, stats, page, segment, offset, size)
+            page = find_page(pages.ids, known_pages, offset)
+            mark(pages, state, stats, page, segment, offset, size)
             stats[segment, DUE_TOMBSTONES] += 1
         else:
             if size & TOMBSTONE:
@@ -306,12 +325,13 @@ def settle_piece(
 
 
 @kernel
-def rebuild(arena, slots, state, words, homes):
+def rebuild(key_map, homes):
     """Fill the (zeroed) slots from the arena; `homes` (int64[2, n]) is scratch.
 
     BAD_RECORD if the arena is not entries end to end, or they are not as many as `state` says: its bytes may
     come from a file.
     """
+    arena, slots, state, words = key_map
     places = slots.size
     entry = np.int64(ARENA_START)
     end = state[ARENA_END]
@@ -348,12 +368,13 @@ def rebuild(arena, slots, state, words, homes):
 
 
 @kernel
-def drop_entries(arena, state, words, page_ids, page_segments, bases, stats, digests):
+def drop_entries(key_map, pages, counts):
     """Leave out of the arena every key whose hash lies outside the range in `words`, its newest record no
     longer counting as met, and every key without a record and without copies.
 
     The slots are stale after that: zero them and `rebuild`.
     """
+    arena, _slots, state, words = key_map
     range_first = words[RANGE_FIRST]
     range_width = words[RANGE_LAST] - range_first
     entry = np.int64(ARENA_START)
@@ -377,9 +398,9 @@ def drop_entries(arena, state, words, page_ids, page_segments, bases, stats, dig
                 vacancies += vacant
         elif not vacant:
             offset = np.int64(load64(arena, entry))
-            owner = owner_of(page_segments, find_page(page_ids, state[PAGES], offset), bases, offset)
+            owner = owner_of(pages, find_page(pages.ids, state[PAGES], offset), counts.bases, offset)
             key_digest = key_hash(arena, key_at, key_length, words[DIGEST0], words[DIGEST1])
-            no_longer_counts(stats, digests, owner, flags, offset, key_digest, words[DIGEST0], words[DIGEST1])
+            no_longer_counts(counts, owner, flags, offset, key_digest, words[DIGEST0], words[DIGEST1])
         entry += size
     state[ARENA_END] = kept
     state[USED] = used
@@ -387,8 +408,9 @@ def drop_entries(arena, state, words, page_ids, page_segments, bases, stats, dig
 
 
 @inline
-def search(arena, slots, words, data, position, length):
+def search(key_map, data, position, length):
     """The entry of a key, or -1."""
+    arena, slots, _state, words = key_map
     hashed = key_hash(data, position, length, words[SEED0], words[SEED1])
     slot = first_slot(hashed, slots.size)
     while True:
@@ -404,8 +426,8 @@ def search(arena, slots, words, data, position, length):
 
 
 @kernel
-def find_key(arena, slots, words, key, key_length):
+def find_key(key_map, key, key_length):
     """The entry of key[:key_length], or -1; `key` has slack."""
     if key_length < 0 or key_length > key.size - SLACK:
         return np.int64(-1)
-    return search(arena, slots, words, key, 0, key_length)
+    return search(key_map, key, 0, key_length)

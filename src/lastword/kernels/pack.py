@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
 from lastword.kernels import BAD_RECORD, FULL, OK, SLACK, inline, kernel
 from lastword.kernels.crc32c import crc_of
 from lastword.kernels.memory import (
@@ -40,6 +44,31 @@ PACKED_MAX_TIMESTAMP = 3
 PACKED_FIELDS = 4
 
 
+class Spans(NamedTuple):
+    """Values of one column: `length` bytes of `data` (uint8, read-only) from `position` on; -1 for null.
+    Positions and lengths are int64.
+    """
+
+    data: np.ndarray
+    position: np.ndarray
+    length: np.ndarray
+
+
+class RecordSpans(NamedTuple):
+    """Records to pack, one entry a record; timestamps are int64 ms.
+
+    The headers of record i are the entries header_first[i]..header_first[i + 1] of `header_names` and
+    `header_values`; `header_first` (int64) is empty if no record has any.
+    """
+
+    keys: Spans
+    values: Spans
+    timestamps: np.ndarray
+    header_first: np.ndarray
+    header_names: Spans
+    header_values: Spans
+
+
 @inline
 def seal(data, position, size):
     """Set a batch's length and CRC."""
@@ -53,37 +82,20 @@ def _outside(source, position, length):
 
 
 @kernel
-def pack_records(
-    key_data,
-    key_position,
-    key_length,
-    value_data,
-    value_position,
-    value_length,
-    timestamp,
-    header_first,
-    name_data,
-    name_position,
-    name_length,
-    note_data,
-    note_position,
-    note_length,
-    attributes,
-    append_time,
-    batch_bytes,
-    first,
-    out,
-    batches,
-):
+def pack_records(records, attributes, append_time, batch_bytes, first, out, batches):
     """Write records first.. into `out`, a new batch whenever the next record would make one larger than
     `batch_bytes`.
 
-    Lengths are -1 for null. Headers of record i are name/note entries header_first[i]..header_first[i + 1]
-    (`header_first` empty: no record has any). `append_time` is the maximum timestamp of every batch when
+    `append_time` is the maximum timestamp of every batch when
     `attributes` has LOG_APPEND. Base offsets are 0, leader epochs 0, no producer. Returns (next record,
     bytes written, batches written, status): FULL when `out` or `batches` is, after whole batches;
     BAD_RECORD for spans outside their data or a header without a name.
     """
+    key_data, key_position, key_length = records.keys
+    value_data, value_position, value_length = records.values
+    name_data, name_position, name_length = records.header_names
+    note_data, note_position, note_length = records.header_values
+    timestamp, header_first = records.timestamps, records.header_first
     total = timestamp.size
     position = 0
     done = 0

@@ -1,12 +1,11 @@
 """Paged bitmaps: one bit for an offset, in pages of 2^12 offsets that exist only where records do.
 
-`page_ids` (int64) are the page numbers, ascending; `page_slots` (int32) says which row of `page_bits`
-(uint64[slots, PAGE_WORDS]) holds a page's bits, -1 while none is set; `page_segments` (int32) is the
-segment of the page's first record. Dense offsets are found without a search; a page costs 512 bytes once a
-bit of it is set, 16 before.
+Offsets without gaps are found without a search. A page costs 16 bytes, and 512 more once a bit of it is set.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +16,34 @@ PAGE_BITS = 12
 PAGE_WORDS = 1 << (PAGE_BITS - 6)
 
 _PAGES_STORED = 7  # offset_map.PAGES_STORED: the field of `state` that counts the used rows of page_bits
+
+
+class DeadBits(NamedTuple):
+    """Bitmaps of dead records, as kernels read them.
+
+    Attributes:
+        ids: int64; the page numbers, ascending.
+        slots: int32; the row of `bits` that holds a page's bits, -1 while none is set.
+        bits: uint64[slots, PAGE_WORDS].
+    """
+
+    ids: np.ndarray
+    slots: np.ndarray
+    bits: np.ndarray
+
+
+class Pages(NamedTuple):
+    """Bitmaps while they grow: their arrays are longer than the pages in use, which `state` counts.
+
+    Attributes:
+        ids, slots, bits: As of `DeadBits`; `bits` has a row for every page that may be stored.
+        segments: int32; the segment of the page's first record.
+    """
+
+    ids: np.ndarray
+    slots: np.ndarray
+    segments: np.ndarray
+    bits: np.ndarray
 
 
 @inline
@@ -44,67 +71,71 @@ def find_page(page_ids, pages, offset):
 
 
 @inline
-def set_bit(page_slots, page_bits, state, page, offset):
-    """Set the offset's bit; False when it was set before. `page_bits` has a row for every registered page."""
-    stored = np.int64(page_slots[page])
+def set_bit(pages, state, page, offset):
+    """Set the offset's bit; return False if it was set before."""
+    stored = np.int64(pages.slots[page])
     if stored < 0:
         stored = state[_PAGES_STORED]
         state[_PAGES_STORED] = stored + 1
-        page_slots[page] = stored
+        pages.slots[page] = stored
     place = (offset >> 6) & (PAGE_WORDS - 1)
     bit = np.uint64(1) << np.uint64(offset & 63)
-    word = page_bits[stored, place]
+    word = pages.bits[stored, place]
     if word & bit:
         return False
-    page_bits[stored, place] = word | bit
+    pages.bits[stored, place] = word | bit
     return True
 
 
 @inline
-def test_bit(page_ids, pages, page_slots, page_bits, offset):
+def test_bit(dead, offset):
     """Is the offset's bit set? False too for an offset that no page covers."""
+    ids = dead.ids
+    pages = ids.size
     if pages == 0:
         return False
     page = offset >> PAGE_BITS
-    guess = page - page_ids[0]
+    guess = page - ids[0]
     if guess < 0:
         return False
-    if guess >= pages or page_ids[guess] != page:
-        guess = lower_page(page_ids, pages, page)
-        if guess == pages or page_ids[guess] != page:
+    if guess >= pages or ids[guess] != page:
+        guess = lower_page(ids, pages, page)
+        if guess == pages or ids[guess] != page:
             return False
-    stored = page_slots[guess]
+    stored = dead.slots[guess]
     if stored < 0:
         return False
-    word = page_bits[stored, (offset >> 6) & (PAGE_WORDS - 1)]
+    word = dead.bits[stored, (offset >> 6) & (PAGE_WORDS - 1)]
     return (word >> np.uint64(offset & 63)) & np.uint64(1) != np.uint64(0)
 
 
 @inline
-def bits_between(page_ids, pages, page_slots, page_bits, first, last):
+def bits_between(dead, first, last):
     """How many bits of the offsets first..last are set."""
+    ids = dead.ids
+    pages = ids.size
     if pages == 0 or last < first:
         return 0
     total = 0
     first_page = first >> PAGE_BITS
     last_page = last >> PAGE_BITS
-    index = first_page - page_ids[0]
-    if index < 0 or index >= pages or page_ids[index] != first_page:
-        index = lower_page(page_ids, pages, first_page)
-    while index < pages and page_ids[index] <= last_page:
-        stored = page_slots[index]
+    index = first_page - ids[0]
+    if index < 0 or index >= pages or ids[index] != first_page:
+        index = lower_page(ids, pages, first_page)
+    while index < pages and ids[index] <= last_page:
+        stored = dead.slots[index]
         if stored >= 0:
             low = 0
             high = PAGE_WORDS - 1
-            if page_ids[index] == first_page:
+            if ids[index] == first_page:
                 low = (first >> 6) & (PAGE_WORDS - 1)
-            if page_ids[index] == last_page:
+            if ids[index] == last_page:
                 high = (last >> 6) & (PAGE_WORDS - 1)
             for place in range(low, high + 1):
-                word = page_bits[stored, place]
-                if page_ids[index] == first_page and place == low:
+                word = dead.bits[stored, place]
+                if ids[index] == first_page and place == low:
                     word = (word >> np.uint64(first & 63)) << np.uint64(first & 63)
-                if page_ids[index] == last_page and place == high:
+                if ids[index] == last_page and place == high:
                     shift = np.uint64(63 - (last & 63))
                     word = (word << shift) >> shift
                 total += count_bits(word)
@@ -113,13 +144,13 @@ def bits_between(page_ids, pages, page_slots, page_bits, first, last):
 
 
 @kernel
-def test_bits(page_ids, page_slots, page_bits, offsets, out):
+def test_bits(dead, offsets, out):
     """out[i] = is the bit of offsets[i] set."""
     for i in range(offsets.size):
-        out[i] = test_bit(page_ids, page_ids.size, page_slots, page_bits, offsets[i])
+        out[i] = test_bit(dead, offsets[i])
 
 
 @kernel
-def count_between(page_ids, page_slots, page_bits, first, last):
+def count_between(dead, first, last):
     """How many bits of the offsets first..last are set."""
-    return bits_between(page_ids, page_ids.size, page_slots, page_bits, first, last)
+    return bits_between(dead, first, last)

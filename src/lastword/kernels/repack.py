@@ -8,6 +8,10 @@ batch the caller says. Small neighbours become one batch where `join` allows it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
 from lastword.kernels import BAD_RECORD, FULL, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.join import (
@@ -68,10 +72,31 @@ DROP = 2
 CLOCK = 3
 """A control batch gets the delete horizon."""
 
-KEEP_BASE = 0
-"""Mixed batches keep their base timestamp, so that runs of records are copied as they are."""
-FIRST_KEPT = 1
-"""Mixed batches take their first kept record's timestamp as base, as Kafka's cleaner does."""
+
+class Source(NamedTuple):
+    """The arrays of a chunk: `raw` and `plain` (uint8, with slack), and its batch `table`."""
+
+    raw: np.ndarray
+    plain: np.ndarray
+    table: np.ndarray
+
+
+class Output(NamedTuple):
+    """Where rewritten batches go.
+
+    Attributes:
+        data: uint8, with slack; the batches.
+        table: int64[rows, FIELDS]; a row for each batch, with positions in `data`.
+        classes: int64 by row of `table`; VERBATIM, MIXED, EMPTIED or JOINED.
+        joining: int64[JOINING_FIELDS]; how far batches are filled, and which one may still grow (`join`).
+        side: uint8, half of TARGET_BYTES and slack; scratch of the kernel.
+    """
+
+    data: np.ndarray
+    table: np.ndarray
+    classes: np.ndarray
+    joining: np.ndarray
+    side: np.ndarray
 
 
 @inline
@@ -81,10 +106,9 @@ def _growth_bound(table, row):
 
 
 @inline
-def _rewrite(
-    raw, plain, table, row, page_ids, pages, page_slots, page_bits, horizon_ms, base_rule, out, start
-):
+def _rewrite(source, row, dead, horizon_ms, out, start):
     """(size, kept, maximum timestamp, attributes, base timestamp, status); `out` has room for the bound."""
+    raw, plain, table = source
     position = table[row, PLAIN_POSITION]
     end = table[row, PLAIN_END]
     attributes = table[row, ATTRIBUTES]
@@ -94,13 +118,10 @@ def _rewrite(
     control = attributes & CONTROL_BIT != 0  # a marker's record stays, whatever its bit says
     largest = table[row, MAX_TIMESTAMP] if log_append else -1
     new_base = old_base
-    settled = attributes & DELETE_HORIZON_BIT != 0  # a horizon once set stays, and then all deltas stay too
-    if not settled and horizon_ms >= 0:
+    # The base timestamp changes only when a horizon takes its place; otherwise runs of records are copied.
+    if attributes & DELETE_HORIZON_BIT == 0 and horizon_ms >= 0:
         new_base = horizon_ms
         attributes |= DELETE_HORIZON_BIT
-        settled = True
-    if not settled and base_rule == KEEP_BASE:
-        settled = True
     write = start + HEADER_BYTES
     kept = 0
     run = -1
@@ -111,16 +132,13 @@ def _rewrite(
         delta, offset_delta, _key_at, _key_length, _value_at, sound = read_key(plain, body, body_end)
         if not sound:
             return 0, 0, 0, 0, 0, BAD_RECORD
-        if not control and test_bit(page_ids, pages, page_slots, page_bits, base_offset + offset_delta):
+        if not control and test_bit(dead, base_offset + offset_delta):
             if run >= 0:
                 copy_wide(out, write, plain, run, position - run)
                 write += position - run
                 run = -1
         else:
             timestamp = table[row, MAX_TIMESTAMP] if log_append else old_base + delta
-            if not settled:
-                new_base = timestamp
-                settled = True
             if not log_append and (kept == 0 or timestamp > largest):
                 largest = timestamp
             kept += 1
@@ -166,7 +184,7 @@ def _empty(raw, table, row, out, start):
 
 
 @inline
-def _has_kept_tombstone(plain, table, row, page_ids, pages, page_slots, page_bits):
+def _has_kept_tombstone(plain, table, row, dead):
     """(found, status)"""
     position = table[row, PLAIN_POSITION]
     end = table[row, PLAIN_END]
@@ -180,55 +198,33 @@ def _has_kept_tombstone(plain, table, row, page_ids, pages, page_slots, page_bit
         _value_position, value_length, _after, sound = read_value(plain, value_at, body_end)
         if not sound:
             return False, BAD_RECORD
-        if value_length < 0 and not test_bit(
-            page_ids, pages, page_slots, page_bits, table[row, BASE_OFFSET] + offset_delta
-        ):
+        if value_length < 0 and not test_bit(dead, table[row, BASE_OFFSET] + offset_delta):
             return True, OK
         position = body_end
     return False, OK
 
 
 @kernel
-def repack_rows(
-    raw,
-    plain,
-    table,
-    rows,
-    row,
-    retain,
-    page_ids,
-    page_slots,
-    page_bits,
-    horizon_ms,
-    base_rule,
-    out,
-    out_position,
-    out_table,
-    out_row,
-    classes,
-    joining,
-    side,
-):
-    """Rewrite the chunk's batches row..rows behind out_position in `out`.
+def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_position, out_row):
+    """Rewrite the batches row..rows of `source` behind out_position in the output.
 
     `retain` (uint8[rows]): AS_BITS, RETAIN for a data batch that must leave at least its header, DROP or
-    CLOCK for a control batch. `horizon_ms` >= 0: a batch with a kept tombstone and no delete horizon yet, or
-    with CLOCK, is rewritten to carry it; -1: none is. `base_rule`: KEEP_BASE or FIRST_KEPT. `out_table` gets
-    a row for each batch written (positions in `out`), `classes` (int64, per out row) VERBATIM, MIXED, EMPTIED
-    or JOINED. A MIXED or JOINED batch whose ATTRIBUTES name a codec is written with plain records: the caller
-    compresses and seals it; it seals every JOINED one.
+    CLOCK for a control batch. `dead`: the bits of the dead records. `horizon_ms` >= 0: a batch with a kept
+    tombstone and no delete horizon yet, or with CLOCK, is rewritten to carry it; -1: none is. `out_row`: rows
+    of the output's table that are in use. A MIXED or JOINED batch whose ATTRIBUTES name a codec is written
+    with plain records: the caller compresses and seals it; it seals every JOINED one.
 
-    `joining` (int64, fields named in `join`) says how far batches are filled, and remembers between calls
-    which one may still grow; whoever empties `out` brings that row along or sets OPEN_ROW to -1. A batch that
-    is cut anyway joins the one before it where the two fit; a whole one only if it is *small*, with less than
-    half of TARGET_BYTES: so every whole batch that is written anew makes one at least twice as large, and a
-    record is moved by joining no more often than batches can double. `side` (uint8, half of TARGET_BYTES and
-    slack) is the kernel's own.
+    `output.joining` keeps between calls which batch may still grow; a caller that empties the output brings
+    that row along or sets OPEN_ROW to -1. A batch that is cut anyway joins the one before it where the two
+    fit; a whole one only if it is *small*, with less than half of TARGET_BYTES: so every whole batch that is
+    written again makes one at least twice as large, and a record is moved by joining no more often than
+    batches can double.
 
-    Returns (row, out position, out row, records kept, status). FULL: make room in `out` (`room_needed`) or
-    `out_table`, call again.
+    Returns (row, out position, out row, records kept, status). FULL: make room in the output (`room_needed`)
+    or in its table, call again.
     """
-    pages = page_ids.size
+    raw, plain, table = source
+    out, out_table, classes, joining, side = output
     target_bytes = joining[TARGET_BYTES]
     total = 0
     while row < rows:
@@ -246,7 +242,7 @@ def repack_rows(
         count = table[row, COUNT]
         kind = VERBATIM
         horizon = -1
-        dead = 0
+        dead_records = 0
         if attributes & CONTROL_BIT != 0:
             if retain[row] == DROP:
                 kind = DROPPED
@@ -262,18 +258,14 @@ def repack_rows(
             if count == 0:
                 kind = VERBATIM if retain[row] else DROPPED
             else:
-                dead = bits_between(
-                    page_ids, pages, page_slots, page_bits, table[row, BASE_OFFSET], table[row, LAST_OFFSET]
-                )
-                if dead >= count:
+                dead_records = bits_between(dead, table[row, BASE_OFFSET], table[row, LAST_OFFSET])
+                if dead_records >= count:
                     kind = EMPTIED if retain[row] else DROPPED
                 else:
-                    if dead > 0:
+                    if dead_records > 0:
                         kind = MIXED
                     if horizon_ms >= 0 and attributes & DELETE_HORIZON_BIT == 0:
-                        found, status = _has_kept_tombstone(
-                            plain, table, row, page_ids, pages, page_slots, page_bits
-                        )
+                        found, status = _has_kept_tombstone(plain, table, row, dead)
                         if status != OK:
                             return row, out_position, out_row, total, status
                         if found:
@@ -296,9 +288,11 @@ def repack_rows(
                 open_bytes = HEADER_BYTES + beside if beside >= 0 else out_table[first, SIZE]
                 kept_size, status = plain_bytes, OK
                 if kind == MIXED and plain_bytes <= target_bytes:
-                    kept_size = plain_bytes * (count - dead) // count  # near enough, without a look at each
+                    kept_size = (
+                        plain_bytes * (count - dead_records) // count
+                    )  # near enough, without a look at each
                 elif kind == MIXED:
-                    kept_size, status = kept_bytes(plain, table, row, page_ids, pages, page_slots, page_bits)
+                    kept_size, status = kept_bytes(plain, table, row, dead)
                 if status != OK:
                     return row, out_position, out_row, total, status
                 most_size = kept_size if plain_bytes > target_bytes else plain_bytes
@@ -307,17 +301,7 @@ def repack_rows(
                         copy_exact(out, start + HEADER_BYTES, side, 0, beside)
                         joining[OPEN_PLAIN] = -1
                     out_position, kept, status = append_kept(
-                        plain,
-                        table,
-                        row,
-                        page_ids,
-                        pages,
-                        page_slots,
-                        page_bits,
-                        out,
-                        start + open_bytes,
-                        out_table,
-                        first,
+                        plain, table, row, dead, out, start + open_bytes, out_table, first
                     )
                     if status != OK:
                         return row, out_position, out_row, total, status
@@ -344,18 +328,7 @@ def repack_rows(
                 written = HEADER_BYTES
             else:
                 written, kept, largest, attributes, base, status = _rewrite(
-                    raw,
-                    plain,
-                    table,
-                    row,
-                    page_ids,
-                    pages,
-                    page_slots,
-                    page_bits,
-                    horizon,
-                    base_rule,
-                    out,
-                    out_position,
+                    source, row, dead, horizon, out, out_position
                 )
                 if status != OK:
                     return row, out_position, out_row, total, status
@@ -383,11 +356,11 @@ def room_needed(table, row, side):
 
 
 @kernel
-def mark_dead_rows(table, rows, page_ids, page_slots, page_bits, marks):
+def mark_dead_rows(table, rows, dead, marks):
     """marks[row] = 1 for each batch of users' records (magic 2) of which every one is dead, else 0."""
     for row in range(rows):
         count = table[row, COUNT]
         marks[row] = 0
         if table[row, MAGIC] == 2 and table[row, ATTRIBUTES] & CONTROL_BIT == 0 and count > 0:
             first, last = table[row, BASE_OFFSET], table[row, LAST_OFFSET]
-            marks[row] = bits_between(page_ids, page_ids.size, page_slots, page_bits, first, last) >= count
+            marks[row] = bits_between(dead, first, last) >= count

@@ -18,13 +18,13 @@ from lastword.kernels import (
     gather,
     indexes,
     join,
+    key_batch,
     legacy,
     lz4,
     murmur2,
     offset_map,
     pack,
     pages,
-    piece,
     ready,
     repack,
     span_hashes,
@@ -56,22 +56,22 @@ def _run_all() -> None:
     entries = np.empty((1, 2), np.int64), np.empty((1, 2), np.int64)
     indexes.index_rows(table, 1, 4096, np.zeros(indexes.STATE_FIELDS, np.int64), *entries)
     _columns(out, table)
-    bits = (np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros((1, pages.PAGE_WORDS), np.uint64))
-    pages.test_bits(*bits, np.zeros(1, np.int64), np.zeros(1, np.bool_))
-    pages.count_between(*bits, 0, 0)
+    bits = np.zeros((1, pages.PAGE_WORDS), np.uint64)
+    dead = pages.DeadBits(np.zeros(1, np.int64), np.zeros(1, np.int32), bits)
+    pages.test_bits(dead, np.zeros(1, np.int64), np.zeros(1, np.bool_))
+    pages.count_between(dead, 0, 0)
     seed0, seed1 = digest_seeds(0)
     digest.sum_pairs(out, table, 1, seed0, seed1)
     target = np.empty(4096, np.uint8)
-    classes = np.empty(4, np.int64)
     retain = np.zeros(1, np.uint8)
     joining, side = np.full(join.JOINING_FIELDS, -1, np.int64), np.empty(SLACK, np.uint8)
-    rest = (target, 0, np.empty_like(table), 0, classes, joining, side)
+    output = repack.Output(target, np.empty_like(table), np.empty(4, np.int64), joining, side)
     batches.rows_within(out, table, 1, retain, 1)
-    digest.sum_contents(out, table, 1, *bits, retain, -1, np.empty(1, np.uint8), np.empty(1, np.int64))
-    repack.repack_rows(out, out, table, 1, 0, retain, *bits, -1, 0, *rest)
+    digest.sum_contents(out, table, 1, dead, retain, -1, np.empty(1, np.uint8), np.empty(1, np.int64))
+    repack.repack_rows(repack.Source(out, out, table), 1, 0, retain, dead, -1, output, 0, 0)
     repack.room_needed(table, 0, side)
     lz4.inflate_lz4_rows(out, table, 0, 1, retain, target, 0)
-    repack.mark_dead_rows(table, 1, *bits, retain)
+    repack.mark_dead_rows(table, 1, dead, retain)
     _resolve(out, table)
     _legacy()
 
@@ -95,8 +95,9 @@ def _pack() -> tuple[np.ndarray, int]:
     none = np.empty(0, np.int64)
     out = np.zeros(1024 + SLACK, np.uint8)
     packed = np.empty((1, pack.PACKED_FIELDS), np.int64)
-    spans = (data, zero, one, data, zero, one)
-    pack.pack_records(*spans, zero, none, data, none, none, data, none, none, 0, -1, 16384, 0, out, packed)
+    filled, empty = pack.Spans(data, zero, one), pack.Spans(data, none, none)
+    records = pack.RecordSpans(filled, filled, zero, none, empty, empty)
+    pack.pack_records(records, 0, -1, 16384, 0, out, packed)
     end = int(packed[0, pack.PACKED_SIZE])
     pack.seal_batch(out, 0, end)
     pack.rebase_batches(out, end, 0, 0)
@@ -104,12 +105,11 @@ def _pack() -> tuple[np.ndarray, int]:
 
 
 def _columns(plain: np.ndarray, table: np.ndarray) -> None:
-    kinds = (np.int64, np.int64, np.int64, np.int32, np.int64, np.int32, np.int64, np.int32, np.int32)
-    found = [np.zeros(1, kind) for kind in kinds]
-    columns.decode_rows(plain, table, 1, False, *found)
-    key_position, key_length, header_position, header_count = found[2], found[3], found[6], found[7]
+    arrays = columns.ColumnArrays.empty(1)
+    columns.decode_rows(plain, table, 1, False, arrays)
+    key_position, key_length = arrays.key_position, arrays.key_length
     spans = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32))
-    columns.decode_headers(plain, header_position, header_count, *spans)
+    columns.decode_headers(plain, arrays.header_position, arrays.header_count, *spans)
     gather.span_bytes(key_length)
     edges = np.zeros(2, np.int32)
     edges.flags.writeable = False
@@ -120,39 +120,32 @@ def _columns(plain: np.ndarray, table: np.ndarray) -> None:
 
 
 def _resolve(plain: np.ndarray, table: np.ndarray) -> None:
-    arena_block = np.zeros(1024, np.uint8)
-    slots = np.zeros(8, np.uint64)
     state = np.zeros(offset_map.STATE_FIELDS, np.int64)
     state[offset_map.ARENA_END] = arena.ARENA_START
     state[offset_map.ARENA_LIMIT] = 512
     state[offset_map.MOST_USED] = 6
-    words = np.zeros(piece.WORD_FIELDS, np.uint64)
-    words[piece.RANGE_LAST] = np.uint64((1 << 64) - 1)
-    cursor = np.zeros(piece.CURSOR_FIELDS, np.int64)
-    cursor[piece.FIRST_PASS] = 1
-    hashes = np.empty((2, 8), np.uint64)
-    spans = np.empty((piece.SPAN_FIELDS, 8), np.int64)
-    met = np.empty(8, np.int64)
+    words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
+    words[key_batch.RANGE_LAST] = np.uint64((1 << 64) - 1)
+    key_map = offset_map.KeyMap(np.zeros(1024, np.uint8), np.zeros(8, np.uint64), state, words)
     ids, rows, segments = np.zeros(4, np.int64), np.full(4, -1, np.int32), np.zeros(4, np.int32)
     bits = np.zeros((4, pages.PAGE_WORDS), np.uint64)
-    store = ids, rows, segments, bits
-    bases = np.zeros(1, np.int64)
+    store = pages.Pages(ids, rows, segments, bits)
     stats = np.zeros((1, offset_map.STAT_FIELDS), np.int64)
-    sums = np.zeros(1, np.uint64)
-    tally = bases, stats, sums
-    piece.fill_piece(plain, table, np.zeros(4, np.uint8), 1, cursor, words, hashes, spans, met)
-    state[offset_map.PAGES] = cursor[piece.PAGES_MET]
+    counts = offset_map.Counts(np.zeros(1, np.int64), stats, np.zeros(1, np.uint64))
+    cursor = np.zeros(key_batch.CURSOR_FIELDS, np.int64)
+    cursor[key_batch.FIRST_PASS] = 1
+    spans = np.empty((key_batch.SPAN_FIELDS, 8), np.int64)
     homes = np.empty((2, 8), np.int64)
-    filled = int(cursor[piece.FILLED])
-    offset_map.settle_piece(
-        plain, hashes, spans, filled, homes, 0, arena_block, slots, state, words, *store, *tally
-    )
-    offset_map.find_key(arena_block, slots, words, plain, 1)
+    batch = key_batch.KeyBatch(np.empty((2, 8), np.uint64), spans, np.empty(8, np.int64), homes)
+    key_batch.fill_key_batch(plain, table, np.zeros(4, np.uint8), 1, cursor, words, batch)
+    state[offset_map.PAGES] = cursor[key_batch.PAGES_MET]
+    offset_map.insert_keys(plain, batch, int(cursor[key_batch.FILLED]), 0, key_map, store, counts)
+    offset_map.find_key(key_map, plain, 1)
     lists = np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64)
-    copies.list_tombstones(arena_block, state, *lists)
-    copies.mark_due(arena_block, state, words, np.empty(0, np.int64), *store, *tally)
-    copies.note_going(plain, table, 1, arena_block, slots, words, ids, rows, bits)
-    copies.settle_going(arena_block, state, True)
-    offset_map.drop_entries(arena_block, state, words, ids, segments, *tally)
-    slots[:] = 0
-    offset_map.rebuild(arena_block, slots, state, words, homes)
+    copies.list_tombstones(key_map.arena, state, *lists)
+    copies.mark_due(key_map, np.empty(0, np.int64), store, counts)
+    copies.note_going(plain, table, 1, key_map, pages.DeadBits(ids, rows, bits))
+    copies.settle_going(key_map.arena, state, True)
+    offset_map.drop_entries(key_map, store, counts)
+    key_map.slots[:] = 0
+    offset_map.rebuild(key_map, homes)

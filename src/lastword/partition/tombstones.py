@@ -16,7 +16,7 @@ A delete horizon is `delete.retention.ms` after the first cleaning that found no
 the batch (Kafka's way), kept as a clock by the garbage accounts, or, for magic 0 and 1, computed from file
 times.
 
-`kernels.piece` applies reasons 3 to 5 to every record of a chunk, from the same facts.
+`kernels.key_batch` applies reasons 3 to 5 to every record of a chunk, from the same facts.
 """
 
 from __future__ import annotations

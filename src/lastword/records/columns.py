@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.kernels import table as fields
-from lastword.kernels.columns import decode_headers, decode_rows
+from lastword.kernels.columns import ColumnArrays, decode_headers, decode_rows
 from lastword.kernels.gather import gather_spans, span_bytes
 from lastword.records.chunk import Bytes, Chunk
 from lastword.wire import INT32_MAX, INT64_MAX, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
@@ -60,9 +60,6 @@ class RecordColumns:
         return RecordColumns(*(getattr(self, name)[which] for name in self.__slots__))
 
 
-_TYPES = (np.int64, np.int64, np.int64, np.int32, np.int64, np.int32, np.int64, np.int32, np.int32)
-
-
 def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColumns:
     """Columns of every record in the chunk, in order; control batches only on request. Raises
     CorruptBatchError.
@@ -75,11 +72,11 @@ def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColu
     if not include_control:
         counts = counts[chunk.data_rows()]
     size = int(counts.sum())
-    arrays: list[Any] | None = chunk.scratch.get("columns")
-    if arrays is None or arrays[0].size < size:
-        arrays = [np.empty(max(size + size // 4, 1024), kind) for kind in _TYPES]
+    arrays: ColumnArrays | None = chunk.scratch.get("columns")
+    if arrays is None or arrays.offset.size < size:
+        arrays = ColumnArrays.empty(max(size + size // 4, 1024))
         chunk.scratch["columns"] = arrays
-    done, row, status = decode_rows(chunk.plain, table, table.shape[0], include_control, *arrays)
+    done, row, status = decode_rows(chunk.plain, table, table.shape[0], include_control, arrays)
     if status != kernels.OK:
         chunk.raise_status(row, status)
     return RecordColumns(*(array[:done] for array in arrays))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.errors import RecordTooLargeError
 from lastword.kernels import pack as loops
+from lastword.kernels.pack import RecordSpans, Spans
 from lastword.wire import HEADER_BYTES, LOG_APPEND_BIT
 
 if TYPE_CHECKING:
@@ -21,28 +22,18 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 16384
 _NOTHING = np.empty(0, np.int64)
-_Spans = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class RecordColumns:
-    """Columns of records as the kernel wants them: (data, positions, lengths), a length of -1 for null.
+class AppendColumns:
+    """Columns of records to append, in the form that the kernel takes."""
 
-    header_first: of record i the headers are names and notes header_first[i]..header_first[i + 1]; empty: no
-    record has any.
-    """
-
-    keys: _Spans
-    values: _Spans
-    timestamps: NDArray[np.int64]
-    header_first: NDArray[np.int64]
-    names: _Spans
-    notes: _Spans
+    spans: RecordSpans
 
     @classmethod
     def of(
         cls, keys: pa.Array, values: pa.Array, timestamps: NDArray[np.int64], headers: pa.Array | None = None
-    ) -> RecordColumns:
+    ) -> AppendColumns:
         """keys, values: Arrow binary, large binary, string or large string arrays of one length; nulls are
         allowed. `null` arrays too. timestamps: int64 ms, one a record. headers: list<struct<key: string,
         value: binary>>, or None.
@@ -55,36 +46,37 @@ class RecordColumns:
         ):
             raise ValueError("keys, values, timestamps and headers must have the same length")
         if headers is None:
-            none = _frozen(np.empty(1, np.uint8)), _NOTHING, _NOTHING
-            first, names, notes = _NOTHING, none, none
+            none = Spans(_frozen(np.empty(1, np.uint8)), _NOTHING, _NOTHING)
+            header_columns = _NOTHING, none, none
         else:
-            first, names, notes = _header_spans(headers)
+            header_columns = _header_spans(headers)
         times = np.ascontiguousarray(timestamps, np.int64)
-        return cls(_spans(keys), _spans(values), times, first, names, notes)
+        return cls(RecordSpans(_spans(keys), _spans(values), times, *header_columns))
 
     def __len__(self) -> int:
-        return self.timestamps.size
+        return int(self.spans.timestamps.size)
 
-    def taken(self, rows: NDArray[np.int64]) -> RecordColumns:
-        """Records `rows`, in that order; no bytes are copied."""
-        first, names, notes = self.header_first, self.names, self.notes
+    def taken(self, rows: NDArray[np.int64]) -> AppendColumns:
+        """Return the records `rows`, in that order; no bytes are copied."""
+        keys, values, timestamps, first, names, header_values = self.spans
         if first.size:
             counts = np.diff(first)[rows]
             begins = np.zeros(rows.size + 1, np.int64)
             np.cumsum(counts, out=begins[1:])
             pairs = np.arange(begins[-1]) + np.repeat(first[:-1][rows] - begins[:-1], counts)
-            first, names, notes = begins, _taken(names, pairs), _taken(notes, pairs)
-        keys, values = _taken(self.keys, rows), _taken(self.values, rows)
-        return RecordColumns(keys, values, self.timestamps[rows], first, names, notes)
+            first, names, header_values = begins, _taken(names, pairs), _taken(header_values, pairs)
+        keys, values = _taken(keys, rows), _taken(values, rows)
+        return AppendColumns(RecordSpans(keys, values, timestamps[rows], first, names, header_values))
 
     @property
     def most_bytes(self) -> int:
-        """No less than all of them take as records."""
+        """An upper bound of the bytes that all of them take as records."""
+        keys, values, _timestamps, _first, names, header_values = self.spans
         payload = sum(
-            int(np.maximum(spans[2], 0).sum()) for spans in (self.keys, self.values, self.names, self.notes)
+            int(np.maximum(spans.length, 0).sum()) for spans in (keys, values, names, header_values)
         )
         # Fixed parts of a record: at most 31 bytes of varints and attributes; of a header: 10.
-        return payload + 31 * self.timestamps.size + 10 * int(self.names[1].size)
+        return payload + 31 * len(self) + 10 * int(names.position.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +117,14 @@ def pack_arrow(
     batch_bytes: int = BATCH_BYTES,
     log_append_ms: int | None = None,
 ) -> list[bytearray]:
-    """Ready batches with all these records (see `RecordColumns.of`), each a buffer of its own: `pack`."""
-    columns = RecordColumns.of(keys, values, timestamps, headers)
+    """Ready batches with all these records (see `AppendColumns.of`), each a buffer of its own: `pack`."""
+    columns = AppendColumns.of(keys, values, timestamps, headers)
     runs = pack(columns, codec=codec, level=level, batch_bytes=batch_bytes, log_append_ms=log_append_ms)
     return [bytearray(batch) for run in runs for batch in run.batches()]
 
 
 def pack(
-    columns: RecordColumns,
+    columns: AppendColumns,
     *,
     codec: int = 0,
     level: int | None = None,
@@ -160,18 +152,7 @@ def pack(
     record = 0
     while record < count:
         after, end, done, status = loops.pack_records(
-            *columns.keys,
-            *columns.values,
-            columns.timestamps,
-            columns.header_first,
-            *columns.names,
-            *columns.notes,
-            attributes,
-            append_time,
-            batch_bytes,
-            record,
-            out,
-            batches,
+            columns.spans, attributes, append_time, batch_bytes, record, out, batches
         )
         if status == kernels.BAD_RECORD:
             raise ValueError(f"record {after}: a header without a name, or a column that contradicts itself")
@@ -214,9 +195,8 @@ def rebase(
     return int(after), int(largest), int(batches)
 
 
-def _taken(spans: _Spans, rows: NDArray[np.int64]) -> _Spans:
-    data, positions, lengths = spans
-    return data, positions[rows], lengths[rows]
+def _taken(spans: Spans, rows: NDArray[np.int64]) -> Spans:
+    return Spans(spans.data, spans.position[rows], spans.length[rows])
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
@@ -226,8 +206,8 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def _spans(array: pa.Array) -> _Spans:
-    """(data, positions, lengths) of a binary or string array; length -1 for null."""
+def _spans(array: pa.Array) -> Spans:
+    """Return the spans of a binary or string array."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -245,7 +225,7 @@ def _spans(array: pa.Array) -> _Spans:
     large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
     _validity, offset_buffer, data_buffer = array.buffers()
     if len(array) == 0 or offset_buffer is None:
-        return _frozen(np.empty(1, np.uint8)), _NOTHING, _NOTHING
+        return Spans(_frozen(np.empty(1, np.uint8)), _NOTHING, _NOTHING)
     kind = np.int64 if large else np.int32
     offsets = np.frombuffer(offset_buffer, kind)[array.offset : array.offset + len(array) + 1].astype(
         np.int64
@@ -257,10 +237,10 @@ def _spans(array: pa.Array) -> _Spans:
         data = np.empty(1, np.uint8)
     else:
         data = np.frombuffer(data_buffer, np.uint8)
-    return _frozen(data), offsets[:-1].copy(), lengths
+    return Spans(_frozen(data), offsets[:-1].copy(), lengths)
 
 
-def _header_spans(headers: pa.Array) -> tuple[NDArray[np.int64], _Spans, _Spans]:
+def _header_spans(headers: pa.Array) -> tuple[NDArray[np.int64], Spans, Spans]:
     import pyarrow as pa
 
     if isinstance(headers, pa.ChunkedArray):
@@ -272,5 +252,5 @@ def _header_spans(headers: pa.Array) -> tuple[NDArray[np.int64], _Spans, _Spans]
     first = np.zeros(counts.size + 1, np.int64)
     np.cumsum(counts, out=first[1:])
     pairs = headers.flatten()
-    names, notes = pairs.flatten()
-    return first, _spans(names), _spans(notes)
+    names, values = pairs.flatten()
+    return first, _spans(names), _spans(values)

@@ -4,7 +4,7 @@ One pass over the segments, oldest first, fills an exact `OffsetMap` of a fixed 
 `DeadBitmaps` for every record that is replaced on the way; rewriting, views, true counts and reports only
 read those bits. `resolve` does it for a whole log at once; a `RunningResolution` is kept and continued.
 Stands on `records.chunk` and the kernels; knows no policies, and of files only the scratch one that keys may
-spill into. Start reading at `walk.py`, then `kernels/piece.py` and `kernels/offset_map.py`.
+spill into. Start reading at `walk.py`, then `kernels/key_batch.py` and `kernels/offset_map.py`.
 """
 
 from lastword.resolve.bitmaps import DeadBitmaps

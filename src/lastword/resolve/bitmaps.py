@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lastword.kernels.offset_map import PAGES, PAGES_STORED
-from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, count_between, test_bits
+from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, DeadBits, Pages, count_between, test_bits
 
 _FIRST_PAGES = 1024
 _PAGES_AT_ONCE = 1024
@@ -20,8 +19,8 @@ _NO_OFFSETS = np.empty(0, np.int64)
 class DeadBitmaps:
     """Bits over the offsets of a whole log, kept in pages of 4096 offsets that exist only where records are.
 
-    `page_ids` int64 ascending, `page_slots` int32 (-1: no bit set), `page_bits` uint64[slots, 64] are what
-    kernels take (`arrays`). A page costs 16 bytes, and 512 more once a bit of it is set. Pickles, so a part
+    `page_ids` int64 ascending, `page_slots` int32 (-1: no bit set), `page_bits` uint64[slots, 64]; kernels
+    take them as `arrays`. A page costs 16 bytes, and 512 more once a bit of it is set. Pickles, so a part
     (`window`) can be sent to a task.
     """
 
@@ -43,9 +42,9 @@ class DeadBitmaps:
         return cls(ids.astype(np.int64), np.arange(ids.size, dtype=np.int32), bits)
 
     @property
-    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.uint64]]:
-        """(page_ids, page_slots, page_bits), as kernels take them."""
-        return self.page_ids, self.page_slots, self.page_bits
+    def arrays(self) -> DeadBits:
+        """The bitmaps as kernels take them."""
+        return DeadBits(self.page_ids, self.page_slots, self.page_bits)
 
     @property
     def size_bytes(self) -> int:
@@ -55,12 +54,12 @@ class DeadBitmaps:
     def mask(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each offset, whether its bit is set; False for an offset that no record had."""
         out = np.zeros(offsets.size, np.bool_)
-        test_bits(*self.arrays, np.ascontiguousarray(offsets, np.int64), out)
+        test_bits(self.arrays, np.ascontiguousarray(offsets, np.int64), out)
         return out
 
     def count(self, first_offset: int, next_offset: int) -> int:
         """Dead records in [first_offset, next_offset)."""
-        return int(count_between(*self.arrays, first_offset, next_offset - 1))
+        return int(count_between(self.arrays, first_offset, next_offset - 1))
 
     def offsets(self) -> NDArray[np.int64]:
         """The offsets whose bits are set, ascending. Takes eight bytes for each, and some MiB besides."""
@@ -166,8 +165,9 @@ class PageStore:
         return int(self._state[PAGES_STORED])
 
     @property
-    def arrays(self) -> tuple[Any, ...]:
-        return self.page_ids, self.page_slots, self.page_segments, self.page_bits
+    def arrays(self) -> Pages:
+        """The pages as kernels take them; valid until the store grows."""
+        return Pages(self.page_ids, self.page_slots, self.page_segments, self.page_bits)
 
     @property
     def size_bytes(self) -> int:

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.errors import CapacityError
 from lastword.kernels import arena as entries
+from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
-from lastword.kernels import piece
 from lastword.kernels.keyhash import digest_seeds, seeds
+from lastword.kernels.pages import Pages
 
 MOST_LOAD = 0.8
 """Share of the slots that may be taken; above it, searches grow long."""
@@ -35,7 +36,7 @@ class OffsetMap:
 
     The salt makes the hash unpredictable, so nobody can choose keys that collide; which keys are the same
     is decided by their bytes. `walk` drives it; the arrays `arena`, `slots`, `state` and `words` are
-    described in `kernels.arena`, `kernels.offset_map` and `kernels.piece`.
+    described in `kernels.arena`, `kernels.offset_map` and `kernels.key_batch`.
 
     `spill` gives the arena another place than memory: asked for a number of bytes, it returns an array of at
     least as many that begins as the one before. Then `map_bytes` bounds the slots alone.
@@ -60,15 +61,20 @@ class OffsetMap:
         self.arena = np.empty(self.map_bytes, np.uint8) if spill is None else spill(1 << 20)
         self.slots = np.empty(0, np.uint64)
         self.state = np.zeros(loops.STATE_FIELDS, np.int64) if state is None else state
-        self.words = np.zeros(piece.WORD_FIELDS, np.uint64)
-        self.words[piece.SEED0], self.words[piece.SEED1] = seeds(salt, b"lastword map")
-        self.words[piece.DIGEST0], self.words[piece.DIGEST1] = digest_seeds(digest_seed)
+        self.words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
+        self.words[key_batch.SEED0], self.words[key_batch.SEED1] = seeds(salt, b"lastword map")
+        self.words[key_batch.DIGEST0], self.words[key_batch.DIGEST1] = digest_seeds(digest_seed)
         self.passes = 0
         self.peak_used = 0
         self.peak_bytes = 0
         slots = int(self._room(entries.FIXED_BYTES + key_bytes) / MOST_LOAD)
         self._first_slots = max(min(slots, int(most_records / MOST_LOAD) + 1), _FEWEST_SLOTS)
         self.start_pass(0, last_hash)
+
+    @property
+    def arrays(self) -> loops.KeyMap:
+        """The map as kernels take it; valid until arena or slots are replaced."""
+        return loops.KeyMap(self.arena, self.slots, self.state, self.words)
 
     # ---------------------------------------------------------------- what it holds
 
@@ -104,7 +110,7 @@ class OffsetMap:
     @property
     def hash_range(self) -> tuple[int, int]:
         """First and last hash that this pass takes."""
-        return int(self.words[piece.RANGE_FIRST]), int(self.words[piece.RANGE_LAST])
+        return int(self.words[key_batch.RANGE_FIRST]), int(self.words[key_batch.RANGE_LAST])
 
     def newest(self, key: bytes) -> int:
         """Offset of the key's newest record, or -1."""
@@ -124,7 +130,7 @@ class OffsetMap:
     def _find(self, key: bytes) -> int:
         data = np.zeros(len(key) + kernels.SLACK, np.uint8)
         data[: len(key)] = np.frombuffer(key, np.uint8)
-        return int(loops.find_key(self.arena, self.slots, self.words, data, len(key)))
+        return int(loops.find_key(self.arrays, data, len(key)))
 
     # ---------------------------------------------------------------- making room
 
@@ -163,21 +169,19 @@ class OffsetMap:
         if self._used < LEAST_LOAD * self.slots.size and self.slots.size > 64:
             self._rebuild(max(int(self._used / MOST_LOAD * 1.06) + 8, _FEWEST_SLOTS))
 
-    def narrow(self, share: float, store: tuple[np.ndarray, ...]) -> None:
+    def narrow(self, share: float, pages: Pages, counts: loops.Counts) -> None:
         """Keep only the keys in the first `share` of the hash range; what the others have added is taken
-        back.
-
-        `store` is (page_ids, page_segments, bases, stats, digests).
+        back from `counts`.
         """
         first, last = self.hash_range
         width = last - first
         self._set_range(first, first + max(min(int(width * share), width - 1), 0))
-        self.drop(store)
+        self.drop(pages, counts)
 
-    def drop(self, store: tuple[np.ndarray, ...]) -> None:
-        """Leave out keys outside the range, and those of which nothing is left; `store` as for `narrow`."""
+    def drop(self, pages: Pages, counts: loops.Counts) -> None:
+        """Leave out keys outside the range, and those of which nothing is left."""
         self.note_peak()
-        loops.drop_entries(self.arena, self.state, self.words, *store)
+        loops.drop_entries(self.arrays, pages, counts)
         self._rebuild(self.slots.size)
 
     def forget_vacant(self) -> bool:
@@ -260,8 +264,8 @@ class OffsetMap:
         return (self.arena_bytes - entries.ARENA_START) / self._used
 
     def _set_range(self, first_hash: int, last_hash: int) -> None:
-        self.words[piece.RANGE_FIRST] = np.uint64(first_hash)
-        self.words[piece.RANGE_LAST] = np.uint64(last_hash)
+        self.words[key_batch.RANGE_FIRST] = np.uint64(first_hash)
+        self.words[key_batch.RANGE_LAST] = np.uint64(last_hash)
 
     def _spill_more(self) -> bool:
         """A longer arena, if it was the arena that was full."""
@@ -282,7 +286,7 @@ class OffsetMap:
     def _rebuild(self, slots: int) -> None:
         self._place_slots(slots)
         homes = np.empty((2, 64), np.int64)
-        if loops.rebuild(self.arena, self.slots, self.state, self.words, homes) != kernels.OK:
+        if loops.rebuild(self.arrays, homes) != kernels.OK:
             raise ValueError("the arena of an offset map does not hold what it says")
 
     def note_peak(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
-from lastword.kernels import piece
+from lastword.kernels import key_batch
 from lastword.kernels import table as fields
 from lastword.records.chunk import Chunk
 from lastword.resolve.rules import LAST_HASH, Rules
@@ -23,50 +23,44 @@ class Piece:
     """Records made ready for the map, and where in their chunk the next ones begin. Used again and again."""
 
     def __init__(self, records: int = FEW_RECORDS) -> None:
-        self.cursor = np.zeros(piece.CURSOR_FIELDS, np.int64)
+        self.cursor = np.zeros(key_batch.CURSOR_FIELDS, np.int64)
         self._make(records)
 
     def _make(self, records: int) -> None:
-        self.hashes = np.empty((2, records), np.uint64)
-        self.spans = np.empty((piece.SPAN_FIELDS, records), np.int64)
-        self.pages = np.empty(records, np.int64)
-        self.homes = np.empty((2, records), np.int64)
+        self.arrays = key_batch.KeyBatch(
+            hashes=np.empty((2, records), np.uint64),
+            spans=np.empty((key_batch.SPAN_FIELDS, records), np.int64),
+            page_ids=np.empty(records, np.int64),
+            homes=np.empty((2, records), np.int64),
+        )
 
     def start(self, rules: Rules, *, first_pass: bool, old_due: bool) -> None:
         """At the beginning of a chunk."""
-        self.cursor[piece.ROW] = 0
-        self.cursor[piece.ORDINAL] = 0
-        self.cursor[piece.KEYLESS_GO] = rules.keyless_go
-        self.cursor[piece.NOW] = rules.now_ms
-        self.cursor[piece.OLD_DUE] = old_due
-        self.cursor[piece.DUE_BELOW] = rules.due_below
-        self.cursor[piece.FIRST_PASS] = first_pass
-        self.cursor[piece.KEEP_COPIES] = rules.keep_copies
-        self.cursor[piece.SAMPLED] = rules.last_hash != LAST_HASH
+        self.cursor[key_batch.ROW] = 0
+        self.cursor[key_batch.ORDINAL] = 0
+        self.cursor[key_batch.KEYLESS_GO] = rules.keyless_go
+        self.cursor[key_batch.NOW] = rules.now_ms
+        self.cursor[key_batch.OLD_DUE] = old_due
+        self.cursor[key_batch.DUE_BELOW] = rules.due_below
+        self.cursor[key_batch.FIRST_PASS] = first_pass
+        self.cursor[key_batch.KEEP_COPIES] = rules.keep_copies
+        self.cursor[key_batch.SAMPLED] = rules.last_hash != LAST_HASH
 
     def room_for(self, chunk: Chunk) -> None:
         """Room for all records of a chunk, within bounds."""
         counted = int(chunk.table[chunk.data_rows(), fields.COUNT].clip(0).sum())
-        if counted > self.spans.shape[1]:
+        if counted > self.arrays.spans.shape[1]:
             self._make(min(counted, MOST_RECORDS))
 
     def fill(self, chunk: Chunk, fates: NDArray[np.uint8], words: NDArray[np.uint64]) -> bool:
         """The next records; False when there are none. Raises CorruptBatchError."""
-        if self.cursor[piece.ROW] >= chunk.rows:
+        if self.cursor[key_batch.ROW] >= chunk.rows:
             return False
-        status = piece.fill_piece(
-            chunk.plain,
-            chunk.table,
-            fates,
-            chunk.rows,
-            self.cursor,
-            words,
-            self.hashes,
-            self.spans,
-            self.pages,
+        status = key_batch.fill_key_batch(
+            chunk.plain, chunk.table, fates, chunk.rows, self.cursor, words, self.arrays
         )
         if status != kernels.OK:
-            chunk.raise_status(int(self.cursor[piece.ROW]), status)
+            chunk.raise_status(int(self.cursor[key_batch.ROW]), status)
         return True
 
 

@@ -156,4 +156,4 @@ class Resolver:
         expected = used + rate * max(self.total_bytes - done, 0)
         share = min(max(_FILL * used / expected, 1 / 64), 0.85)
         self.recent.clear()
-        offset_map.narrow(share, self.walk.marks)
+        offset_map.narrow(share, self.walk.store.arrays, self.walk.tally.arrays)

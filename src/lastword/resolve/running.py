@@ -15,6 +15,7 @@ from lastword import kernels
 from lastword.kernels import copies as loops
 from lastword.kernels import offset_map as fields
 from lastword.kernels.arena import COPIES_AT, NO_OFFSET, TOMBSTONE
+from lastword.kernels.offset_map import Counts
 from lastword.kernels.table import BASE_OFFSET
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages
@@ -156,7 +157,7 @@ class RunningResolution:
             return
         self.forgot_copies |= forget and offset_map.forget_vacant()
         vacancies = int(self._walk.state[fields.VACANCIES])
-        offset_map.drop(self._walk.marks)
+        offset_map.drop(self._walk.store.arrays, self._walk.tally.arrays)
         if int(self._walk.state[fields.VACANCIES]) == vacancies:
             raise MapFull(offset_map.distinct_keys, offset_map.map_bytes)
 
@@ -238,16 +239,7 @@ class RunningResolution:
             raise ValueError(f"offset {offset} is not a live tombstone that is its key's only record")
         offset_map = self._walk.map
         assert offset_map is not None
-        loops.mark_due(
-            offset_map.arena,
-            self._walk.state,
-            offset_map.words,
-            entries[at],
-            *self._walk.store.arrays,
-            self._walk.tally.bases,
-            self._walk.tally.stats,
-            self._walk.tally.digests,
-        )
+        loops.mark_due(offset_map.arrays, entries[at], self._walk.store.arrays, self._walk.tally.arrays)
 
     def revive(self, offsets: NDArray[np.int64]) -> None:
         """Those of these tombstones that `mark_due` took for dead, and that no newer record has replaced, are
@@ -262,16 +254,7 @@ class RunningResolution:
         # What marking them takes off their segments, told to arrays of its own, is what comes back.
         offset_map.set_flags(at, TOMBSTONE | size_bytes)
         stats, digests = np.zeros_like(walk.tally.stats), np.zeros_like(walk.tally.digests)
-        loops.mark_due(
-            offset_map.arena,
-            walk.state,
-            offset_map.words,
-            at,
-            *walk.store.arrays,
-            walk.tally.bases,
-            stats,
-            digests,
-        )
+        loops.mark_due(offset_map.arrays, at, walk.store.arrays, Counts(walk.tally.bases, stats, digests))
         offset_map.set_flags(at, TOMBSTONE | size_bytes)
         walk.store.unset(found)
         owners = np.searchsorted(walk.tally.bases, found, side="right") - 1
@@ -298,15 +281,7 @@ class RunningResolution:
         offset_map = self._walk.map
         if offset_map is None:
             return
-        row, status = loops.note_going(
-            chunk.plain,
-            chunk.table,
-            chunk.rows,
-            offset_map.arena,
-            offset_map.slots,
-            offset_map.words,
-            *dead.arrays,
-        )
+        row, status = loops.note_going(chunk.plain, chunk.table, chunk.rows, offset_map.arrays, dead.arrays)
         if status != kernels.OK:
             chunk.raise_status(row, status)
 
@@ -347,7 +322,7 @@ class RunningResolution:
         vacancies, used = (int(self._walk.state[field]) for field in (fields.VACANCIES, fields.USED))
         if self._walk.map is not None and vacancies > _MOST_VACANCIES * used:
             self.forgot_copies |= forget and self._walk.map.forget_vacant()
-            self._walk.map.drop(self._walk.marks)
+            self._walk.map.drop(self._walk.store.arrays, self._walk.tally.arrays)
 
     def _idle(self) -> None:
         if self._going is not None:

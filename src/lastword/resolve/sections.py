@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.errors import CorruptFileError
 from lastword.files import Handle
-from lastword.kernels import piece
+from lastword.kernels import key_batch
 from lastword.kernels.gather import gather_spans
 from lastword.records.chunk import Chunk
 from lastword.resolve.pieces import Piece
@@ -56,33 +56,37 @@ class SectionWriter:
 
     def add(self, chunk: Chunk, made: Piece) -> None:
         """The records of a piece, sorted by shard; within one they keep their order."""
-        count = int(made.cursor[piece.FILLED])
+        count = int(made.cursor[key_batch.FILLED])
         if not count:
             return
-        lengths = made.spans[piece.KEY_LENGTH, :count]
+        lengths = made.arrays.spans[key_batch.KEY_LENGTH, :count]
         keyless = lengths < 0
         number = np.uint64(self._shards)
-        shard = (((made.hashes[0, :count] >> np.uint64(32)) * number) >> np.uint64(32)).astype(np.uint16)
-        shard[keyless] = (made.spans[piece.OFFSET, :count][keyless] % self._shards).astype(np.uint16)
+        shard = (((made.arrays.hashes[0, :count] >> np.uint64(32)) * number) >> np.uint64(32)).astype(
+            np.uint16
+        )
+        shard[keyless] = (made.arrays.spans[key_batch.OFFSET, :count][keyless] % self._shards).astype(
+            np.uint16
+        )
         order = np.argsort(shard, kind="stable")
         key_lengths = np.where(keyless, 0, lengths)[order]
         starts = np.zeros(count + 1, np.int32)
         keys = np.empty(int(key_lengths.sum()) + kernels.SLACK, np.uint8)
         nothing = np.empty(0, np.uint8)
-        places = np.where(keyless, 0, made.spans[piece.KEY_POSITION, :count])[order]
+        places = np.where(keyless, 0, made.arrays.spans[key_batch.KEY_POSITION, :count])[order]
         sizes = key_lengths.astype(np.int32)
         if gather_spans(chunk.plain, places, sizes, starts, keys, nothing) != kernels.OK:
             raise ValueError("a key lies outside its chunk")
         rows = np.empty((count, 4), np.uint64)
-        rows[:, 0] = made.hashes[0, :count][order]
-        rows[:, 1] = made.hashes[1, :count][order]
-        rows[:, 2] = made.spans[piece.OFFSET, :count][order].view(np.uint64)
-        sizes_and_flags = made.spans[piece.SIZE, :count][order].view(np.uint64)
+        rows[:, 0] = made.arrays.hashes[0, :count][order]
+        rows[:, 1] = made.arrays.hashes[1, :count][order]
+        rows[:, 2] = made.arrays.spans[key_batch.OFFSET, :count][order].view(np.uint64)
+        sizes_and_flags = made.arrays.spans[key_batch.SIZE, :count][order].view(np.uint64)
         rows[:, 3] = (sizes_and_flags & _LOW) | (key_lengths.astype(np.uint64) << _LENGTH)
         for flag, word in (
             (keyless[order], _KEYLESS),
-            ((sizes_and_flags & np.uint64(piece.ABORTED)) != 0, _ABORTED),
-            ((sizes_and_flags & np.uint64(piece.GONE)) != 0, _GONE),
+            ((sizes_and_flags & np.uint64(key_batch.ABORTED)) != 0, _ABORTED),
+            ((sizes_and_flags & np.uint64(key_batch.GONE)) != 0, _GONE),
         ):
             if flag.any():
                 rows[flag, 3] |= word
@@ -185,8 +189,8 @@ def read_section(unit: Handle, entry: NDArray[np.int64]) -> Section:
     positions = np.cumsum(lengths) - lengths
     lengths[(word & _KEYLESS) != 0] = -1
     sizes = (word & _LOW).astype(np.int64)
-    sizes[(word & _ABORTED) != 0] |= piece.ABORTED
-    sizes[(word & _GONE) != 0] |= piece.GONE
+    sizes[(word & _ABORTED) != 0] |= key_batch.ABORTED
+    sizes[(word & _GONE) != 0] |= key_batch.GONE
     offsets = np.ascontiguousarray(rows[:, 2]).view(np.int64)
     return Section(rows[:, :2], offsets, sizes, positions, lengths, data[ROW_BYTES * count :])
 

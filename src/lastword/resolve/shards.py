@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.files import Handle
+from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
-from lastword.kernels import piece
 from lastword.kernels import table as fields
 from lastword.kernels.keyhash import digest_seeds, seeds
 from lastword.kernels.pages import PAGE_BITS
@@ -86,10 +86,10 @@ def extract(
     tally = Tally()
     tally.add(sources)
     writer = SectionWriter(out, shards, block_bytes)
-    words = np.zeros(piece.WORD_FIELDS, np.uint64)
-    words[piece.SEED0], words[piece.SEED1] = seeds(salt, b"lastword map")
-    words[piece.DIGEST0], words[piece.DIGEST1] = digest_seeds(digest_seed_of(salt))
-    words[piece.RANGE_LAST] = np.uint64(LAST_HASH)
+    words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
+    words[key_batch.SEED0], words[key_batch.SEED1] = seeds(salt, b"lastword map")
+    words[key_batch.DIGEST0], words[key_batch.DIGEST1] = digest_seeds(digest_seed_of(salt))
+    words[key_batch.RANGE_LAST] = np.uint64(LAST_HASH)
     made = Piece(MOST_RECORDS)
     for segment, source in enumerate(sources):
         for chunk in source.chunk_reader(chunk_bytes=CHUNK_BYTES, verify=True):
@@ -210,13 +210,13 @@ class _ShardResolver(Resolver):
         offsets = section.offsets
         made = self._piece
         count = offsets.size
-        if count > made.spans.shape[1]:
+        if count > made.arrays.spans.shape[1]:
             made = self._piece = Piece(count)
-        made.hashes[:, :count] = section.hashes.T
-        made.spans[piece.KEY_POSITION, :count] = section.key_positions
-        made.spans[piece.KEY_LENGTH, :count] = section.key_lengths
-        made.spans[piece.OFFSET, :count] = offsets
-        made.spans[piece.SIZE, :count] = section.sizes
+        made.arrays.hashes[:, :count] = section.hashes.T
+        made.arrays.spans[key_batch.KEY_POSITION, :count] = section.key_positions
+        made.arrays.spans[key_batch.KEY_LENGTH, :count] = section.key_lengths
+        made.arrays.spans[key_batch.OFFSET, :count] = offsets
+        made.arrays.spans[key_batch.SIZE, :count] = section.sizes
         table = np.full((1, fields.FIELDS), INT64_MAX)
         table[0, fields.FILE_POSITION] = entry[POSITION]
         chunk = Chunk(section.keys, section.keys, table, unit.path)
@@ -231,9 +231,9 @@ class _ShardResolver(Resolver):
             if first < end:
                 pages = offsets[first:end] >> PAGE_BITS
                 pages = pages[np.flatnonzero(np.diff(pages, prepend=-1))]
-                made.pages[: pages.size] = pages
-                made.cursor[piece.PAGES_MET] = pages.size
-                made.cursor[piece.FILLED] = end
+                made.arrays.page_ids[: pages.size] = pages
+                made.cursor[key_batch.PAGES_MET] = pages.size
+                made.cursor[key_batch.FILLED] = end
                 self.walk.settle(made, chunk, segment, self.make_room, first=first)
 
 

@@ -50,6 +50,11 @@ class Tally:
         return int(self.bases.size)
 
     @property
+    def arrays(self) -> loops.Counts:
+        """The counts that kernels keep; valid until rows are added or merged."""
+        return loops.Counts(self.bases, self.stats, self.digests)
+
+    @property
     def size_bytes(self) -> int:
         """Memory that it takes, about."""
         row = 8 * (len(_COLUMNS) + loops.STAT_FIELDS + 1)

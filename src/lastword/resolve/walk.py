@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword import kernels
+from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
-from lastword.kernels import piece
 from lastword.kernels import table as fields
 from lastword.kernels.arena import SIZE_MASK
 from lastword.records.chunk import CHUNK_BYTES, Chunk
@@ -98,32 +98,27 @@ class Walk:
         """Put a piece of `chunk` into the map, from its `first` record on."""
         offset_map = self.map
         assert offset_map is not None
-        filled = int(made.cursor[piece.FILLED])
-        self.store.register(made.pages[: int(made.cursor[piece.PAGES_MET])], segment)
+        filled = int(made.cursor[key_batch.FILLED])
+        self.store.register(made.arrays.page_ids[: int(made.cursor[key_batch.PAGES_MET])], segment)
         if self.rules.keep_copies:
-            self.tally.weigh(segment, int((made.spans[piece.SIZE, first:filled] & SIZE_MASK).sum()))
+            self.tally.weigh(
+                segment, int((made.arrays.spans[key_batch.SIZE, first:filled] & SIZE_MASK).sum())
+            )
         self.state[loops.NEXT] = first
         while True:
-            status = loops.settle_piece(
+            status = loops.insert_keys(
                 chunk.plain,
-                made.hashes,
-                made.spans,
+                made.arrays,
                 filled,
-                made.homes,
                 segment,
-                offset_map.arena,
-                offset_map.slots,
-                self.state,
-                offset_map.words,
-                *self.store.arrays,
-                self.tally.bases,
-                self.tally.stats,
-                self.tally.digests,
+                offset_map.arrays,
+                self.store.arrays,
+                self.tally.arrays,
             )
             if status == kernels.OK:
                 return
             if status != kernels.FULL:
-                offset = made.spans[piece.OFFSET, int(self.state[loops.NEXT])]
+                offset = made.arrays.spans[key_batch.OFFSET, int(self.state[loops.NEXT])]
                 row = int(np.searchsorted(chunk.table[:, fields.LAST_OFFSET], offset))
                 chunk.raise_status(row, status)
             make_room(chunk)
@@ -148,17 +143,6 @@ class Walk:
             spill=self.spill,
         )
         return self.map
-
-    @property
-    def marks(self) -> tuple[np.ndarray, ...]:
-        """What is taken back when keys leave the map: (page_ids, page_segments, bases, stats, digests)."""
-        return (
-            self.store.page_ids,
-            self.store.page_segments,
-            self.tally.bases,
-            self.tally.stats,
-            self.tally.digests,
-        )
 
     def resolution(self, passes: int, distinct_keys: int, seconds: float) -> Resolution:
         """All that was found so far, frozen."""

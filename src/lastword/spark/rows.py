@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from lastword.records.pack import RecordColumns, Room
+    from lastword.records.pack import AppendColumns, Room
 
 PACK_BYTES = 1 << 20
 """Rows of a topic are packed when about this many bytes per partition are pending: enough for many batches,
@@ -161,7 +161,7 @@ class TaskRows:
         import numpy as np
         import pyarrow as pa
 
-        from lastword.records.pack import RecordColumns
+        from lastword.records.pack import AppendColumns
 
         if not waiting.parts:
             return
@@ -169,7 +169,7 @@ class TaskRows:
             pa.concat_arrays([part.column(i) for part in waiting.parts]) for i in range(4)
         )
         some = headers if headers.null_count < len(headers) else None
-        columns = RecordColumns.of(key, value, timestamp.to_numpy(), some)
+        columns = AppendColumns.of(key, value, timestamp.to_numpy(), some)
         numbers = np.concatenate(waiting.numbers)
         counts = np.bincount(numbers)
         present = np.flatnonzero(counts).tolist()
@@ -187,7 +187,7 @@ class TaskRows:
         waiting.numbers.clear()
         waiting.size_bytes = 0
 
-    def _write(self, waiting: Waiting, number: int, columns: RecordColumns) -> None:
+    def _write(self, waiting: Waiting, number: int, columns: AppendColumns) -> None:
         """Append the record batches of one partition to the staged file."""
         from lastword.records.pack import Room, pack
 

@@ -1,11 +1,12 @@
-"""Records of a chunk made ready for the offset map: parsed, hashed, and told what they are.
+"""Records of a chunk as the offset map takes them: parsed, hashed, and marked with what they are.
 
-A piece is all that the map wants to know of some records in a row: `hashes` (uint64[2, n]: of the map, of the
-digest) and `spans` (int64[4, n]: KEY_POSITION in `plain`, KEY_LENGTH or -1, OFFSET, SIZE with flags). It
-depends on nothing that the map holds, so one thread may make pieces while another one settles them.
+A key batch depends on nothing that the map holds, so one thread may fill key batches while another one
+inserts them.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from lastword.kernels.table import (
 from lastword.kernels.table import SIZE as BATCH_BYTES
 from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT, SMALLEST_RECORD_BYTES
 
-# Fields of `cursor`, int64: where the next piece starts, what the last one holds, and the rules.
+# Fields of `cursor`, int64: where the next key batch starts, what the last one holds, and the rules.
 ROW = 0
 ORDINAL = 1  # of the record in its row
 FILLED = 2
@@ -65,6 +66,23 @@ SPAN_FIELDS = 4
 FATE_ABORTED = 1
 
 
+class KeyBatch(NamedTuple):
+    """Consecutive records of a chunk for the map; n is the most that fit.
+
+    Attributes:
+        hashes: uint64[2, n]; hash of the map, hash of the digest.
+        spans: int64[SPAN_FIELDS, n]; KEY_POSITION in the chunk's plain bytes, KEY_LENGTH or -1, OFFSET, SIZE
+            with flags.
+        page_ids: int64[n]; the bitmap pages that the records lie in, ascending. In a first pass only.
+        homes: int64[2, n]; scratch of `offset_map.insert_keys`.
+    """
+
+    hashes: np.ndarray
+    spans: np.ndarray
+    page_ids: np.ndarray
+    homes: np.ndarray
+
+
 @inline
 def number_hash(offset, seed0, seed1):
     """Stands for the hash of a record without a key, so that a sample takes its share of them."""
@@ -72,13 +90,14 @@ def number_hash(offset, seed0, seed1):
 
 
 @kernel
-def fill_piece(plain, table, fates, rows, cursor, words, hashes, spans, pages):
-    """The next records of the chunk's first `rows` rows, from cursor[ROW] and cursor[ORDINAL] on.
+def fill_key_batch(plain, table, fates, rows, cursor, words, batch):
+    """Fill `batch` with the next records of the chunk's first `rows` rows, from cursor[ROW] and
+    cursor[ORDINAL] on.
 
-    Stops when all is read, when `spans` is full, or `pages`: the numbers of the bitmap pages that the
-    records lie in, ascending (in a first pass only). `fates` (uint8 a row): what became of the batch's
+    Stops when all is read, or when `batch` is full. `fates` (uint8 a row): the outcome of the batch's
     transaction. Returns a status; with a BAD_ one cursor[ROW] is the batch that is malformed.
     """
+    hashes, spans, pages, _homes = batch
     first_pass = cursor[FIRST_PASS] != 0
     keyless_go = cursor[KEYLESS_GO] != 0
     old_due = cursor[OLD_DUE] != 0
