@@ -54,28 +54,10 @@ def commit(
                 continue
         except LogDirLockedError as error:
             late = monotonic() - deadline
-            if late > 10 * patience_seconds:
-                raise BusyError(
-                    f"{error.message}, and has been ingesting the commit for {late:.0f} s; the outcome "
-                    "is not known",
-                    remedy="run the job again with the same producer and sequence: it is appended once",
-                ) from error
-            if late > 0 and _take_back(files, root, waiting):
-                raise BusyError(
-                    f"{error.message}, and did not ingest the commit within {patience_seconds:.0f} s; "
-                    "nothing was written",
-                    remedy="stop that process, or let it be one that has the directory open in mode 'a'",
-                ) from error
+            if late > 0:
+                _stop_waiting(error, files, root, waiting, late, patience_seconds)
         except LastwordError as error:
-            if _take_back(files, root, waiting):
-                _extend(error, f"commit {manifest.commit_id} was taken back, and nothing was written")
-            elif files.exists(applying):
-                _extend(
-                    error,
-                    f"commit {manifest.commit_id} was begun, and is completed when the directory is "
-                    "next opened to append",
-                )
-            else:
+            if not _add_outcome(error, files, root, waiting, applying, manifest.commit_id):
                 continue  # this manifest is ingested: another one failed
             raise
         sleep(0.05)
@@ -87,9 +69,38 @@ def _check_refusal(files: Files, refused: str, manifest: Manifest) -> None:
         raise DataError(f"commit {manifest.commit_id} was refused: {reason}", file=refused)
 
 
-def _extend(error: LastwordError, words: str) -> None:
-    error.message += f"; {words}"
+def _stop_waiting(
+    error: LogDirLockedError, files: Files, root: str, waiting: str, late: float, patience_seconds: float
+) -> None:
+    """BusyError if the commit was taken back, or has been in progress for ten times the patience."""
+    if late > 10 * patience_seconds:
+        raise BusyError(
+            f"{error.message}, and has been ingesting the commit for {late:.0f} s; the outcome is not known",
+            remedy="run the job again with the same producer and sequence: it is appended once",
+        ) from error
+    if _take_back(files, root, waiting):
+        raise BusyError(
+            f"{error.message}, and did not ingest the commit within {patience_seconds:.0f} s; "
+            "nothing was written",
+            remedy="stop that process, or let it be one that has the directory open in mode 'a'",
+        ) from error
+
+
+def _add_outcome(
+    error: LastwordError, files: Files, root: str, waiting: str, applying: str, commit_id: str
+) -> bool:
+    """Add to the error what became of the commit. False if the commit is ingested."""
+    if _take_back(files, root, waiting):
+        outcome = f"commit {commit_id} was taken back, and nothing was written"
+    elif files.exists(applying):
+        outcome = (
+            f"commit {commit_id} was begun, and is completed when the directory is next opened to append"
+        )
+    else:
+        return False
+    error.message += f"; {outcome}"
     error.args = (error.message,)
+    return True
 
 
 def _take_back(files: Files, root: str, waiting: str) -> bool:
