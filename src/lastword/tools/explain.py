@@ -153,7 +153,7 @@ def explain(
 ) -> Explanation:
     """Judge every version of `key` in a partition, or with None only the partition.
 
-    plan     what the scheduler would do with it: `cleaner.plan(..., due=True)`
+    plan     what the scheduler would do with it: `cleaner.plan_partition`, of a `Request` with `due`
     due_ms   when the tombstone at an offset may go by the clock that the garbage accounts keep; None: no
              clock runs for it
 
