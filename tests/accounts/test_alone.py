@@ -75,7 +75,7 @@ def test_copies_that_left_the_log_at_its_front_hold_nothing_back(log: Any) -> No
     log.log.roll()
     look(log)
     log.log.raise_log_start(2)
-    log.log.remove_front()
+    log.log.remove_prefix()
     log.clean()
     assert log.ledger.tracking.gone and not log.ledger.rebuilt_because
     later(log)

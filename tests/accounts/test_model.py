@@ -142,7 +142,7 @@ def live(tmp_path, seed, steps=60, map_bytes=1 << 20):
                 )
             else:
                 log.log.raise_log_start(min(log.log.log_start + rng.randrange(20), log.log.log_end))
-                log.log.remove_front()
+                log.log.remove_prefix()
             model.check((seed, number, round(what, 2)))
         log.clean()
         model.check((seed, "last but one"))

@@ -227,7 +227,7 @@ def test_truncated_and_grown_again_to_the_same_size(tmp_path):
 def test_segments_that_expired_or_were_trimmed_at_the_front_leave_the_rest_true(log):
     cut = log.log.segments[2].base_offset
     log.log.raise_log_start(cut)
-    log.log.remove_front()
+    log.log.remove_prefix()
     assert log.ledger.fit(log.log.segments)
     assert log.ledger.rebuilt_because == ""
     assert [one.base_offset for one in log.ledger.facts()] == [s.base_offset for s in log.log.segments[:-1]]
@@ -239,7 +239,7 @@ def test_segments_that_expired_or_were_trimmed_at_the_front_leave_the_rest_true(
 
 def test_and_when_most_of_it_left_it_begins_anew(log):
     log.log.raise_log_start(log.log.active.base_offset - 1)
-    log.log.remove_front()
+    log.log.remove_prefix()
     assert not log.ledger.fit(log.log.segments)
     assert "left the log" in log.ledger.rebuilt_because
 

@@ -16,6 +16,7 @@ from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.replay import Stability, replay
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles
+from tests.transactions import end_transaction
 
 NOW = 1_700_000_000_000
 
@@ -158,9 +159,9 @@ def test_an_open_transaction_holds_it_up(reader, writer, clock):
         begin(1, b"10"),
         put(writer, 2),
         begin(2, b"20"),
-        lambda: log.end_transaction(2, 0, commit=False),
+        lambda: end_transaction(log, 2, 0, commit=False),
         put(writer, 3),
-        lambda: log.end_transaction(1, 0, commit=True),
+        lambda: end_transaction(log, 1, 0, commit=True),
         put(writer, 4),
     ]
     found = reader.topic("a").read(follow=True, timeout=1, partition=0)
@@ -236,7 +237,7 @@ def test_stability_goes_on_as_if_it_began_anew(tmp_path):
     for _ in range(150):
         producer = rng.randrange(4)
         if producer in open_now and rng.random() < 0.4:
-            log.end_transaction(producer, 0, commit=rng.random() < 0.5)
+            end_transaction(log, producer, 0, commit=rng.random() < 0.5)
             open_now.discard(producer)
         else:
             sequence = sequences.get(producer, 0)

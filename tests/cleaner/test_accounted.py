@@ -19,6 +19,7 @@ from lastword.records.builder import BatchBuilder
 from lastword.segment.recover import inspect
 from tests.support.cleaning import clean
 from tests.support.partitions import records_of
+from tests.transactions import end_transaction
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -211,7 +212,7 @@ def test_keys_that_only_aborted_transactions_wrote_do_not_crowd_the_map(tmp_path
         for key, value in pairs:
             builder.append(log.clock.now_ms(), key, value)
         log.log.append_batch(builder.build(0))
-        log.log.end_transaction(7, 0, commit=commit)
+        end_transaction(log.log, 7, 0, commit=commit)
         sequence += len(pairs)
 
     for number in range(30):

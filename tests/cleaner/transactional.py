@@ -15,6 +15,7 @@ from lastword.records.record import RawRecord
 from lastword.segment.txn_index import AbortedTransaction, decode_entries
 from tests.build import LogBuilder, Text, raw
 from tests.support import partitions
+from tests.transactions import end_transaction
 
 
 class Producer:
@@ -40,11 +41,11 @@ class Producer:
         return self
 
     def commit(self) -> Producer:
-        self.log.log.end_transaction(self.producer_id, self.epoch, commit=True)
+        end_transaction(self.log.log, self.producer_id, self.epoch, commit=True)
         return self
 
     def abort(self) -> Producer:
-        self.log.log.end_transaction(self.producer_id, self.epoch, commit=False)
+        end_transaction(self.log.log, self.producer_id, self.epoch, commit=False)
         return self
 
 

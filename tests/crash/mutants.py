@@ -29,6 +29,7 @@ from lastword.errors import LastwordError
 from lastword.records.builder import BatchBuilder
 from lastword.records.formats import read_header
 from tests.partition.nosync import UnsyncedFiles
+from tests.transactions import end_transaction
 
 NOW = 1_795_168_800_000
 SETTINGS: dict[str, Any] = {"segment_bytes": 900, "index_interval_bytes": 150, "log_cleaner_enable": False}
@@ -59,7 +60,7 @@ def build(root: Path) -> None:
             for number in range(3):
                 builder.append(clock.now_ms(), b"t%d" % number, b"in a transaction")
             log.append_batch(builder.build(0))
-            log.end_transaction(producer_id, 0, commit)
+            end_transaction(log, producer_id, 0, commit)
         users.lease("slow")
         logs.topic("plain").trim(3)
         logs.clean("users")

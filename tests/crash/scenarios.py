@@ -22,6 +22,7 @@ from tests.crash.invariants import MAP_BYTES, NOW
 from tests.crash.memory import ROOT, MemoryFiles
 from tests.crash.power import PowerCut
 from tests.fakes.forgetful import ForgetfulFiles
+from tests.transactions import end_transaction
 
 HOUR = 3_600_000
 SALT = b"0123456789abcdef"
@@ -220,7 +221,7 @@ class Process:
             self.history.note("aborted", log.name, self._in_transaction(producer_id))
         self.history.note("marker", log.name, log.log_end)
         self._ended[producer_id] = log.log_end
-        log.end_transaction(producer_id, 0, commit)
+        end_transaction(log, producer_id, 0, commit)
         if ack == "disk":
             self.sync()
         return self
@@ -243,7 +244,7 @@ class Process:
         self.history.note("start", log.name, offset)
         self.logs.raise_log_start(log.topic, log.partition, offset, "trimmed")
         self.history.note("started", log.name, offset)
-        log.remove_front()
+        log.remove_prefix()
         return self
 
     def expire(self) -> Process:
@@ -472,7 +473,7 @@ def trims(p: Process) -> None:
     for number in range(8):
         p.put([keyed(number)])
     p.trim(3).put([keyed(8)], ack="disk").trim(7)
-    p.wait(2 * HOUR).put([keyed(9)]).log().remove_waste()
+    p.wait(2 * HOUR).put([keyed(9)]).log().remove_deferred()
     p.checkpoint().close()
 
 

@@ -14,10 +14,9 @@ from lastword.clock import ManualClock
 from lastword.errors import SyncFailedError
 from lastword.files import Files
 from lastword.logdir import log_dir
-from lastword.partition import damage, swap
+from lastword.partition import PartitionLog, damage, swap
 from lastword.partition import open as open_module
 from lastword.partition import view as view_module
-from lastword.partition.appending import Appending
 from lastword.partition.durability import Durability
 from lastword.segment import append as append_module
 from lastword.segment import index_builder, names, recover
@@ -110,11 +109,11 @@ def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
     real = Durability.sync_files
     cleaning = [False]
 
-    def pretend(self: Any, appender: Any, aborted: Any, end: int, *, indexes: bool) -> None:
+    def pretend(self: Any, appender: Any, end: int, *, indexes: bool) -> None:
         if cleaning[0]:
             self.synced_to = max(self.synced_to, end)
         else:
-            real(self, appender, aborted, end, indexes=indexes)
+            real(self, appender, end, indexes=indexes)
 
     prepare = cleaner.prepare
 
@@ -335,7 +334,7 @@ def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
 
 
 def test_a_time_that_is_not_the_makers(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Appending, "_stamp", lambda self: 123)
+    monkeypatch.setattr(PartitionLog, "_append_time", lambda self: 123)
     caught("append", "I9")
 
 

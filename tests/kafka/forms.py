@@ -21,6 +21,7 @@ from lastword.logdir import LogDirectory
 from lastword.partition.log import PartitionLog
 from lastword.records.builder import BatchBuilder
 from tests.fakes.recording import RecordingFiles, Stopped
+from tests.transactions import end_transaction
 
 SETTINGS = {"segment_bytes": 2 << 10, "index_interval_bytes": 256}
 FIRST, SECOND, THIRD, FOURTH = range(900_001, 900_005)  # producer ids; the epoch of each is `EPOCHS`
@@ -88,7 +89,7 @@ class Writer:
         )
 
     def decide(self, producer_id: int, commit: bool) -> None:
-        done = self.log.end_transaction(producer_id, EPOCHS[producer_id], commit)
+        done = end_transaction(self.log, producer_id, EPOCHS[producer_id], commit)
         self.batches.append(Batch(done.last_offset, producer_id, -1, 1, True, commit))
 
     def truncate(self, offset: int) -> None:

@@ -238,10 +238,10 @@ def test_6X_342_a_deleted_topics_files_wait(tmp_path: Path) -> None:
         assert len(marked) == 1 and (marked[0] / names.segment_file(0, names.LOG)).exists()
         assert len(list(first.headers())) == 5  # who was inside finishes
         clock.advance(59_999)
-        logs.remove_waste()
+        logs.remove_deferred()
         assert marked[0].exists()
         clock.advance(1)
-        assert logs.remove_waste() == 1 and not marked[0].exists()
+        assert logs.remove_deferred() == 1 and not marked[0].exists()
         logs.create_topic("users")
         assert logs.log("users", 0).log_end == 0
         logs.delete_topic("users")

@@ -35,6 +35,7 @@ from tests.fakes.forgetful import ForgetfulFiles, forget_all, keep_all, names_on
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles, Stopped
 from tests.support.partitions import records_of
+from tests.transactions import end_transaction
 
 EXAMPLES = int(os.environ.get("LASTWORD_MODEL_EXAMPLES", "300"))
 
@@ -140,7 +141,7 @@ class LogModel(RuleBasedStateMachine):
         self._end(min(self.open), commit)
 
     def _end(self, producer_id: int, commit: bool) -> None:
-        self.log.log.end_transaction(producer_id, 0, commit)
+        end_transaction(self.log.log, producer_id, 0, commit)
         self.open.discard(producer_id)
         if not commit:
             self.aborted.add(producer_id)

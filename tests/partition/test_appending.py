@@ -18,6 +18,7 @@ from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, DiskFullError, LastwordError
 from lastword.partition import appending
+from lastword.partition import log as log_module
 from lastword.partition.block import SLACK_BYTES, Block
 from lastword.records.builder import BatchBuilder
 from tests.fakes.failing import FailingFiles
@@ -58,11 +59,11 @@ def calls(draw: st.DrawFn) -> list[tuple[int, list[bytes]]]:
 
 @contextmanager
 def only_plain() -> Iterator[None]:
-    before, appending.FEW = appending.FEW, 1 << 30
+    before, log_module.FEW = log_module.FEW, 1 << 30
     try:
         yield
     finally:
-        appending.FEW = before
+        log_module.FEW = before
 
 
 def as_block(batches: list[bytes]) -> Block:

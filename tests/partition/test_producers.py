@@ -30,6 +30,7 @@ from lastword.segment.txn_index import AbortedTransaction
 from tests.golden import loader
 from tests.partition.logs import NOW, SMALL, fill, make, opened, records
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
+from tests.transactions import end_transaction
 
 DAY_MS = 86_400_000
 
@@ -148,20 +149,20 @@ def test_a_marker_has_78_bytes_and_decides(tmp_path: Path) -> None:
     log.append_batch(of(5, 0, 2, transactional=True))
     assert (log.stable_offset, log.high_watermark, log.log_end) == (0, 2, 2)
     size = log.active.size
-    assert log.end_transaction(5, 0, commit=True, coordinator_epoch=3)[:2] == (2, 2)
+    assert end_transaction(log, 5, 0, commit=True, coordinator_epoch=3)[:2] == (2, 2)
     assert log.active.size - size == 78
     assert log.stable_offset == log.log_end == 3
     *_, (segment, header, data) = log.batches(2)
     marker = control_of(data, header, segment.file, position=0)
     assert marker is not None and (marker.type, marker.coordinator_epoch) == ("commit", 3)
     with pytest.raises(CoordinatorFencedError):
-        log.end_transaction(5, 0, commit=False, coordinator_epoch=2)
+        end_transaction(log, 5, 0, commit=False, coordinator_epoch=2)
     log.append_batch(of(5, 2, transactional=True))
     with pytest.raises(TransactionStateError):
         log.append_batch(of(5, 3))
-    log.end_transaction(5, 1, commit=False, coordinator_epoch=3)
+    end_transaction(log, 5, 1, commit=False, coordinator_epoch=3)
     with pytest.raises(ProducerFencedError):
-        log.end_transaction(5, 0, commit=True, coordinator_epoch=3)
+        end_transaction(log, 5, 0, commit=True, coordinator_epoch=3)
 
 
 @pytest.mark.parametrize("how", ["open", "killed", "closed"])
@@ -185,21 +186,21 @@ def test_6W_326_the_reference_interleaving(tmp_path: Path, how: str) -> None:
     fill(log, 8)  # 14-21
     data(1, 4)  # 22-25
     data(2, 3)  # 26-28
-    log.end_transaction(1, 0, commit=False)  # 29
+    end_transaction(log, 1, 0, commit=False)  # 29
     data(4, 5)  # 30-34
     data(3, 2)  # 35-36
     data(4, 15)  # 37-51
-    log.end_transaction(4, 0, commit=True)  # 52
+    end_transaction(log, 4, 0, commit=True)  # 52
     data(2, 16)  # 53-68
     data(3, 5)  # 69-73
-    log.end_transaction(2, 0, commit=False)  # 74
+    end_transaction(log, 2, 0, commit=False)  # 74
     if how != "open":
         log = open_again(log, clean=how == "closed")
     found = [tuple(entry) for entries in aborted(log).values() for entry in entries]
     assert found == [(1, 0, 29, 8), (2, 8, 74, 11)]
     assert log.stable_offset == 11
     assert log.view().stable_offset == PartitionView.load(UNSYNCED, log.directory).stable_offset == 11
-    log.end_transaction(3, 0, commit=True)
+    end_transaction(log, 3, 0, commit=True)
     assert log.stable_offset == 76 == PartitionView.load(UNSYNCED, log.directory).stable_offset
 
 
@@ -207,7 +208,7 @@ def test_the_entry_lies_with_its_marker(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     log.append_batch(of(5, 0, transactional=True))
     fill(log, 20)
-    log.end_transaction(5, 0, commit=False)
+    end_transaction(log, 5, 0, commit=False)
     entry = AbortedTransaction(5, 0, 21, 22)
     assert aborted(log) == {log.active.base_offset: [entry]}
     assert len(log.segments) > 2
@@ -232,7 +233,7 @@ def test_6U_294_an_index_that_cannot_be_written(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=NoTxnIndex())
     log.append_batch(of(5, 0, 4, transactional=True))
     with pytest.raises(StorageError):
-        log.end_transaction(5, 0, commit=False)
+        end_transaction(log, 5, 0, commit=False)
     assert (log.log_end, log.stable_offset) == (5, 0)
     with pytest.raises(StorageError):
         fill(log, 1)
@@ -371,9 +372,9 @@ def test_6T_253_254_recovery_of_the_last_segment_and_of_all(tmp_path: Path, snap
     for number in range(8):
         for producer_id in (1, 2):
             log.append_batch(of(producer_id, number * 2, 2, transactional=True))
-        log.end_transaction(1, 0, commit=False)
+        end_transaction(log, 1, 0, commit=False)
         if number % 3:
-            log.end_transaction(2, 0, commit=False)
+            end_transaction(log, 2, 0, commit=False)
     expected, stable, producers = aborted(log), log.stable_offset, told(log.producers)
     last = log.active.base_offset
     assert len(expected) > 2
@@ -397,7 +398,7 @@ def test_6R_210_a_transaction_index_that_cannot_be_right_is_built_again_after_a_
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 9)
     log.append_batch(of(1, 0, transactional=True))
-    log.end_transaction(1, 0, commit=False)
+    end_transaction(log, 1, 0, commit=False)
     expected = aborted(log)
     fill(log, 9)
     assert log.close()
@@ -413,9 +414,9 @@ def test_6R_210_a_transaction_index_that_cannot_be_right_is_built_again_after_a_
 def test_6T_259_coordinator_epochs_may_go_back_in_the_data(tmp_path: Path) -> None:
     """6T.259: Coordinator epochs that decrease in the data do not fail recovery."""
     log, _ = opened(make(tmp_path), files=UNSYNCED)
-    log.end_transaction(1, 0, commit=True, coordinator_epoch=10)
-    log._tail.producers.reset(1)  # as a broker that had lost its state would go on
-    log.end_transaction(1, 0, commit=True, coordinator_epoch=4)
+    end_transaction(log, 1, 0, commit=True, coordinator_epoch=10)
+    log._producers.reset(1)  # as a broker that had lost its state would go on
+    end_transaction(log, 1, 0, commit=True, coordinator_epoch=4)
     log = open_again(log)
     assert log.log_end == 2
     assert log.producer(1).coordinator_epoch == 4  # type: ignore[union-attr]
@@ -429,7 +430,7 @@ def test_6T_260_producers_survive_a_raised_log_start(tmp_path: Path) -> None:
         log.append_batch(of(1, number))
     log.append_batch(of(2, 0, 4))
     log.raise_log_start(13)
-    log.remove_front()
+    log.remove_prefix()
     for clean in (False, True):
         log = open_again(log, clean=clean, log_start=13)
         assert [p.producer_id for p in log.producers] == [1, 2, 7]
@@ -498,7 +499,7 @@ def test_a_log_agrees_with_a_simple_model(tmp_path_factory: pytest.TempPathFacto
                     assert log.append_batch(batch)[:2] == (end, end + count - 1)
                     appended.append((kind, producer_id, end, end + count - 1, sequence))
             elif kind in ("commit", "abort"):
-                log.end_transaction(producer_id, 0, commit=kind == "commit")
+                end_transaction(log, producer_id, 0, commit=kind == "commit")
                 appended.append((kind, producer_id, end, end, -1))
             elif kind == "again" and data:
                 first, last, before = data[-1][2:]

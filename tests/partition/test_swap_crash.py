@@ -70,7 +70,7 @@ def test_every_stop_leaves_old_or_new(before: Path, tmp_path: Path) -> None:
     for stop in range(200):
         target = tmp_path / f"stop{stop}"
         log, sources, output = ready(before, target)
-        log.files = RecordingFiles(UNSYNCED, stop_at=stop)
+        log._local.files = RecordingFiles(UNSYNCED, stop_at=stop)
         try:
             log.replace(sources, [output])
         except Stopped:
@@ -110,7 +110,7 @@ def test_every_stop_of_the_recovery_too(before: Path, tmp_path: Path) -> None:
     for stop in range(1, 40, 3):
         target = tmp_path / f"s{stop}"
         log, sources, output = ready(before, target)
-        log.files = RecordingFiles(UNSYNCED, stop_at=stop)
+        log._local.files = RecordingFiles(UNSYNCED, stop_at=stop)
         try:
             log.replace(sources, [output])
         except Stopped:
@@ -149,7 +149,7 @@ def test_a_reader_without_a_lock_at_every_step(before: Path, tmp_path: Path) -> 
                 assert newest(records(held)) == newest(old)
             return result
 
-    log.files = Watched(UNSYNCED)
+    log._local.files = Watched(UNSYNCED)
     log.replace(sources, [output])
     assert all(state in (old, new) for state in states)
     assert states[0] == old and states[-1] == new
@@ -181,7 +181,7 @@ def test_a_failing_rename_leaves_the_log_usable(before: Path, tmp_path: Path) ->
             seen.append(call)
             return StorageError("planted", errno=5) if call.changes and len(seen) == number + 1 else None
 
-        log.files = RecordingFiles(UNSYNCED, fail=fail)
+        log._local.files = RecordingFiles(UNSYNCED, fail=fail)
         try:
             log.replace(sources, [output])
         except StorageError:

@@ -19,6 +19,7 @@ from tests.fakes import ForgetfulFiles
 from tests.partition.logs import batch, fill, indexes_fit, make, one, opened, pair, records
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 from tests.partition.test_producers import aborted, of, open_again, told
+from tests.transactions import end_transaction
 
 
 def filled(tmp_path: Path, count: int = 20, **kwargs: Any) -> PartitionLog:
@@ -106,7 +107,7 @@ def test_6U_288_full_truncation(tmp_path: Path) -> None:
 def test_below_the_first_segment_it_is_a_full_one(tmp_path: Path) -> None:
     log = filled(tmp_path)
     log.raise_log_start(12)
-    log.remove_front()
+    log.remove_prefix()
     first = log.segments[0].base_offset
     assert first > 0
     log.truncate_to(first - 1)
@@ -120,7 +121,7 @@ def test_producers_transactions_and_epochs_go_back_too(tmp_path: Path) -> None:
         for producer_id in (1, 2):
             log.append_batch(of(producer_id, number, transactional=True))
         if number % 3 == 1:
-            log.end_transaction(1, 0, commit=False)
+            end_transaction(log, 1, 0, commit=False)
         if number % 4 == 2:
             log.epochs.assign(number, log.log_end)
         found = [entry for entries in aborted(log).values() for entry in entries]

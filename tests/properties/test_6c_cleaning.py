@@ -193,7 +193,7 @@ def test_6C_28_retention_beside_a_round(tmp_path: Path, strategy: str) -> None:
     made = clean(view, plan, FullScan(), Collector(plan), Context(log.files, log.clock, SALT))
     removed = log.log.segments[0]
     log.log.raise_log_start(removed.next_offset)
-    assert [one.base_offset for one in log.log.remove_front()] == [0]
+    assert [one.base_offset for one in log.log.remove_prefix()] == [0]
     with suppress(LastwordError):
         Publisher(log.log, plan, lambda offset: None).publish(made)
     assert log.state() == {b"k0": b"28", b"k1": b"29", b"k2": b"26", b"k3": b"27"}

@@ -57,7 +57,7 @@ def test_6J_86_93_a_checkpoint_below_the_log_start_is_not_believed(tmp_path: Pat
     """
     log = filled(tmp_path)
     log.log.raise_log_start(5)
-    log.log.remove_front()
+    log.log.remove_prefix()
     for checkpoint, start in ((2, 5), (5, 5), (10, 10), (20, 20)):
         log.first_dirty = checkpoint
         assert log.plan(due=True).start in (start, 0 if start == 5 else start)
@@ -75,7 +75,7 @@ def test_6J_87_88_nothing_below_the_active_segment(tmp_path: Path, strategy: str
     log.first_dirty = 17
     assert log.plan(due=True, strategy="kafka").action == "keep"
     log.log.raise_log_start(17)
-    log.log.remove_front()
+    log.log.remove_prefix()
     log.first_dirty = None
     assert log.plan(due=True, strategy=strategy).action == "keep"
     assert log.clean(due=True, strategy=strategy) is None

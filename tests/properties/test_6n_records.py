@@ -12,7 +12,6 @@ import pytest
 
 from lastword.errors import CorruptBatchError, UsageError
 from lastword.partition import scan
-from lastword.partition.pending import marker_batch
 from lastword.partition.transactions import control_of
 from lastword.records.batch import crc_ok, set_base_offset
 from lastword.records.builder import BatchBuilder
@@ -33,6 +32,7 @@ from tests.properties.support import (
     records_of,
     sealed,
 )
+from tests.transactions import end_transaction, marker_batch
 
 LZ4 = 3
 
@@ -339,7 +339,7 @@ def test_6N_170_a_marker_is_a_transactional_control_batch(tmp_path: Path) -> Non
     builder.append(T, control_key(1), marker_value(0))
     log.append_batch(builder.build())
     assert (log.stable_offset, log.log_end) == (0, 2)
-    log.end_transaction(5, 0, True)
+    end_transaction(log, 5, 0, True)
     assert log.stable_offset == log.log_end == 3
     log.abandon()
 

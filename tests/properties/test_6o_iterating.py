@@ -178,7 +178,7 @@ def test_6O_187_no_log_file_passes_max_int(tmp_path: Path) -> None:
     """
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_bytes=MAX_INT))
     log.append_batch(batch(0, b"a"))
-    appender = log._tail.appender
+    appender = log._local.appender
     appender.end = appender.end._replace(size=MAX_INT - len(batch(0, b"a")) + 1)  # as if it were that long
     log.append_batch(batch(0, b"a"))
     assert [s.base_offset for s in log.segments] == [0, 1]

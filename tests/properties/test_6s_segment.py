@@ -14,7 +14,6 @@ from lastword.errors import CorruptBatchError
 from lastword.files import FileFacts
 from lastword.partition import swap
 from lastword.partition.epochs import EpochEntry
-from lastword.partition.pending import marker_batch
 from lastword.partition.segment_set import SegmentSet
 from lastword.records.builder import BatchBuilder
 from lastword.segment import Segment, build_indexes, names
@@ -33,6 +32,7 @@ from tests.properties.support import (
     read,
     write_segment,
 )
+from tests.transactions import end_transaction, marker_batch
 
 MAX_INT = 2**31 - 1
 
@@ -276,9 +276,9 @@ def test_6S_230_the_transaction_index_is_built_again(tmp_path: Path) -> None:
         )
     log.append_batch(batch(0, b"plain"))
     log.roll()
-    log.end_transaction(5, 0, commit=False)
+    end_transaction(log, 5, 0, commit=False)
     log.append_batch(batch(0, b"more"))
-    log.end_transaction(6, 0, commit=False)
+    end_transaction(log, 6, 0, commit=False)
     path = Path(log.active.path(names.TXN_INDEX))
     good, directory, base = path.read_bytes(), log.directory, log.active.base_offset
     entries = [AbortedTransaction(5, 0, 3, 1), AbortedTransaction(6, 1, 5, 6)]

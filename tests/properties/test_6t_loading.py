@@ -17,7 +17,6 @@ from lastword.files import Files
 from lastword.logdir import LogDirectory
 from lastword.partition import PartitionView
 from lastword.partition.open import open_log
-from lastword.partition.pending import marker_batch
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
 from lastword.segment.recover import inspect
@@ -38,6 +37,7 @@ from tests.properties.support import (
     placed,
     write_segment,
 )
+from tests.transactions import marker_batch
 
 SMALL = CONFIG.replace(segment_bytes=700)
 MAX_INT = 2**31 - 1
@@ -427,7 +427,7 @@ def test_6T_255_a_log_that_ends_below_its_log_start(tmp_path: Path) -> None:
     log, _ = opened(directory, log_start=9)
     assert (log.log_start, log.log_end, offsets(log, 9)) == (9, 9, [])
     assert log.append_batch(batch(0, b"a")).base_offset == 9
-    assert [s.base_offset for s in log.remove_front()] == [0]
+    assert [s.base_offset for s in log.remove_prefix()] == [0]
     assert [s.base_offset for s in log.segments] == [9]
     log.abandon()
 

@@ -209,7 +209,7 @@ def test_6X_342_a_deleted_directory_waits_for_its_delay(tmp_path: Path) -> None:
         assert records_of(reader.read_batch(header))[0].value == b"a"
         logs.create_topic("users")  # another topic of that name does not disturb it
         clock.advance(59_999)
-        assert logs.remove_waste() == 0 and gone.exists()
+        assert logs.remove_deferred() == 0 and gone.exists()
         clock.advance(1)
-        assert logs.remove_waste() == 1 and not gone.exists()
+        assert logs.remove_deferred() == 1 and not gone.exists()
         assert logs.topics() == ["users"]

@@ -26,6 +26,7 @@ from lastword.files import Handle
 from lastword.partition.log import PartitionLog
 from lastword.records.builder import BatchBuilder
 from tests.crash.memory import ROOT, MemoryFiles, MemoryHandle, Node
+from tests.transactions import end_transaction
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -492,7 +493,7 @@ class Writer:
         if not commit:
             self.history.partitions[number].lineages[-1].aborted.update(offsets)
         with self.call("commit" if commit else "abort"):
-            self.log(number).end_transaction(producer_id, 0, commit)
+            end_transaction(self.log(number), producer_id, 0, commit)
 
     def clean(self, strategy: str, *, due: bool) -> None:
         assert self.logs is not None
@@ -597,11 +598,11 @@ class Writer:
         self.history.calls.append((begin, "kill" if kill else "close"))
         self.open()
 
-    def remove_waste(self) -> None:
+    def remove_deferred(self) -> None:
         assert self.logs is not None
         with self.call("remove waste"):
             for directory in self.logs.dirs.directories:
-                directory.remove_waste()
+                directory.remove_deferred()
 
 
 def _offsets(segment: Any) -> list[int]:
@@ -712,4 +713,4 @@ def _step(writer: Writer, rng: random.Random, what: str) -> None:
     elif what == "reopen":
         writer.reopen(kill=rng.random() < 0.5)
     elif what == "waste":
-        writer.remove_waste()
+        writer.remove_deferred()

@@ -184,11 +184,11 @@ def test_a_log_with_a_hole_while_a_swap_is_published(monkeypatch: Patch) -> None
 
     def replace(log: Any, old: Any, new: Any) -> Any:
         gone = {segment.base_offset for segment in old}
-        whole = log._segments
-        log._segments = SegmentSet([s for s in whole if s.base_offset not in gone])
+        local, (whole, appender) = log._local, log._local._live
+        local._live = SegmentSet([s for s in whole if s.base_offset not in gone]), appender
         for _ in range(20):
             log.files.listdir(log.directory)  # another thread may go on here
-        log._segments = whole
+        local._live = whole, appender
         return real(log, old, new)
 
     monkeypatch.setattr(PartitionLog, "replace", replace)

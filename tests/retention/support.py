@@ -81,7 +81,7 @@ class Log:
 
     def trim(self, offset: int) -> None:
         self.home.raise_log_start("users", 0, offset, "trim")
-        self.log.remove_front()
+        self.log.remove_prefix()
 
     @property
     def bases(self) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from lastword.cleaner import quarantine
 from lastword.errors import CorruptBatchError, OffsetOutOfRangeError
 from lastword.logdir import LogDirectory
-from lastword.partition.front import read_note
+from lastword.partition.prefix import read_note
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 from tests.golden.loader import case
@@ -113,10 +113,10 @@ def test_6V_304_names_go_at_once_bytes_after_the_delay(tmp_path: Path) -> None:
     assert log.named(".index" + DELETED) == [0, 5]
     assert [header.base_offset for header in view.segments[0].headers()] == before  # who was inside finishes
     log.clock.advance(59_999)
-    log.log.remove_waste()
+    log.log.remove_deferred()
     assert log.named(".log" + DELETED) == [0, 5]
     log.clock.advance(1)
-    assert log.log.remove_waste() > 0
+    assert log.log.remove_deferred() > 0
     assert log.named(DELETED) == []
     log.close()
 
@@ -127,10 +127,10 @@ def test_304_a_date_that_jumps_neither_hurries_nor_delays_it(tmp_path: Path) -> 
     log.expire()
     for date in (NOW + 3650 * DAY, NOW - 3650 * DAY):
         log.clock.set_date(date)
-        log.log.remove_waste()
+        log.log.remove_deferred()
         assert log.named(".log" + DELETED) == [0, 5]
     log.clock.advance(60_000)
-    log.log.remove_waste()
+    log.log.remove_deferred()
     assert log.named(DELETED) == []
     log.close()
 

@@ -55,7 +55,7 @@ def check(root: Path, goal: int, done: bool, label: str = "") -> None:
         assert log.log.log_end == 18, label
         assert [offset for offset, _, _ in records(log.log)] == list(range(start, 18)), label
         assert indexes_fit(log.log), label
-        log.log.remove_front()
+        log.log.remove_prefix()
         assert log.bases[0] <= start and (len(log.bases) == 1 or log.bases[1] > start), label
         log.close()
         assert log.named(DELETED) == [] and not list(root.rglob("*.tmp")), label
@@ -103,7 +103,7 @@ def test_every_power_cut(tmp_path: Path, work: str, seeds: int) -> None:
     assert log.log
     run(log)
     files.mark("done")
-    log.log.remove_front()
+    log.log.remove_prefix()
     log.home.sync()
     log.home.abandon()
     images = list(files.images(seeds=range(seeds)))

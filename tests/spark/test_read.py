@@ -33,6 +33,7 @@ from lastword.spark.stream import LogStreamReader
 from tests.fakes.recording import RecordingFiles
 from tests.golden.loader import case, names, value_matches
 from tests.spark.conftest import append, create, numbered, read_directly
+from tests.transactions import end_transaction
 
 T0 = 1_700_000_000_000
 
@@ -510,7 +511,7 @@ def test_latest_with_aborted_records_takes_no_accounts_that_count_them_as_dead(t
         builder = BatchBuilder(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
         builder.append(1_700_000_000_000, b"key-1", b"aborted")
         log.append_batch(builder.build())
-        log.end_transaction(7, 0, commit=False)
+        end_transaction(log, 7, 0, commit=False)
         log.roll()
         log.sync()
         ledger = Ledger.open(log.files, log.directory, log.segments, map_bytes=1 << 20)

@@ -21,6 +21,7 @@ from lastword.spark.options import parse_read
 from lastword.spark.schema import full_schema
 from lastword.spark.stream import TOPIC_IDS, LogStreamReader, share_offsets
 from tests.spark.conftest import append, create, numbered
+from tests.transactions import end_transaction
 
 ALL = ReadAllAvailable()
 
@@ -96,7 +97,7 @@ def test_a_stream_from_the_end_sees_what_is_undecided_when_it_is_committed(
         one = reader(tmp_path, startingOffsets=start)
         offsets = one.initialOffset()
         assert one.latestOffset(offsets, ALL) == offsets
-        directory.log("t", 0).end_transaction(7, 0, commit=True)
+        end_transaction(directory.log("t", 0), 7, 0, commit=True)
         found = rows(one, offsets, one.latestOffset(offsets, ALL))
     assert [row["value"] for row in found] == [b"undecided"]
 

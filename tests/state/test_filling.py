@@ -10,6 +10,7 @@ from lastword.records.builder import BatchBuilder
 from lastword.state import newest
 from lastword.state.filling import Filling
 from lastword.state.newest import Pairs
+from tests.transactions import end_transaction
 
 KEYS = st.binary(max_size=3)
 SMALL = {"segment_bytes": 2048, "cleanup_policy": "compact"}
@@ -57,7 +58,7 @@ def test_a_mostly_clean_log_is_taken_in_order(logs, monkeypatch):
         for number in range(30, 40):
             builder.append(0, b"key %d" % number, word)
         log.append_batch(builder.build(0))
-        log.end_transaction(producer, 0, commit=commit)
+        end_transaction(log, producer, 0, commit=commit)
     bare = BatchBuilder()
     bare.append(0, None, b"no key")
     log.append_batch(bare.build(0))

@@ -28,10 +28,11 @@ from lastword.files import DEFAULT
 from lastword.ingest import manifest as manifests
 from lastword.ingest import staging
 from lastword.logdir.identity import write_move_note
-from lastword.partition import front, incomplete_commit, losses
+from lastword.partition import incomplete_commit, losses, prefix
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
 from lastword.segment.txn_index import ENTRY as TXN_ENTRY
+from tests.transactions import end_transaction
 
 NOW_MS = 1_795_168_800_000
 SETTINGS = {"index_interval_bytes": 200, "segment_bytes": 1500, "log_cleaner_enable": False}
@@ -53,14 +54,14 @@ def build(root: Path) -> None:
             )
             builder.append(NOW_MS, b"k", b"v" * 20)
             log.append_batch(builder.build())
-            log.end_transaction(7, 0, commit=decision)
+            end_transaction(log, 7, 0, commit=decision)
         logs.clean("t", 0)
         for number in range(30):
             topic.append(b"key %d" % (number % 7), b"w" * 40, partition=0)
         topic.lease("replica", position=0)
     first, second, third = (root / f"t-{number}" for number in range(3))
     losses.note_dropped(DEFAULT, str(first), 3)
-    front.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)
+    prefix.write_note(DEFAULT, str(first), 5, "retention.ms", NOW_MS)
     write_move_note(DEFAULT, str(second), "elsewhere", 17)
     quarantine.put(DEFAULT, str(second), CorruptBatchError("a batch", file="f", position=1, offset=2), NOW_MS)
     survivorship = Survivorship()

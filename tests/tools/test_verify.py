@@ -279,7 +279,7 @@ def test_a_writer_beside_it_raises_no_alarm(data, change):
         def changes():
             if change == "trim":
                 logs.topic("t").trim(40)
-                logs.dirs.log("t", 0).remove_waste()
+                logs.dirs.log("t", 0).remove_deferred()
             elif change == "truncate":
                 logs.dirs.log_dir("t", 0).truncate("t", 0, 3)
             else:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from lastword.clock import Clock
 from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.partition.follow import Watch
-from lastword.partition.front import read_note
 from lastword.partition.moment import Range
+from lastword.partition.prefix import read_note
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs

@@ -45,7 +45,7 @@ def expire(
         if deletion.removes:
             done.append(deletion)
     for home in dirs.directories:
-        home.remove_waste()
+        home.remove_deferred()
     if failed:
         raise PartialFailure.of(done, failed) from failed[0]
     return done
@@ -89,5 +89,5 @@ def trim(
         home = dirs.log_dir(topic, number)
         with home.claim(topic, number):
             home.raise_log_start(topic, number, offset, "trim")
-            home.log(topic, number).remove_front()
+            home.log(topic, number).remove_prefix()
     return {number: dirs.log_dir(topic, number).log(topic, number).log_start for number in numbers}

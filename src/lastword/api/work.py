@@ -258,7 +258,7 @@ class DirectoryWork:
                     self._expire_values(tp, home, config)
         for home in homes.values():
             try:
-                home.remove_waste()
+                home.remove_deferred()
             except LastwordError:  # a drive that fails says so to whoever writes there
                 continue
 

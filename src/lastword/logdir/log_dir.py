@@ -56,7 +56,7 @@ from lastword.logdir.identity import (
 from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.open_partitions import DirRecovery, LogGauges, OpenPartitions, PartitionLocks
 from lastword.logdir.topics import make_partitions, mark_deleted, partition_numbers
-from lastword.partition import front
+from lastword.partition import prefix
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView, check_directory
 from lastword.records import limits
@@ -91,7 +91,7 @@ class LogDirectory:
         self._partition_checkpoints = PartitionCheckpoints(files, clock, self.checkpoints)
         self._locks = PartitionLocks(self.lock)
         self._known: set[str] = set()  # names of directories that were found to be partitions
-        self._waste = front.Waste(files, clock)
+        self._deferred_deletes = prefix.DeferredDeletes(files, clock)
         self._topic_ids: dict[str, str | None] = {}
         self._checked: set[TopicPartition] = set()  # partitions whose topic id was checked
         self._gauges = LogGauges(path, files, lambda: self._opened.logs) if mode == "a" else None
@@ -339,7 +339,7 @@ class LogDirectory:
             delay_ms = self.topic_config(topic).file_delete_delay_ms
             for tp in gone:
                 self.let_go(tp)
-            self._waste.add(mark_deleted(self.files, self.path, gone, self._rng), delay_ms)
+            self._deferred_deletes.add(mark_deleted(self.files, self.path, gone, self._rng), delay_ms)
             self._partition_checkpoints.forget(gone)
             self._topic_ids.pop(topic, None)
             remove_topic_settings(self.files, self._settings_path, topic)
@@ -359,7 +359,7 @@ class LogDirectory:
             self._check_writable()
             self.let_go(tp)
             delay_ms = self.topic_config(tp.topic).file_delete_delay_ms
-            self._waste.add(mark_deleted(self.files, self.path, [tp], self._rng), delay_ms)
+            self._deferred_deletes.add(mark_deleted(self.files, self.path, [tp], self._rng), delay_ms)
             self._partition_checkpoints.forget([tp])
 
     def attach(
@@ -488,7 +488,7 @@ class LogDirectory:
     def raise_log_start(self, topic: str, partition: int, offset: int, reason: str) -> bool:
         """Raise the log start of a partition durably. False if the log starts at `offset` or above already.
 
-        Whole segments below it may be removed then (`PartitionLog.remove_front`).
+        Whole segments below it may be removed then (`PartitionLog.remove_prefix`).
 
         Args:
             reason: Shown in the error of readers that ask for an offset below.
@@ -509,11 +509,11 @@ class LogDirectory:
             self.ledgers.forget(TopicPartition(topic, partition), cut=True)
             self._partition_checkpoints.truncate(log, offset, fully=fully)
 
-    def remove_waste(self) -> int:
+    def remove_deferred(self) -> int:
         """Remove deleted files whose delay has passed. Return the number of files and directories removed."""
         with self.lock:
-            removed = self._waste.remove()
-            return removed + sum(log.remove_waste() for log in self._opened.logs.values())
+            removed = self._deferred_deletes.remove()
+            return removed + sum(log.remove_deferred() for log in self._opened.logs.values())
 
     def _checkpoint_if_due(self) -> None:
         """Write the checkpoints after a roll, so that a kill does not cost a long recovery.
@@ -524,7 +524,7 @@ class LogDirectory:
             try:
                 if not self._closed:
                     self._partition_checkpoints.write(self._opened.logs)
-                    self._waste.remove()
+                    self._deferred_deletes.remove()
             finally:
                 self.lock.release()
 
@@ -538,7 +538,7 @@ class LogDirectory:
                 log.flush()
             if self._opened.logs:
                 self._partition_checkpoints.write(self._opened.logs)
-            self._waste.remove()
+            self._deferred_deletes.remove()
 
     def close(self) -> None:
         """Sync, write the checkpoints, write the marker if all promises hold, and release the lock.
@@ -567,7 +567,7 @@ class LogDirectory:
                 failed = failed or error
             finally:
                 with suppress(LastwordError):
-                    self._waste.remove(all=True)
+                    self._deferred_deletes.remove(all=True)
                 if self._file_lock is not None:
                     self._file_lock.release()
             if failed is not None:

@@ -1,51 +1,45 @@
-"""Appending ready batches: one by one in plain Python, or many as one table by kernels. The bytes are the
-same, and so are the indexes and the errors.
-
-The table path takes a call whose batches are all plainly sound and have no producer; whatever else comes goes
-the plain way, which says what is wrong. It copies the batches into one buffer, lets a kernel check and number
-them there, and writes them with one write for each segment they go to.
-"""
+"""Batches on their way into a log: the checks before the first byte is written, their offsets, one buffer."""
 
 from __future__ import annotations
 
 import struct
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from lastword.clock import Clock
+import google_crc32c
+
 from lastword.config import TopicConfig
 from lastword.errors import CorruptBatchError, RecordTooLargeError
 from lastword.partition.block import Block
-from lastword.partition.pending import Batch, Pending, repeated
-from lastword.partition.producer_state import SequencedBatch
-from lastword.partition.rolling import RollRule
-from lastword.partition.tail import Tail
-from lastword.records.batch import computed_crc
-from lastword.wire import ATTRIBUTES_AT, CRC_AT
+from lastword.partition.producer_state import ProducerState, SequencedBatch
+from lastword.partition.transactions import control_of
+from lastword.records.batch import BatchHeader, computed_crc, read_header, set_base_offset
+from lastword.wire import ATTRIBUTES_AT, CRC_AT, LOG_APPEND_BIT
 
 if TYPE_CHECKING:
     import numpy as np
 
-FEW = 4
-"""Up to here plain Python is as fast."""
-LOADING_BYTES = 64 << 20
-"""After so many bytes in calls of more than a few the kernels are loaded, which takes about 0.4 s."""
 KEPT_BYTES = 17 << 20
 """Each thread keeps a buffer up to this size: fresh memory for each call would cost as much as the copy."""
-SYNC_AHEAD_BYTES = 2 << 20
-"""So much is handed to the drive at once while more comes, if a sync follows."""
 
-_BASE_OFFSET = struct.Struct(">q")
+Batch = bytes | bytearray | memoryview
+
+_ATTRIBUTES = struct.Struct(">h")
+_MAX_TIMESTAMP = struct.Struct(">q")
+_MAX_TIMESTAMP_POSITION = 35
 _CRC = struct.Struct(">I")
+_BASE_OFFSET = struct.Struct(">q")
 _kept = threading.local()
+_PRODUCER_ID = slice(43, 51)
+_NO_PRODUCER = b"\xff" * 8
 
 
 class AppendedBatch(NamedTuple):
-    """Where a batch lies now. `timestamp` (ms): its largest, or that of the append if the topic says so.
+    """Where a batch is in the log. `timestamp` (ms): its largest, or that of the append if the topic says so.
 
-    Of a producer's batch that came again: where it has been since it came first.
+    For a producer's batch that was sent again: where its first copy is.
     """
 
     base_offset: int
@@ -53,156 +47,100 @@ class AppendedBatch(NamedTuple):
     timestamp: int
 
 
-class Appending:
-    """Of one open log, under its lock.
-
-    roll           closes the active segment and begins the next
-    epoch          the leader epoch of what is appended
-    assign_epoch   notes where it begins; called when it is sure that something is appended
+class Pending:
+    """Batches that have their offsets and wait for one write. Positions in `headers` count from the first
+    byte of `data`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tail: Tail,
-        rule: RollRule,
-        config: TopicConfig,
-        clock: Clock,
-        roll: Callable[[], None],
-        epoch: Callable[[], int],
-        assign_epoch: Callable[[], None],
-    ) -> None:
-        self._name = name
-        self._tail = tail
-        self._rule = rule
-        self.config = config
-        self._clock = clock
-        self._roll = roll
-        self.epoch = epoch
-        self._assign_epoch = assign_epoch
-        self._plain_bytes = 0  # that the table path would have taken, had the kernels been loaded
+    def __init__(self, next_offset: int) -> None:
+        self.data = bytearray()
+        self.headers: list[BatchHeader] = []
+        self.first_timestamp: int | None = None
+        self._next_offset = next_offset
 
-    def append(self, batches: Sequence[Batch], *, sync_follows: bool = False) -> list[AppendedBatch]:
-        """Everything is checked before the first byte is written."""
-        self._check_sizes(batches)
-        found = self._append_table(batches, sync_follows) if self._suits_table(batches) else None
-        if found is None:
-            self._check_checksums(batches)
-            earlier = repeated(self._tail.producers, batches, self._tail.log_end)
-            found = self._append_each(batches, earlier)
-        return found
+    def add(
+        self, batch: bytes | bytearray | memoryview, epoch: int, log_append_ms: int | None
+    ) -> BatchHeader:
+        """Add a batch under the next offsets."""
+        position = len(self.data)
+        self.data += batch
+        set_base_offset(self.data, position, self._next_offset, epoch)
+        if log_append_ms is not None:
+            _stamp(self.data, position, log_append_ms)
+        header = read_header(self.data, position, len(self.data), "<append>")
+        if header.end != len(self.data):
+            raise ValueError("append takes one whole batch at a time")
+        self.headers.append(header)
+        self._next_offset = header.next_offset
+        return header
 
-    # -------------------------------------------------------------- checks
-
-    def _check_sizes(self, batches: Sequence[Batch]) -> None:
-        limit = min(self.config.max_message_bytes, self.config.segment_bytes)
-        largest = max(map(len, batches), default=0)
-        if largest > limit:
-            first = next(len(data) for data in batches if len(data) > limit)
-            which = "max.message.bytes" if limit == self.config.max_message_bytes else "segment.bytes"
-            raise RecordTooLargeError(
-                f"{self._name}: a batch of {first} bytes is larger than {which} = {limit}",
-                remedy=f"smaller records, or raise {which}",
-            )
-
-    def _check_checksums(self, batches: Sequence[Batch]) -> None:
-        """What is too short to have one is told by who reads its header."""
-        for data in batches:
-            if len(data) > ATTRIBUTES_AT:
-                stored = _CRC.unpack_from(data, CRC_AT)[0]
-                computed = computed_crc(data, len(data))
-                if stored != computed:
-                    offset = _BASE_OFFSET.unpack_from(data)[0]
-                    raise CorruptBatchError.crc("<append>", 0, offset, stored, computed)
-
-    def _suits_table(self, batches: Sequence[Batch]) -> bool:
-        if len(batches) <= FEW or self._stamp() is not None:
-            return False
-        if "lastword.kernels" in sys.modules:
-            return True
-        if isinstance(batches, Block):  # large batches: plain Python is nearly as fast
-            return False
-        self._plain_bytes += sum(map(len, batches))
-        return self._plain_bytes > LOADING_BYTES
-
-    def _stamp(self) -> int | None:
-        return self._clock.now_ms() if self.config.message_timestamp_type == "LogAppendTime" else None
-
-    # -------------------------------------------------------------- one by one
-
-    def _append_each(
-        self, batches: Sequence[Batch], earlier: Sequence[SequencedBatch | None] | None
-    ) -> list[AppendedBatch]:
-        tail, most = self._tail, self.config.segment_index_bytes
-        epoch = self.epoch()
-        if batches:
-            self._assign_epoch()
-        appended: list[AppendedBatch] = []
-        pending = Pending(tail.log_end)
-        for number, data in enumerate(batches):
-            if earlier is not None and (known := earlier[number]) is not None:
-                appended.append(AppendedBatch(known.first_offset, known.last_offset, known.timestamp))
-                continue
-            if pending.headers and tail.appender.is_full(most, len(pending.headers)):
-                tail.write(pending)  # to know exactly how full the indexes are
-                pending = Pending(tail.log_end)
-            header = pending.add(data, epoch, self._stamp())
-            if self._rule.must_roll(tail.appender, header, pending):
-                begun = pending.take_last()
-                tail.write(pending)
-                self._roll()
-                pending = Pending(tail.log_end)
-                header = pending.add(begun, epoch, self._stamp())
-            if pending.first_timestamp is None:
-                pending.first_timestamp = header.max_timestamp
-            appended.append(AppendedBatch(header.base_offset, header.last_offset, header.max_timestamp))
-        tail.write(pending)
-        return appended
-
-    # -------------------------------------------------------------- as one table
-
-    def _append_table(self, batches: Sequence[Batch], sync_follows: bool) -> list[AppendedBatch] | None:
-        """None if there is a batch that the table path does not take: nothing was done then."""
-        import numpy as np
-
-        from lastword.kernels import ready
-        from lastword.kernels import table as fields
-
-        tail = self._tail
-        sizes = np.fromiter(map(len, batches), np.int64, len(batches))
-        buffer, data = _gathered(batches, int(sizes.sum()))
-        table = np.empty((sizes.size, fields.FIELDS), np.int64)
-        if ready.place_ready(buffer, sizes, tail.log_end, self.epoch(), table) < sizes.size:
-            return None
-        self._assign_epoch()
-        first, unasked = 0, 0
-        while first < sizes.size:
-            if tail.appender.is_full(self.config.segment_index_bytes, sizes.size - first):
-                break
-            end = self._rule.rows_before(tail.appender, table, first, unasked)
-            if end > first:
-                self._write_rows(data, table[first:end], sync_follows)
-            if end < sizes.size:
-                self._roll()
-            first, unasked = end, 1
-        placed = table[:first, (fields.BASE_OFFSET, fields.LAST_OFFSET, fields.MAX_TIMESTAMP)]
-        appended = list(map(AppendedBatch._make, placed.tolist()))
-        if first < sizes.size:  # an index is nearly full: batch by batch it is known exactly when
-            appended += self._append_each(batches[first:], None)
-        return appended
-
-    def _write_rows(self, data: memoryview, rows: np.ndarray, sync_follows: bool) -> None:
-        from lastword.kernels import table as fields
-
-        start = int(rows[0, fields.POSITION])
-        end = int(rows[-1, fields.POSITION] + rows[-1, fields.SIZE])
-        self._tail.write_table(data[start:end], rows)
-        if sync_follows:
-            self._tail.appender.sync_ahead(SYNC_AHEAD_BYTES)
+    def take_last(self) -> bytes:
+        """Remove the last batch and return its bytes."""
+        header = self.headers.pop()
+        taken = bytes(memoryview(self.data)[header.position :])
+        del self.data[header.position :]
+        return taken
 
 
-def _gathered(batches: Sequence[Batch], size: int) -> tuple[np.ndarray, memoryview]:
-    """The batches one behind another in this thread's buffer, with slack behind them; or in their own."""
+def _stamp(data: bytearray, position: int, now_ms: int) -> None:
+    """Set the time of a batch's append: timestamp type bit, largest timestamp, checksum."""
+    attributes = _ATTRIBUTES.unpack_from(data, position + ATTRIBUTES_AT)[0] | LOG_APPEND_BIT
+    _ATTRIBUTES.pack_into(data, position + ATTRIBUTES_AT, attributes)
+    _MAX_TIMESTAMP.pack_into(data, position + _MAX_TIMESTAMP_POSITION, now_ms)
+    crc = google_crc32c.value(bytes(memoryview(data)[position + ATTRIBUTES_AT :]))
+    _CRC.pack_into(data, position + CRC_AT, crc)
+
+
+def check_sizes(batches: Sequence[Batch], config: TopicConfig, name: str) -> None:
+    """Raise RecordTooLargeError for the first batch that is too large for the topic."""
+    limit = min(config.max_message_bytes, config.segment_bytes)
+    largest = max(map(len, batches), default=0)
+    if largest > limit:
+        first = next(len(data) for data in batches if len(data) > limit)
+        which = "max.message.bytes" if limit == config.max_message_bytes else "segment.bytes"
+        raise RecordTooLargeError(
+            f"{name}: a batch of {first} bytes is larger than {which} = {limit}",
+            remedy=f"smaller records, or raise {which}",
+        )
+
+
+def check_checksums(batches: Sequence[Batch]) -> None:
+    """Raise CorruptBatchError for a wrong checksum. Reading the header reports a batch that is too short for
+    one."""
+    for data in batches:
+        if len(data) > ATTRIBUTES_AT:
+            stored = _CRC.unpack_from(data, CRC_AT)[0]
+            computed = computed_crc(data, len(data))
+            if stored != computed:
+                offset = _BASE_OFFSET.unpack_from(data)[0]
+                raise CorruptBatchError.crc("<append>", 0, offset, stored, computed)
+
+
+def repeated(
+    state: ProducerState, batches: Sequence[Batch], log_end: int
+) -> list[SequencedBatch | None] | None:
+    """Return for each batch the one that it repeats, by a leader's rules; None if none has a producer.
+
+    Raises SequenceGapError, ProducerFencedError, CoordinatorFencedError or TransactionStateError for the
+    first that may not be appended. Changes nothing.
+    """
+    if all(bytes(data[_PRODUCER_ID]) == _NO_PRODUCER for data in batches):
+        return None
+    pending, offset = state.begin(), log_end
+    repeats = []
+    for data in batches:
+        header = read_header(data, 0, len(data), "<append>")
+        moved = offset - header.base_offset
+        placed = replace(header, base_offset=offset, last_offset=header.last_offset + moved)
+        earlier = pending.add(placed, control_of(data, header, "<append>"))
+        if earlier is None:
+            offset = placed.next_offset
+        repeats.append(earlier)
+    return repeats
+
+
+def gathered(batches: Sequence[Batch], size: int) -> tuple[np.ndarray, memoryview]:
+    """Return the batches in one buffer, with slack behind them: this thread's buffer, or the block's own."""
     import numpy as np
 
     from lastword.kernels import SLACK

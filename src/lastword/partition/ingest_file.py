@@ -84,4 +84,4 @@ def fits_one_segment(rule: RollRule, config: TopicConfig, batches: Sequence[Assi
     """Return whether appending the batches, if each is allowed, would make exactly one segment."""
     limit = min(config.max_message_bytes, config.segment_bytes)
     indexed = time_index.ENTRY_BYTES * (len(batches) + 1) < config.segment_index_bytes
-    return indexed and max(batch.size for batch in batches) <= limit and rule.is_one_segment(batches)
+    return indexed and max(batch.size for batch in batches) <= limit and rule.is_one_segment(config, batches)

@@ -40,8 +40,8 @@ import google_crc32c
 
 from lastword.errors import CorruptFileError, LastwordError
 from lastword.files import Files, Handle
+from lastword.partition.durability import GroupCommit
 from lastword.partition.producer_state import FIRST_NAMED_ID
-from lastword.partition.turns import Turns
 from lastword.segment import names
 
 COMPACT_BYTES = 1 << 20
@@ -160,7 +160,7 @@ class Journal:
         self._files = files
         self._directory = directory
         self._rng = rng
-        self._turns = Turns()
+        self._group_commit = GroupCommit()
         self._handle: Handle | None = None
         self._synced = 0
         self.producers, self.size_bytes = read_journal(files, directory)
@@ -169,7 +169,7 @@ class Journal:
         """The producer of that name; a new one gets its id here, durably."""
         known = self.producers.get(name)
         if known is None:
-            with self._turns.turn():
+            with self._group_commit.turn():
                 known = self.producers.get(name)
                 if known is None:
                     known = NamedProducer(name, FIRST_NAMED_ID + self._rng.getrandbits(61))
@@ -185,12 +185,12 @@ class Journal:
         """A call came to its end; its records are in the log, and durable if `sync`. Callers that sync at the
         same time share one fsync."""
         parts = {str(number): [part.written, part.last_offset] for number, part in call.parts.items()}
-        with self._turns.turn():
+        with self._group_commit.turn():
             self._append({"id": producer.producer_id, "sequence": call.sequence, "parts": parts})
             producer.add(call)
             end = self.size_bytes
         if sync:
-            with self._turns.turn(lambda: self._synced >= end) as mine:
+            with self._group_commit.turn(lambda: self._synced >= end) as mine:
                 if mine:
                     upto = self.size_bytes
                     self._open().fsync()
@@ -199,7 +199,7 @@ class Journal:
     def rewrite(self) -> None:
         """Only the newest of what holds; everything that it speaks of must be durable. As a whole or not at
         all."""
-        with self._turns.turn():
+        with self._group_commit.turn():
             lines = _encode(_FIRST_LINE)
             for producer in self.producers.values():
                 lines += _encode({"name": producer.name, "id": producer.producer_id})

@@ -37,7 +37,8 @@ from lastword.partition.damage import Damage
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.incomplete_commit import incomplete_commit_offset
 from lastword.partition.leftovers import finish_swaps, log_bases, remove_leftovers, split_overflowed
-from lastword.partition.log import OpenState, PartitionLog
+from lastword.partition.local_log import LocalLog
+from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
 from lastword.partition.recovery import Recovery, Repairs
 from lastword.partition.replay import replay
@@ -134,14 +135,23 @@ class _Opening:
         producers = self._producers(
             snapshots, found, segments, log_end, created, (clock.now_ms(), producer_expiration_ms)
         )
-        appender = SegmentAppender.resume(segments.active, index_interval_bytes=interval)
         recovery_point = log_end if self.clean else min(self.recovery_point, log_end)
-        state = OpenState(
-            segments=segments,
-            appender=appender,
-            log_start=log_start,
-            recovery_point=recovery_point,
+        local = LocalLog(
+            files,
+            directory,
+            self.config,
+            clock,
+            segments,
+            epochs=epochs,
             synced_to=recovery_point,
+            recovery_point=recovery_point,
+            rng=rng,
+        )
+        log = PartitionLog(
+            self.topic,
+            self.partition,
+            local,
+            log_start=log_start,
             epochs=epochs,
             producers=producers,
             snapshots=snapshots,
@@ -149,7 +159,6 @@ class _Opening:
             incomplete_commit_offset=incomplete_commit_offset(files, directory),
             recovered_to=None if self.clean or created else log_end,
         )
-        log = PartitionLog(files, directory, self.topic, self.partition, self.config, clock, state, rng)
         repaired = tuple(self.repairs.done)
         report = Recovery(self.topic, self.partition, self.clean, log_start, log_end, damage.walked, repaired)
         return log, report
@@ -215,7 +224,7 @@ class _Opening:
         except CorruptBatchError:
             if self.clean and self.recovery_point > known.mark.offset:
                 epochs = LeaderEpochs.load(self.files, self.directory)
-                mark = SyncedMark(self.files, self.directory, lambda: epochs.latest)
+                mark = SyncedMark(self.files, self.directory, epochs)
                 with contextlib.suppress(LastwordError):
                     mark.write(self.recovery_point)
                 mark.close()
@@ -232,7 +241,7 @@ class _Opening:
 
     def _mend_synced(self, log_end: int, epochs: LeaderEpochs) -> None:
         """Offsets above a cut are given again: they are not synced yet."""
-        mark = SyncedMark(self.files, self.directory, lambda: epochs.latest)
+        mark = SyncedMark(self.files, self.directory, epochs)
         mark.lower(log_end)
         mark.close()
 

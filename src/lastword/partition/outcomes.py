@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 
 class Readable(Protocol):
-    files: Files
+    @property
+    def files(self) -> Files: ...
+
     is_held: bool
 
     @property

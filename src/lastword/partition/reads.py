@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError, OffsetOutOfRangeError
 from lastword.files import Files
-from lastword.partition.front import read_note
+from lastword.partition.prefix import read_note
 from lastword.partition.segment_set import SegmentSet
 from lastword.records.batch import BatchHeader
 from lastword.segment.segment import DEFAULT_CHUNK_BYTES, Segment
@@ -32,7 +32,9 @@ _TRIES = 100
 class Readable(Protocol):
     """A log that is open, or a view of one."""
 
-    files: Files
+    @property
+    def files(self) -> Files: ...
+
     directory: str
 
     @property

@@ -108,7 +108,9 @@ def replay(
 
 
 class Readable(Protocol):
-    files: Files
+    @property
+    def files(self) -> Files: ...
+
     directory: str
     log_start: int
     log_end: int

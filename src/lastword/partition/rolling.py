@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.partition.pending import Pending
+from lastword.partition.appending import Pending
 from lastword.records.batch import BatchHeader
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_FILE_BYTES, MAX_RELATIVE_OFFSET
@@ -21,37 +21,32 @@ if TYPE_CHECKING:
 
 
 class RollRule:
-    """`begun` is told of each new active segment: its jitter is drawn, and its time by the clock begins.
+    """Decide when the active segment is closed. `begin_segment` draws its jitter and starts its clock.
 
     A batch begins a new segment if it would make the active one larger than `segment.bytes`, its offsets do
     not fit into four bytes from the base, the segment is older than `segment.ms` (by the first batch's
     timestamp; without one by the clock), or an index is full.
     """
 
-    def __init__(self, config: TopicConfig, clock: Clock, rng: random.Random) -> None:
-        self.config = config
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
         self._rng = rng
         self._created_ms = 0
         self._roll_ms = 0
-        self.begun()
 
-    def begun(self) -> None:
-        config = self.config
+    def begin_segment(self, config: TopicConfig) -> None:
         self._created_ms = self._clock.now_ms()
         limit = min(config.segment_ms, config.max_compaction_lag_ms) if config.compacts else config.segment_ms
         jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
         self._roll_ms = limit - (self._rng.randrange(jitter_ms) if jitter_ms else 0)
 
-    @property
-    def _most_bytes(self) -> int:
-        return min(self.config.segment_bytes, MAX_FILE_BYTES)
-
-    def must_roll(self, appender: SegmentAppender, header: BatchHeader, pending: Pending) -> bool:
-        """For the last batch of what is pending; the others before it count as written."""
+    def must_roll(
+        self, config: TopicConfig, appender: SegmentAppender, header: BatchHeader, pending: Pending
+    ) -> bool:
+        """Does the last pending batch begin a new segment? The others before it count as written."""
         size = appender.end.size
         before = size + header.position  # bytes of the segment in front of this batch
-        if before + header.size > self._most_bytes:
+        if before + header.size > min(config.segment_bytes, MAX_FILE_BYTES):
             return before > 0
         if header.last_offset - appender.base_offset > MAX_RELATIVE_OFFSET:
             return True
@@ -64,11 +59,13 @@ class RollRule:
             waited = self._clock.now_ms() - self._created_ms
         if waited > self._roll_ms:
             return True
-        return appender.is_full(self.config.segment_index_bytes)
+        return appender.is_full(config.segment_index_bytes)
 
-    def rows_before(self, appender: SegmentAppender, table: np.ndarray, first: int, unasked: int) -> int:
-        """Up to which row (exclusive) a batch table's rows from `first` on go into the active segment, the
-        first `unasked` of them in any case. Its indexes have room for all of them.
+    def rows_before(
+        self, config: TopicConfig, appender: SegmentAppender, table: np.ndarray, first: int, unasked: int
+    ) -> int:
+        """Return the row (exclusive) up to which a batch table's rows from `first` on go into the active
+        segment, the first `unasked` of them in any case. Its indexes have room for all of them.
         """
         from lastword.kernels import ready
         from lastword.kernels import table as fields
@@ -83,7 +80,7 @@ class RollRule:
                 unasked,
                 table.shape[0],
                 size,
-                self._most_bytes,
+                min(config.segment_bytes, MAX_FILE_BYTES),
                 min(appender.base_offset + MAX_RELATIVE_OFFSET, INT64_MAX),
                 0 if by_clock else min(began + self._roll_ms, INT64_MAX),
                 by_clock and self._clock.now_ms() - self._created_ms > self._roll_ms,
@@ -91,11 +88,11 @@ class RollRule:
             )
         )
 
-    def is_one_segment(self, batches: Sequence[AssignedBatch]) -> bool:
-        """Would a new segment take all of them? Their positions count from its beginning."""
+    def is_one_segment(self, config: TopicConfig, batches: Sequence[AssignedBatch]) -> bool:
+        """Would a new segment take all of the batches? Their positions count from its beginning."""
         first, last = batches[0], batches[-1]
         if (
-            last.position + last.size > self._most_bytes
+            last.position + last.size > min(config.segment_bytes, MAX_FILE_BYTES)
             or last.last_offset - first.base_offset > MAX_RELATIVE_OFFSET
         ):
             return False

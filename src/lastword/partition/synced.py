@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,12 +67,12 @@ class Mark(NamedTuple):
 
 
 class SyncedMark:
-    """Writes the mark of one partition. `epoch`: returns its newest leader epoch."""
+    """Write the mark of one partition, with the newest leader epoch."""
 
-    def __init__(self, files: Files, directory: str, epoch: Callable[[], int | None]) -> None:
+    def __init__(self, files: Files, directory: str, epochs: LeaderEpochs) -> None:
         self._files = files
         self._directory = directory
-        self._epoch = epoch
+        self._epochs = epochs
         self._handle: Handle | None = None
 
     def write(self, offset: int) -> None:
@@ -90,7 +90,7 @@ class SyncedMark:
             if not self._files.exists(private):
                 self._files.mkdir(private)
             self._handle = self._files.open_append(os.path.join(private, names.SYNCED), create=True)
-        epoch = self._epoch()
+        epoch = self._epochs.latest
         data = _FIELDS.pack(VERSION, offset, _NO_EPOCH if epoch is None else epoch)
         self._handle.pwrite(data + _CRC.pack(google_crc32c.value(data)), 0)
         return self._handle

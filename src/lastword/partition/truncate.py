@@ -23,17 +23,11 @@ leaves them, takes the offsets in between: readers, and the next opening, find t
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from lastword.files import Files
-from lastword.partition.epochs import LeaderEpochs
-from lastword.partition.producer_state import ProducerState
-from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
-from lastword.partition.snapshots import Snapshots
 from lastword.records.batch import write_batch
 from lastword.segment import names
-from lastword.segment.append import SegmentAppender
 from lastword.segment.recover import recover_segment
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import TransactionIndex
@@ -104,45 +98,3 @@ def _empty_batch(start: int, end: int, epoch: int) -> bytes:
         count=0,
         payload=b"",
     )
-
-
-class Parts(NamedTuple):
-    """What a log consists of, none of it open."""
-
-    files: Files
-    directory: str
-    segments: SegmentSet
-    snapshots: Snapshots
-    epochs: LeaderEpochs
-    index_interval_bytes: int
-
-
-class Left(NamedTuple):
-    """What it goes on with."""
-
-    segments: SegmentSet
-    appender: SegmentAppender
-    producers: ProducerState
-
-
-def to_offset(log: Parts, offset: int) -> Left:
-    """Steps 2 to 6, for an offset that the log holds."""
-    files, directory, interval = log.files, log.directory, log.index_interval_bytes
-    epoch = log.epochs.at(offset)
-    segments = cut_segments(files, directory, log.segments, offset, epoch, index_interval_bytes=interval)
-    if log.snapshots.remove_outside(segments[0].base_offset - 1, offset):
-        files.fsync_dir(directory)
-    log.epochs.truncate_from_end(offset)
-    appender = SegmentAppender.resume(segments.active, index_interval_bytes=interval)
-    return Left(segments, appender, replay(log.snapshots, segments, offset).state)
-
-
-def everything(log: Parts, offset: int) -> Left:
-    """Steps 2, 5 and 6 with nothing left: an empty segment that begins at `offset`."""
-    files, directory = log.files, log.directory
-    remove_segments(files, directory, list(log.segments))
-    log.snapshots.remove_outside(-1, -1)
-    log.epochs.truncate_from_end(0)
-    appender = SegmentAppender.create(files, directory, offset, index_interval_bytes=log.index_interval_bytes)
-    files.fsync_dir(directory)
-    return Left(SegmentSet([appender.segment]), appender, ProducerState(offset))

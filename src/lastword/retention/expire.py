@@ -1,6 +1,6 @@
 """Carrying retention out, partition by partition.
 
-The order is that of `partition.front`: the log start is durable before a file loses its name. A partition
+The order is that of `partition.prefix`: the log start is durable before a file loses its name. A partition
 that the cleaner has in quarantine expires all the same.
 """
 
@@ -34,7 +34,7 @@ def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
     with home.claim(topic, partition):
         config = home.topic_config(topic)
         log = home.log(topic, partition)
-        log.remove_waste()
+        log.remove_deferred()
         if config.compacts:
             log.roll_if_due()
         with log.lock:  # no append between deciding that everything goes and rolling
@@ -53,5 +53,5 @@ def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
             if found.segments == len(log.segments):
                 log.roll()
             home.raise_log_start(topic, partition, found.log_start, found.codes[-1])
-            log.remove_front()
+            log.remove_prefix()
         return found

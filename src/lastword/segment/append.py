@@ -20,6 +20,7 @@ from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.offset_index import OffsetIndex
 from lastword.segment.segment import Segment
 from lastword.segment.time_index import TimeIndex
+from lastword.segment.txn_index import TransactionIndex
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +60,8 @@ class SegmentAppender:
         self, segment: Segment, log: Handle, index: Handle, times: Handle, builder: IndexBuilder
     ) -> None:
         self.base_offset = segment.base_offset
+        self.file = segment.file
+        self.aborted = TransactionIndex(segment.files, segment.path(names.TXN_INDEX), segment.base_offset)
         self.end = SegmentEnd(segment.size, segment.next_offset, segment.largest_timestamp)
         """Replaced as a whole when the bytes are in the file: no other thread finds half of an append."""
         self._segment = segment
@@ -287,6 +290,8 @@ class SegmentAppender:
     def sync_indexes(self) -> None:
         self._index.fsync()
         self._times.fsync()
+        if self.aborted.entries:
+            self.aborted.sync()
 
     def finish(self) -> None:
         """No more batches: the time index gets its last entry. One more batch takes that entry back."""
@@ -312,6 +317,7 @@ class SegmentAppender:
 
     def close(self) -> Segment:
         """Close the files and return the segment, which takes no more batches."""
+        self.aborted.close()
         for handle in (self._log, self._index, self._times):
             handle.close()
         if self._finished is not None:

@@ -22,7 +22,7 @@ from lastword.ingest.manifest import REFUSED_FORM, WRITERS_FORM, Manifest
 from lastword.ingest.staging import COMMITTED, OPEN
 from lastword.logdir.identity import MOVE_NOTE
 from lastword.logdir.log_dir_set import read_partition_list
-from lastword.partition import front, incomplete_commit, leases, losses
+from lastword.partition import incomplete_commit, leases, losses, prefix
 from lastword.partition.named import read_journal
 from lastword.partition.synced import decode_mark
 from lastword.segment import names
@@ -231,7 +231,7 @@ _NAMES: dict[str, Reader] = {
     names.QUARANTINE: _framed(quarantine.FORM),
     names.SYNCED: _synced,
     names.PRODUCERS: _journal,
-    names.LOG_START_NOTE: _framed(front.NOTE),
+    names.LOG_START_NOTE: _framed(prefix.NOTE),
     names.MOVED_FROM: _framed(MOVE_NOTE),
 }
 _PREFIXES: dict[str, Reader] = {

@@ -64,7 +64,7 @@ def set_aside(files: Files, directory: str, gone: Iterable[Segment], listing: Se
     return renamed
 
 
-class Waste:
+class DeferredDeletes:
     """Files and directories that are renamed already and wait for their removal. Times are those of the
     steady clock, so that a corrected date neither hurries nor delays them.
     """

@@ -1,0 +1,373 @@
+"""`LocalLog`: the segment files of one partition, and every operation that changes them.
+
+It appends batches whose offsets are assigned, closes the active segment and begins the next, syncs, publishes
+rewritten segments, and cuts the log at either end. It does not interpret records: producers, transactions,
+leader epochs and the log start belong to `PartitionLog`, which holds its lock around every change.
+
+`segment_set` may be taken without a lock. It is immutable: its active segment ends where the log ended when
+the set was taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.errors import FileTakenError, LastwordError
+from lastword.files import Files
+from lastword.partition import prefix, swap, truncate
+from lastword.partition.appending import Pending
+from lastword.partition.durability import Durability, FailureLatch
+from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.rolling import RollRule
+from lastword.partition.segment_set import SegmentSet
+from lastword.segment import names
+from lastword.segment.append import SegmentAppender
+from lastword.segment.segment import Segment
+from lastword.segment.txn_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lastword.partition.ingest_file import AssignedBatch
+    from lastword.records.batch import BatchHeader
+
+
+class LocalLog:
+    """The segments of one open partition. The caller holds the partition's lock, except for `sync`."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        config: TopicConfig,
+        clock: Clock,
+        segments: SegmentSet,
+        *,
+        epochs: LeaderEpochs,
+        synced_to: int,
+        recovery_point: int,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.config = config
+        self.clock = clock
+        self.failure = FailureLatch(files, directory)
+        self.roll_rule = RollRule(clock, rng or random.Random())
+        self.durability = Durability(
+            files,
+            directory,
+            clock,
+            self.failure,
+            epochs,
+            unsynced=segments.starting_at(synced_to),
+            synced_to=synced_to,
+            recovery_point=recovery_point,
+        )
+        self._deferred = prefix.DeferredDeletes(files, clock)
+        self._closed = False
+        self._begin(
+            segments,
+            SegmentAppender.resume(segments.active, index_interval_bytes=config.index_interval_bytes),
+        )
+
+    def _begin(self, segments: SegmentSet, appender: SegmentAppender) -> None:
+        self._live = segments, appender
+        """One value: readers in other threads find the segments with the appender of the last of them."""
+        self.appender = appender
+        self.roll_rule.begin_segment(self.config)
+
+    # -------------------------------------------------------------- facts
+
+    @property
+    def segment_set(self) -> SegmentSet:
+        segments, appender = self._live
+        return segments.with_last(appender.segment)
+
+    @property
+    def log_end(self) -> int:
+        """The offset that the next record gets."""
+        return self.appender.end.next_offset
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raise the failure that stopped the log, or ValueError if it is closed."""
+        if self.failure.error is not None:
+            raise self.failure.error
+        if self._closed:
+            raise ValueError(f"{os.path.basename(os.path.normpath(self.directory))} is closed")
+
+    # -------------------------------------------------------------- append
+
+    def append(self, pending: Pending) -> None:
+        """Append batches with one write, and index them."""
+        try:
+            self.appender.append(pending.data, pending.headers)
+        except LastwordError as error:
+            self.failure.latch_if_offline(error)
+            raise
+
+    def append_table(self, data: memoryview, rows: np.ndarray) -> None:
+        """Append the batches of a table's rows with one write. Their file positions count from the first row,
+        and become those in the segment."""
+        try:
+            self.appender.append_table(data, rows)
+        except LastwordError as error:
+            self.failure.latch_if_offline(error)
+            raise
+
+    def append_aborted(self, entry: AbortedTransaction) -> None:
+        """Note an aborted transaction whose marker was just appended. If that fails, the log takes no more:
+        opening it again repairs the index."""
+        with self.failure.latching():
+            if not self.appender.aborted.entries:
+                self.durability.directory_unsynced = True  # the first entry makes the file
+            self.appender.aborted.append(entry)
+
+    @property
+    def active_bytes(self) -> int:
+        """Size of the active segment."""
+        return self.appender.end.size
+
+    def is_full(self, more: int = 0) -> bool:
+        """Is there no room in the active segment's indexes for another entry, after `more` of them?"""
+        return self.appender.is_full(self.config.segment_index_bytes, more)
+
+    # -------------------------------------------------------------- roll
+
+    def must_roll(self, header: BatchHeader, pending: Pending) -> bool:
+        """Does the last pending batch begin a new segment?"""
+        return self.roll_rule.must_roll(self.config, self.appender, header, pending)
+
+    def rows_before_roll(self, table: np.ndarray, first: int, unasked: int) -> int:
+        """See `RollRule.rows_before`."""
+        return self.roll_rule.rows_before(self.config, self.appender, table, first, unasked)
+
+    def is_roll_due(self) -> bool:
+        """Is the active segment older than `segment.ms`, by the clock?"""
+        return self.roll_rule.is_due(self.appender)
+
+    def roll(self) -> None:
+        """Close the active segment and begin an empty one at the log end.
+
+        The closed segment and its indexes are synced before the new one exists, so what a power cut leaves of
+        the log is a beginning of it, never a log with a hole.
+        """
+        interval = self.config.index_interval_bytes
+
+        def create() -> SegmentAppender:
+            return SegmentAppender.create(
+                self.files, self.directory, self.log_end, index_interval_bytes=interval
+            )
+
+        self._roll(create)
+
+    def ingest_file(self, file: str, batches: Sequence[AssignedBatch]) -> None:
+        """Close the active segment and make a file of batches, which begin at the log end, the active one."""
+        interval = self.config.index_interval_bytes
+
+        def begin() -> SegmentAppender:
+            return SegmentAppender.from_file(
+                self.files, file, self.directory, batches, index_interval_bytes=interval
+            )
+
+        try:
+            self._roll(begin)
+        except LastwordError as error:
+            name = names.segment_file(batches[0].base_offset, names.LOG)
+            if self.files.exists(f"{self.directory}/{name}"):  # another segment would begin beside it
+                self.failure.latch(error)
+            raise
+
+    def _roll(self, begin: Callable[[], SegmentAppender]) -> None:
+        durability = self.durability
+        with self.failure.latching_if_offline():
+            old, base = self.appender, self.log_end
+            old.finish()
+            with durability.group_commit.turn():
+                durability.sync_files(old, base, indexes=True)
+            try:
+                new = begin()
+            except FileTakenError:
+                # Left by a roll that did not come to its end: no segment of the log has this base.
+                for extension in names.SEGMENT_EXTENSIONS:
+                    path = os.path.join(self.directory, names.segment_file(base, extension))
+                    self.files.unlink(path, missing_ok=True)
+                new = begin()
+            with durability.group_commit.turn():  # no sync while the files change
+                durability.directory_unsynced = True
+                durability.begin_segment(new.segment)
+                self._begin(self.segment_set.with_last(old.close()).with_added(new.segment), new)
+
+    # -------------------------------------------------------------- sync
+
+    def sync(self) -> None:
+        """Return when everything appended before the call survives a power cut. Takes no lock; callers at the
+        same time share one sync."""
+        target, durability = self.log_end, self.durability
+
+        def done() -> bool:
+            return durability.synced_to >= target and not durability.directory_unsynced
+
+        with durability.group_commit.turn(done) as mine:
+            if mine:
+                self.check_open()
+                durability.sync_files(self.appender, self.log_end, indexes=False)
+
+    def sync_if_due(self) -> None:
+        """Sync if `flush.messages` or `flush.ms` asks for it."""
+        config = self.config
+        if self.durability.is_due(self.log_end, config.flush_messages, config.flush_ms):
+            self.sync()
+
+    def flush(self) -> None:
+        """Sync with the indexes, which moves the recovery point to the log end."""
+        durability = self.durability
+        if durability.recovery_point < self.log_end or durability.directory_unsynced:
+            with durability.group_commit.turn():
+                durability.sync_files(self.appender, self.log_end, indexes=True)
+
+    # -------------------------------------------------------------- replace
+
+    def replace(self, old: Sequence[Segment], output: Segment) -> Segment:
+        """Publish a rewritten segment in place of its sources; see `partition.swap` for every crash of it.
+
+        Args:
+            old: Neighbours among the closed segments, named by any Segment of the same file.
+            output: Complete, synced, in a private directory; it has the base offset of the first source.
+        """
+        segments = self.segment_set
+        sources = _own_segments(segments, old)
+        try:
+            published = swap.publish(self.files, self.directory, sources, output)
+        except LastwordError:
+            with contextlib.suppress(LastwordError), self.failure.latching():
+                self._live = self._after_failed_swap(segments), self.appender
+            raise
+        self._live = segments.with_replaced(sources, [published]), self.appender
+        return published
+
+    def _after_failed_swap(self, segments: SegmentSet) -> SegmentSet:
+        """Bring the directory to one of the two states of a swap; return its segments."""
+        files, directory = self.files, self.directory
+        swap.recover(files, directory)
+        logs = [base for base, _ in swap.decide(files, directory, files.listdir(directory)).logs]
+        known = {s.base_offset: s for s in segments}
+        kept: list[Segment] = []
+        for base in logs:
+            loaded = Segment.load(files, directory, base)
+            before = known.get(base)
+            kept.append(before if before is not None and before.inode == loaded.inode else loaded)
+        active = segments.active
+        return SegmentSet([*(s for s in kept if s.base_offset != active.base_offset), active])
+
+    # -------------------------------------------------------------- cut
+
+    def remove_prefix(self, log_start: int) -> list[Segment]:
+        """Remove the segments that lie below the log start as a whole. Their files are renamed when it
+        returns, and unlinked after `file.delete.delay.ms` (`remove_deferred`)."""
+        segments = self.segment_set
+        gone = prefix.below_start(segments, log_start)
+        if not gone:
+            return []
+        listing = self.files.listdir(self.directory)
+        with self.durability.group_commit.turn():  # no sync of a file that loses its name
+            left = gone
+            try:
+                with self.failure.latching_if_offline():
+                    paths = prefix.set_aside(self.files, self.directory, gone, listing)
+                left = ()
+            except LastwordError:
+                self.durability.directory_unsynced = True  # makes durable what was renamed
+                with contextlib.suppress(LastwordError):
+                    left = tuple(s for s in gone if self.files.exists(s.file))
+                raise
+            finally:
+                self._live = SegmentSet([*left, *segments[len(gone) :]]), self.appender
+                self.durability.forget(gone, left)
+            self._deferred.add(paths, self.config.file_delete_delay_ms)
+        return list(gone)
+
+    def remove_deferred(self, *, all: bool = False) -> int:
+        """Unlink the files of removed segments whose delay has passed, or all; return how many."""
+        return self._deferred.remove(all=all)
+
+    @contextlib.contextmanager
+    def cutting(self) -> Iterator[None]:
+        """Hold off syncs while the end of the log is cut. A failure inside stops the log: half of the change
+        may be on disk."""
+        with self.durability.group_commit.turn(), self.failure.latching():
+            yield
+
+    def truncate_to(self, offset: int, epoch: int) -> None:
+        """Remove the batches that reach `offset`, which the log holds; see steps 1 to 4 of
+        `partition.truncate`."""
+        segments = self.segment_set
+        self.durability.mark.lower(segments[segments.floor(offset)].end_before(offset))
+        self.appender.close()
+        segments = truncate.cut_segments(
+            self.files,
+            self.directory,
+            segments,
+            offset,
+            epoch,
+            index_interval_bytes=self.config.index_interval_bytes,
+        )
+        appender = SegmentAppender.resume(
+            segments.active, index_interval_bytes=self.config.index_interval_bytes
+        )
+        self._continue_at(offset, segments, appender)
+
+    def remove_all(self) -> None:
+        """Remove every segment, the newest first; `start_at` follows."""
+        segments = self.segment_set
+        self.durability.mark.lower(0)
+        self.appender.close()
+        truncate.remove_segments(self.files, self.directory, list(segments))
+
+    def start_at(self, offset: int) -> None:
+        """Begin an empty segment; there is no other."""
+        interval = self.config.index_interval_bytes
+        appender = SegmentAppender.create(self.files, self.directory, offset, index_interval_bytes=interval)
+        self.files.fsync_dir(self.directory)
+        self._continue_at(offset, SegmentSet([appender.segment]), appender)
+
+    def _continue_at(self, offset: int, segments: SegmentSet, appender: SegmentAppender) -> None:
+        self._begin(segments, appender)
+        self.durability.begin_segment(appender.segment)
+        self.durability.lower(offset)
+
+    # -------------------------------------------------------------- close
+
+    def finish(self) -> None:
+        """Write the last entry of the time index, and sync everything with the indexes."""
+        self.appender.finish()
+        with self.durability.group_commit.turn():
+            self.durability.sync_files(self.appender, self.log_end, indexes=True)
+
+    def abandon(self) -> None:
+        """Close the files and nothing else, as a killed process would."""
+        self._closed = True
+        self.appender.close()
+        self.durability.mark.close()
+
+
+def _own_segments(segments: SegmentSet, wanted: Sequence[Segment]) -> list[Segment]:
+    """Return the log's segments for the given ones, which must be the same files and neighbours."""
+    bases = [s.base_offset for s in segments]
+    if not wanted or wanted[0].base_offset not in bases:
+        raise ValueError("these segments are not in the log any more")
+    first = bases.index(wanted[0].base_offset)
+    own = list(segments[first : first + len(wanted)])
+    if [(s.base_offset, s.inode) for s in own] != [(s.base_offset, s.inode) for s in wanted]:
+        raise ValueError("these segments are not neighbours in the log any more")
+    return own

@@ -1,0 +1,22 @@
+"""Decide transactions as a coordinator does: append a marker to a partition's log."""
+
+from __future__ import annotations
+
+from lastword.partition import AppendedBatch, PartitionLog
+from lastword.records.builder import BatchBuilder
+from lastword.records.control import ABORT, COMMIT, control_key, marker_value
+
+
+def marker_batch(producer_id: int, epoch: int, commit: bool, coordinator_epoch: int, now_ms: int) -> bytes:
+    """Build the batch of 78 bytes that decides a transaction."""
+    builder = BatchBuilder(producer_id=producer_id, producer_epoch=epoch, transactional=True, control=True)
+    builder.append(now_ms, control_key(COMMIT if commit else ABORT), marker_value(coordinator_epoch))
+    return builder.build()
+
+
+def end_transaction(
+    log: PartitionLog, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int = 0
+) -> AppendedBatch:
+    """Append the marker that decides a producer's open transaction."""
+    now_ms = log.clock.now_ms()
+    return log.append_batch(marker_batch(producer_id, epoch, commit, coordinator_epoch, now_ms))
