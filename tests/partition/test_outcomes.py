@@ -8,7 +8,7 @@ import pytest
 
 from lastword.errors import DataError
 from lastword.files import DEFAULT
-from lastword.partition import outcomes, scan, walk
+from lastword.partition import outcomes, replay, scan
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.transactions import Fate
 from lastword.partition.transactions import scan as scan_batches
@@ -55,7 +55,7 @@ def directory(tmp_path: Path) -> Path:
 
 def _walk_by_kernels(yes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KERNEL_BYTES", "KERNEL_BYTES_LOADED"):
-        monkeypatch.setattr(walk, name, 0 if yes else 1 << 30)
+        monkeypatch.setattr(replay, name, 0 if yes else 1 << 30)
 
 
 @pytest.fixture(params=["a reader", "a reader with kernels", "the writer"])

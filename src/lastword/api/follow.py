@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from lastword.clock import Clock
 from lastword.errors import OffsetOutOfRangeError, UsageError
-from lastword.partition.follow import Watch
 from lastword.partition.moment import Range
 from lastword.partition.prefix import read_note
+from lastword.partition.view import LatestView
 
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
@@ -31,20 +31,20 @@ class Follow:
     position   per partition the next offset: moved on by the reader, who is also to call `heard` when a range
                had a record for it
     added      gives the partitions that have come meanwhile, of those it is told; they are followed too, and
-               `position` gets them. None: only `watches`
+               `position` gets them. None: only `latest_views`
     """
 
     def __init__(
         self,
-        watches: Mapping[int, Watch],
+        latest_views: Mapping[int, LatestView],
         position: MutableMapping[int, int],
         clock: Clock,
         *,
         timeout: float | None = None,
         committed: bool = True,
-        added: Callable[[Collection[int]], Mapping[int, Watch]] | None = None,
+        added: Callable[[Collection[int]], Mapping[int, LatestView]] | None = None,
     ) -> None:
-        self._watches = dict(watches)
+        self._latest_views = dict(latest_views)
         self._added = added
         self._looked_for_more = clock.monotonic()
         self._position = position
@@ -65,17 +65,17 @@ class Follow:
         quiet_since, pause = self._clock.monotonic(), SHORTEST_PAUSE_SECONDS
         while not self._stopped:
             found = False
-            for partition, watch in self._watches.items():
+            for partition, latest in self._latest_views.items():
                 if self._stopped:
                     return
-                due = self._due(partition, watch)
+                due = self._due(partition, latest)
                 if due is not None:
                     found = True
                     yield due
             now = self._clock.monotonic()
             if self._added is not None and now - self._looked_for_more >= NEW_PARTITIONS_SECONDS:
                 self._looked_for_more = now
-                found = self._take_in(self._added(self._watches)) or found
+                found = self._take_in(self._added(self._latest_views)) or found
             if self._heard:
                 quiet_since, self._heard = now, False
             left = LONGEST_PAUSE_SECONDS if self._timeout is None else quiet_since + self._timeout - now
@@ -88,14 +88,14 @@ class Follow:
             self._clock.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _take_in(self, added: Mapping[int, Watch]) -> bool:
-        for partition, watch in sorted(added.items()):
-            self._watches[partition] = watch
-            self._position[partition] = watch.look().log_start
+    def _take_in(self, added: Mapping[int, LatestView]) -> bool:
+        for partition, latest in sorted(added.items()):
+            self._latest_views[partition] = latest
+            self._position[partition] = latest.get().log_start
         return bool(added)
 
-    def _due(self, partition: int, watch: Watch) -> Range | None:
-        view = watch.look()
+    def _due(self, partition: int, latest: LatestView) -> Range | None:
+        view = latest.get()
         start = self._position[partition]
         if view.log_start > start:
             why = read_note(view.files, view.directory, view.log_start)
@@ -120,20 +120,20 @@ def following(
         log = dirs.log(topic, number)
         return log.log_start, log.stable_offset, log.log_end
 
-    def watch(number: int, view: PartitionView) -> Watch:
-        return Watch(
+    def latest_view(number: int, view: PartitionView) -> LatestView:
+        return LatestView(
             view,
             lambda: dirs.view(topic, number),
             (lambda: ends(number)) if dirs.mode == "a" else None,
         )
 
-    def added(known: Collection[int]) -> dict[int, Watch]:
+    def added(known: Collection[int]) -> dict[int, LatestView]:
         now = dirs.views(topic)
-        return {number: watch(number, now[number]) for number in now if number not in known}
+        return {number: latest_view(number, now[number]) for number in now if number not in known}
 
     def follow(position: dict[int, int]) -> Follow:
         return Follow(
-            {number: watch(number, view) for number, view in sorted(views.items())},
+            {number: latest_view(number, view) for number, view in sorted(views.items())},
             position,
             dirs.clock,
             timeout=timeout,

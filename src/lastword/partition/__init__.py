@@ -1,13 +1,20 @@
-"""An ordered set of segments is the log of one partition.
+"""The log of one partition: an ordered set of segments.
 
-Stands on `segment`. `log.py` is the writing side: append, roll, sync, replace, and what is promised at which
-level; its parts are `tail.py` (the end that grows), `appending.py` (how batches come in), `rolling.py` (when
-a segment ends) and `durability.py` (what is synced when). `view.py` is the reading side, without a lock;
-`follow.py` looks again and again. `swap.py` publishes rewritten segments and says what every crash of that
-leaves. `open.py` puts right what a crash left (`leftovers.py`, `damage.py`). `producer_state.py` is what a
-partition remembers of its producers, `replay.py` how that is found again, `named.py` the journal of producers
-with names. `leases.py` is how far readers have come, for whoever drops tombstones, `lessee.py` their own side
-of it; `incomplete_commit.py` notes where a commit begins until it is complete. Start reading at log.py.
+Stands on `segment`. Start reading at `log.py`.
+
+Writing. `log.py` is `PartitionLog`: producers, transactions, leader epochs, and the promises at each level;
+`appending.py` checks and numbers batches. It stands on `local_log.py`, which has the files: `rolling.py`
+decides when a segment ends, `durability.py` syncs, `prefix.py` and `truncate.py` cut, `swap.py` publishes
+rewritten segments and lists what every crash of that leaves.
+
+Reading. `view.py` shows a partition without a lock, `reads.py` reads ranges of it, `moment.py` reads newest
+values, `lookups.py` single records.
+
+Opening. `open.py` has the rules; `recovery.py`, `damage.py` and `split.py` repair, `synced.py` says where a
+log must end, `replay.py` computes the producer state (`producer_state.py`, on disk `snapshots.py`).
+
+Beside the log. `leases.py`: positions of readers that hold tombstones back. `named.py`: the journal of
+producers with names. `incomplete_commit.py`: where a commit begins, until it is complete.
 """
 
 from lastword.partition.appending import AppendedBatch

@@ -36,11 +36,17 @@ from lastword.partition import leases
 from lastword.partition.damage import Damage
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.incomplete_commit import incomplete_commit_offset
-from lastword.partition.leftovers import finish_swaps, log_bases, remove_leftovers, split_overflowed
 from lastword.partition.local_log import LocalLog
 from lastword.partition.log import PartitionLog
 from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
-from lastword.partition.recovery import Recovery, Repairs
+from lastword.partition.recovery import (
+    Recovery,
+    Repairs,
+    finish_swaps,
+    log_bases,
+    remove_leftovers,
+    split_overflowed,
+)
 from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots, snapshot_offsets

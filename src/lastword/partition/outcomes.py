@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.files import Files
+from lastword.partition.replay import producer_batches
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.transactions import Decisions, Fate, scan
-from lastword.partition.walk import walk
 from lastword.records.batch import BatchHeader
 from lastword.records.control import ControlRecord
 from lastword.segment.segment import Segment
@@ -123,7 +123,7 @@ def _special_batches(
         due = segment.base_offset
         bound = segments[at + 1].base_offset if at + 1 < len(segments) else 1 << 63
         first = segment.position_of(start) if start > segment.base_offset else 0
-        for header, marker in walk(segment, first, verify=True):
+        for header, marker in producer_batches(segment, first, verify=True):
             if header.base_offset < due or header.last_offset >= bound:
                 raise CorruptBatchError(
                     f"offsets {header.base_offset}-{header.last_offset} do not lie in [{due}, {bound})",

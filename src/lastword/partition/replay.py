@@ -11,6 +11,7 @@ batches that cleaning has removed since (`ProducerState.learn`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,11 +21,17 @@ from lastword.files import Files
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots
-from lastword.partition.walk import walk
+from lastword.partition.transactions import control_of
 from lastword.records.batch import BatchHeader
 from lastword.records.control import ControlRecord
+from lastword.records.formats import check_crc
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction
+from lastword.wire import CONTROL_BIT, TRANSACTIONAL_BIT
+
+KERNEL_BYTES = 8 << 20
+"""Kernels are faster from this size on, even if they must be loaded (about 0.4 s, once a process)."""
+KERNEL_BYTES_LOADED = 256 << 10
 
 _TRIES = 100
 
@@ -97,7 +104,7 @@ def replay(
         if segment.base_offset in barren:
             continue
         aborted = found.aborted.setdefault(segment.base_offset, [])
-        for header, marker in batches_of_producers(segment, state.end_offset, log_end):
+        for header, marker in producer_batches_between(segment, state.end_offset, log_end):
             pass_snapshots(header.base_offset)
             entry = state.update(header, marker)
             if entry is not None:
@@ -148,19 +155,70 @@ class Stability:
             return replay(Snapshots(log.files, log.directory), log.segment_set, log.log_end).state
         if state.end_offset < log.log_end:
             for segment in log.segment_set.starting_at(state.end_offset):
-                for header, marker in batches_of_producers(segment, state.end_offset, log.log_end):
+                for header, marker in producer_batches_between(segment, state.end_offset, log.log_end):
                     state.update(header, marker)
             state.end_offset = log.log_end
         return state
 
 
-def batches_of_producers(
+def producer_batches_between(
     segment: Segment, start: int, end: int
 ) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
-    """Headers in [start, end) offsets that have a producer id, and of markers their content."""
+    """Yield the headers in [start, end) offsets that have a producer id, markers with their content."""
     position = segment.position_of(start) if start > segment.base_offset else 0
-    for header, marker in walk(segment, position, verify=False):
+    for header, marker in producer_batches(segment, position, verify=False):
         if header.last_offset >= end:
             return
         if header.producer_id >= 0 and header.base_offset >= start:
+            yield header, marker
+
+
+def producer_batches(
+    segment: Segment, first: int, *, verify: bool
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    """Yield the batches of producers and transactions from position `first` on, markers with their content.
+
+    They have a producer id, are transactional, or control batches; others may be among them. Kernels do
+    it where there is so much to read that loading them pays: a small batch costs Python several microseconds.
+
+    Args:
+        segment: The segment to read.
+        first: Position of a batch.
+        verify: Check the checksum of every batch, also of those that are not yielded.
+
+    Raises:
+        DataError: A batch is damaged.
+    """
+    loaded = "lastword.kernels" in sys.modules
+    many = segment.size - first > (KERNEL_BYTES_LOADED if loaded else KERNEL_BYTES)
+    return (_by_kernels if many else _plainly)(segment, first, verify)
+
+
+def _plainly(
+    segment: Segment, first: int, verify: bool
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    for header in segment.headers(first):
+        marker = None
+        if verify or header.control:
+            data = segment.read_batch(header)
+            if verify:
+                check_crc(data, header, segment.file, position=0)
+            marker = control_of(data, header, segment.file, position=0)
+        yield header, marker
+
+
+def _by_kernels(
+    segment: Segment, first: int, verify: bool
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    from lastword.kernels import table as fields
+
+    for chunk in segment.chunk_reader(first, verify=verify, inflate=False):
+        wanted = (chunk.table[:, fields.ATTRIBUTES] & (TRANSACTIONAL_BIT | CONTROL_BIT)) != 0
+        wanted |= chunk.table[:, fields.PRODUCER_ID] >= 0
+        for row in wanted.nonzero()[0].tolist():
+            header = chunk.header(row)
+            marker = None
+            if header.control:
+                at = int(chunk.table[row, fields.POSITION])
+                marker = control_of(chunk.raw.data, header, chunk.file, position=at)
             yield header, marker

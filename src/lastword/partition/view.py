@@ -236,6 +236,42 @@ class PartitionView(Reads):
         return records_at(self, offsets)
 
 
+class LatestView:
+    """The newest view of one partition to which others append, and which they roll and clean.
+
+    What an old view found out about open transactions is kept, so that only added batches are read for it.
+
+    Args:
+        view: The first view.
+        load: Makes a view of now. Called only when the last view is not current any more.
+        ends: Returns (log start, last stable offset, log end) of now, for a log that this process writes
+            itself. None: two looks at file names decide whether a view is current.
+    """
+
+    def __init__(
+        self,
+        view: PartitionView,
+        load: Callable[[], PartitionView],
+        ends: Callable[[], tuple[int, int, int]] | None = None,
+    ) -> None:
+        self._view = view
+        self._load = load
+        self._ends = ends
+
+    def get(self) -> PartitionView:
+        """Return the view of now."""
+        if not self._is_current():
+            before, self._view = self._view, self._load()
+            self._view.go_on_from(before)
+        return self._view
+
+    def _is_current(self) -> bool:
+        view = self._view
+        if self._ends is None:
+            return view.is_current()
+        return self._ends() == (view.log_start, view.stable_offset, view.log_end)
+
+
 def check_directory(files: Files, directory: str) -> None:
     """Raise NotAPartitionError if something is there, and no directory: it may be a link, or a file."""
     path = os.path.normpath(directory)
