@@ -240,3 +240,49 @@ def test_a_log_read_never_goes_back(
         assert newest <= set(found) <= set(whole)
         seen.add(len(found))
     assert len(seen) > 1
+
+
+@pytest.mark.parametrize("start", [30, 20, 0])
+def test_a_state_read_during_a_truncation_is_read_again_by_refresh(
+    start: int, template: Path, tmp_path: Path
+) -> None:
+    """Two readers, one before each operation of the truncation and one after it; then the log grows again.
+
+    A reader of the first kind may have records that are removed next, although the cut is noted already.
+    """
+    number = 0
+    while True:
+        path = tmp_path / f"data-{number}"
+        shutil.copytree(template, path)
+        readers: list[tuple[Any, Any]] = []
+
+        def look(path: Path = path, readers: list[tuple[Any, Any]] = readers) -> None:
+            logs = opened(path, "r")
+            try:
+                readers.append((logs, logs.state("users")))
+            except lastword.errors.LastwordError:  # beside a truncation a read may be refused
+                logs.close()
+
+        armed = Interrupted(number, look)
+        with opened(path, files=armed.files) as logs:
+            armed.calls = 0
+            log = logs.dirs.log("users", 0)
+            if start:
+                log.truncate_to(start)
+            else:
+                log.truncate_fully_and_start_at(start)
+            done = armed.calls <= number
+            look()
+            topic = logs.topic("users")
+            for grown in range(60):
+                topic.append(KEYS[grown % 3], ["grown", grown])
+            newest = {record.key: record.value for record in topic.read(view="latest")}
+        for reader, values in readers:
+            values.refresh()
+            assert dict(values) == newest, f"opened before call {number} of the truncation"
+            reader.close()
+        shutil.rmtree(path)
+        if done:
+            assert number > 10
+            return
+        number += stride(2)

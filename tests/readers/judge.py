@@ -22,6 +22,7 @@ from lastword.errors import (
     NotAPartitionError,
     OffsetOutOfRangeError,
     SnapshotRefusedError,
+    UnknownMagicError,
     UnknownTopicError,
 )
 from tests.readers.history import Ends, Lineage, PartitionHistory, Written
@@ -154,23 +155,32 @@ class Window:
             raise Violation("outside", f"offset {row.offset} is outside of [{start}, {end})")
         if row.offset < self.log_starts[0]:
             raise Violation("below the log start", f"offset {row.offset}, log start {self.log_starts[0]}")
-        why = "was never written"
+        reasons = []
         for number, calls in self.lines.items():
-            lineage = self.partition.lineages[number]
-            record = lineage.records.get(row.offset)
-            if record is None:
-                continue
-            if not _same(record, row):
-                why = f"was written as {record}"
-                continue
-            if self.committed and row.offset in lineage.aborted:
-                raise Violation("aborted", f"offset {row.offset} belongs to an aborted transaction")
-            if row.offset >= max(self.end_of(ends) for ends in calls):
-                raise Violation("above the end", f"offset {row.offset} was shown too early")
-            if row.offset in self.partition.removed_before(self.first, number):
-                raise Violation("removed", f"offset {row.offset} was removed before the read began")
-            return
-        raise Violation("never written", f"offset {row.offset}, {row}: {why}")
+            # A record may be written again, just the same, at the same offset after a truncation: one line
+            # that allows it is enough.
+            reason = self._refused(row, number, max(self.end_of(ends) for ends in calls))
+            if reason is None:
+                return
+            reasons.append(reason)
+        rule, text = min(reasons, key=lambda reason: reason[0] == "never written")
+        raise Violation(rule, text)
+
+    def _refused(self, row: Row, number: int, end: int) -> tuple[str, str] | None:
+        """Return why a line does not allow a row, as the rule and a text."""
+        lineage = self.partition.lineages[number]
+        record = lineage.records.get(row.offset)
+        if record is None:
+            return "never written", f"offset {row.offset}, {row}: was never written"
+        if not _same(record, row):
+            return "never written", f"offset {row.offset}, {row}: was written as {record}"
+        if self.committed and row.offset in lineage.aborted:
+            return "aborted", f"offset {row.offset} belongs to an aborted transaction"
+        if row.offset >= end:
+            return "above the end", f"offset {row.offset} was shown too early"
+        if row.offset in self.partition.removed_before(self.first, number):
+            return "removed", f"offset {row.offset} was removed before the read began"
+        return None
 
     def survivors(self) -> dict[int, Written]:
         """Records that are in the log at the end of the read, in every line that it may have met."""
@@ -227,8 +237,8 @@ class Window:
             return
         if isinstance(error, (BusyError, SnapshotRefusedError)):
             return
-        if isinstance(error, CorruptBatchError) and not self.is_one_line:
-            return  # beside a truncation: the file became shorter while it was read
+        if isinstance(error, (CorruptBatchError, UnknownMagicError)) and not self.is_one_line:
+            return  # beside a truncation: the file was cut, and written again, while it was read
         if isinstance(error, OffsetOutOfRangeError):
             begins = self.log_starts[0] if start is None else start
             if self.log_starts[-1] > begins or not self.is_one_line:

@@ -533,6 +533,7 @@ class PartitionLog(Reads):
             files.fsync_dir(directory)
         self._epochs.truncate_from_end(offset)
         self._producers = replay(self._snapshots, segments, offset).state
+        losses.note_cut(files, directory, offset)
         self._log_start = min(self._log_start, offset)
         self._update_stable_offset()
 
@@ -548,13 +549,15 @@ class PartitionLog(Reads):
                 self._start_at(offset)
 
     def _start_at(self, offset: int) -> None:
-        losses.note_cut(self.files, self.directory, self._log_start)
-        truncate.forget_accounts(self.files, self.directory)
+        files, directory, first = self.files, self.directory, self._log_start
+        losses.note_cut(files, directory, first)
+        truncate.forget_accounts(files, directory)
         self._local.remove_all()
         self._epoch = self._epochs.latest or self._epoch
         self._snapshots.remove_outside(-1, -1)
         self._epochs.truncate_from_end(0)
         self._local.start_at(offset)
+        losses.note_cut(files, directory, first)
         self._producers = ProducerState(offset)
         self._log_start = offset
         self._update_stable_offset()

@@ -10,6 +10,8 @@
 4  its indexes                          of what is left
 5  snapshots above the offset           gone for good before the log grows there again
 6  leader epochs that begin there
+7  the cut is noted a second time       a reader between 0 and 6 met the first note and records that are gone
+                                        now: it compares the number of notes
 ```
 
 A crash anywhere leaves the log longer than asked, never shorter and never with a hole; opening makes the

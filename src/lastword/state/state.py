@@ -207,7 +207,11 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
                 self._expiry, self._expiring = {}, []
 
     def _restore_once(self, progress: ProgressLike | None, snapshot: Snapshot | None) -> None:
-        ranges = {one.partition: one for one in self._ranges_of(self._views())}
+        ranges = {range_.partition: range_ for range_ in self._ranges_of(self._views())}
+        known = {number: self._losses_of(range_.view) for number, range_ in ranges.items()}
+        for number, range_ in ranges.items():
+            if known[number].cut_count:  # list the files after the note was read: a cut may lie in between
+                range_.renew()
         total = sum(segment.size for one in ranges.values() for segment in one.view.segments)
         began = time.monotonic()
         done = 0
@@ -223,7 +227,6 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
 
             started = time.monotonic()
             keys, held = len(self._data), self._bytes
-            known = self._losses_of(one.view)
             if number in loaded:
                 self._put_newer(one, progress=tell)
                 keys, held = keys - loaded[number].keys, held - loaded[number].bytes
@@ -241,7 +244,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
                     time.monotonic() - started + (loaded[number].seconds if number in loaded else 0.0),
                 )
             )
-            self.position[number], self._known[number] = one.end, known
+            self.position[number], self._known[number] = one.end, known[number]
             self._note_expiry(one.view, one.view.log_start, one.end)
         self.restored = tuple(restored)
         STATE_RESTORE_SECONDS.set(time.monotonic() - began, self._log.name)
