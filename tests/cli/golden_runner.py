@@ -1,4 +1,4 @@
-"""Runs command scripts: commands in, what they print out, compared with what the script says they print.
+"""Run command scripts and compare the output with the script.
 
     $ lastword read data users          a command line, run in an empty directory of its own
     > {"key": "a", "value": "b"}        lines of its stdin
@@ -7,10 +7,10 @@
     ! error: ...                        its stderr
     [exit 2]                            its exit code, unless 0
 
-The clock stands at 2026-11-20 10:00:00Z and moves by a second before each command; `$ advance 1d` moves it
-further. `$ flip FILE POSITION` turns all bits of a byte, `$ cut FILE BYTES` takes bytes off a file's end.
-Lines before the first command, and lines that begin with #, are for readers. LASTWORD_REWRITE=1 writes
-what came out into the script.
+The clock starts at 2026-11-20 10:00:00Z and advances by a second before each command; `$ advance 1d` advances
+it further. `$ flip FILE POSITION` inverts all bits of a byte; `$ cut FILE BYTES` removes bytes from the end
+of a file. Lines before the first command, and lines that begin with #, are comments. LASTWORD_REWRITE=1
+writes the actual output into the script.
 """
 
 from __future__ import annotations

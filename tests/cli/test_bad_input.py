@@ -1,4 +1,4 @@
-"""Every refusal: its class, its exit code, and a directory that is byte for byte what it was."""
+"""Check every refusal: its class, its exit code, and that the directory is unchanged byte for byte."""
 
 import json
 import os

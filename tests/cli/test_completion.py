@@ -1,4 +1,4 @@
-"""Completion of bash, zsh and fish; `lastword help COMMAND`."""
+"""Check completion in bash, zsh and fish, and `lastword help COMMAND`."""
 
 from __future__ import annotations
 

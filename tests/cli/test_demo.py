@@ -1,4 +1,4 @@
-"""`lastword demo`: what Kafka's rule loses is told by name; ours lose nothing."""
+"""Check `lastword demo`: it names the value that Kafka's rule loses; our strategies lose none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lastword dump` over what only Kafka writes: markers, wrappers, transaction indexes."""
+"""Check `lastword dump` of data that only Kafka writes: markers, wrappers, transaction indexes."""
 
 from __future__ import annotations
 

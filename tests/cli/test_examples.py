@@ -1,4 +1,4 @@
-"""Every command line that the help, the README or a task page shows can be typed, and does what it says."""
+"""Run every command line that the help, the README or a task page shows, and check its effect."""
 
 from __future__ import annotations
 

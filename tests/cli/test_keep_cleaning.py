@@ -1,4 +1,4 @@
-"""`lastword clean --every` as a process: rounds as they end, metrics over HTTP, and two ways to end it."""
+"""Check `lastword clean --every` as a process: its output, metrics over HTTP, and two ways to end it."""
 
 import json
 import os

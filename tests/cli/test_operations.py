@@ -1,4 +1,4 @@
-"""The operations page and the files in deploy/: their commands run, and their names exist."""
+"""Check the operations page and the files in deploy/: their commands run, and their names exist."""
 
 from __future__ import annotations
 

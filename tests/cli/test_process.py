@@ -1,4 +1,4 @@
-"""The command as a process: pipes that close, interruptions, bugs, the clock of the machine."""
+"""Check the command as a process: closed pipes, interruptions, bugs, the clock of the machine."""
 
 import io
 import json

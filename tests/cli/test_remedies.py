@@ -1,7 +1,7 @@
-"""Every remedy that the golden scripts show is carried out where it is shown.
+"""Run every command that a remedy in the golden scripts shows, in the place where it is shown.
 
-A command in a remedy must be understood, and must not end with the error that it is the remedy of. What a
-remedy says in words alone is listed here, so that a new one is looked at once.
+The command must be accepted, and must not end with the error that it should remedy. Remedies without a
+command are listed here, so that a new one is reviewed once.
 """
 
 from __future__ import annotations

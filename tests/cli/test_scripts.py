@@ -1,4 +1,4 @@
-"""Every script in scripts/ prints what it says. `make golden` rewrites them; the diff is the review."""
+"""Check that every script in scripts/ prints its expected output. `make golden` rewrites them."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP end every changing command at a safe point: real processes, real signals."""
+"""Check that SIGINT, SIGTERM and SIGHUP end every changing command at a safe point, with real processes."""
 
 import signal
 import subprocess

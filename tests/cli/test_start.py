@@ -1,4 +1,4 @@
-"""Starting costs little: what a command does not need is not imported."""
+"""Check that a command starts fast: it imports no module that it does not need."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""On a terminal of 80 columns every table fits; pipes and files get the whole of it."""
+"""Check that every table fits a terminal of 80 columns, and that pipes and files get the full table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of one record: nothing that is not null may look like null, and nothing may reach the terminal raw."""
+"""Check the text of a record: only null looks like null, and no raw control character is printed."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Compiling is announced once, where it takes place, and `lastword warm` leaves nothing to compile."""
+"""Check that compilation is announced once, and that `lastword warm` leaves nothing to compile."""
 
 from __future__ import annotations
 

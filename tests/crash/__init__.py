@@ -1,12 +1,12 @@
-"""Crashes, kills and failing drives, by the thousand: what is promised holds after each of them.
+"""Test crashes, kills and failing drives by the thousand: every promise holds after each of them.
 
 memory.py      a filesystem in memory, so that opening an image costs no system call
-power.py       every image that a power cut could leave, from the journal of `ForgetfulFiles`
-history.py     what was begun and what was acknowledged, by moment: what an image is judged by
+power.py       every image that a power cut can leave, from the journal of `ForgetfulFiles`
+history.py     attempts and acknowledgements by moment: the oracle for an image
 invariants.py  I1 to I12, each violation under its name
-scenarios.py   what processes do to a directory while the power is cut
+scenarios.py   what processes do to a directory while power is cut
 enumerate.py   images x invariants; `make crash N=100000`
-planted.py     bugs put in on purpose: the harness must name each of them
+planted.py     planted bugs: the harness must name each of them
 kills.py       processes ended by SIGKILL at random moments; `make kills N=2000`
 faults.py      the n-th system call fails, for every n
 """

@@ -1,10 +1,10 @@
-"""Images x invariants, counted.
+"""Check images x invariants, and count them.
 
     python -m tests.crash.enumerate --states 100000 --jobs 2
 
-runs every scenario, then the recovery of seeded images of each, then random scenarios from seeds, until so
-many different states (by content, per scenario) were opened and judged. It ends with 1 at the first
-violations, each with the scenario, the moment and the policy that make it again.
+runs every scenario, then the recovery of seeded images of each, then random scenarios from seeds, until this
+many different states (by content, per scenario) were opened and checked. It exits with 1 at the first
+violations; each names the scenario, the moment and the policy that reproduce it.
 """
 
 from __future__ import annotations

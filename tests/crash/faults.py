@@ -1,8 +1,8 @@
-"""The n-th system call that storage makes fails, for every n: once, or from there on.
+"""Make the n-th system call of storage fail, for every n: once, or from then on.
 
-`FaultyOs` stands before the `os` module under `lastword.files`, so that everything above the system is the
-product's own: how errors are told apart, what is taken back, what goes offline. A short write is a true one:
-half of the bytes are there, and the rest meets a full drive.
+`FaultyOs` replaces the `os` module under `lastword.files`, so everything above it is product code: the
+classification of errors, the cleanup, the drives taken offline. A short write is real: half of the bytes are
+written, and the rest meets a full drive.
 """
 
 from __future__ import annotations

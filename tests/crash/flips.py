@@ -1,10 +1,10 @@
-"""Single bits of the last batch of a log, flipped after each way to stop, and judged by what was promised.
+"""Flip single bits in the last batch of a log after each way to stop, and check what was promised.
 
-A life appends and stops; then one bit of its last batch is another one. A reader without a lock and two
-openings to append must either show the records that were written, or refuse with an error that names the
-file, and change no log. Where the batch was only acknowledged at `os`, a torn tail explains damage: there it
-may be cut, and the records before it are there. Such a batch with a base offset that is too high is refused
-by an opening; a reader shows it.
+A process appends and stops; then one bit of its last batch is flipped. A reader without a lock and two
+openings to append must either return the written records, or refuse with an error that names the file, and
+must not change the log. If the batch was acknowledged only at `os`, a torn tail explains the damage: the
+batch may then be cut, and the records before it must exist. If such a batch has a base offset that is too
+high, an opening refuses it; a reader returns it.
 """
 
 from __future__ import annotations

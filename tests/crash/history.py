@@ -1,8 +1,8 @@
-"""What a directory's processes began and what they were told, by moment of the journal: the oracle.
+"""Record the attempts and acknowledgements of a directory's processes by moment of the journal: the oracle.
 
-A process notes an attempt before it makes it and an acknowledgement after it got it. `History.at(upto)` is
-what was known when the first `upto` changes had been made. At the same moment the stronger reading counts:
-an acknowledgement that could have been given was given, an attempt that could have begun had.
+A process records an attempt before it starts and an acknowledgement after it arrives. `History.at(upto)` is
+the state after the first `upto` changes. At equal moments the stricter reading counts: an acknowledgement
+that could have been given was given, and an attempt that could have started had started.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The invariants, each under its name, shared by power cuts, kills and faults.
+"""Check the invariants, each under its name; shared by power cuts, kills and faults.
 
-I1   what was acknowledged at the level in question is there
-I2   what is there is a beginning of what was attempted: no hole
+I1   everything acknowledged at the level in question exists
+I2   the records are a prefix of the attempts: no hole
 I3   offsets rise, a record keeps its own, the log end is never below an acknowledgement
-I4   the newest record of every key is what the oracle says
-I5   nothing is there that was not attempted
-I6   a tombstone stays for its time; a deleted key does not come back
-I7   a lookup by index gives what a walk gives; index files are what a rebuild would make of the log
-I8   recovering twice is recovering once, cleaning twice is cleaning once
+I4   the newest record of every key is that of the oracle
+I5   every record was attempted
+I6   a tombstone stays for its time; a deleted key does not return
+I7   a lookup by index equals a scan; index files equal those of a rebuild from the log
+I8   a second recovery changes nothing, a second cleaning changes nothing
 I9   kept records keep timestamps and headers, batches their checksums
 I10  no temporary file is left after opening
-I11  handles are back to none after closing
+I11  no handle is left open after closing
 I12  a reader without a lock sees the log before a swap or after it, never a mix, and what recovery finds
 
 `check` opens one image and returns all violations; an image that cannot be opened violates I1.

@@ -1,15 +1,14 @@
-"""Processes ended by SIGKILL at random moments: nothing acknowledged is lost, changed or back from the dead.
+"""End processes by SIGKILL at random moments: nothing acknowledged is lost, no deleted key returns.
 
     python -m tests.crash.kills --kills 2000 --fresh-every 40
 
-The writer is a fork of this process (or, for some, a fresh interpreter): it recovers the directory, appends
-at both levels, rolls, checkpoints and cleans, and tells through a pipe what it begins and what it was told.
-The parent kills it after a random time, reads the pipe to its end, opens the directory and compares. Then the
-next writer goes on in the same directory.
+The writer is a fork of this process (or sometimes a fresh interpreter). It recovers the directory, appends at
+both levels, rolls, checkpoints and cleans, and reports each attempt and acknowledgement through a pipe. The
+parent kills it after a random time, reads the pipe to its end, opens the directory and compares. Then the
+next writer continues in the same directory.
 
-A killed process loses what it had not handed over to the system, nothing else: so `os` and `disk` are the
-same promise here, and the log must be exactly what was acknowledged, with at most the call that was under way
-behind it.
+A killed process loses only what it had not passed to the system. So `os` and `disk` are the same promise
+here, and the log must be exactly what was acknowledged, plus at most the call in progress.
 """
 
 from __future__ import annotations

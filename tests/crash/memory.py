@@ -1,7 +1,7 @@
-"""`MemoryFiles`: a directory tree in memory, with inodes as a filesystem has them.
+"""Provide `MemoryFiles`: a directory tree in memory, with inodes like a filesystem.
 
-Renames move a name, a removed file lives on in open handles. Contents are shared with the image that they
-come from until they are written to. `open_handles` names what was opened and not closed.
+A rename moves a name; a removed file stays readable through open handles. Contents are shared with the image
+of origin until they are written to. `open_handles` lists handles that were opened and not closed.
 """
 
 from __future__ import annotations

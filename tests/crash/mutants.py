@@ -1,11 +1,11 @@
-"""Directories with damage by seed, and every verb of the Python API on them.
+"""Damage directories by seed, and call every verb of the Python API on them.
 
     python -m tests.crash.mutants --mutants 2000
 
-makes copies of a small directory, changes each by its seed (flipped bits, cut files, two files exchanged,
-batches twice, segments that overlap, files that are gone or noise), and calls every verb in both modes. A
-verb gives a result or a LastwordError: no other exception, and no hang. Records of the partition that was not
-touched are the right ones.
+copies a small directory, changes each copy by its seed (flipped bits, cut files, two files exchanged,
+repeated batches, overlapping segments, files removed or replaced by noise), and calls every verb in both
+modes. A verb must return a result or raise a LastwordError: no other exception, and no hang. The records of
+the untouched partition must be right.
 """
 
 from __future__ import annotations

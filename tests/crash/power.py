@@ -1,13 +1,13 @@
-"""Every image that a power cut could leave of a run on `ForgetfulFiles`, fast.
+"""Generate every image that a power cut can leave of a run on `ForgetfulFiles`, fast.
 
-The images are those of `ForgetfulFiles.crash` (a test compares the two); here the journal is walked once.
-What is safe at a moment is kept as it is; what is not is applied on top, as a policy lets it survive.
-Contents that no policy touches are the same `bytes` object in all images, so that telling two images apart
-costs a look at hashes that are there already.
+The images equal those of `ForgetfulFiles.crash` (a test compares them); here the journal is walked once. The
+safe part of a moment is kept unchanged; the unsafe part is applied on top as far as a policy lets it survive.
+Contents that no policy changes are the same `bytes` object in all images, so comparing two images only
+compares existing hashes.
 
-The ways to forget, at each moment: all, nothing, names or data only, each entry alone left out, each alone
-kept, each write torn at several places, zeroed, or with a page missing, each file's unsynced bytes zeros, and
-seeded subsets of all that.
+The policies at each moment: lose all, nothing, only names or only data; lose or keep each entry alone; tear
+each write at several places, zero it, or drop a page of it; zero the unsynced bytes of each file; and seeded
+subsets of all these.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What processes do to a directory while the power may go.
+"""Define what processes do to a directory while power may fail.
 
-A `Process` is one life on the directory: it does what a user would, and notes in the `History` what it
-begins and what it is told. A scenario is a function of a process; `run` gives it a journal; `from_seed` makes
-random ones.
+A `Process` is one life on the directory: it calls what a user would call, and records in the `History` each
+attempt and each acknowledgement. A scenario is a function of a process. `run` gives it a journal; `from_seed`
+makes random scenarios.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What users, drives and enemies put into a log directory: twenty groups, a test for each by number.
+"""Put into a log directory what users, drives and attackers might: twenty groups, one numbered test each.
 
-Each case ends in a right answer, an error of ours that names the file, a repair that keeps what was
-acknowledged, or one partition offline while the others serve. Never a wrong answer, another exception or a
-hang.
+Each case must end with a right answer, an error of ours that names the file, a repair that keeps everything
+acknowledged, or one partition offline while the others serve. A wrong answer, another exception or a hang
+fails.
 """
 
 from __future__ import annotations

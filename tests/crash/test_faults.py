@@ -1,8 +1,8 @@
-"""Every n-th call fails, in each scenario, once and for good.
+"""Make every n-th call fail, in each scenario, once and for good.
 
-Allowed: the call that meets it succeeds, or raises an error of ours; later ones do either. Afterwards the
-directory is opened on a sound drive, and I1 to I12 hold for what was acknowledged: as after a kill, for the
-system itself lives on.
+Allowed: the call that fails succeeds or raises an error of ours; so do later calls. Afterwards the directory
+is opened on a healthy drive, and I1 to I12 hold for what was acknowledged, as after a kill, because the
+system itself keeps running.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A wrong bit or missing bytes in the last batch of a log: named, or harmless; synced records are not cut."""
+"""Damage the last batch of a log: the damage is named or harmless, and synced records are not cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments; `make kills N=2000` for more."""
+"""Kill writers by SIGKILL at random moments; `make kills N=2000` runs more."""
 
 from __future__ import annotations
 

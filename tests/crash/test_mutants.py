@@ -1,4 +1,4 @@
-"""Damage by seed under every verb: a result or an error of ours; see `mutants`."""
+"""Check every verb on seeded damage: it returns a result or raises our error; see `mutants`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs put in on purpose: the harness has power only if it names each of them by the right invariant."""
+"""Plant bugs on purpose: the harness must name each of them by the right invariant."""
 
 from __future__ import annotations
 

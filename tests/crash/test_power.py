@@ -1,4 +1,4 @@
-"""Every power cut: recovered, and judged by I1 to I12."""
+"""Recover after every power cut, and check I1 to I12."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""One random log, cleaned by ours with each strategy, by the cleaner on lists, and by Kafka's own.
+"""Clean one random log by ours with each strategy, by the cleaner on lists, and by Kafka's own.
 
     python -m tests.differential.compare --logs 5000
 
-Asserted of every log:
+Asserted for every log:
 
-- ours leaves the newest value of every key, of committed records and of all, as the log had it, and so does
-  Kafka's, but for transactional logs that it cleans in several passes: there a deleted key may come back;
-- what ours leaves is unchanged, at its offset and in its order;
-- strategy `kafka` keeps exactly the records that the cleaner on lists keeps, in both rounds, and the others
-  no record below the same limit that is superseded or aborted;
-- the model of Kafka's rule keeps exactly the records that Kafka kept; in logs that began with magic 0 or 1
-  it may keep a tombstone longer, and of transactions Kafka may leave garbage that it took for the newest.
+- ours keeps the newest value of every key, among committed records and among all; so does Kafka, except for
+  transactional logs that it cleans in several passes: there a deleted key may return;
+- the records that ours keeps are unchanged, at their offsets and in order;
+- strategy `kafka` keeps exactly the records that the cleaner on lists keeps, in both cleanings; the other
+  strategies keep no superseded or aborted record below the same limit;
+- the model of Kafka's rule keeps exactly the records that Kafka kept. In logs that began with magic 0 or 1
+  it may keep a tombstone longer; in transactions Kafka may keep garbage that it considers the newest.
 """
 
 from __future__ import annotations

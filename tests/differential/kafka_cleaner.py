@@ -1,4 +1,4 @@
-"""Kafka's own cleaner class, in a process that stays."""
+"""Run Kafka's own cleaner class in a process that stays alive."""
 
 from __future__ import annotations
 

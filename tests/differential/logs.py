@@ -1,11 +1,11 @@
-"""Random logs, each from its number alone: what producers, formats and time can leave in a partition.
+"""Generate random logs by number, with what producers, formats and time can leave in a partition.
 
-Magic 0, 1 and 2 with every codec they may have, in one log too; keys that come back and keys that do not,
-keyless records, tombstones, duplicates inside a batch; transactions that commit, abort and stay open, and
-empty ones; producers whose epoch rises with each transaction, and whose sequences wrap; batches that an
-earlier cleaning emptied; gaps inside batches, between them and, of more than 2^31 offsets, between segments;
-batches of one record and of many; times that run backwards. A log comes in two parts: what is there at the
-first cleaning, and what was appended before the second.
+Magic 0, 1 and 2 with every codec of each, also mixed in one log; repeated and unique keys, keyless records,
+tombstones, duplicates inside a batch; transactions that commit, abort and stay open, and empty ones;
+producers whose epoch rises with each transaction and whose sequences wrap; batches that an earlier cleaning
+emptied; gaps inside batches, between them and, of more than 2^31 offsets, between segments; batches of one
+record and of many; times that run backwards. A log has two parts: the records at the first cleaning, and
+those appended before the second.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""One log that our cleaner and Kafka's clean in turn, as a broker and this library would that share it.
+"""Let our cleaner and Kafka's clean one log in turn, like a broker and this library that share it.
 
     python -m tests.differential.relay --lives 500
 
-Parts of a random log are appended one after the other. After each, one of `WHO` has its turn, over what the
-others left: Kafka's own cleaner from the checkpoint that lies there; ours by each strategy, over all of the
-log, some runs of it, or what is due. Between turns indexes are lost or damaged, and files of an unfinished
-swap lie about. Beside it the same parts are appended to a log that nobody cleans.
+Parts of a random log are appended one after the other. After each part, one of `WHO` cleans the result of the
+others: Kafka's own cleaner from the existing checkpoint; or ours by each strategy, over the whole log, some
+runs of segments, or what is due. Between turns, indexes are lost or damaged, and files of an unfinished swap
+are left. The same parts are also appended to a log that is never cleaned.
 
-Asserted after each turn: what is left is unchanged, at its offset, in its order; who may see it (committed,
-aborted, undecided) is as in the other log, by the markers and by the transaction indexes; the newest
-committed value of each key is the other log's, and no deleted key has one; after a turn of ours over all of
-the log no garbage is left; `verify` finds nothing.
+Asserted after each turn: the remaining records are unchanged, at their offsets, in order. Their visibility
+(committed, aborted, undecided) equals that in the other log, by the markers and by the transaction indexes.
+The newest committed value of each key is that of the other log, and deleted keys have none. After our
+cleaning of the whole log no garbage is left. `verify` finds no problem.
 """
 
 from __future__ import annotations

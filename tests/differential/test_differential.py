@@ -1,4 +1,4 @@
-"""Random logs cleaned by ours, by the cleaner on lists and by Kafka's own; more: `make differential`."""
+"""Clean random logs by ours, by the cleaner on lists and by Kafka's own; `make differential` runs more."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""The model: a dict, and a list of everything that was ever appended. The log must agree with both, whatever
-happens.
+"""Compare the log with a model: a dict, and a list of everything that was appended.
 
-Random sequences of appends, deletes, transactions that are committed, aborted or left open, rolls,
-cleanings, reopenings, passing time; processes stopped before any change of a file; power cuts that forget
-what was not synced. After each step:
+Random sequences of appends, deletes, transactions (committed, aborted or left open), rolls, cleanings,
+reopenings and passing time; processes stopped before any file change; power cuts that lose unsynced data.
+After each step:
 
-- no key's newest committed record is lost, unless it is a tombstone whose time has come;
-- no record of an undecided transaction goes, and the last stable offset is the first of them;
-- every record that is left has the offset, timestamp, key and value it was appended with, in order;
+- the newest committed record of a key is lost only if it is a tombstone whose time has come;
+- no record of an undecided transaction is removed, and the last stable offset is the first of them;
+- every remaining record has the offset, timestamp, key and value it was appended with, in order;
 - what was acknowledged at `disk` survives a power cut, what was acknowledged at `os` a killed process;
-- cleaning again and again reaches a fixed point within three rounds.
+- repeated cleaning reaches a fixed point within three cleanings.
 
-`LASTWORD_MODEL_EXAMPLES` says how many sequences are tried (default 300).
+`LASTWORD_MODEL_EXAMPLES` sets the number of sequences (default 300).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What a writer and its cleaners did to a directory: every version of its files, and what was true when.
+"""Record every version of a directory's files, and the oracle at each version.
 
-Readers without a lock do not influence a writer. So a writer is run once, on `VersionedFiles`, which keeps
-the whole tree after every changing file operation; any number of readers then travel along the versions.
+Readers without a lock do not influence a writer. So a writer runs once, on `VersionedFiles`, which keeps the
+whole tree after every changing file operation; any number of readers then travel along the versions.
 
-The oracle beside it (`PartitionHistory`) is written by the calls of the writer, not by reading the files:
-each call notes the version before it and the version after it, and the log start, stable offset and log end
-that it left. A reader that meets a version inside a call may find the state before the call, the one after
-it, or one between.
+The oracle (`PartitionHistory`) is written by the calls of the writer, not by reading the files. Each call
+records the version before it and after it, and the resulting log start, stable offset and log end. A reader
+at a version inside a call may find the state before the call, the state after it, or one between.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Is what a reader gave allowed? Judged by a dict of every moment between the begin and the end of the
-read.
+"""Decide whether a reader's result is allowed, by a dict of every moment during the read.
 
-A *moment* of a partition is a line of records, an offset E and a log start: the newest committed record of
-every key below E, of those at or above the log start. While a read runs, E is at least the stable offset
-that was acknowledged before it began, and at most the one that the call which was under way at its end
-left.
+A *moment* of a partition is a sequence of records, an offset E and a log start: the newest committed record
+of every key below E, among those at or above the log start. While a read runs, E is at least the stable
+offset acknowledged before the read began, and at most the stable offset left by the call in progress at its
+end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Readers in a process of their own, beside a writer on a real directory.
+"""Run readers in their own process, beside a writer on a real directory.
 
-Both processes note the system's steady clock, which is one for all processes. Such times stand for the
-versions; the judge is the same.
+Both processes record the system's monotonic clock, which is the same for all processes. These times replace
+the versions; the judge is the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Readers of every kind, each on one journey: what is read, and how its result is judged."""
+"""Define readers of every kind, each on one journey: what it reads, and how its result is checked."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Interleavings of readers with a writer and its cleaners, counted.
+"""Count interleavings of readers with a writer and its cleaners.
 
     python -m tests.readers.run --interleavings 1000000 --jobs 2
 
-makes a history for each seed and sends readers of every kind through it, until so many interleavings were
-judged. An interleaving is a history, a kind of reader, and the version at each of its file operations;
-equal ones count once. It ends with 1 if a result was allowed by no moment; each is printed with the command
+makes a history for each seed and sends readers of every kind through it, until this many interleavings were
+checked. An interleaving is a history, a kind of reader, and the version at each of its file operations; equal
+ones count once. It exits with 1 if no moment allows a result; each such result is printed with the command
 that repeats it:
 
     python -m tests.readers.run --seed 7 --number 130

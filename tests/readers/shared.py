@@ -1,8 +1,8 @@
-"""Readers that share an open `LogDir` with the writer: threads of which exactly one runs.
+"""Run readers that share an open `LogDir` with the writer: threads of which exactly one runs.
 
-Each file operation, and each wait for a lock, is a switch point: a seeded choice says which thread goes on.
-So a run is repeated exactly, and a reader meets the memory of the writer in the middle of a cleaning. The
-locks of the library are replaced by ones that switch instead of blocking.
+Each file operation, and each wait for a lock, is a switch point: a seeded choice selects the next thread. So
+a run is repeatable, and a reader meets the writer's memory in the middle of a cleaning. The locks of the
+library are replaced by locks that switch instead of blocking.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults put in on purpose: the harness has power only if the judge names each of them by the right rule."""
+"""Plant faults on purpose: the judge must name each of them by the right rule."""
 
 from __future__ import annotations
 

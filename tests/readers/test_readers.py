@@ -1,4 +1,4 @@
-"""Readers of every kind beside a writer and cleaners: 10,000 interleavings, threads, and another process."""
+"""Run readers of every kind beside a writer and cleaners: 10,000 interleavings, threads, another process."""
 
 from __future__ import annotations
 

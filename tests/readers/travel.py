@@ -1,9 +1,9 @@
-"""`TravellingFiles`: a directory that changes between the file operations of its reader.
+"""Provide `TravellingFiles`: a directory that changes between the file operations of its reader.
 
-It stands at one version of a `History`. Before each operation of the reader it moves on by as many versions
-as its `Pace` says, and answers from the tree of the version that it has reached. An open file is its inode:
-it can be read after it lost its name, and what is appended to it appears. With `evicts`, handles are
-reopened by name now and then, as they are in a process with too many open files.
+It is at one version of a `History`. Before each operation of the reader it advances by the number of versions
+that its `Pace` gives, and answers from the tree at that version. An open file is its inode: it stays readable
+after its name is removed, and appended data appears in it. With `evicts`, handles are sometimes reopened by
+name, as in a process with too many open files.
 """
 
 from __future__ import annotations

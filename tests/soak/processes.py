@@ -1,4 +1,4 @@
-"""The two processes of a soak: a writer that also cleans, until it is killed, and a slow sink beside it."""
+"""Define the two processes of a soak: a writer that also cleans, until it is killed, and a slow sink."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Kafka's own compaction test, made harder: N records, duplicates and deletes, cleaned while they come.
+"""Run a stricter version of Kafka's compaction test: N records, duplicates, deletes, and cleanings.
 
     python -m tests.soak.soak --records 10000000
 
-A writer appends and cleans, with small key maps, by hand or in the background; it is killed at random
-moments, many of them inside a round, or stops, and the next one goes on. A slow sink reads all the while,
-under a lease. Compared are
+A writer appends and cleans, with small key maps, by call or in the background. It is killed at random
+moments, many of them inside a cleaning, or stops; then the next writer continues. A slow sink reads all the
+time, under a lease. The test compares
 
-    newest values   of the log, after each stop, and of the sink at the end, with what was written
-    offsets         no acknowledged record is beyond the log end; the log end is nothing that was not begun
-    order           offsets rise, for everybody who reads
+    newest values   of the log, after each stop, and of the sink at the end, with the written values
+    offsets         every acknowledged record is below the log end, and the log end was attempted
+    order           offsets rise, for every reader
     phantoms        key and value of each record are those written at its offset
-    tombstone age   none is gone before its time, none brings back what it deleted, and all go in the end
+    tombstone age   none is removed before its time, no deleted key returns, and all are removed in the end
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs each night is what the Makefile says, and every longer proof is among it."""
+"""Check that the nightly run is the one of the Makefile and includes every longer proof."""
 
 from __future__ import annotations
 

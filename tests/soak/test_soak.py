@@ -1,4 +1,4 @@
-"""A small soak of each strategy; `make soak N=10000000` for a long one."""
+"""Run a small soak of each strategy; `make soak N=10000000` runs a long one."""
 
 from __future__ import annotations
 

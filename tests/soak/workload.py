@@ -1,4 +1,4 @@
-"""What the soak writes: every record follows from its offset alone, so whoever meets one can judge it."""
+"""Define the records of the soak: each follows from its offset alone, so every reader can check it."""
 
 from __future__ import annotations
 
