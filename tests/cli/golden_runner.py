@@ -49,7 +49,7 @@ class Block:
 
 
 def parse(text: str) -> tuple[list[Block], list[str]]:
-    """Blocks, and the comment lines after the last of them."""
+    """Return the blocks, and the comment lines after the last block."""
     blocks: list[Block] = []
     comments: list[str] = []
     state = "between"
@@ -79,7 +79,7 @@ def render(blocks: list[Block], rest: list[str]) -> str:
 
 
 def execute(block: Block, clock: ManualClock) -> list[str]:
-    """What one command prints, masked."""
+    """Return the masked output of one command."""
     words = shlex.split(block.command)
     clock.advance(1000)
     if words[0] == "advance":

@@ -16,7 +16,7 @@ from tests.api.conftest import tree_digest
 
 @pytest.fixture
 def data(tmp_path):
-    """A directory with a compacted topic, a topic without a policy, and a text file beside it."""
+    """Make a directory with a compacted topic, a topic without a policy, and a text file beside it."""
     with lastword.open(tmp_path / "data", "a") as logs:
         logs.create_topic("users", cleanup_policy="compact", max_message_bytes=1000).append(b"a", b"1")
         logs.create_topic("plain").append(b"a", b"1")
@@ -26,7 +26,7 @@ def data(tmp_path):
 
 
 def refused(capsys, arguments):
-    """(class, exit code, message and remedy) of a command line that is refused."""
+    """Return (class, exit code, message and remedy) of a refused command line."""
     code = main.run([*arguments, "--json"])
     captured = capsys.readouterr()
     told = json.loads(captured.err.splitlines()[-1])
@@ -83,7 +83,7 @@ def test_a_bad_settings_file_is_refused_before_anything_is_opened(data, capsys):
 
 
 def test_a_locked_directory(data, capsys):
-    """Locked by another process: to look works, to change is refused with the process's number."""
+    """Another process has the lock: read-only commands work; changes are refused with its process number."""
     code = (
         "import lastword, sys; logs = lastword.open(sys.argv[1], 'a'); print('locked', flush=True); input()"
     )
@@ -133,7 +133,7 @@ def test_a_directory_that_may_not_be_written(data, capsys):
 
 
 def test_a_read_only_drive(data, capsys, monkeypatch):
-    """The same with a drive mounted read-only, which the double stands for."""
+    """The same on a drive mounted read-only, simulated by the fake."""
     from lastword import files
     from lastword.errors import NotPermittedError
     from tests.fakes.recording import RecordingFiles
@@ -196,7 +196,7 @@ def test_a_full_drive(data, capsys, monkeypatch):
 
 
 def test_errors_have_a_class_with_its_code_in_the_contract():
-    """The exit codes of the command line are those of the error tree, and no others."""
+    """The exit codes of the command line are exactly those of the error classes."""
 
     def leaves(kind):
         yield kind

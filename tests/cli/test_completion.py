@@ -24,7 +24,7 @@ def data(tmp_path_factory):
 
 
 def completed(shell, line, **more):
-    """What a shell is given for the last word of `line`, as each shell asks."""
+    """Return the completions of the last word of `line`, as each shell requests them."""
     words = line.split(" ")
     asked = {
         "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
@@ -73,7 +73,7 @@ def test_help_of_a_command(capsys):
 
 
 def test_help_loads_no_more_than_before():
-    """Counted in modules, not in seconds. Completion needs none of ours but `lastword.cli`."""
+    """Counts modules, not seconds. Completion imports only `lastword.cli`."""
     code = (
         "import sys; from lastword.cli import main; main.run(['--help']); "
         "print(sum(name.split('.')[0] == 'lastword' for name in sys.modules), file=sys.stderr)"

@@ -82,7 +82,7 @@ def test_the_history_is_as_told() -> None:
 
 @pytest.mark.slow
 def test_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    """At the demonstration's own size."""
+    """At the demonstration's real size."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     shown = readme.split("$ lastword demo ")[1].split("```")[0].splitlines()[1:]
     assert main.run(["demo", "-q", "--no-progress"]) == 0

@@ -29,7 +29,7 @@ MAKES = {"create": "data", "append": "copy"}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the examples speak of: topics, a consumer's tables, a replica."""
+    """Make the directory that the examples name: topics, a consumer's tables, a replica."""
     root = tmp_path_factory.mktemp("examples")
     clock = ManualClock(int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000))
     forms = {"key_serializer": "str", "value_serializer": "json"}
@@ -56,7 +56,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(line: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
-    """(exit code, stdout, stderr) of one command of a line."""
+    """Return (exit code, stdout, stderr) of one command of a line."""
     words = [PLACES.get(word, word) for word in shlex.split(line, comments=True)]
     if words[0] == "printf":
         return 0, words[1].encode().decode("unicode_escape").encode(), ""
@@ -107,7 +107,7 @@ def test_pages(page: str, fewest: int, here: Path) -> None:
 
 
 def test_what_explain_says_on_the_page(here: Path) -> None:
-    """The page's output, made by its own example: its times are those of that day."""
+    """Reproduces the output of the page with its own example and times."""
     text = (ROOT / "docs/kafka.md").read_text(encoding="utf-8")
     shown = re.search(r"^\$ lastword explain data users --key bob\n((?:offset.*\n)+.*\n)", text, re.M)
     assert shown

@@ -127,7 +127,7 @@ def test_ctrl_c_ends_a_round_at_a_safe_point_and_with_130(data):
 
 
 def test_a_signal_that_comes_late_is_seen(tmp_path, monkeypatch):
-    """As on a machine that is so busy that waiting is over when the signal is handled; and nothing is due."""
+    """On a busy machine the wait may end before the signal is handled; and nothing is due."""
     with lastword.open(tmp_path / "data", "a", log_cleaner_enable=False) as logs:
         logs.create_topic("users", cleanup_policy="compact")
 
@@ -172,7 +172,7 @@ def test_what_is_no_address(text):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::1"])
 def test_metrics_of_other_interfaces(host):
-    """From another container they are reached by an address of this machine that is not the loopback's."""
+    """Another container reaches them at an address of this machine other than the loopback's."""
     if host == "::1" and not has_ipv6():
         pytest.skip("this machine has no IPv6 loopback")
     with exporter(host, 0) as url:

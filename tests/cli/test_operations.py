@@ -83,7 +83,7 @@ def test_commands_of_the_page_can_be_typed(line):
 
 
 def _parses(arguments: list[str]) -> None:
-    """Run the command on a directory that does not exist: it is refused for that, and not for its words."""
+    """Run the command on a missing directory: it is refused for that, and not for its words."""
     done = subprocess.run(
         [sys.executable, "-m", "lastword", *arguments],
         capture_output=True,
@@ -96,10 +96,10 @@ def _parses(arguments: list[str]) -> None:
 
 @pytest.mark.slow
 def test_the_image_builds(tmp_path):
-    """Run the steps of the Dockerfile one after the other, in an environment of their own, without an engine.
+    """Run the steps of the Dockerfile one after the other, in a separate environment, without an engine.
 
-    Left out are the base image and the making of the user. Packages that are installed for this test are used
-    where they fit.
+    The base image and the creation of the user are left out. Packages installed for this test are used where
+    they fit.
     """
     environment = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)

@@ -126,7 +126,7 @@ def test_ctrl_c_is_an_error_object_with_json(data, monkeypatch, capsys):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_pipe_gets_few_writes(data, unbuffered):
-    """stdout is a socket that keeps writes apart: 5,000 records of some 45 bytes come in about 4 of them."""
+    """stdout is a socket that keeps writes separate: 5,000 records of some 45 bytes need about 4 writes."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     process = subprocess.Popen([*COMMAND, "read", str(data), "users"], env=environment, stdout=its)
@@ -244,7 +244,7 @@ def test_bench(capsys):
 
 @pytest.mark.slow
 def test_follow_shows_what_comes_until_ctrl_c(data):
-    """Beside a process that appends; afterwards it says where to go on."""
+    """Beside a process that appends; at the end it prints the position to continue from."""
     command = [*COMMAND, "read", str(data), "users", "--last", "1", "--follow", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert json.loads(process.stdout.readline())["offset"] == 4999
@@ -291,7 +291,7 @@ def test_ctrl_c_while_it_starts_shows_no_traceback():
 
 
 def test_errors_are_coloured_as_stderr_and_color_say(data, monkeypatch, capsys):
-    """stdout may be a terminal while stderr is a file, and the other way round."""
+    """stdout may be a terminal while stderr is a file, and vice versa."""
     for arguments, colored in ((["--color", "always"], True), ([], False), (["--color=never"], False)):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         assert main.run(["ls", str(data / "no"), *arguments]) == 2

@@ -82,7 +82,7 @@ def commands_in(line: str) -> list[str]:
 
 
 def carried_out(command: str, clock: ManualClock) -> tuple[int, str]:
-    """(exit code, stderr) of a command, run in a copy of the directory it is shown in."""
+    """Return (exit code, stderr) of a command, run in a copy of the directory that shows it."""
     words = [STAND_FOR.get(word, word) for word in shlex.split(command)]
     if words[1] == "create":
         words = ["a-new-one" if word == "users" else word for word in words]

@@ -74,7 +74,7 @@ def wait_for(condition, running):
 
 
 def ended_well(running, number, root):
-    """The exit code, one sentence, no traceback; the marker is there, and nothing is left over."""
+    """Check the exit code, one sentence and no traceback; the marker exists and nothing is left over."""
     _, told = running.communicate(timeout=60)
     assert running.returncode == 128 + number, told
     assert "stopped at a safe point; finished work stays" in told
@@ -182,7 +182,7 @@ def test_the_second_signal_ends_at_once(data, tmp_path, number):
 @pytest.mark.slow
 @each_signal
 def test_an_ignored_signal_stays_ignored(data, tmp_path, number):
-    """As by nohup."""
+    """As under nohup."""
     told = tmp_path / "reached"
     command = SLOW.replace("import os", "import signal, os", 1).replace(
         "call, part", f"signal.signal({int(number)}, signal.SIG_IGN)\ncall, part", 1

@@ -58,7 +58,7 @@ def test_the_probe_would_notice(tmp_path):
 
 
 def test_importing_lastword_costs_little_more_than_python():
-    """Measured beside NumPy's import in the same run: machines differ, and so does their load."""
+    """Measured beside NumPy's import in the same run, because machines and their load differ."""
     code = (
         "import sys; import {0}; assert not [n for n in ('numba', 'pyarrow', 'pyspark') if n in sys.modules]"
     )

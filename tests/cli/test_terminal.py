@@ -33,7 +33,7 @@ def data(tmp_path_factory):
 
 
 def shown(monkeypatch, columns, words):
-    """Lines that a command writes to a pseudo-terminal with so many columns."""
+    """Return the lines that a command writes to a pseudo-terminal of this width."""
     mine, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     text = bytearray()

@@ -73,7 +73,7 @@ def test_a_cached_kernel_is_not_announced(here, capsys):
 
 @pytest.mark.slow
 def test_a_cold_start_says_so_and_warm_ends_it(here):
-    """In a cache folder of its own: compiling takes some 10 s."""
+    """In a separate cache folder: compilation takes some 10 s."""
     environment = {**os.environ, "LASTWORD_CACHE_DIR": str(here / "cache")}
 
     def run(*words, command=COMMAND):

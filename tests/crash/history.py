@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Attempt(NamedTuple):
-    """One record, under the offset that the log was about to give it."""
+    """One record, at the offset that the log was about to assign."""
 
     offset: int
     timestamp: int
@@ -56,7 +56,7 @@ class Partition:
     retention_ms: int = 0
 
     def due(self, record: Attempt) -> bool:
-        """May this tombstone be gone? Two rounds must have seen it, `retention` apart."""
+        """Return whether this tombstone may be gone: two cleanings must have seen it, `retention` apart."""
         seen = [now for now, end in self.rounds if end > record.offset]
         return len(seen) > 1 and seen[-1] - seen[0] >= self.retention_ms
 
@@ -80,14 +80,15 @@ class History:
         self.events.append(Event(self.moment(), kind, name, value))
 
     def fold(self) -> History:
-        """All of it as past: for a process that starts on what this one left."""
+        """Turn everything into the past, for a process that starts on this state."""
         past = History(self.retention_ms)
         past.events = [event._replace(at=0) for event in self.events]
         return past
 
     def until(self, upto: int, *, killed: bool) -> History:
-        """What is known to a process that starts after a crash there: a power cut takes the promises that
-        were given at `os`.
+        """Return the knowledge of a process that starts after a crash at this moment.
+
+        A power cut removes the promises given at `os`.
         """
         cut = History(self.retention_ms)
         cut.events = [e for e in self.events if e.at <= upto and (killed or e.kind != "os")]

@@ -62,7 +62,7 @@ class Violated(AssertionError):
 
 
 class Subject(NamedTuple):
-    """What an image is opened with."""
+    """How an image is opened."""
 
     settings: Settings
     clock: Clock
@@ -76,7 +76,7 @@ def check(
     known: Mapping[str, Partition],
     subject: Subject,
 ) -> list[Violation]:
-    """Open the image as a reader, as a writer, and again; judge all that is found."""
+    """Open the image as a reader, as a writer, and again; check every result."""
     found: list[Violation] = []
     try:
         for violation in _check(tree, mtimes, known, subject):
@@ -156,7 +156,7 @@ def _split(name: str) -> tuple[str, int]:
 
 
 def _as_reader(files: MemoryFiles, name: str, known: Partition) -> Iterator[Violation]:
-    """What a process without a lock sees before anything is repaired; returns None if it meets a hole."""
+    """Read as a process without a lock, before any repair; return None at a hole."""
     records: list[Attempt] = []
     hole: DataError | None = None
     try:
@@ -196,7 +196,7 @@ def _read(
 
 
 def judge(log: PartitionLog, known: Partition, *, kill: bool) -> Iterator[Violation]:
-    """Everything that one recovered log is asked; returns its records."""
+    """Check one recovered log in every way; return its records."""
     damage: list[Violation] = []
     records = _read(log, damage)
     yield from damage
@@ -218,7 +218,7 @@ def offsets_rise(name: str, records: list[Attempt]) -> Iterator[Violation]:
 def contents(
     log: PartitionLog, records: list[Attempt], known: Partition, *, kill: bool
 ) -> Iterator[Violation]:
-    """I1 to I6 and I9, I12: what is there against what was attempted and acknowledged."""
+    """I1 to I6, I9 and I12: compare the records with those attempted and acknowledged."""
     name = log.name
     line = _line(records, known)
     here = {record.offset: record for record in records}
@@ -254,7 +254,7 @@ def _bases(log: PartitionLog) -> set[int]:
 
 
 def _line(records: list[Attempt], known: Partition) -> dict[int, Attempt]:
-    """The lineage that these records belong to: the newest that has them all, or else the newest."""
+    """Return the lineage of these records: the newest that has them all, or else the newest."""
     for line in reversed(known.lineages):
         if all(line.get(record.offset) == record for record in records):
             return line
@@ -282,8 +282,10 @@ def _may_be_gone(
     log_end: int,
     rounds: bool,
 ) -> bool:
-    """Only a cleaning may take a record: one that a newer record of its key replaced, a tombstone whose time
-    has come, or what such a tombstone had replaced.
+    """Return whether a cleaning may have removed a record.
+
+    It may remove a record that a newer record of its key superseded, a tombstone whose time has come, and the
+    records that such a tombstone superseded.
     """
     if not rounds or record.key is None:
         return False
@@ -323,7 +325,7 @@ def _newest_values(
 def _old_or_new(
     log: PartitionLog, here: Mapping[int, Attempt], line: Mapping[int, Attempt], known: Partition
 ) -> Iterator[Violation]:
-    """What is missing was taken by whole swaps."""
+    """Check that missing records were removed by whole swaps."""
     span = range(log.log_start, log.log_end)
     missing = {offset for offset in line if offset in span and offset not in here}
     states = [{o for o in state if o in span} for state in known.removed]
@@ -332,8 +334,9 @@ def _old_or_new(
 
 
 def transactions(log: PartitionLog) -> Iterator[Violation]:
-    """I5, I2: a committed read shows no aborted record and every committed one, and ends where the first
-    open transaction begins: against a plain walk over data and markers.
+    """I5, I2: a committed read returns every committed record and no aborted one.
+
+    It ends where the first open transaction begins. Compared with a plain walk over data and markers.
     """
     opened: dict[int, int] = {}
     waiting: dict[int, set[int]] = {}
@@ -366,7 +369,7 @@ def transactions(log: PartitionLog) -> Iterator[Violation]:
 
 
 def lookups(log: PartitionLog | PartitionView) -> Iterator[Violation]:
-    """I7: by offset and by timestamp, against a walk."""
+    """I7: by offset and by timestamp, compared with a scan."""
     for segment in log.segments:
         headers = list(segment.headers())
         if not headers:
@@ -385,7 +388,7 @@ def lookups(log: PartitionLog | PartitionView) -> Iterator[Violation]:
 
 
 def index_files(log: PartitionLog) -> Iterator[Violation]:
-    """I7: bit for bit what a rebuild would make."""
+    """I7: bit for bit equal to a rebuild."""
     for segment in log.segments:
         built = inspect(
             log.files,
@@ -427,7 +430,7 @@ def _again(
     known: Mapping[str, Partition],
     subject: Subject,
 ) -> Iterator[Violation]:
-    """Recover what was recovered; go on; clean until nothing changes."""
+    """Recover again; continue; clean until nothing changes."""
     logs = _open(files, subject)
     there = [str(tp) for tp in logs.topic_partitions() if str(tp) in known]
     opened = {name: logs.log(*_split(name)) for name in there}
@@ -489,7 +492,7 @@ def _clean_twice(log: PartitionLog) -> Iterator[Violation]:
 
 
 def _state(log: PartitionLog) -> dict[bytes | None, bytes]:
-    """What a committed read of the whole log ends up with."""
+    """Return the result of a committed read of the whole log."""
     state: dict[bytes | None, bytes] = {}
     for record in scan.records(log.view(), log.log_start, log.stable_offset, plain=True):
         if record.value is None:

@@ -41,9 +41,9 @@ SALT = b"0123456789abcdef"
 
 
 def write_on(root: str, seed: int, fd: int) -> None:
-    """The writer: until it is killed. Lines: `open end`, `try first count`, `ack end`, `round`, `cleaned`.
+    """Write until killed. Reports the lines `open end`, `try first count`, `ack end`, `round`, `cleaned`.
 
-    The value of a record names its offset and its writer; a tombstone is every eleventh of a writer's.
+    The value of a record names its offset and its writer; every eleventh record of a writer is a tombstone.
     """
     from tests.support.cleaning import clean
 
@@ -102,7 +102,7 @@ def _value(offset: int, seed: int) -> bytes | None:
 
 @dataclass
 class Oracle:
-    """What was attempted and acknowledged. `by`: offset -> seed of the writer whose record is there."""
+    """Attempts and acknowledgements. `by` maps an offset to the seed of the writer whose record is there."""
 
     by: dict[int, int] = field(default_factory=dict)
     acked: int = 0
@@ -136,8 +136,10 @@ class Oracle:
         self.in_rounds += cleaning
 
     def check(self, root: str) -> None:
-        """Opens the directory as a reader. Offsets rise, contents are those attempted, the newest of each key
-        is there; older ones may be gone, but only to a round.
+        """Open the directory as a reader and compare.
+
+        Offsets rise, contents are those attempted, and the newest record of each key exists; only a cleaning
+        may have removed older ones.
         """
         view = PartitionView.load(HastyFiles(), f"{root}/users-0")
         end = view.log_end
@@ -165,7 +167,7 @@ class Oracle:
 
 
 def forked(root: str, seed: int, after: float) -> list[str]:
-    """Run a writer in a fork, kill it, give its last words."""
+    """Run a writer in a fork, kill it, and return its last lines."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:  # no way out of here but os._exit and the signal
@@ -180,7 +182,7 @@ def forked(root: str, seed: int, after: float) -> list[str]:
 
 
 def fresh(root: str, seed: int, after: float) -> list[str]:
-    """The same in a new interpreter; the time counts from its first word."""
+    """Do the same in a new interpreter; the time starts at its first line."""
     reading, writing = os.pipe()
     code = f"from tests.crash.kills import write_on; write_on({root!r}, {seed}, {writing})"
     process = subprocess.Popen(
@@ -197,7 +199,7 @@ def _environment() -> dict[str, str]:
 
 
 def _killed(child: int, pipe: int, after: float, *, opened: bool) -> list[str]:
-    """`opened`: let it come to its first word, or die on the way there if it takes longer than 30 s."""
+    """`opened`: wait for its first line, or up to 30 s, before the time starts."""
     words = b""
     if opened:
         ready, _, _ = select.select([pipe], [], [], 30)
@@ -224,13 +226,13 @@ def _killed(child: int, pipe: int, after: float, *, opened: bool) -> list[str]:
 
 
 def moments(rng: random.Random) -> Iterator[float]:
-    """Some during the first calls, most after a few hundredths of a second."""
+    """Yield some times during the first calls; most are a few hundredths of a second."""
     while True:
         yield rng.choice((rng.expovariate(1 / 0.003), rng.expovariate(1 / 0.03), rng.expovariate(1 / 0.03)))
 
 
 def run_kills(root: str, kills: int, *, seed: int, fresh_every: int = 0, renew: int = 60) -> Oracle:
-    """`renew`: begin with an empty directory after so many kills, for the log grows."""
+    """`renew`: start with an empty directory after this many kills, because the log grows."""
     from lastword import kernels
 
     kernels.warm()

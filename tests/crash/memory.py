@@ -51,7 +51,7 @@ class MemoryLock(FileLock):
         self._node.locked = False
 
     def drop(self) -> None:
-        """Of a directory that was let go of: another process has it by then, or none will."""
+        """Drop a released directory: another process may have it by then."""
 
 
 class MemoryFiles(Files):
@@ -78,7 +78,7 @@ class MemoryFiles(Files):
         return Node(self._next_inode, data, mtime_ms)
 
     def tree(self) -> dict[str, bytes | None]:
-        """All that is there, by path relative to `ROOT`."""
+        """Return everything by path relative to `ROOT`."""
         found: dict[str, bytes | None] = {}
         for folder, entries in self._folders.items():
             above = folder[len(ROOT) + 1 :]
@@ -98,7 +98,7 @@ class MemoryFiles(Files):
     # ---- finding
 
     def _split(self, path: Any) -> tuple[dict[str, Node | None], str, str]:
-        """(entries of the parent, name, path)."""
+        """Return (entries of the parent, name, path)."""
         full = os.path.normpath(os.fspath(path))
         parent, _, name = full.rpartition("/")
         entries = self._folders.get(parent)
@@ -107,7 +107,7 @@ class MemoryFiles(Files):
         return entries, name, full
 
     def _entry(self, path: Any) -> Node | bool | None:
-        """The node, None for a directory, False for nothing."""
+        """Return the node; None for a directory, False if there is none."""
         full = os.path.normpath(os.fspath(path))
         if full in self._folders:
             return None
@@ -154,7 +154,7 @@ class MemoryFiles(Files):
             raise self._failed
 
     def fail(self, path: str) -> SyncFailedError:
-        """A sync failed: everything is offline from here on."""
+        """Note a failed sync: everything is offline from then on."""
         self._failed = SyncFailedError.of(path, "EIO", ROOT, errno.EIO)
         return self._failed
 

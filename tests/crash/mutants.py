@@ -40,7 +40,7 @@ UNTOUCHED = "other"
 
 
 def build(root: Path) -> None:
-    """Three topics: with transactions, codecs and a named producer; with headers; and one to leave alone."""
+    """Make three topics: transactions, codecs and a named producer; headers; and one to leave unchanged."""
     clock = ManualClock(NOW)
     with lastword.open(root, "a", clock=clock, files=UnsyncedFiles(), **SETTINGS) as logs:
         for name in TOPICS:
@@ -206,7 +206,7 @@ def _verbs(logs: lastword.LogDir, scratch: Path) -> Iterator[tuple[str, Callable
 
 
 class Hang(Exception):
-    """A verb took longer than it may."""
+    """A verb exceeded its time limit."""
 
 
 @contextlib.contextmanager
@@ -224,7 +224,7 @@ def _bounded() -> Iterator[None]:
 
 
 def judge(template: Path, place: Path, seed: int) -> list[str]:
-    """What is wrong with what the verbs make of the mutant of that seed."""
+    """Return what is wrong with the results of the verbs on the mutant of this seed."""
     rng = random.Random(seed)
     root = place / "data"
     shutil.rmtree(root, ignore_errors=True)

@@ -40,7 +40,11 @@ KILLS = frozenset({"keep_all", "torn in flight"})
 
 
 class PowerCut(NamedTuple):
-    """`upto`: how much of the journal had happened. `policy`: its name. `killed`: so may a SIGKILL."""
+    """A moment and a way to forget.
+
+    `upto` is the number of journal entries that happened, `policy` its name. `killed`: a SIGKILL may leave
+    the same image.
+    """
 
     upto: int
     policy: str
@@ -54,7 +58,7 @@ class PowerCut(NamedTuple):
 
 
 def zeroed(number: int, data: bytes) -> Policy:
-    """Everything survives, but the bytes of one write are zeros."""
+    """Everything survives, except that the bytes of one write are zeros."""
     holes = {(number, page) for page in range(0, len(data), PAGE)}
     return lambda pending, journal: Survivors(set(pending.all), holes=holes)
 
@@ -64,7 +68,7 @@ def missing_page(number: int, page: int) -> Policy:
 
 
 def zeros_in(inode: int) -> Policy:
-    """Everything survives, but the unsynced bytes of one file are zeros."""
+    """Everything survives, except that the unsynced bytes of one file are zeros."""
     return lambda pending, journal: Survivors(set(pending.all), zeros={inode})
 
 
@@ -126,7 +130,7 @@ class PowerCuts:
     def images(
         self, moments: Iterable[int] | None = None, seeds: Iterable[int] = (), start: int = 0
     ) -> Iterator[PowerCut]:
-        """Images by moment, ascending; at one moment no tree twice."""
+        """Yield images by moment, ascending; no tree twice at one moment."""
         seeds = list(seeds)
         for upto in range(start, len(self.journal) + 1) if moments is None else moments:
             while self._upto < upto:

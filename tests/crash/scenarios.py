@@ -43,7 +43,7 @@ def _headers(offset: int) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def settings_of(**topic: object) -> Settings:
-    """Small segments, an index entry every few batches, compaction; changed by keywords."""
+    """Return settings: small segments, an index entry every few batches, compaction; plus keywords."""
     given: dict[str, object] = {
         "cleanup_policy": "compact",
         "segment_bytes": 700,
@@ -112,7 +112,7 @@ class Process:
         return self.logs.log(topic, int(number))
 
     def _watch(self, log: PartitionLog) -> None:
-        """Note what each swap takes."""
+        """Record the records that each swap removes."""
         real = log.replace
 
         def replace(old, new):  # type: ignore[no-untyped-def]
@@ -298,7 +298,7 @@ class Process:
         return self
 
     def abandon(self) -> Process:
-        """Killed: the system frees what it held."""
+        """End as if killed: the system frees the handles."""
         if self.logs is not None:
             self.logs.abandon()
             self.logs = None
@@ -333,7 +333,7 @@ def append(p: Process) -> None:
 
 
 def many_at_once(p: Process) -> None:
-    """Several batches in a call, over the end of a segment; batches of several pages."""
+    """Append several batches in a call, across the end of a segment; batches of several pages."""
     p.open().create()
     p.put_many([[keyed(n), keyed(n + 1)] for n in range(6)], ack="disk")
     p.put_many([[keyed(n)] for n in range(12)])
@@ -358,7 +358,7 @@ def rolls(p: Process) -> None:
 
 
 def indexes_grow(p: Process) -> None:
-    """An entry for each batch, times that go back, full indexes that close the segment."""
+    """One index entry per batch, times that go back, full indexes that close the segment."""
     p.open().create()
     for number in range(16):
         back = (number % 3) * 5000
@@ -427,7 +427,7 @@ def cleans_small(p: Process) -> None:
 
 
 def cleans_acked_before_unacked(p: Process) -> None:
-    """`a` at disk, its successor only at os and in another segment, then a round: one of the two is left."""
+    """`a` at disk, its successor only at os in another segment, then a cleaning: one of them remains."""
     p.open().create()
     p.put([(b"a", value(1, 120))]).put([(b"b", value(2, 120))], ack="disk")
     p.roll().put([(b"a", value(3, 120))]).put([(b"c", value(4, 120))])
@@ -435,7 +435,7 @@ def cleans_acked_before_unacked(p: Process) -> None:
 
 
 def cleans_twice(p: Process) -> None:
-    """Tombstones: kept by one round, taken by a later one when their time has come."""
+    """Tombstones: kept by one cleaning, removed by a later one when their time has come."""
     p.open().create()
     _garbage(p)
     p.clean()
@@ -446,7 +446,7 @@ def cleans_twice(p: Process) -> None:
 
 
 def cleans_by_accounts(p: Process) -> None:
-    """With garbage accounts, which are saved after a round and found again by the next one."""
+    """With garbage accounts, which are saved after a cleaning and loaded by the next one."""
     p.open().create()
     _garbage(p)
     p.put([(b"c", None)], ack="disk").clean("generational")
@@ -546,7 +546,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 @dataclass
 class Run:
-    """A scenario that was run once, with its journal and what was acknowledged when."""
+    """A scenario that was run once, with its journal and the acknowledgements by moment."""
 
     scenario: Scenario
     files: ForgetfulFiles
@@ -573,7 +573,7 @@ def run(scenario: Scenario, start: PowerCut | None = None, past: History | None 
 
 
 def from_seed(seed: int) -> Scenario:
-    """A random life: appends of both levels, rolls, checkpoints, cleanings, waits, stops and new starts."""
+    """Run a random life: appends at both levels, rolls, checkpoints, cleanings, waits, stops, new starts."""
     rng = random.Random(seed)
     config = {
         "segment_bytes": rng.choice((250, 400, 900)),
@@ -615,7 +615,7 @@ def life(p: Process, rng: random.Random, steps: int) -> None:
 
 
 def second_life(p: Process) -> None:
-    """After a crash: recover, go on, stop cleanly."""
+    """After a crash: recover, continue, stop cleanly."""
     p.open()
     assert p.logs
     if not p.logs.topics():

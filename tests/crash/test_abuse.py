@@ -54,7 +54,7 @@ def records(path: Path, topic: str = "t", **more: Any) -> list[tuple[int, bytes 
 
 
 def made(path: Path, count: int = 6, **settings: Any) -> list[tuple[int, bytes | None, bytes | None]]:
-    """A cleanly closed directory with one topic `t` of single-record batches."""
+    """Make a cleanly closed directory with one topic `t` of single-record batches."""
     with opened(path, **settings) as logs:
         topic = logs.create_topic("t", cleanup_policy="compact", exist_ok=True)
         for number in range(count):
@@ -63,7 +63,7 @@ def made(path: Path, count: int = 6, **settings: Any) -> list[tuple[int, bytes |
 
 
 def killed(path: Path) -> Path:
-    """As after a kill: no marker of a clean stop, no recovery point."""
+    """Make the state after a kill: no marker of a clean stop, no recovery point."""
     for name in (names.CLEAN_SHUTDOWN, names.RECOVERY_POINTS):
         (path / name).unlink(missing_ok=True)
     shutil.rmtree(path / "t-0" / names.PRIVATE, ignore_errors=True)
@@ -79,7 +79,7 @@ def _names(path: Path) -> list[str]:
 
 
 def ended(action: Callable[[], Any]) -> Any:
-    """The result, or the error if it is one of ours. Anything else fails the test."""
+    """Return the result, or the error if it is one of ours. Anything else fails the test."""
     started = time.monotonic()
     try:
         return action()
@@ -90,7 +90,7 @@ def ended(action: Callable[[], Any]) -> Any:
 
 
 def prefix_or_error(path: Path, sound: list[Any], least: int = 0) -> None:
-    """A reader, then a writer: what they show is a beginning of `sound`, or they refuse with a reason."""
+    """Run a reader, then a writer: they return a prefix of `sound`, or refuse with a reason."""
     for mode in ("r", "a"):
         with opened(path, mode) as logs:
             found = ended(lambda logs=logs: [(r.offset, r.key, r.value) for r in logs.topic("t").read()])
@@ -113,7 +113,7 @@ def one_batch(count: int = 1, **more: Any) -> bytearray:
 
 
 def crafted(path: Path, batch: bytes) -> tuple[Any, Any]:
-    """A directory that ends with this batch: what a reader makes of it, and what opening to append does."""
+    """Read a directory that ends with this batch, and open it to append."""
     sound = made(path, 2)
     with logs_of(path)[-1].open("ab") as file:
         file.write(batch)
@@ -299,7 +299,7 @@ def test_abuse_03_a_record_without_a_key_in_a_compacted_topic(tmp_path: Path) ->
     "tail", [b"\0" * 300, b"\0", b"\0" * 5000, *(b"\0" * 7 + b"\x06" * n for n in (1, 30, 53))]
 )
 def test_abuse_04_tails(tmp_path: Path, tail: bytes) -> None:
-    """Zeros of a preallocated file, torn headers: cut, and said."""
+    """Zeros of a preallocated file and torn headers are cut off and reported."""
     sound = made(tmp_path / "d", 3)
     with logs_of(tmp_path / "d")[-1].open("ab") as file:
         file.write(tail)
@@ -326,7 +326,7 @@ def test_abuse_04_the_last_batch_twice_and_half_a_batch(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
 def test_abuse_05_bombs(tmp_path: Path, codec: int) -> None:
-    """256 MiB of zeros in a batch, as much as one may grow to: refused, within three times that much."""
+    """256 MiB of zeros in a batch, the limit of decompression: refused, within three times that memory."""
     from lastword.records.compression import compress
 
     body = compress(codec, bytes(256 << 20))
@@ -450,7 +450,7 @@ def test_abuse_08_more_keys_than_the_map_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("extension", [".index", ".timeindex"])
 def test_abuse_09_index_files(tmp_path: Path, extension: str) -> None:
-    """Whatever an index says, a read is right; recovery makes it anew."""
+    """A read is right whatever an index contains; recovery rebuilds it."""
     sound = made(tmp_path / "d", 30, segment_bytes=800, index_interval_bytes=100)
     files = sorted((tmp_path / "d" / "t-0").glob("*" + extension))
     other = files[1].read_bytes()
@@ -641,7 +641,7 @@ def test_abuse_13_topic_names(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("what", ["segment", "partition", "lock"])
 def test_abuse_13_symbolic_links(tmp_path: Path, what: str) -> None:
-    """A link could lead a write out of the directory: it is not written through."""
+    """A link could lead a write out of the directory, so nothing is written through it."""
     made(tmp_path / "d", 3)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -734,7 +734,7 @@ time.sleep(60)
 
 
 def test_abuse_16_files_cut_under_readers(tmp_path: Path) -> None:
-    """In a process of its own: no signal may end it."""
+    """In a separate process: no signal may end it."""
     made(tmp_path / "d", 60, segment_bytes=800, index_interval_bytes=0)
     code = f"""
 import os, pathlib, lastword
@@ -777,7 +777,7 @@ def test_abuse_16_a_file_replaced_under_a_reader(tmp_path: Path) -> None:
 
 
 def test_abuse_17_a_full_drive(tmp_path: Path) -> None:
-    """Appending, rolling, cleaning, closing on a drive without room; with room again all goes on."""
+    """Append, roll, clean and close on a full drive; once there is room, everything continues."""
     faulty = FaultyOs("pwrite", 28, sticky=True)
     with planted(faulty):
         logs = opened(tmp_path / "d", files=OsFiles(), segment_bytes=800)
@@ -835,7 +835,7 @@ def test_abuse_18_clocks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_abuse_19_few_file_handles(tmp_path: Path) -> None:
-    """64 handles, 150 partitions: all are written to and read."""
+    """64 handles, 150 partitions: all are written and read."""
     code = f"""
 import resource, lastword
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

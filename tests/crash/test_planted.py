@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 
 def caught(scenario: str, invariant: str) -> None:
-    """The scenario violates this invariant now; without the bug it does not (test_power.py)."""
+    """Check that the scenario violates this invariant with the bug; without it, test_power.py passes."""
     named(run(SCENARIOS[scenario]), invariant)
 
 
@@ -88,7 +88,7 @@ def test_a_segment_that_is_not_synced_before_its_successor(monkeypatch: Patch) -
 
 
 def test_a_recovery_point_ahead_of_the_indexes(monkeypatch: Patch) -> None:
-    """Below it nothing is looked at again, so the indexes must be on the drive."""
+    """Recovery skips what is below it, so the indexes must be on the drive."""
     monkeypatch.setattr(append_module.SegmentAppender, "sync_indexes", nothing)
     caught("checkpoints", "I7")
 
@@ -105,7 +105,7 @@ def test_an_output_that_is_not_synced(monkeypatch: Patch) -> None:
 
 
 def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
-    """A record kills its elder, the power goes, and neither is left."""
+    """A record supersedes an older one, power fails, and both are lost."""
     real = Durability.sync_files
     cleaning = [False]
 
@@ -133,7 +133,7 @@ def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
 
 
 def _publish_without(monkeypatch: Patch, skip: set[int]) -> None:
-    """`swap.publish` without some of its syncs of the directory, numbered as they come."""
+    """Run `swap.publish` without some of its directory syncs, by number."""
     real = swap.publish
 
     def publish(files: Files, directory: str, sources: Any, output: Any) -> Any:
@@ -182,7 +182,7 @@ def test_a_marker_of_a_clean_stop_before_what_it_promises(monkeypatch: Patch) ->
 
 
 def test_a_checkpoint_renamed_before_it_is_synced(monkeypatch: Patch) -> None:
-    """Its name is there, its bytes are not: the log start is forgotten, deleted records are back."""
+    """The name exists, the bytes do not: the log start is lost, and deleted records return."""
     real = ForgetfulHandle.fsync
 
     def fsync(self: Any) -> None:
@@ -197,7 +197,7 @@ def test_a_checkpoint_renamed_before_it_is_synced(monkeypatch: Patch) -> None:
 
 
 def test_half_a_swap(monkeypatch: Patch) -> None:
-    """Recovery gives the output its name and keeps a source beside it."""
+    """Recovery renames the output and keeps a source beside it."""
     real = swap.recover
 
     def forgetful(files: Files, directory: str) -> Any:
@@ -232,7 +232,7 @@ def test_segments_behind_a_hole_are_kept(monkeypatch: Patch) -> None:
 
 
 def test_an_offset_off_by_one(monkeypatch: Patch) -> None:
-    """The next offset after a recovery is the last one's."""
+    """The next offset after a recovery is that of the last record."""
     real = append_module.SegmentAppender.resume.__func__  # type: ignore[attr-defined]
 
     def wrong(cls: Any, segment: Any, **more: Any) -> Any:
@@ -247,7 +247,7 @@ def test_an_offset_off_by_one(monkeypatch: Patch) -> None:
 
 
 def test_a_torn_index_that_is_accepted(monkeypatch: Patch) -> None:
-    """Recovery believes any index file that is there."""
+    """Recovery accepts any existing index file."""
     real = recover.replace_index
 
     def lazy(files: Files, path: str, data: bytes, **more: Any) -> bool:
@@ -272,7 +272,7 @@ def test_an_index_entry_one_byte_too_far(monkeypatch: Patch) -> None:
 
 
 def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
-    """Recovery ends the log before a torn batch and leaves its bytes."""
+    """Recovery ends the log before a torn batch but keeps its bytes."""
     real = recover.repair
 
     def uncut(files: Files, found: Any) -> Any:
@@ -315,7 +315,7 @@ def test_tombstones_that_go_too_early(monkeypatch: Patch) -> None:
 
 
 def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
-    """And no certificate that would have found it."""
+    """And without the certificate that would detect it."""
     import numpy as np
 
     import lastword.resolve
@@ -339,7 +339,7 @@ def test_a_time_that_is_not_the_makers(monkeypatch: Patch) -> None:
 
 
 def test_a_record_that_nobody_appended(monkeypatch: Patch) -> None:
-    """The process keeps silent about one of its appends."""
+    """The process does not report one of its appends."""
     made = run(SCENARIOS["append"])
     silent = [e for e in made.history.events if e.kind == "attempt" and e.value]
     made.history.events.remove(silent[3])

@@ -100,7 +100,7 @@ class VersionedFiles(MemoryFiles):
         contents.append(Content(bytes(node.data), node.mtime_ms))
 
     def content(self, node: Node, version: int) -> Content:
-        """The bytes of a file as of a version; of one that was not there yet, its first."""
+        """Return the bytes of a file at a version; before its creation, its first bytes."""
         versions, contents = self.contents[node]
         return contents[max(bisect_right(versions, version) - 1, 0)]
 
@@ -213,7 +213,7 @@ class Written(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """What a call left. `lineage`: which line of records the log is a beginning of."""
+    """The state after a call. `lineage` is the line of records of which the log is a prefix."""
 
     log_start: int
     stable: int
@@ -222,7 +222,7 @@ class Ends(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """Records that one swap took away: it began after version `begin` and was complete at `end`."""
+    """Records that one swap removed; it began after version `begin` and was complete at `end`."""
 
     begin: int
     end: int
@@ -240,7 +240,7 @@ class Lineage:
     _known: tuple[int, int] = (-1, -1)
 
     def newest(self, end: int) -> dict[bytes, int]:
-        """Offset of the newest committed record per key, tombstones included, as of an offset."""
+        """Return the offset of the newest committed record per key, with tombstones, as of an offset."""
         known = len(self.records), len(self.aborted)
         if known != self._known:
             self._newest, self._known = list(self._states()), known
@@ -279,25 +279,25 @@ class PartitionHistory:
             self.first_dirty.append(first_dirty)
 
     def settled(self, version: int) -> int:
-        """Number of the last call that was complete at a version."""
+        """Return the number of the last call that was complete at a version."""
         return bisect_right(self.ends_at, version) - 1
 
     def begun(self, version: int) -> int:
-        """Number of the last call that had begun at a version."""
+        """Return the number of the last call that had begun at a version."""
         return max(bisect_left(self.begins, version) - 1, self.settled(version))
 
     def calls(self, first: int, last: int) -> Sequence[Ends]:
-        """What the calls left that may be in force between two versions."""
+        """Return the states that may hold between two versions."""
         return self.ends[self.settled(first) : self.begun(last) + 1]
 
     def removed_before(self, version: int, lineage: int) -> frozenset[int]:
-        """Offsets whose removal was complete at a version."""
+        """Return offsets whose removal was complete at a version."""
         return frozenset().union(
             *(r.offsets for r in self.removals if r.lineage == lineage and r.end <= version)
         )
 
     def removed_up_to(self, version: int, lineage: int) -> frozenset[int]:
-        """Offsets whose removal had begun at a version."""
+        """Return offsets whose removal had begun at a version."""
         return frozenset().union(
             *(r.offsets for r in self.removals if r.lineage == lineage and r.begin < version)
         )
@@ -307,7 +307,7 @@ class PartitionHistory:
         return max(self.first_dirty[: self.begun(version) + 1])
 
     def absent(self, first: int, last: int) -> bool:
-        """Is there a moment between two versions at which the partition may not exist?"""
+        """Return whether the partition may not exist at some moment between two versions."""
         return any(begin <= last and end >= first for begin, end in self.gone)
 
 
@@ -327,7 +327,7 @@ class History:
         return self.files.version
 
     def doing(self, version: int) -> str:
-        """The writer's call at a version, for a failure's text."""
+        """Return the writer's call at a version, for the text of a failure."""
         number = bisect_right(self.calls, (version, "\x7f")) - 1
         return self.calls[number][1] if number >= 0 else "opening"
 
@@ -396,7 +396,7 @@ class Writer:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Note which records each swap takes away."""
+        """Record the records that each swap removes."""
         real = PartitionLog.replace
 
         def replace(log: PartitionLog, old: Any, new: Any) -> Any:
@@ -435,7 +435,7 @@ class Writer:
         self.noted(begin)
 
     def records(self, number: int, size: int) -> list[Written]:
-        """Records at the log end: few keys, unique values, some tombstones, some without a key."""
+        """Return records at the log end: few keys, unique values, some tombstones, some without a key."""
         rng, offset, partitions = self.rng, self.log(number).log_end, len(self.history.partitions)
         made = []
         for at in range(size):
@@ -500,7 +500,7 @@ class Writer:
             self.logs.clean(TOPIC, strategy=strategy, due=due)
 
     def clean_sharded(self, number: int) -> None:
-        """A cleaning in steps, as Spark's executors make it; published by the owner of the log."""
+        """Clean in steps, like Spark's executors; the owner of the log publishes."""
         from lastword.cleaner import job as jobs
         from lastword.cleaner import sharded
         from lastword.cleaner.plan import Request
@@ -618,7 +618,7 @@ def _offsets(segment: Any) -> list[int]:
 def writer_of(
     rng: random.Random, seed: int, files: Callable[..., Any] = VersionedFiles, root: str = ROOT
 ) -> Writer:
-    """A writer with random settings; its seed says what kind of life it has."""
+    """Return a writer with random settings; its seed determines its kind of life."""
     kind = seed % 8
     settings = {
         "cleanup_policy": "compact,delete" if kind == 5 else "compact",
@@ -638,7 +638,7 @@ def writer_of(
 
 
 def steps_of(writer: Writer, rng: random.Random, steps: int, without: Sequence[str] = ()) -> None:
-    """Random calls; `without` those named."""
+    """Return random calls, except those in `without`."""
     seed = writer.history.seed
     kind = seed % 8
     weights = {
@@ -663,7 +663,7 @@ def steps_of(writer: Writer, rng: random.Random, steps: int, without: Sequence[s
 
 
 def make(seed: int, steps: int = 40) -> History:
-    """A random life of a topic, the same every time."""
+    """Make a random life of a topic, the same every time."""
     rng = random.Random(seed)
     writer = writer_of(rng, seed)
     with writer.watched():

@@ -28,7 +28,7 @@ from tests.readers.history import Ends, Lineage, PartitionHistory, Written
 
 
 class Violation(AssertionError):
-    """A result that no moment had. `rule` names what was broken."""
+    """A result that no moment allows. `rule` names the broken rule."""
 
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(f"{rule}: {text}")
@@ -37,7 +37,7 @@ class Violation(AssertionError):
 
 
 class Row(NamedTuple):
-    """A record as a reader gave it. None for what a reader does not give."""
+    """A record as a reader returned it; None for fields that the reader does not return."""
 
     offset: int
     key: bytes | None
@@ -139,7 +139,7 @@ class Window:
     # ---- each record once
 
     def check_log(self, rows: Sequence[Row], *, start: int | None = None, end: int | None = None) -> None:
-        """Each surviving record of the range once, ascending, as it was written."""
+        """Check that each surviving record of the range is returned once, ascending, as it was written."""
         offsets = [row.offset for row in rows]
         for before, after in pairwise(offsets):
             if after <= before:
@@ -149,7 +149,7 @@ class Window:
         self.check_complete(set(offsets), max(offsets, default=-1), start=start, end=end)
 
     def check_row(self, row: Row, start: int | None = None, end: int | None = None) -> None:
-        """Was this record ever there, and may it be shown?"""
+        """Check that this record existed and may be returned."""
         if (start is not None and row.offset < start) or (end is not None and row.offset >= end):
             raise Violation("outside", f"offset {row.offset} is outside of [{start}, {end})")
         if row.offset < self.log_starts[0]:

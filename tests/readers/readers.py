@@ -158,7 +158,7 @@ def read_range(journey: Journey) -> None:
 
 
 def read_as_of(journey: Journey) -> None:
-    """The newest values as of an earlier offset: as they were then, or refused."""
+    """Read the newest values as of an earlier offset: as they were then, or refused."""
     rng = journey.rng
     ends = journey.windows()[0].calls[0]
     end = rng.randrange(ends.log_start, ends.stable + 1)
@@ -195,7 +195,7 @@ def follow(journey: Journey) -> None:
 
 
 def follow_from(journey: Journey) -> None:
-    """Read a part, save the position, and go on from it later."""
+    """Read a part, save the position, and continue from it later."""
     with journey.open() as logs:
         topic = logs.topic(TOPIC)
         reader = topic.read()
@@ -315,7 +315,7 @@ def at_time(journey: Journey) -> None:
 
 
 def at_offsets(journey: Journey) -> None:
-    """Single records by offset."""
+    """Read single records by offset."""
     window = journey.windows()[0]
     ends = window.calls[0]
     wanted = sorted(journey.rng.sample(range(ends.log_end + 1), min(6, ends.log_end + 1)))
@@ -375,7 +375,7 @@ def _spark(journey: Journey, view: str, **more: str) -> tuple[Any, Any, tuple[st
 def _tasks(
     journey: Journey, tasks: list[Any], options: Any, schema: Any, columns: Any
 ) -> dict[int, list[Row]]:
-    """Tasks run one after another, each some time after the plan."""
+    """Run tasks one after another, each some time after the plan."""
     from lastword.spark.read import read_batches
 
     rows: dict[int, list[Row]] = {}
@@ -472,7 +472,7 @@ _NAMES, _WEIGHTS = list(KINDS), [weight for _, weight in KINDS.values()]
 
 @dataclass
 class Outcome:
-    """One interleaving that was judged."""
+    """One interleaving that was checked."""
 
     label: str
     kind: str
@@ -484,7 +484,7 @@ class Outcome:
 def interleave(
     history: History, files: TravellingFiles, number: int, kinds: list[str] | None = None
 ) -> Outcome:
-    """The interleaving with this number of a history: the same every time."""
+    """Run the interleaving with this number of a history; the same every time."""
     rng = random.Random(history.seed * 1_000_003 + number)
     kind = rng.choice(kinds) if kinds else rng.choices(_NAMES, _WEIGHTS)[0]
     first = rng.randrange(history.last + 1)

@@ -35,7 +35,7 @@ READER_SHARES = (0.1, 1, 6)
 
 
 class Stopped(BaseException):
-    """The run is over: a thread that is left ends."""
+    """Raised when the run is over: a remaining thread ends."""
 
 
 class Baton:
@@ -111,7 +111,7 @@ class Baton:
 
 
 class SwitchingLock:
-    """A reentrant lock that switches to another thread while it is held by one."""
+    """A reentrant lock that switches to another thread while one holds it."""
 
     def __init__(self, baton: Baton) -> None:
         self._baton = baton
@@ -176,7 +176,7 @@ def switching(baton: Baton) -> Iterator[None]:
 
 
 class SwitchingFiles(VersionedFiles):
-    """Each operation is a switch point."""
+    """Files whose every operation is a switch point."""
 
     baton: Baton | None = None
 
