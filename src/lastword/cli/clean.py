@@ -84,22 +84,15 @@ def clean(
         raise UsageError(
             f"--max-rate {max_rate} is not a rate", remedy="a size such as 80MiB; omit it for no limit"
         )
-    again = [word for word in (target.topic,) if word is not None]
-    if target.partition is not None:
-        again += ["-p", str(target.partition)]
+    again = target.words
     if retry and (dry_run or every is not None):
         raise UsageError(
             "--retry cannot be combined with --dry-run or --every",
             remedy=target.command("clean", *again, "--retry"),
         )
     assumed = what_if(sets)
-    if assumed and not dry_run:
-        settings = [part for name in sets or () for part in ("--set", name)]
-        raise UsageError(
-            "--set is for --dry-run",
-            remedy=f"`{target.command('clean', *again, '--dry-run', *settings)}` to look, "
-            f"`{target.command('config', target.topic or 'TOPIC', *settings)}` to change it",
-        )
+    if not dry_run:
+        target.refuse_set("clean", sets)
     if every is not None:
         _refuse_with_every(target, dry_run, strategy)
         keep_cleaning(out, target, _interval_ms(every), metrics, rate)

@@ -11,7 +11,7 @@ from lastword.cli.command import Session, command
 from lastword.cli.output import split_failure
 from lastword.cli.remedies import policy_remedy
 from lastword.cli.target import Directory, MoreDirs, Partition, Target, TopicName, WhatIf, what_if
-from lastword.errors import DataError, LastwordError, StorageError, UsageError
+from lastword.errors import DataError, LastwordError, StorageError
 from lastword.units import format_bytes
 from lastword.values import plural
 
@@ -47,14 +47,8 @@ def expire(
 
     target = Target.of(directory, topic, partition, more)
     assumed = what_if(sets)
-    if assumed and not dry_run:
-        settings = [part for name in sets or () for part in ("--set", name)]
-        words = [word for word in (target.topic,) if word is not None]
-        raise UsageError(
-            "--set is for --dry-run",
-            remedy=f"`{target.command('expire', *words, '--dry-run', *settings)}` to look, "
-            f"`{target.command('config', target.topic or 'TOPIC', *settings)}` to change it",
-        )
+    if not dry_run:
+        target.refuse_set("expire", sets)
     if dry_run:
         wrong: LastwordError | None = None
         with out.open(target, **assumed) as logs:
@@ -78,8 +72,7 @@ def expire(
     freed = sum(deletion.freed_bytes for deletion in done)
     text: str | None = f"freed {format_bytes(freed)}"
     if not done:
-        words = [word for word in (target.topic,) if word is not None]
-        dry_run_command = target.command("expire", *words, "--dry-run")
+        dry_run_command = target.command("expire", *target.words, "--dry-run")
         text = None if failed else f"nothing to remove; `{dry_run_command}` shows why"
     out.summary(
         text,

@@ -137,6 +137,22 @@ class Target:
         """Return a command over the same directories that can be pasted."""
         return command_line(verb, self.paths, *words)
 
+    @property
+    def words(self) -> list[str]:
+        """TOPIC and -p as typed."""
+        topic = [] if self.topic is None else [self.topic]
+        return topic if self.partition is None else [*topic, "-p", str(self.partition)]
+
+    def refuse_set(self, command: str, sets: list[str] | None) -> None:
+        """Raise UsageError if there are `sets`, for a command that takes --set only with --dry-run."""
+        if sets:
+            settings = [word for pair in sets for word in ("--set", pair)]
+            raise UsageError(
+                "--set is for --dry-run",
+                remedy=f"`{self.command(command, *self.words, '--dry-run', *settings)}` to see the effect, "
+                f"`{self.command('config', self.topic or 'TOPIC', *settings)}` to change the setting",
+            )
+
     def topic_for(self, command: str, *rest: str) -> str:
         """Return the topic.
 
