@@ -25,7 +25,7 @@ from bench.registry import Measured, Run, workload
 from bench.traffic import Traffic, traffic
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
-from lastword.tools.death import Deaths, deaths_between
+from lastword.tools.overwrites import Deaths, deaths_between
 from lastword.tools.simulate import Part, Simulation, simulate
 
 BEGIN_MS = 1_750_000_000_000

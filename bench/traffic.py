@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lastword.tools.death import Deaths, deaths_between
+from lastword.tools.overwrites import Deaths, deaths_between
 
 Keys = NDArray[np.int64]
 

@@ -56,7 +56,7 @@ def write_log(root: Path, magic: int, codec: int, large: int) -> None:
 
 def _dump(root: str) -> None:
     from lastword.tools.dump import dump
-    from lastword.tools.problem import Problem
+    from lastword.tools.findings import Problem
 
     for entry in dump(f"{root}/t-0/{0:020}.log"):
         if isinstance(entry, Problem):

@@ -18,7 +18,7 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.partition import scan
 from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry
-from lastword.tools.problem import Problem
+from lastword.tools.findings import Problem
 from tests.golden import loader
 
 LOOKED_AT = [

@@ -7,7 +7,7 @@ import pytest
 import lastword
 from lastword import errors
 from lastword.tools.dump import Batch, CheckpointEntry, IndexEntry, ProducerEntry, Property, dump
-from lastword.tools.problem import Problem
+from lastword.tools.findings import Problem
 from tests.golden.loader import case
 
 

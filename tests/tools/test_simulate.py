@@ -16,7 +16,7 @@ from lastword.errors import UnknownSettingError, UsageError
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.builder import BatchBuilder
-from lastword.tools.death import Deaths, _Kept, deaths_between, deaths_of
+from lastword.tools.overwrites import Deaths, _Kept, deaths_between, deaths_of
 from lastword.tools.picture import picture
 from lastword.tools.replay import PaperLog, closings
 from lastword.tools.simulate import Part, simulate

@@ -78,7 +78,7 @@ def trim(
 ) -> dict[int, int]:
     """See `Topic.trim`. All partitions are looked at before the first one is changed; with `dry_run` none is,
     and what would be the log starts is returned."""
-    from lastword.retention.trim import trim_offset
+    from lastword.retention.expire import trim_offset
 
     numbers = [number for _, number in dirs.select(topic, partition)]
     wanted = {number: trim_offset(dirs.view(topic, number), before) for number in numbers}

@@ -14,7 +14,7 @@ from lastword.values import ProgressLike
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.config import Settings
-    from lastword.tools.death import Deaths
+    from lastword.tools.overwrites import Deaths
     from lastword.tools.simulate import Simulated, Simulation
 
 _ATTEMPTS = 20
@@ -97,7 +97,7 @@ def _one_drive(
 def _deaths(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes: int) -> Deaths:
     """A file that vanishes was rewritten: the view is listed again, and read anew."""
     from lastword.cleaner.choose import corrected_first_dirty
-    from lastword.tools.death import deaths_of
+    from lastword.tools.overwrites import deaths_of
 
     view = dirs.checked_view(topic, partition)
     with meter.part(size_bytes) as tell:

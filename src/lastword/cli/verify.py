@@ -13,7 +13,7 @@ from lastword.units import format_bytes
 from lastword.values import plural
 
 if TYPE_CHECKING:
-    from lastword.tools.problem import Problem
+    from lastword.tools.findings import Problem
 
 EXAMPLES = """
 lastword verify data
@@ -47,7 +47,7 @@ def verify(
 
     Changes nothing. Exit code 1 if there are problems.
     """
-    from lastword.tools.problem import OPEN, RESTORE
+    from lastword.tools.findings import OPEN, RESTORE
 
     target = Target.of(directory, topic, partition, more)
     with out.open(target) as logs, out.progress("verify") as progress:

@@ -6,8 +6,12 @@ that the cleaner has in quarantine expires all the same.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from lastword.config import TopicConfig
+from lastword.errors import OffsetOutOfRangeError, UsageError
 from lastword.logdir import LogDirectory
+from lastword.parse import to_ms
 from lastword.partition.view import PartitionView
 from lastword.retention.rules import Deletion, decide
 
@@ -55,3 +59,21 @@ def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
             home.raise_log_start(topic, partition, found.log_start, found.codes[-1])
             log.remove_prefix()
         return found
+
+
+def trim_offset(view: PartitionView, before: int | datetime) -> int:
+    """The new log start: the offset itself, or the first record that is not older; never below the present
+    one. A time after the last record empties the log.
+
+    OffsetOutOfRangeError above the log end; UsageError for what is neither an offset nor an aware datetime.
+    """
+    if isinstance(before, datetime):
+        found = view.offset_at(to_ms(before))
+        return view.log_end if found is None else max(found, view.log_start)
+    if isinstance(before, bool) or not isinstance(before, int) or before < 0:
+        raise UsageError(
+            f"before={before!r} is no place in a log", remedy="give an offset or an aware datetime"
+        )
+    if before > view.log_end:
+        raise OffsetOutOfRangeError.above(f"{view.topic}-{view.partition}", before, view.log_end)
+    return max(before, view.log_start)

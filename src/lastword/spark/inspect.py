@@ -159,7 +159,7 @@ def verify(
     from lastword.spark.result_frames import frame_of
     from lastword.spark.session import need_pyspark
     from lastword.spark.tasks import run_tasks
-    from lastword.tools.problem import Problem
+    from lastword.tools.findings import Problem
 
     need_pyspark()
     path = shared_log(path)

@@ -35,8 +35,7 @@ from lastword.partition.losses import Losses
 from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
 from lastword.records.record import Header
-from lastword.state.filling import Filling
-from lastword.state.newest import Pairs, newest, newest_pairs
+from lastword.state.newest import Filling, Pairs, newest, newest_pairs
 from lastword.state.ttl import expires_at, header_of
 from lastword.units import NEVER, format_bytes
 from lastword.values import Handle, Progress, ProgressLike, Value, plural, table_html

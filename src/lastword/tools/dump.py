@@ -31,7 +31,7 @@ from lastword.records.internal import METADATA, InternalRecord, UndecodableError
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.txn_index import decode_entries
-from lastword.tools.problem import Problem, bad_records
+from lastword.tools.findings import Problem, bad_records
 from lastword.tools.walk import Walk
 from lastword.values import Value
 

@@ -22,7 +22,7 @@ from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
 from lastword.resolve import Resolution, fates_of, resolve
-from lastword.tools.in_a_row import InARow, shared_keys
+from lastword.tools.concatenated import InARow, shared_keys
 from lastword.tools.sketches import Estimate, KeySet, Sketch, Sketcher
 from lastword.units import format_bytes
 from lastword.values import Value, plural

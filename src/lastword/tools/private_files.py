@@ -26,7 +26,7 @@ from lastword.partition import incomplete_commit, leases, losses, prefix
 from lastword.partition.named import read_journal
 from lastword.partition.synced import decode_mark
 from lastword.segment import names
-from lastword.tools.problem import Problem
+from lastword.tools.findings import Problem
 
 Fields = Iterator[tuple[str, str]]
 Reader = Callable[[Files, str], Fields]

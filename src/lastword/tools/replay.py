@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lastword.accounts import PartitionAccount, SegmentAccount
 from lastword.config import TopicConfig
-from lastword.tools.death import Deaths
+from lastword.tools.overwrites import Deaths
 from lastword.units import NEVER
 
 Ints = NDArray[np.int64]

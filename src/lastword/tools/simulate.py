@@ -21,7 +21,7 @@ from lastword.cleaner.groups import Limits, group
 from lastword.cleaner.plan import Request
 from lastword.config import TopicConfig
 from lastword.config.instance import DEFAULT_SPACE_TARGET
-from lastword.tools.death import Deaths
+from lastword.tools.overwrites import Deaths
 from lastword.tools.replay import PaperLog, by_source_size
 from lastword.units import format_bytes
 from lastword.values import Value

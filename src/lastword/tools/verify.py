@@ -39,8 +39,7 @@ from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.synced import read_synced
 from lastword.partition.view import PartitionView, read_log_start
 from lastword.segment import names
-from lastword.tools.findings import Account, EpochRun
-from lastword.tools.problem import Problem
+from lastword.tools.findings import Account, EpochRun, Problem
 from lastword.tools.verify_log import verify_log
 from lastword.values import Progress, ProgressLike, Value, plural
 

@@ -16,7 +16,7 @@ from lastword.files import Handle
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok, read_header
 from lastword.segment.scan import Damage, sound_batch_after
-from lastword.tools.problem import Problem
+from lastword.tools.findings import Problem
 from lastword.wire import OVERHEAD_BYTES, SMALLEST_LENGTH, STEP_BYTES
 
 _BLOCK_BYTES = 1 << 20

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lastword.state.ahead import run_ahead
+from lastword.state.prefetch import run_ahead
 
 
 def test_everything_comes_in_order_and_errors_come_last():

@@ -8,8 +8,7 @@ import lastword
 from lastword import errors
 from lastword.records.builder import BatchBuilder
 from lastword.state import newest
-from lastword.state.filling import Filling
-from lastword.state.newest import Pairs
+from lastword.state.newest import Filling, Pairs
 from tests.transactions import end_transaction
 
 KEYS = st.binary(max_size=3)
