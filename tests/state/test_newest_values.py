@@ -8,7 +8,7 @@ import lastword
 from lastword import errors
 from lastword.records.builder import BatchBuilder
 from lastword.state import newest
-from lastword.state.newest import Filling, Pairs
+from lastword.state.newest import Pairs, ValueBuffer
 from tests.transactions import end_transaction
 
 KEYS = st.binary(max_size=3)
@@ -18,14 +18,14 @@ PARTS = st.lists(st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=5)), ma
 
 @given(PARTS, st.lists(st.booleans(), min_size=6, max_size=6))
 def test_it_is_a_dict_that_is_changed_one_by_one(parts, settled):
-    filling, model = Filling(), {}
-    for pairs, settle in zip(parts, settled, strict=False):
+    filling, model = ValueBuffer(), {}
+    for pairs, recount in zip(parts, settled, strict=False):
         filling.put(Pairs.of([key for key, _ in pairs], [value for _, value in pairs]))
         for key, value in pairs:
             model.pop(key, None) if value is None else model.update({key: value})
         true = sum(len(key) + len(value) for key, value in model.items())
         assert filling.data == model and filling.size_bytes >= true
-        assert not settle or filling.settle() == filling.size_bytes == true
+        assert not recount or filling.recount() == filling.size_bytes == true
 
 
 def loaded(logs, monkeypatch, *, dirty_part: int) -> dict[bytes, bytes]:

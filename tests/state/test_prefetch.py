@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from lastword.state.prefetch import run_ahead
+from lastword.state.prefetch import prefetch
 
 
 def test_everything_comes_in_order_and_errors_come_last():
@@ -16,9 +16,7 @@ def test_everything_comes_in_order_and_errors_come_last():
 
     heard, found = [], []
     with pytest.raises(OSError, match="gone"):
-        for number in run_ahead(
-            work, lambda done, total: heard.append((threading.current_thread(), done)), 3
-        ):
+        for number in prefetch(work, lambda done, total: heard.append((threading.current_thread(), done)), 3):
             found.append(number)
     assert found == list(range(100))
     assert [done for _, done in heard] == list(range(100))
@@ -36,7 +34,7 @@ def test_it_runs_ahead_so_far_and_no_farther():
                 arrived.set()
             yield number
 
-    parts = run_ahead(work, None, 3)
+    parts = prefetch(work, None, 3)
     assert next(parts) == 0
     assert arrived.wait(10)  # 0 is in use, 1 and 2 wait, and 3 waits for room
     assert made == [0, 1, 2, 3]
@@ -59,7 +57,7 @@ def test_closing_ends_the_thread_at_its_next_word(tells):
         finally:
             ended.append(threading.current_thread())
 
-    parts = run_ahead(work, None, 2)
+    parts = prefetch(work, None, 2)
     assert next(parts) == 0
     parts.close()
     assert len(ended) == 1 and not ended[0].is_alive()

@@ -13,7 +13,7 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import UsageError
 from lastword.state import ttl as engine
-from lastword.state.ttl import Watch, expire_values, expires_at, header_of
+from lastword.state.ttl import ExpiryWatch, expire_values, expires_at, header_of
 from lastword.units import NEVER
 
 HOUR = 3_600_000
@@ -28,9 +28,11 @@ def records(logs: Any) -> list[tuple[Any, Any]]:
     return [(record.key, record.value) for record in topic.read()]
 
 
-def expire(logs: Any, watch: Watch | None = None, at_once: bool = True) -> int:
+def expire(logs: Any, watch: ExpiryWatch | None = None, at_once: bool = True) -> int:
     log = logs.dirs.log("s", 0)
-    return expire_values(log, logs.dirs.config("s"), watch or Watch(), map_bytes=1 << 20, at_once=at_once)
+    return expire_values(
+        log, logs.dirs.config("s"), watch or ExpiryWatch(), map_bytes=1 << 20, at_once=at_once
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_an_append_that_comes_in_between_wins(
             return found
 
         monkeypatch.setattr(engine, "_keys", keys)
-        watch = Watch()
+        watch = ExpiryWatch()
         assert expire(logs, watch) == 1
         assert len(calls) == 2
         assert records(logs)[2:] == [("a", 2), ("b", None)]
@@ -166,7 +168,7 @@ def test_an_open_transaction_holds_the_tombstone_back(tmp_path: Path) -> None:
         Builder.clock = clock  # type: ignore[attr-defined]
         producer = Producer(Builder())  # type: ignore[arg-type]
         producer.put(("a", "2"))
-        watch = Watch()
+        watch = ExpiryWatch()
         assert expire(logs, watch) == 0
         producer.abort()
         assert expire(logs, watch) == 1
@@ -181,7 +183,7 @@ def test_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         passes = []
         real = engine.newest
         monkeypatch.setattr(engine, "newest", lambda *a, **k: passes.append(1) or real(*a, **k))
-        watch = Watch()
+        watch = ExpiryWatch()
         for _ in range(9):
             assert expire(logs, watch, at_once=False) == 0
             state["more"] = 1

@@ -160,12 +160,14 @@ def clean(
 
 def _expire_values(dirs: OpenDirs, name: str, number: int) -> None:
     """Append tombstones for values whose time to live has passed, so that the cleaning takes the values."""
-    from lastword.state.ttl import Watch, expire_values
+    from lastword.state.ttl import ExpiryWatch, expire_values
 
     home = dirs.log_dir(name, number)
     map_bytes = dirs.settings.instance.map_bytes
     with home.claim(name, number):
-        expire_values(home.log(name, number), dirs.config(name), Watch(), map_bytes=map_bytes, at_once=True)
+        expire_values(
+            home.log(name, number), dirs.config(name), ExpiryWatch(), map_bytes=map_bytes, at_once=True
+        )
 
 
 def _clean_one(

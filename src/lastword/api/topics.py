@@ -162,7 +162,7 @@ def open_state(
 ) -> State[Any, Any]:
     """See `LogDir.state`."""
     from lastword.api.ranges import ranges
-    from lastword.state.state import State
+    from lastword.state.state import State, StateSource
 
     if default is not None and not callable(default):
         raise UsageError(
@@ -202,21 +202,24 @@ def open_state(
         from lastword.api.restore import SnapshotFile
 
         start = SnapshotFile(dirs, os.fspath(snapshot), topic.schema)
-    return State(
-        topic,
-        open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes"),
-        lambda: dirs.views(name),
-        None if end == "latest" else lambda views: ranges(views, "earliest", end),
-        (topic.schema.key, topic.schema.value),
+    source = StateSource(
+        log=open_topic(dirs, name, key_serializer="bytes", value_serializer="bytes"),
+        views=lambda: dirs.views(name),
+        ranges=None if end == "latest" else lambda views: ranges(views, "earliest", end),
         sync=dirs.sync,
         first_dirty=lambda partition: dirs.first_dirty(name, partition),
-        default=default,
-        max_bytes=max_bytes,
         map_bytes=dirs.settings.instance.map_bytes,
-        snapshot=start,
-        progress=listener(progress),
         ttl_ms=dirs.config(name).lastword_ttl_ms,
         now_ms=dirs.clock.now_ms,
+    )
+    return State(
+        topic,
+        source,
+        (topic.schema.key, topic.schema.value),
+        default=default,
+        max_bytes=max_bytes,
+        snapshot=start,
+        progress=listener(progress),
     )
 
 

@@ -36,7 +36,7 @@ from lastword.logdir.checkpoints import TopicPartition
 if TYPE_CHECKING:
     from lastword.cleaner import Plan
     from lastword.cleaner.drive import Place
-    from lastword.state.ttl import Watch
+    from lastword.state.ttl import ExpiryWatch
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class DirectoryWork:
         self.only = only
         self._found: dict[str, tuple[float, list[Due]]] = {}
         self._told: set[str] = set()
-        self._watches: dict[tuple[str, TopicPartition], Watch] = {}
+        self._watches: dict[tuple[str, TopicPartition], ExpiryWatch] = {}
 
     def drives(self) -> list[str]:
         self._look_at_quarantine()
@@ -267,9 +267,9 @@ class DirectoryWork:
         if config.lastword_ttl_ms < 0 or not config.compacts:
             self._watches.pop((home.path, tp), None)
             return
-        from lastword.state.ttl import Watch, expire_values
+        from lastword.state.ttl import ExpiryWatch, expire_values
 
-        watch = self._watches.setdefault((home.path, tp), Watch())
+        watch = self._watches.setdefault((home.path, tp), ExpiryWatch())
         with home.try_claim(*tp) as mine:
             if mine:
                 try:

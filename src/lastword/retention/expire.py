@@ -42,7 +42,7 @@ def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
         if config.compacts:
             log.roll_if_due()
         with log.lock:  # no append between deciding that everything goes and rolling
-            found = decide(
+            deletion = decide(
                 topic,
                 partition,
                 log.segments,
@@ -52,13 +52,13 @@ def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
                 now_ms=home.clock.now_ms(),
                 upper_offset=log.removable_offset,
             )
-            if not found.removes:
-                return found
-            if found.segments == len(log.segments):
+            if not deletion.removes:
+                return deletion
+            if deletion.segments == len(log.segments):
                 log.roll()
-            home.raise_log_start(topic, partition, found.log_start, found.codes[-1])
+            home.raise_log_start(topic, partition, deletion.log_start, deletion.codes[-1])
             log.remove_prefix()
-        return found
+        return deletion
 
 
 def trim_offset(view: PartitionView, before: int | datetime) -> int:
@@ -68,8 +68,8 @@ def trim_offset(view: PartitionView, before: int | datetime) -> int:
     OffsetOutOfRangeError above the log end; UsageError for what is neither an offset nor an aware datetime.
     """
     if isinstance(before, datetime):
-        found = view.offset_at(to_ms(before))
-        return view.log_end if found is None else max(found, view.log_start)
+        offset = view.offset_at(to_ms(before))
+        return view.log_end if offset is None else max(offset, view.log_start)
     if isinstance(before, bool) or not isinstance(before, int) or before < 0:
         raise UsageError(
             f"before={before!r} is no place in a log", remedy="give an offset or an aware datetime"

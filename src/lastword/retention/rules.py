@@ -60,9 +60,9 @@ class Deletion(Value):
         name = f"{self.topic}-{self.partition}"
         if not self.segments:
             return f"{name}: nothing goes: {self.reason}"
-        many = "1 segment" if self.segments == 1 else f"{self.segments} segments"
+        count = "1 segment" if self.segments == 1 else f"{self.segments} segments"
         freed = format_bytes(self.freed_bytes)
-        return f"{name}: {many} removed, {freed}, log start {self.log_start}: {self.reason}"
+        return f"{name}: {count} removed, {freed}, log start {self.log_start}: {self.reason}"
 
 
 class Expirable(Protocol):
@@ -108,31 +108,31 @@ def decide(
             log_start,
         )
     top = log_end if upper_offset is None else min(log_end, upper_offset)
-    found = _Prefix(segments, log_end, top)
+    prefix = _Prefix(segments, log_end, top)
     reasons: list[str] = []
     codes: list[str] = []
-    for code, pass_ in _passes(config, log_start, now_ms):
-        took = found.take(pass_(found))
-        if took:
+    for code, rule in _passes(config, log_start, now_ms):
+        taken = prefix.take(rule(prefix))
+        if taken:
             codes.append(code)
-            reasons.append(_sentence(code, took, config, log_start))
-    if not found.gone:
+            reasons.append(_sentence(code, taken, config, log_start))
+    if not prefix.gone:
         return Deletion(
             topic,
             partition,
             0,
             0,
             log_start,
-            _why_not(found, config, now_ms),
+            _reason_to_keep(prefix, config, now_ms),
             (WITHIN,),
             log_start,
         )
     return Deletion(
         topic,
         partition,
-        len(found.gone),
-        sum(s.size for s in found.gone),
-        max(log_start, found.next_base(len(found.gone) - 1)),
+        len(prefix.gone),
+        sum(segment.size for segment in prefix.gone),
+        max(log_start, prefix.next_base(len(prefix.gone) - 1)),
         "; ".join(reasons),
         tuple(codes),
         log_start,
@@ -164,11 +164,11 @@ class _Prefix:
         """Let go the longest beginning of what is left that the rule allows."""
         before = self.count
         while self.count < len(self.segments):
-            one = self.segments[self.count]
+            segment = self.segments[self.count]
             last = self.count == len(self.segments) - 1
-            if (last and one.size == 0) or self.next_base(self.count) > self.top:
+            if (last and segment.size == 0) or self.next_base(self.count) > self.top:
                 break
-            if not deletable(self.count, one):
+            if not deletable(self.count, segment):
                 break
             self.count += 1
         return self.segments[before : self.count]
@@ -178,65 +178,67 @@ _Rule = Callable[[_Prefix], Callable[[int, Expirable], bool]]
 
 
 def _passes(config: TopicConfig, log_start: int, now_ms: int) -> list[tuple[str, _Rule]]:
-    passes: list[tuple[str, _Rule]] = [(LOG_START, lambda found: _breached(found, log_start))]
+    passes: list[tuple[str, _Rule]] = [(LOG_START, lambda prefix: _breached(prefix, log_start))]
     if config.deletes and config.retention_bytes >= 0:
-        passes.append((BYTES, lambda found: _too_large(found, config.retention_bytes)))
+        passes.append((BYTES, lambda prefix: _too_large(prefix, config.retention_bytes)))
     if config.deletes and config.retention_ms >= 0:
-        passes.append((MS, lambda found: lambda _, one: now_ms - _stamp(one) > config.retention_ms))
+        passes.append(
+            (MS, lambda prefix: lambda _, segment: now_ms - _newest_ms(segment) > config.retention_ms)
+        )
     return passes
 
 
-def _breached(found: _Prefix, log_start: int) -> Callable[[int, Expirable], bool]:
-    def rule(index: int, one: Expirable) -> bool:
-        return index + 1 < len(found.segments) and found.segments[index + 1].base_offset <= log_start
+def _breached(prefix: _Prefix, log_start: int) -> Callable[[int, Expirable], bool]:
+    def rule(index: int, segment: Expirable) -> bool:
+        return index + 1 < len(prefix.segments) and prefix.segments[index + 1].base_offset <= log_start
 
     return rule
 
 
-def _too_large(found: _Prefix, limit: int) -> Callable[[int, Expirable], bool]:
-    over = sum(s.size for s in found.left) - limit
+def _too_large(prefix: _Prefix, limit: int) -> Callable[[int, Expirable], bool]:
+    over = sum(segment.size for segment in prefix.left) - limit
 
-    def rule(index: int, one: Expirable) -> bool:
+    def rule(index: int, segment: Expirable) -> bool:
         nonlocal over
-        if over - one.size < 0:
+        if over - segment.size < 0:
             return False
-        over -= one.size
+        over -= segment.size
         return True
 
     return rule
 
 
-def _stamp(one: Expirable) -> int:
-    return one.largest_timestamp if one.largest_timestamp >= 0 else one.mtime_ms
+def _newest_ms(segment: Expirable) -> int:
+    return segment.largest_timestamp if segment.largest_timestamp >= 0 else segment.mtime_ms
 
 
-def _sentence(code: str, took: Sequence[Expirable], config: TopicConfig, log_start: int) -> str:
+def _sentence(code: str, taken: Sequence[Expirable], config: TopicConfig, log_start: int) -> str:
     if code == LOG_START:
-        return f"log start {log_start}, {_counted(took)} below it"
+        return f"log start {log_start}, {_counted(taken)} below it"
     if code == BYTES:
-        return f"retention.bytes {format_bytes(config.retention_bytes)}, {_counted(took)} above it"
-    newest = format_time(max(_stamp(one) for one in took))
+        return f"retention.bytes {format_bytes(config.retention_bytes)}, {_counted(taken)} above it"
+    newest = format_time(max(_newest_ms(segment) for segment in taken))
     return f"retention.ms {format_duration(config.retention_ms)}, newest record {newest}"
 
 
-def _counted(took: Sequence[Expirable]) -> str:
-    size = format_bytes(sum(one.size for one in took))
-    return f"{size} in 1 segment" if len(took) == 1 else f"{size} in {len(took)} segments"
+def _counted(taken: Sequence[Expirable]) -> str:
+    size = format_bytes(sum(segment.size for segment in taken))
+    return f"{size} in 1 segment" if len(taken) == 1 else f"{size} in {len(taken)} segments"
 
 
-def _why_not(found: _Prefix, config: TopicConfig, now_ms: int) -> str:
+def _reason_to_keep(prefix: _Prefix, config: TopicConfig, now_ms: int) -> str:
     if not config.deletes:
         policy = ",".join(sorted(config.cleanup_policy or ()))
         return f"cleanup.policy is {policy}: only what lies below the log start goes"
-    first = found.segments[0] if found.segments else None
-    if first is None or not any(one.size for one in found.segments):
+    first = prefix.segments[0] if prefix.segments else None
+    if first is None or not any(segment.size for segment in prefix.segments):
         return "the log is empty"
     limits = []
     if config.retention_ms >= 0:
-        wait = _stamp(first) + config.retention_ms - now_ms
+        wait = _newest_ms(first) + config.retention_ms - now_ms
         if wait >= 0:
             limits.append(f"the oldest segment may go in {format_duration(max(wait, 1))} by retention.ms")
     if config.retention_bytes >= 0:
-        size = format_bytes(sum(one.size for one in found.segments))
+        size = format_bytes(sum(segment.size for segment in prefix.segments))
         limits.append(f"{size} of retention.bytes {format_bytes(config.retention_bytes)}")
     return "; ".join(limits) or "no limit of size or time is set"

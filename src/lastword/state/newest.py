@@ -29,7 +29,7 @@ from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.records.record import RawRecord
 from lastword.segment.segment import Segment
-from lastword.state.prefetch import BytesDone, run_ahead
+from lastword.state.prefetch import BytesDone, prefetch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lastword.records.chunk import Chunk
     from lastword.records.columns import RecordColumns
 
-_AHEAD = 4  # parts that wait for the caller, at most: each is a chunk of records
+_PREFETCHED_PARTS = 4  # parts that wait for the caller, at most: each is a chunk of records
 _LARGE_BYTES = 64 << 20  # from here on two threads resolve; below, that takes a fraction of a second
 _MOSTLY_CLEAN = 4  # a log is, of whose bytes no more than one in so many lie above what was cleaned
 
@@ -58,7 +58,7 @@ class Pairs:
         return cls(keys, values, size_bytes, None in values)
 
 
-class Filling:
+class ValueBuffer:
     """The newest values of one partition while they are being restored.
 
     data         key -> value
@@ -73,18 +73,18 @@ class Filling:
     def put(self, pairs: Pairs) -> None:
         """In their order: a later value replaces an earlier one, None takes the key out."""
         # By way of a small dict: the hashes are at hand when the large one, far in memory, is filled.
-        found = dict(zip(pairs.keys, pairs.values, strict=True))
-        known = len(self.data)
-        self.data.update(found)  # type: ignore[arg-type]  # a None goes with the next step
+        values = dict(zip(pairs.keys, pairs.values, strict=True))
+        size_before = len(self.data)
+        self.data.update(values)  # type: ignore[arg-type]  # a None goes with the next step
         # What an older value took is not looked up: that would cost as much as putting in the newer one.
-        self._exact = self._exact and len(self.data) - known == len(pairs.keys) and not pairs.deletes
+        self._exact = self._exact and len(self.data) - size_before == len(pairs.keys) and not pairs.deletes
         self.size_bytes += pairs.size_bytes
         if pairs.deletes:
-            for key, value in found.items():
+            for key, value in values.items():
                 if value is None:
                     del self.data[key]
 
-    def settle(self) -> int:
+    def recount(self) -> int:
         """Count again if something was replaced or deleted; returns `size_bytes`."""
         if not self._exact:
             self.size_bytes = sum(map(len, self.data)) + sum(map(len, self.data.values()))
@@ -93,7 +93,7 @@ class Filling:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NewestRecords:
     """Some of the newest records of a range: `records`, or else the `columns` of `chunk`."""
 
     records: list[RawRecord]
@@ -191,12 +191,12 @@ def _newest_pairs(
         return
     in_order = first_dirty is not None and _is_mostly_clean(view, start, end, first_dirty)
 
-    def work(tell: BytesDone) -> Iterator[_Binaries | Pairs]:
+    def work(report: BytesDone) -> Iterator[_Binaries | Pairs]:
         if in_order:
-            return _every_pair(view, start, end, tell)
-        return _resolved(view, start, end, tombstones, map_bytes, tell, _binaries, threads=2)
+            return _every_pair(view, start, end, report)
+        return _resolved(view, start, end, tombstones, map_bytes, report, _binaries, threads=2)
 
-    with closing(run_ahead(work, progress, _AHEAD)) as parts:
+    with closing(prefetch(work, progress, _PREFETCHED_PARTS)) as parts:
         for part in parts:
             yield part.pairs() if isinstance(part, _Binaries) else part
 
@@ -208,7 +208,7 @@ def _is_mostly_clean(view: PartitionView, start: int, end: int, first_dirty: int
     return dirty * _MOSTLY_CLEAN <= sum(segment.size for segment in segments)
 
 
-def _every_pair(view: PartitionView, start: int, end: int, tell: BytesDone) -> Iterator[_Binaries]:
+def _every_pair(view: PartitionView, start: int, end: int, report: BytesDone) -> Iterator[_Binaries]:
     """Of every record with a key, in order."""
     total = sum(segment.size for segment in scan.overlapping(view, start, end))
     done = 0
@@ -216,7 +216,7 @@ def _every_pair(view: PartitionView, start: int, end: int, tell: BytesDone) -> I
         keyed = columns.key_length >= 0
         yield _binaries_of(columns if keyed.all() else columns.select(keyed), chunk)
         done += chunk.size_bytes
-        tell(min(done, total), total)
+        report(min(done, total), total)
 
 
 def newest_parts(
@@ -226,7 +226,7 @@ def newest_parts(
     map_bytes: int,
     committed: bool = True,
     progress: BytesDone | None = None,
-) -> Generator[Part]:
+) -> Generator[NewestRecords]:
     """The same as parts, with no object per record where the range is long: either the columns of a chunk,
     which are valid until the next part, or a list of records."""
     return at_one_moment(
@@ -243,9 +243,9 @@ def _newest_parts(
     map_bytes: int,
     committed: bool,
     progress: BytesDone | None,
-) -> Iterator[Part]:
+) -> Iterator[NewestRecords]:
     if scan.is_short(view, start, end):
-        yield Part(list(_replayed(view, start, end, tombstones, None, committed)))
+        yield NewestRecords(list(_replayed(view, start, end, tombstones, None, committed)))
         return
     for parts in _resolved(view, start, end, tombstones, map_bytes, progress, _as_parts, committed):
         yield from parts
@@ -259,20 +259,20 @@ def _replayed(
     keys: frozenset[bytes] | None,
     committed: bool = True,
 ) -> Iterator[RawRecord]:
-    found: dict[bytes, RawRecord] = {}
+    newest_records: dict[bytes, RawRecord] = {}
     for record in scan.records(view, start, end, keys=keys, committed=committed):
         if record.key is not None:
             # Taken out first, so that the dict stays in the order of offsets.
-            found.pop(record.key, None)
-            found[record.key] = record
-    return (record for record in found.values() if tombstones or record.value is not None)
+            newest_records.pop(record.key, None)
+            newest_records[record.key] = record
+    return (record for record in newest_records.values() if tombstones or record.value is not None)
 
 
 # ---------------------------------------------------------------- long ranges
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _SegmentSlice:
     """The whole batches of a segment in a range, as `resolve` wants them."""
 
     segment: Segment
@@ -294,7 +294,7 @@ class _Whole:
 
 
 T = TypeVar("T")
-Form = Callable[["RecordColumns | None", "Chunk | None", list[RawRecord]], T]
+Convert = Callable[["RecordColumns | None", "Chunk | None", list[RawRecord]], T]
 
 
 def _resolved(
@@ -304,7 +304,7 @@ def _resolved(
     tombstones: bool,
     map_bytes: int,
     progress: BytesDone | None,
-    form: Form[T],
+    convert: Convert[T],
     committed: bool = True,
     threads: int = 1,
 ) -> Iterator[T]:
@@ -315,21 +315,21 @@ def _resolved(
     parts, cut = _parts(view, start, end)
     total = 2 * sum(part.size for part in parts)
 
-    def mapped(done: int, _: int) -> None:
+    def report_scan(done: int, _: int) -> None:
         if progress is not None:
             progress(min(done, total // 2), total)
 
-    fates = Outcomes(view, end) if committed else Decisions()
+    outcomes = Outcomes(view, end) if committed else Decisions()
     resolution = resolve(
         parts,
         map_bytes=map_bytes,
         salt=os.urandom(16),
         now_ms=None,
-        fates=fates,
-        progress=mapped,
+        fates=outcomes,
+        progress=report_scan,
         threads=threads if total >= 2 * _LARGE_BYTES else 1,
     )
-    late = {record.key: record for record in _replayed(view, cut, end, True, None, committed)}
+    tail = {record.key: record for record in _replayed(view, cut, end, True, None, committed)}
     done = total // 2
     for part in parts:
         for chunk in part.chunk_reader():
@@ -340,17 +340,17 @@ def _resolved(
             if not tombstones:
                 kept &= columns.value_length >= 0
             columns = columns.select(kept)
-            if late:
-                yield form(None, None, [r for r in raw_records(columns, chunk) if r.key not in late])
+            if tail:
+                yield convert(None, None, [r for r in raw_records(columns, chunk) if r.key not in tail])
             else:
-                yield form(columns, chunk, [])
+                yield convert(columns, chunk, [])
             done += chunk.size_bytes
             if progress is not None:
                 progress(min(done, total), total)
-    yield form(None, None, [record for record in late.values() if tombstones or record.value is not None])
+    yield convert(None, None, [record for record in tail.values() if tombstones or record.value is not None])
 
 
-def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Whole], int]:
+def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_SegmentSlice], int]:
     """What can be resolved, and the offset from which on the range must be replayed (`end` if no batch is
     cut)."""
     parts = []
@@ -367,7 +367,7 @@ def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_Whole], int
                     break
         following = max(cut, segment.base_offset) if final else segments[number + 1].base_offset
         if first < last:
-            parts.append(_Whole(segment, segment.base_offset, following, first, last))
+            parts.append(_SegmentSlice(segment, segment.base_offset, following, first, last))
     return parts, cut
 
 
@@ -413,5 +413,7 @@ def _pairs_of(records: list[RawRecord]) -> Pairs:
     return Pairs.of(list(keyed), list(keyed.values()))
 
 
-def _as_parts(columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]) -> list[Part]:
-    return [Part(records, columns, chunk)]
+def _as_parts(
+    columns: RecordColumns | None, chunk: Chunk | None, records: list[RawRecord]
+) -> list[NewestRecords]:
+    return [NewestRecords(records, columns, chunk)]

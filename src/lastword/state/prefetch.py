@@ -19,27 +19,27 @@ BytesDone = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Made(Generic[T]):
+class _Item(Generic[T]):
     item: T
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Progress:
     done: int
     total: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _End:
     error: BaseException | None
 
 
-class _GivenUp(Exception):
+class _Closed(Exception):
     """The caller wants no more."""
 
 
-def run_ahead(
-    work: Callable[[BytesDone], Iterator[T]], progress: BytesDone | None, most: int
+def prefetch(
+    work: Callable[[BytesDone], Iterator[T]], progress: BytesDone | None, slot_count: int
 ) -> Generator[T]:
     """What `work` yields, in order, while a thread makes more: `most` at once, with the one in use.
 
@@ -47,43 +47,43 @@ def run_ahead(
     An error of `work` is raised after all that came before it. To be closed: the thread then ends at the
     next thing that it tells or yields, and is waited for.
     """
-    news: queue.SimpleQueue[_Made[T] | _Told | _Ended] = queue.SimpleQueue()
-    room = threading.Semaphore(most)
-    given_up = threading.Event()
+    messages: queue.SimpleQueue[_Item[T] | _Progress | _End] = queue.SimpleQueue()
+    slots = threading.Semaphore(slot_count)
+    closed = threading.Event()
 
-    def tell(done: int, total: int) -> None:
-        if given_up.is_set():
-            raise _GivenUp
-        news.put(_Told(done, total))
+    def report(done: int, total: int) -> None:
+        if closed.is_set():
+            raise _Closed
+        messages.put(_Progress(done, total))
 
     def run() -> None:
         error: BaseException | None = None
         try:
-            for item in work(tell):
-                room.acquire()
-                if given_up.is_set():
+            for item in work(report):
+                slots.acquire()
+                if closed.is_set():
                     return
-                news.put(_Made(item))
-        except BaseException as raised:
-            error = raised
-        news.put(_Ended(error))
+                messages.put(_Item(item))
+        except BaseException as work_error:
+            error = work_error
+        messages.put(_End(error))
 
     thread = threading.Thread(target=run, name="lastword-ahead", daemon=True)
     thread.start()
     try:
         while True:
-            match news.get():
-                case _Made(item):
+            match messages.get():
+                case _Item(item):
                     yield item
-                    room.release()
-                case _Told(done, total):
+                    slots.release()
+                case _Progress(done, total):
                     if progress is not None:
                         progress(done, total)
-                case _Ended(error):
+                case _End(error):
                     if error is not None:
                         raise error
                     return
     finally:
-        given_up.set()
-        room.release()
+        closed.set()
+        slots.release()
         thread.join()

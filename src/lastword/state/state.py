@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from lastword.config.instance import DEFAULT_MAP_BYTES
 from lastword.errors import (
     FileVanishedError,
     ReadOnlyError,
@@ -35,7 +34,7 @@ from lastword.partition.losses import Losses
 from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
 from lastword.records.record import Header
-from lastword.state.newest import Filling, Pairs, newest, newest_pairs
+from lastword.state.newest import Pairs, ValueBuffer, newest, newest_pairs
 from lastword.state.ttl import expires_at, header_of
 from lastword.units import NEVER, format_bytes
 from lastword.values import Handle, Progress, ProgressLike, Value, plural, table_html
@@ -71,7 +70,7 @@ class Coder(Protocol):
     def decode(self, data: bytes, what: str) -> Any: ...
 
 
-class Placed(Protocol):
+class AppendResult(Protocol):
     @property
     def partition(self) -> int: ...
     @property
@@ -83,12 +82,14 @@ class ByteTopic(Protocol):
 
     @property
     def name(self) -> str: ...
-    def append(self, key: bytes, value: bytes | None, /, *, headers: tuple[Header, ...] = ()) -> Placed: ...
+    def append(
+        self, key: bytes, value: bytes | None, /, *, headers: tuple[Header, ...] = ()
+    ) -> AppendResult: ...
     def extend(self, records: Iterable[tuple[bytes, bytes | None]], /) -> int: ...
 
 
 @dataclass(slots=True)
-class _Loaded:
+class _LoadStats:
     """What one partition's part of a snapshot put into the mapping."""
 
     keys: int = 0
@@ -128,6 +129,31 @@ class Snapshot(Protocol):
     def pairs(self, starts: Mapping[int, int]) -> Iterator[tuple[int, Pairs]]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class StateSource:
+    """Access of a state to the topic below it.
+
+    Attributes:
+        log: The topic with keys and values as bytes.
+        views: Lists the partitions.
+        ranges: Computes the ranges to read for a state as of an earlier end; None: up to the latest records.
+        sync: Syncs the log.
+        first_dirty: Returns the first offset of a partition that is not clean, or None.
+        map_bytes: Memory of the key map of a restore.
+        ttl_ms: The topic's `lastword.ttl.ms`.
+        now_ms: Returns the current time.
+    """
+
+    log: ByteTopic
+    views: Callable[[], Mapping[int, PartitionView]]
+    ranges: Callable[[Mapping[int, PartitionView]], list[Range]] | None
+    sync: Callable[[], None]
+    first_dirty: Callable[[int], int | None]
+    map_bytes: int
+    ttl_ms: int
+    now_ms: Callable[[], int]
+
+
 class State(Handle, MutableMapping[K, V], Generic[K, V]):
     """The newest value of every key of a topic, as a dict whose changes are a log. Get it from
     `LogDir.state`.
@@ -153,40 +179,33 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
     def __init__(
         self,
         topic: Any,
-        log: ByteTopic,
-        views: Callable[[], Mapping[int, PartitionView]],
-        ranges: Callable[[Mapping[int, PartitionView]], list[Range]] | None,
+        source: StateSource,
         coders: tuple[Coder, Coder],
         *,
-        sync: Callable[[], None],
-        first_dirty: Callable[[int], int | None] = lambda partition: None,
         default: Callable[[], V] | None = None,
         max_bytes: int | None = None,
-        map_bytes: int = DEFAULT_MAP_BYTES,
         snapshot: Snapshot | None = None,
         progress: ProgressLike | None = None,
-        ttl_ms: int = -1,
-        now_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self.topic = topic
         self.position: dict[int, int] = {}
         self.restored: tuple[Restored, ...] = ()
-        self._log = log
-        self._views = views
-        self._ranges = ranges
+        self._log = source.log
+        self._views = source.views
+        self._ranges = source.ranges
         self._key, self._value = coders
-        self._sync = sync
-        self._first_dirty = first_dirty
+        self._sync = source.sync
+        self._first_dirty = source.first_dirty
         self._default = default
         self._max_bytes = max_bytes
-        self._map_bytes = map_bytes
+        self._map_bytes = source.map_bytes
         self._data: dict[bytes, bytes] = {}
         self._bytes = 0
-        self._known: dict[int, Losses] = {}  # of each partition when its values were read
+        self._losses: dict[int, Losses] = {}  # of each partition when its values were read
         self._lock = threading.RLock()
         self._closed = False
-        self._ttl_ms = -1 if self._ranges is not None else ttl_ms
-        self._now_ms = now_ms
+        self._ttl_ms = -1 if self._ranges is not None else source.ttl_ms
+        self._now_ms = source.now_ms
         self._expiry: dict[bytes, int] = {}  # of the keys whose value expires
         self._expiring: list[tuple[int, bytes]] = []  # a heap; an entry counts while `_expiry` agrees
         self._restore(progress, snapshot)
@@ -207,19 +226,19 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
 
     def _restore_once(self, progress: ProgressLike | None, snapshot: Snapshot | None) -> None:
         ranges = {range_.partition: range_ for range_ in self._ranges_of(self._views())}
-        known = {number: self._losses_of(range_.view) for number, range_ in ranges.items()}
+        losses_of = {number: self._losses_of(range_.view) for number, range_ in ranges.items()}
         for number, range_ in ranges.items():
-            if known[number].cut_count:  # list the files after the note was read: a cut may lie in between
+            if losses_of[number].cut_count:  # list the files after the note was read: a cut may be in between
                 range_.renew()
-        total = sum(segment.size for one in ranges.values() for segment in one.view.segments)
+        total = sum(segment.size for range_ in ranges.values() for segment in range_.view.segments)
         began = time.monotonic()
         done = 0
         restored = []
         loaded = {} if snapshot is None else self._load(snapshot, ranges)
-        for number, one in sorted(ranges.items()):
-            size = sum(segment.size for segment in one.view.segments)
+        for number, range_ in sorted(ranges.items()):
+            size = sum(segment.size for segment in range_.view.segments)
 
-            def tell(part: int, parts: int, before: int = done, size: int = size) -> None:
+            def report(part: int, parts: int, before: int = done, size: int = size) -> None:
                 if progress is not None:
                     at = before + (size * part // parts if parts else size)
                     progress(Progress.at("restore", at, total, time.monotonic() - began))
@@ -227,24 +246,24 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             started = time.monotonic()
             keys, held = len(self._data), self._bytes
             if number in loaded:
-                self._put_newer(one, progress=tell)
+                self._apply_newer(range_, progress=report)
                 keys, held = keys - loaded[number].keys, held - loaded[number].bytes
             else:
-                self._fill(one, tell)
-            tell(1, 1)
+                self._fill(range_, report)
+            report(1, 1)
             done += size
             restored.append(
                 Restored(
                     self._log.name,
                     number,
-                    one.end,
+                    range_.end,
                     len(self._data) - keys,
                     self._bytes - held,
                     time.monotonic() - started + (loaded[number].seconds if number in loaded else 0.0),
                 )
             )
-            self.position[number], self._known[number] = one.end, known[number]
-            self._note_expiry(one.view, one.view.log_start, one.end)
+            self.position[number], self._losses[number] = range_.end, losses_of[number]
+            self._note_expiry(range_.view, range_.view.log_start, range_.end)
         self.restored = tuple(restored)
         STATE_RESTORE_SECONDS.set(time.monotonic() - began, self._log.name)
 
@@ -256,7 +275,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
     def _losses_of(self, view: PartitionView) -> Losses:
         return losses.load(view.files, view.directory)
 
-    def _load(self, snapshot: Snapshot, ranges: dict[int, Range]) -> dict[int, _Loaded]:
+    def _load(self, snapshot: Snapshot, ranges: dict[int, Range]) -> dict[int, _LoadStats]:
         """Put a snapshot's values into the mapping; what each partition had of them. The ranges of its
         partitions become what is left to read, of the moment that the snapshot was checked against."""
         for number in snapshot.ends.keys() & ranges.keys():
@@ -265,26 +284,26 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         starts = {number: ranges[number].start for number in snapshot.ends}
         for number, end in snapshot.ends.items():
             ranges[number].start = max(end, starts[number])
-        loaded = {number: _Loaded() for number in snapshot.ends}
-        fillings = {number: Filling() for number in snapshot.ends}
+        loaded = {number: _LoadStats() for number in snapshot.ends}
+        buffers = {number: ValueBuffer() for number in snapshot.ends}
         began = time.monotonic()
         for number, pairs in snapshot.pairs(starts):
-            fillings[number].put(pairs)
-            self._check_fillings(*fillings.values())
+            buffers[number].put(pairs)
+            self._check_buffers(*buffers.values())
             now = time.monotonic()
             loaded[number].seconds += now - began
             began = now
-        for number, filling in fillings.items():
+        for number, buffer in buffers.items():
             keys, held = len(self._data), self._bytes
-            self._take_over(filling)
+            self._merge(buffer)
             loaded[number].keys, loaded[number].bytes = len(self._data) - keys, self._bytes - held
         return loaded
 
-    def _check_fillings(self, *fillings: Filling) -> None:
+    def _check_buffers(self, *buffers: ValueBuffer) -> None:
         """With them, is the mapping too large? They are counted exactly only if it seems so."""
-        most = self._max_bytes
-        if most is not None and self._bytes + sum(one.size_bytes for one in fillings) > most:
-            self._check_size(self._bytes + sum(one.settle() for one in fillings))
+        limit = self._max_bytes
+        if limit is not None and self._bytes + sum(buffer.size_bytes for buffer in buffers) > limit:
+            self._check_size(self._bytes + sum(buffer.recount() for buffer in buffers))
 
     def _check_size(self, size_bytes: int) -> None:
         limit = self._max_bytes
@@ -296,35 +315,35 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
 
     def _fill(self, range_: Range, progress: Callable[[int, int], None] | None) -> None:
         """Put the newest values of a whole partition into the mapping, which has none of it."""
-        filling = Filling()
-        found = newest_pairs(
+        buffer = ValueBuffer()
+        newest_values = newest_pairs(
             range_,
             tombstones=False,
             map_bytes=self._map_bytes,
             first_dirty=self._first_dirty(range_.partition),
             progress=progress,
         )
-        with closing(found) as parts:
+        with closing(newest_values) as parts:
             for pairs in parts:
-                filling.put(pairs)
-                self._check_fillings(filling)
-        self._take_over(filling)
+                buffer.put(pairs)
+                self._check_buffers(buffer)
+        self._merge(buffer)
 
-    def _take_over(self, filling: Filling) -> None:
-        self._bytes += filling.settle()
+    def _merge(self, buffer: ValueBuffer) -> None:
+        self._bytes += buffer.recount()
         if not self._data:
-            self._data = filling.data
+            self._data = buffer.data
             return
         known = len(self._data)
-        self._data.update(filling.data)
-        if len(self._data) - known < len(filling.data):  # a key that its writers put into two partitions
+        self._data.update(buffer.data)
+        if len(self._data) - known < len(buffer.data):  # a key that its writers put into two partitions
             self._bytes = sum(map(len, self._data)) + sum(map(len, self._data.values()))
 
-    def _put_newer(self, range_: Range, *, progress: Callable[[int, int], None] | None = None) -> int:
+    def _apply_newer(self, range_: Range, *, progress: Callable[[int, int], None] | None = None) -> int:
         """Put what is newest in a range into the mapping that has what came before; how many records."""
         taken = 0
-        found = newest_pairs(range_, tombstones=True, map_bytes=self._map_bytes, progress=progress)
-        with closing(found) as parts:
+        newest_values = newest_pairs(range_, tombstones=True, map_bytes=self._map_bytes, progress=progress)
+        with closing(newest_values) as parts:
             for pairs in parts:
                 taken += len(pairs.keys)
                 self._put_all(pairs)
@@ -362,11 +381,11 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
                 changed = None  # a part of what is new may be in the mapping
             if changed is None:
                 new: State[K, V] = object.__new__(type(self))  # this one shows the old values meanwhile
-                new.__dict__.update(self.__dict__, _data={}, _bytes=0, position={}, _known={})
+                new.__dict__.update(self.__dict__, _data={}, _bytes=0, position={}, _losses={})
                 new._expiry, new._expiring = {}, []
                 new._restore(None)
                 self._data, self._bytes, self.restored = new._data, new._bytes, new.restored
-                self.position, self._known = new.position, new._known
+                self.position, self._losses = new.position, new._losses
                 self._expiry, self._expiring = new._expiry, new._expiring
                 return len(self._data)
             return changed
@@ -384,13 +403,13 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             range_ = Range.of(view, bounds).settled()
             known = self._losses_of(view)
             if first is not None:
-                seen = self._known.get(number, known).cut_count
+                seen = self._losses.get(number, known).cut_count
                 lowest, highest = range_.view.log_start, min(range_.view.log_end, known.cut_since(seen))
                 if not max(lowest, known.up_to) <= first <= range_.end <= highest:
                     return None
-            changed += self._put_newer(range_)
+            changed += self._apply_newer(range_)
             self._note_expiry(range_.view, range_.start, range_.end)
-            self.position[number], self._known[number] = range_.end, known
+            self.position[number], self._losses[number] = range_.end, known
         return changed
 
     # -------------------------------------------------------------- the mapping
@@ -624,14 +643,14 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
     def _write(self, key: bytes, value: bytes | None, headers: tuple[Header, ...] = ()) -> None:
         self._check_writable()
         with self._lock:
-            placed = self._log.append(key, value, headers=headers)
+            appended = self._log.append(key, value, headers=headers)
             self._put(self._data, key, value)
             if self._ttl_ms >= 0:
                 self._expires(key, NEVER if value is None else self._expires_at(headers))
             # Only over a record that follows directly: what others appended in between is still to be
             # taken in.
-            if self.position.get(placed.partition) == placed.offset:
-                self.position[placed.partition] = placed.offset + 1
+            if self.position.get(appended.partition) == appended.offset:
+                self.position[appended.partition] = appended.offset + 1
 
     def _write_if_new(self, key: K, value: V) -> None:
         data, new = self._key.encode(key, "key"), self._value.encode(value, "value")

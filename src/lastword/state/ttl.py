@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from lastword.records.record import Header
 
 HEADER = "lastword.ttl.ms"
-MOST_AT_ONCE = 100_000  # keys of one pass
+MAX_KEYS_PER_PASS = 100_000  # keys of one pass
 BATCH_KEYS = 500
-SHORTEST_PAUSE_MS = 60_000
+MIN_PAUSE_MS = 60_000
 PAUSE_RATIO = 20
 
 
@@ -57,7 +57,7 @@ def expires_at(timestamp: int, headers: Sequence[Header], topic_ttl_ms: int) -> 
 
 
 @dataclass(slots=True)
-class Watch:
+class ExpiryWatch:
     """What one process knows of a partition's values with a time to live.
 
     seen_to      records below this offset were looked at
@@ -65,13 +65,13 @@ class Watch:
     read_ms      when the newest values were read last
     """
 
-    seen_to: int = -1
+    scanned_to: int = -1
     next_due_ms: int = 0
     read_ms: int = -1
 
 
 def expire_values(
-    log: PartitionLog, config: TopicConfig, watch: Watch, *, map_bytes: int, at_once: bool = False
+    log: PartitionLog, config: TopicConfig, watch: ExpiryWatch, *, map_bytes: int, at_once: bool = False
 ) -> int:
     """Append tombstones for the values of a partition that have expired; returns how many.
 
@@ -85,38 +85,38 @@ def expire_values(
         return 0
     view = log.view()
     end = view.stable_offset
-    if watch.seen_to < view.log_start or watch.seen_to > end:
-        watch.seen_to, watch.next_due_ms = end, now_ms  # the first time, or the log has lost its end
-    elif watch.seen_to < end:
-        for record in scan.records(view, watch.seen_to, end):
+    if watch.scanned_to < view.log_start or watch.scanned_to > end:
+        watch.scanned_to, watch.next_due_ms = end, now_ms  # the first time, or the log has lost its end
+    elif watch.scanned_to < end:
+        for record in scan.records(view, watch.scanned_to, end):
             if record.key is not None and record.value is not None:
-                at = expires_at(record.timestamp, record.headers, ttl_ms)
-                watch.next_due_ms = min(watch.next_due_ms, at)
-        watch.seen_to = end
-    pause_ms = 0 if at_once or watch.read_ms < 0 else max(SHORTEST_PAUSE_MS, ttl_ms // PAUSE_RATIO)
+                expiry_ms = expires_at(record.timestamp, record.headers, ttl_ms)
+                watch.next_due_ms = min(watch.next_due_ms, expiry_ms)
+        watch.scanned_to = end
+    pause_ms = 0 if at_once or watch.read_ms < 0 else max(MIN_PAUSE_MS, ttl_ms // PAUSE_RATIO)
     if now_ms < max(watch.next_due_ms, watch.read_ms + pause_ms):
         return 0
     watch.read_ms, next_due_ms = now_ms, NEVER
     expired: dict[bytes, int] = {}
     for record in newest(Range(view, view.log_start, end), tombstones=False, map_bytes=map_bytes):
-        at = expires_at(record.timestamp, record.headers, ttl_ms)
-        if at <= now_ms and len(expired) < MOST_AT_ONCE:
+        expiry_ms = expires_at(record.timestamp, record.headers, ttl_ms)
+        if expiry_ms <= now_ms and len(expired) < MAX_KEYS_PER_PASS:
             expired[record.key or b""] = record.offset
         else:
-            next_due_ms = min(next_due_ms, at)
-    appended = _bury(log, expired, end, now_ms)
+            next_due_ms = min(next_due_ms, expiry_ms)
+    appended = _append_tombstones(log, expired, end, now_ms)
     # Of a key that was left out the newer record may yet be aborted: it is looked at again.
     watch.next_due_ms = next_due_ms if appended == len(expired) else now_ms
     return appended
 
 
-def _bury(log: PartitionLog, expired: dict[bytes, int], seen_to: int, now_ms: int) -> int:
+def _append_tombstones(log: PartitionLog, expired: dict[bytes, int], scanned_to: int, now_ms: int) -> int:
     """Append a tombstone for each key that has no record from `seen_to` on, committed or not."""
     if not expired:
         return 0
     keys = set(expired)
     view = log.view()
-    keys.difference_update(_keys(log, seen_to, view.log_end))
+    keys.difference_update(_keys(log, scanned_to, view.log_end))
     with log.lock:  # no append between the comparison and the tombstones
         keys.difference_update(_keys(log, view.log_end, log.log_end))
         batches = []
