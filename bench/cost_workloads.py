@@ -25,8 +25,8 @@ from bench.registry import Measured, Run, workload
 from bench.traffic import Traffic, traffic
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
-from lastword.tools.overwrites import Deaths, deaths_between
-from lastword.tools.simulate import Part, Simulation, simulate
+from lastword.tools.overwrites import OverwriteTrace, trace_of_keys
+from lastword.tools.simulate import Simulation, TracedPartition, simulate
 
 BEGIN_MS = 1_750_000_000_000
 KEY_BYTES, VALUE_BYTES = 24, 100
@@ -75,10 +75,10 @@ class Scenario:
         return times.astype(np.int64)
 
     @cached_property
-    def deaths(self) -> Deaths:
+    def trace(self) -> OverwriteTrace:
         sizes = np.where(self.traffic.tombstone, TOMBSTONE_BYTES, RECORD_BYTES)
         upto = np.rint(np.cumsum(sizes)).astype(np.int64)
-        return deaths_between(
+        return trace_of_keys(
             self.traffic.keys,
             size_bytes=np.diff(upto, prepend=0),
             time_ms=self.times_ms,
@@ -149,9 +149,9 @@ class Growing:
         )
         self.log = logs.dirs.log(self.name, 0)
         self.freed = 0
-        deaths = scenario.deaths
-        self._live = deaths.live_bytes(scenario.settings["delete_retention_ms"])
-        self._upto = np.concatenate(([0], np.cumsum(deaths.size_bytes)))
+        trace = scenario.trace
+        self._live = trace.live_bytes(scenario.settings["delete_retention_ms"])
+        self._upto = np.concatenate(([0], np.cumsum(trace.size_bytes)))
 
     @property
     def size(self) -> int:
@@ -284,8 +284,8 @@ def in_kafka(directory: Path, scenario: Scenario, ratio: float = 0.5) -> Cost:
     ]
     lines = [json.loads(line) for line in kafka.run_java("CostRun", arguments)]
     shutil.rmtree(directory)
-    live = scenario.deaths.live_bytes(0)
-    upto = np.concatenate(([0], np.cumsum(scenario.deaths.size_bytes)))
+    live = scenario.trace.live_bytes(0)
+    upto = np.concatenate(([0], np.cumsum(scenario.trace.size_bytes)))
     meter = Meter()
     start = dict.fromkeys(lines[0], 0)
     for line in lines:
@@ -308,7 +308,7 @@ def on_paper(
     scenarios: Sequence[Scenario], strategy: str, *, space_target: float = 1.5, **settings: Any
 ) -> Cost:
     parts = [
-        Part(f"t{number}", 0, one.deaths, TopicConfig(**(one.settings | settings)))
+        TracedPartition(f"t{number}", 0, one.trace, TopicConfig(**(one.settings | settings)))
         for number, one in enumerate(scenarios)
     ]
     found = simulate(parts, strategy=strategy, space_target=space_target)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lastword.tools.overwrites import Deaths, deaths_between
+from lastword.tools.overwrites import OverwriteTrace, trace_of_keys
 
 Keys = NDArray[np.int64]
 
@@ -38,10 +38,12 @@ class Traffic:
     tombstone: NDArray[np.bool_]
     loaded: int
 
-    def deaths(self, record_bytes: int = 100, tombstone_bytes: int = 30, *, per_ms: float = 1.0) -> Deaths:
+    def trace(
+        self, record_bytes: int = 100, tombstone_bytes: int = 30, *, per_ms: float = 1.0
+    ) -> OverwriteTrace:
         """As records of one size, and tombstones of another; so many of them in a millisecond."""
         count = self.keys.size
-        return deaths_between(
+        return trace_of_keys(
             self.keys,
             size_bytes=np.where(self.tombstone, tombstone_bytes, record_bytes),
             time_ms=(np.arange(count) / per_ms).astype(np.int64),

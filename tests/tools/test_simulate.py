@@ -16,10 +16,10 @@ from lastword.errors import UnknownSettingError, UsageError
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.builder import BatchBuilder
-from lastword.tools.overwrites import Deaths, _Kept, deaths_between, deaths_of
+from lastword.tools.overwrites import OverwriteTrace, _Sampler, trace_log, trace_of_keys
 from lastword.tools.picture import picture
-from lastword.tools.replay import PaperLog, closings
-from lastword.tools.simulate import Part, simulate
+from lastword.tools.replay import SimulatedLog, closings
+from lastword.tools.simulate import TracedPartition, simulate
 from lastword.units import NEVER
 from tests.api.conftest import tree_digest
 from tests.build import LogBuilder
@@ -37,8 +37,8 @@ def settings_of(keys=KEYS, **changes):
 
 @cache
 def cost(kind, strategy="generational", *, keys=KEYS, updates=15, skew=0.99, space_target=1.5, **changes):
-    deaths = traffic(kind, keys, keys * updates, seed=1, skew=skew).deaths()
-    part = Part("t", 0, deaths, settings_of(keys, **changes))
+    trace = traffic(kind, keys, keys * updates, seed=1, skew=skew).trace()
+    part = TracedPartition("t", 0, trace, settings_of(keys, **changes))
     return simulate([part], strategy=strategy, space_target=space_target).drive
 
 
@@ -46,7 +46,7 @@ def rows(keys, sizes=None, tombstones=(), times=None):
     keys = np.array(keys, np.int64)
     tombstone = np.zeros(keys.size, bool)
     tombstone[list(tombstones)] = True
-    return deaths_between(
+    return trace_of_keys(
         keys,
         size_bytes=np.full(keys.size, 100) if sizes is None else np.array(sizes),
         time_ms=np.arange(keys.size) if times is None else np.array(times),
@@ -60,14 +60,14 @@ def rows(keys, sizes=None, tombstones=(), times=None):
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_links_like_a_dict(keys):
     found = rows(keys)
-    newest, previous, killer = {}, [], [NEVER] * len(keys)
+    newest, previous, superseding = {}, [], [NEVER] * len(keys)
     for row, key in enumerate(keys):
         previous.append(newest.get(key, -1))
         if key in newest:
-            killer[newest[key]] = row
+            superseding[newest[key]] = row
         newest[key] = row
     assert found.previous.tolist() == previous
-    assert found.killer.tolist() == killer
+    assert found.superseding.tolist() == superseding
     numbers = dict(zip(keys, found.key.tolist(), strict=True))
     assert [numbers[key] for key in keys] == found.key.tolist()
     assert sorted(numbers.values()) == list(range(len(numbers)))
@@ -105,8 +105,8 @@ def test_a_real_log_is_read_off(tmp_path):
     with log(tmp_path, records, segment_bytes=1000) as logs:
         segments = logs.dirs.view("t", 0).segments
         assert len(segments) > 3
-        found = deaths_of(segments, salt=b"s", loaded_below=20)
-        again = deaths_of(segments, salt=b"another")
+        found = trace_log(segments, salt=b"s", loaded_below=20)
+        again = trace_log(segments, salt=b"another")
         size = sum(segment.size for segment in segments)
     assert found.previous.tolist() == rows([n % 7 for n in range(60)]).previous.tolist()
     assert found.tombstone.tolist() == [n % 5 == 0 for n in range(60)]
@@ -120,7 +120,7 @@ def test_a_large_log_is_sampled_by_whole_keys(tmp_path):
         topic = logs.create_topic("t", cleanup_policy="compact")
         topic.extend((b"k%d" % (n % 4000), b"v" * 50) for n in range(20_000))
         segments = logs.dirs.view("t", 0).segments
-        found = deaths_of(segments, salt=b"s", most_rows=6000)
+        found = trace_log(segments, salt=b"s", most_rows=6000)
         size = sum(segment.size for segment in segments)
     assert found.share == 0.25 and 3000 < len(found) < 8000
     assert found.size_bytes.sum() == pytest.approx(size, rel=0.05)
@@ -132,18 +132,18 @@ def test_a_large_log_is_sampled_by_whole_keys(tmp_path):
 def test_a_sample_with_or_without_a_hot_key_costs_the_same(hot):
     made = traffic("zipf", 4000, 20_000, seed=5)
     config = settings_of(10_000)
-    exact = simulate([Part("t", 0, made.deaths(), config)], strategy="generational").drive
+    exact = simulate([TracedPartition("t", 0, made.trace(), config)], strategy="generational").drive
     hashes = np.random.default_rng(2).integers(0, 2**64 - 1, 4000, np.uint64)
     hottest = np.bincount(made.keys).argmax()
     hashes[hottest] = 0 if hot else 2**64 - 2
-    kept = _Kept(15_000)
+    kept = _Sampler(15_000)
     offsets = np.arange(made.keys.size)
     for part in np.array_split(offsets, 20):
         kept.take(hashes[made.keys[part]], part, part, np.full(part.size, 100.0), made.tombstone[part])
-    found = kept.deaths(4000)
+    found = kept.trace(4000)
     assert found.share == 0.5
     assert found.size_bytes.sum() == pytest.approx(2_400_000, rel=0.01)
-    sampled = simulate([Part("t", 0, found, config)], strategy="generational").drive
+    sampled = simulate([TracedPartition("t", 0, found, config)], strategy="generational").drive
     assert sampled.write_amplification == pytest.approx(exact.write_amplification, rel=0.1)
 
 
@@ -158,15 +158,15 @@ def test_aborted_and_keyless_records_have_no_say(tmp_path):
     log.log.append_batch(keyless.build())
     log.log.sync()
     view = PartitionView.load(log.files, log.directory)
-    found = deaths_of(view.segments, salt=b"s", fates=Outcomes(view, view.log_end))
+    found = trace_log(view.segments, salt=b"s", fates=Outcomes(view, view.log_end))
     assert found.previous.tolist() == [-1, -1, 1]
     assert found.key.tolist()[1] == found.key.tolist()[2] != found.key.tolist()[0]
 
 
 def test_a_log_without_records():
-    kept = _Kept(10)
-    assert len(kept.deaths(0)) == 0
-    simulated = simulate([Part("t", 0, kept.deaths(0), settings_of())]).drive
+    kept = _Sampler(10)
+    assert len(kept.trace(0)) == 0
+    simulated = simulate([TracedPartition("t", 0, kept.trace(0), settings_of())]).drive
     assert (simulated.rounds, simulated.write_amplification, simulated.segments) == (0, 0.0, 1)
 
 
@@ -183,14 +183,14 @@ def test_segments_close_by_size_and_by_time():
 class Naive:
     """The same partition with sets and dicts."""
 
-    def __init__(self, deaths):
-        self.deaths = deaths
+    def __init__(self, trace):
+        self.trace = trace
         self.on_disk, self.newest, self.dead = [], {}, set()
 
-    def absorb(self, first, end):
+    def scan(self, first, end):
         for row in range(first, end):
             self.on_disk.append(row)
-            key = int(self.deaths.key[row])
+            key = int(self.trace.key[row])
             if self.newest.get(key) in self.on_disk:
                 self.dead.add(self.newest[key])
             self.newest[key] = row
@@ -199,7 +199,7 @@ class Naive:
         self.on_disk = [row for row in self.on_disk if not (base <= row < end and row in self.dead)]
 
     def garbage(self, base, end):
-        size = self.deaths.size_bytes
+        size = self.trace.size_bytes
         return sum(int(size[row]) for row in self.on_disk if base <= row < end and row in self.dead)
 
 
@@ -209,15 +209,15 @@ class Naive:
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4), st.integers(1, 3)), max_size=12),
 )
 def test_garbage_on_paper_like_the_twin(records, rewrites):
-    deaths = rows([key for key, _ in records], [size for _, size in records])
-    paper = PaperLog("t", 0, deaths, settings_of(segment_bytes=600))
-    twin = Naive(deaths)
+    trace = rows([key for key, _ in records], [size for _, size in records])
+    paper = SimulatedLog("t", 0, trace, settings_of(segment_bytes=600))
+    twin = Naive(trace)
     todo = list(rewrites)
     for number, end in enumerate(paper.ends):
         first = paper.closed_rows
         paper.close(end, number)
-        paper.absorb_ripe(number, NEVER // 2)
-        twin.absorb(first, end)
+        paper.scan_ripe(number, NEVER // 2)
+        twin.scan(first, end)
         if todo:
             at, length, files = todo.pop()
             at = min(at, len(paper.segments) - 1)
@@ -230,17 +230,17 @@ def test_garbage_on_paper_like_the_twin(records, rewrites):
             bounds = segment.base_offset, segment.next_offset
             assert segment.rows.tolist() == [row for row in twin.on_disk if bounds[0] <= row < bounds[1]]
             assert segment.dead_bytes == twin.garbage(*bounds)
-            assert segment.size_bytes == deaths.size_bytes[segment.rows].sum()
+            assert segment.size_bytes == trace.size_bytes[segment.rows].sum()
         edges = [segment.base_offset for segment in paper.segments[1:]]
         assert edges == [segment.next_offset for segment in paper.segments[:-1]]
 
 
 def test_rent_is_the_integral_of_garbage():
-    deaths = rows([1, 2, 1, 3, 2, 4, 5, 6])
-    paper = PaperLog("t", 0, deaths, settings_of(segment_bytes=200))
+    trace = rows([1, 2, 1, 3, 2, 4, 5, 6])
+    paper = SimulatedLog("t", 0, trace, settings_of(segment_bytes=200))
     for t, end in ((10, 2), (20, 4), (35, 6)):
         paper.close(end, t)
-        paper.absorb_ripe(t, t)
+        paper.scan_ripe(t, t)
     first = paper.account("", 0, "generational").segments[0]
     assert (first.dead_bytes, first.rent, first.rent_at) == (200, 100 * (35 - 20), 35)
     assert first.oldest_dead_ms == 20 and first.written_at == 10
@@ -248,44 +248,44 @@ def test_rent_is_the_integral_of_garbage():
 
 
 def test_a_tombstone_waits_for_older_copies_and_then_for_its_readers():
-    deaths = rows([1, 2, 1, 3, 4, 5, 6, 7, 8, 9], tombstones=[2])
-    paper = PaperLog("t", 0, deaths, settings_of(segment_bytes=200, delete_retention_ms=10))
+    trace = rows([1, 2, 1, 3, 4, 5, 6, 7, 8, 9], tombstones=[2])
+    paper = SimulatedLog("t", 0, trace, settings_of(segment_bytes=200, delete_retention_ms=10))
     for t, end in ((10, 2), (20, 4)):
         paper.close(end, t)
-        paper.absorb_ripe(t, t)
-        paper.settle_tombstones(t, t)
+        paper.scan_ripe(t, t)
+        paper.expire_tombstones(t, t)
     assert [segment.blocked_bytes for segment in paper.segments] == [0, 100]
     paper.rewrite(0, 0, 1, 20)
-    paper.settle_tombstones(25, 25)  # its clock starts
+    paper.expire_tombstones(25, 25)  # its clock starts
     assert [(s.blocked_bytes, s.dead_bytes) for s in paper.segments] == [(0, 0), (0, 0)]
-    paper.settle_tombstones(34, 34)
+    paper.expire_tombstones(34, 34)
     assert paper.segments[1].dead_bytes == 0
-    paper.settle_tombstones(35, 35)
+    paper.expire_tombstones(35, 35)
     assert paper.segments[1].dead_bytes == 100
 
 
 def test_records_under_the_compaction_lag_are_no_garbage():
-    deaths = rows([1] * 40)
-    part = Part("t", 0, deaths, settings_of(segment_bytes=200, min_compaction_lag_ms=1000))
+    trace = rows([1] * 40)
+    part = TracedPartition("t", 0, trace, settings_of(segment_bytes=200, min_compaction_lag_ms=1000))
     assert simulate([part], space_target=1.1).drive.rounds == 0
     part = replace(part, config=settings_of(segment_bytes=200))
     assert simulate([part], space_target=1.1).drive.rounds > 0
 
 
 def test_max_compaction_lag_is_kept():
-    deaths = traffic("uniform", 1000, 2000, seed=1).deaths()
-    lazy = simulate([Part("t", 0, deaths, settings_of(1000))], space_target=10).drive
+    trace = traffic("uniform", 1000, 2000, seed=1).trace()
+    lazy = simulate([TracedPartition("t", 0, trace, settings_of(1000))], space_target=10).drive
     strict = simulate(
-        [Part("t", 0, deaths, settings_of(1000, max_compaction_lag_ms=200))], space_target=10
+        [TracedPartition("t", 0, trace, settings_of(1000, max_compaction_lag_ms=200))], space_target=10
     ).drive
     assert strict.written_bytes > 2 * lazy.written_bytes
     assert strict.space_amplification < lazy.space_amplification
 
 
 def test_what_is_loaded_costs_nothing():
-    deaths = traffic("uniform", 1000, 2000, seed=1).deaths()
-    assert deaths.loaded == 1000
-    found = simulate([Part("t", 0, deaths, settings_of(2000))]).drive
+    trace = traffic("uniform", 1000, 2000, seed=1).trace()
+    assert trace.loaded == 1000
+    found = simulate([TracedPartition("t", 0, trace, settings_of(2000))]).drive
     assert (found.records, found.appended_bytes) == (2000, 200_000)
     assert found.curve[0].appended_bytes >= 100_000 and found.curve[-1].appended_bytes == 300_000
 
@@ -300,9 +300,9 @@ def test_the_same_twice():
 def test_every_byte_is_accounted_for():
     """Appended less freed lies on the disk, under every strategy."""
     for strategy in ("generational", "kafka", "broker"):
-        deaths = traffic("deletes", 1000, 2500, seed=3).deaths()
-        deaths = replace(deaths, loaded=0)
-        found = simulate([Part("t", 0, deaths, settings_of(1000))], strategy=strategy).drive
+        trace = traffic("deletes", 1000, 2500, seed=3).trace()
+        trace = replace(trace, loaded=0)
+        found = simulate([TracedPartition("t", 0, trace, settings_of(1000))], strategy=strategy).drive
         last = found.curve[-1]
         scanned = found.read_bytes - (found.appended_bytes - last.size_bytes) - found.written_bytes
         assert scanned > 0 and last.size_bytes >= last.live_bytes
@@ -310,15 +310,15 @@ def test_every_byte_is_accounted_for():
 
 
 def test_a_drive_shares_its_target():
-    still = traffic("insert-only", 2000, 2000, seed=1).deaths(per_ms=1)
-    hot = traffic("uniform", 500, 4000, seed=2).deaths(per_ms=2)
+    still = traffic("insert-only", 2000, 2000, seed=1).trace(per_ms=1)
+    hot = traffic("uniform", 500, 4000, seed=2).trace(per_ms=2)
     config = settings_of(1000)
-    alone = simulate([Part("hot", 0, hot, config)]).drive
-    both = simulate([Part("hot", 0, hot, config), Part("still", 0, still, config)])
+    alone = simulate([TracedPartition("hot", 0, hot, config)]).drive
+    both = simulate([TracedPartition("hot", 0, hot, config), TracedPartition("still", 0, still, config)])
     assert both.partitions[1].written_bytes == 0
     assert both.drive.written_bytes == both.partitions[0].written_bytes < 0.7 * alone.written_bytes
     assert both.drive.space_amplification_peak < 1.55 < both.partitions[0].space_amplification_peak
-    turned = simulate([Part("still", 0, still, config), Part("hot", 0, hot, config)])
+    turned = simulate([TracedPartition("still", 0, still, config), TracedPartition("hot", 0, hot, config)])
     assert turned.drive.written_bytes == both.drive.written_bytes
 
 
@@ -430,11 +430,11 @@ def test_inserts_and_keys_that_expire_cost_nothing():
 
 def test_no_round_has_its_reason():
     """A log that fills no segment has nothing to clean, and a drive may be within its target."""
-    deaths = rows([1, 1, 1, 1, 1, 1, 2, 3])
+    trace = rows([1, 1, 1, 1, 1, 1, 2, 3])
 
     def idle(strategy, **changes):
         config = TopicConfig(cleanup_policy=frozenset({"compact"}), **changes)
-        found = simulate([Part("t", 0, deaths, config)], strategy=strategy)
+        found = simulate([TracedPartition("t", 0, trace, config)], strategy=strategy)
         assert found.drive.idle == found.partitions[0].idle and bool(found.drive.rounds) != bool(
             found.drive.idle
         )
@@ -445,7 +445,7 @@ def test_no_round_has_its_reason():
             "no segment was closed: 800 B in the active one, which is not cleaned, of segment.bytes=1.0 GiB"
         )
         assert idle(strategy, segment_bytes=200) == ""
-    deaths = rows([1, 2, 3, 4, 5, 6, 7, 1])
+    trace = rows([1, 2, 3, 4, 5, 6, 7, 1])
     assert "within its target of 1.5" in idle("generational", segment_bytes=200)
 
 
@@ -471,4 +471,4 @@ def test_the_picture_is_well_formed():
 
 
 def test_deaths_is_a_plain_value():
-    assert len(Deaths(*(np.zeros(0, np.int64),) * 4, np.zeros(0, bool))) == 0
+    assert len(OverwriteTrace(*(np.zeros(0, np.int64),) * 4, np.zeros(0, bool))) == 0

@@ -14,7 +14,7 @@ from lastword.values import ProgressLike
 if TYPE_CHECKING:
     from lastword.api.open_dirs import OpenDirs
     from lastword.config import Settings
-    from lastword.tools.overwrites import Deaths
+    from lastword.tools.overwrites import OverwriteTrace
     from lastword.tools.simulate import Simulated, Simulation
 
 _ATTEMPTS = 20
@@ -42,10 +42,10 @@ def simulations(
     failed = list(errors.values())
     of_view = {tp: sum(segment.size for segment in view.segments) for tp, view in views.items()}
     meter = Meter("simulate", progress, 2 * sum(of_view.values()))
-    chosen, sizes, deaths = [], [], []
+    chosen, sizes, trace = [], [], []
     for tp, size in of_view.items():
         try:
-            deaths.append(_deaths(dirs, *tp, meter, size))
+            trace.append(_trace(dirs, *tp, meter, size))
         except FileVanishedError:
             raise
         except (DataError, StorageError) as error:
@@ -63,7 +63,7 @@ def simulations(
             share = sum(sizes[index] for index in members) // len(tries)
             with meter.part(share) as tell:
                 drive = _one_drive(
-                    [(*chosen[index], deaths[index]) for index in members], settings, wanted, shown, tell
+                    [(*chosen[index], trace[index]) for index in members], settings, wanted, shown, tell
                 )
             for index, simulation in zip(members, drive.partitions, strict=True):
                 answers[index].append(simulation)
@@ -76,15 +76,15 @@ def simulations(
 
 
 def _one_drive(
-    members: Sequence[tuple[str, int, Deaths]],
+    members: Sequence[tuple[str, int, OverwriteTrace]],
     settings: Settings,
     strategy: str | None,
     shown: dict[str, Any],
     tell: Callable[[int, int], None] | None,
 ) -> Simulated:
-    from lastword.tools.simulate import Part, simulate
+    from lastword.tools.simulate import TracedPartition, simulate
 
-    parts = [Part(name, number, deaths, settings.topic(name)) for name, number, deaths in members]
+    parts = [TracedPartition(name, number, trace, settings.topic(name)) for name, number, trace in members]
     return simulate(
         parts,
         strategy=strategy,
@@ -94,17 +94,17 @@ def _one_drive(
     )
 
 
-def _deaths(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes: int) -> Deaths:
+def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes: int) -> OverwriteTrace:
     """A file that vanishes was rewritten: the view is listed again, and read anew."""
     from lastword.cleaner.choose import corrected_first_dirty
-    from lastword.tools.overwrites import deaths_of
+    from lastword.tools.overwrites import trace_log
 
     view = dirs.checked_view(topic, partition)
     with meter.part(size_bytes) as tell:
         for attempt in range(_ATTEMPTS):
             first_dirty = dirs.first_dirty(topic, partition)
             try:
-                return deaths_of(
+                return trace_log(
                     view.segments,
                     salt=os.urandom(16),
                     loaded_below=corrected_first_dirty(first_dirty, view.log_start, view.log_end),

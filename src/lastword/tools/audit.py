@@ -32,7 +32,7 @@ Kind = Literal["missing", "stale", "phantom", "gone"]
 KINDS: tuple[Kind, ...] = ("missing", "stale", "phantom", "gone")
 FAULTS: tuple[Kind, ...] = ("missing", "stale", "phantom")
 
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 _BYTES_PER_KEY = 250  # of a Python dict with its key and two numbers
 
 
@@ -66,8 +66,8 @@ class Audit(Value):
     left_off: int = 0
 
     def __str__(self) -> str:
-        found = ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count)
-        return f"{'sound' if self.ok else 'not sound'}: {found or 'no keys'}"
+        counts = ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count)
+        return f"{'sound' if self.ok else 'not sound'}: {counts or 'no keys'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def audit(
     memory_bytes: int,
     partition: int | None = None,
     partition_of: Callable[[bytes], int] | None = None,
-    most_rows: int = MOST_ROWS,
+    most_rows: int = MAX_ROWS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """Compare; `progress` hears (bytes, bytes in all). A key that lies in several partitions (a topic whose
@@ -122,13 +122,13 @@ def audit(
                 partition it does not say and that is not logged here counts if `partition_of` gives this one
     """
     shares = max(1, -(-delivered.count * _BYTES_PER_KEY // memory_bytes))
-    total = sum(segment.size for one in logged for segment in one.view.segments)
-    found = _Findings(topic, most_rows)
-    gone_below = {one.view.partition: one.gone_below for one in logged}
+    total = sum(segment.size for part in logged for segment in part.view.segments)
+    comparison = _Comparison(topic, most_rows)
+    gone_below = {part.view.partition: part.gone_below for part in logged}
     everywhere = max(gone_below.values(), default=0)
     for share in range(shares):
-        left = _newest_of(delivered, partition, share, shares)
-        met: set[bytes] = set()  # of keys whose partition the delivered side does not say
+        remaining = _newest_of(delivered, partition, share, shares)
+        matched: set[bytes] = set()  # of keys whose partition the delivered side does not say
         done = total * share
         for part in logged:
             number = part.view.partition
@@ -138,53 +138,53 @@ def audit(
                 key = record.key
                 if key is None or (shares > 1 and zlib.crc32(key) % shares != share):
                     continue
-                other, anywhere = left.pop((key, number), None), left.get((key, None))
+                other, anywhere = remaining.pop((key, number), None), remaining.get((key, None))
                 if anywhere is not None:
-                    met.add(key)
+                    matched.add(key)
                     if other is None or other.offset < anywhere.offset:
                         other = anywhere
                 if other is None:
                     if record.value is not None:
-                        found.add(number, key, "missing", record.offset, None)
+                        comparison.add(number, key, "missing", record.offset, None)
                     else:
-                        found.right += 1
+                        comparison.right += 1
                 elif other.offset == record.offset:
-                    found.right += 1
+                    comparison.right += 1
                 else:
                     kind: Kind = "stale" if other.offset < record.offset else "phantom"
-                    found.add(number, key, kind, record.offset, other.offset)
+                    comparison.add(number, key, kind, record.offset, other.offset)
             done += sum(segment.size for segment in part.view.segments)
             if progress is not None:
                 progress(done, total * shares)
-        for (key, at), one in left.items():
-            if at is None and key in met:
+        for (key, at), delivered_key in remaining.items():
+            if at is None and key in matched:
                 continue
             elsewhere = partition_of is not None and partition_of(key) != partition
             if at is None and partition is not None and elsewhere:
                 continue
             bound = everywhere if at is None else gone_below.get(at, 0)
-            gone = one.tombstone or one.offset < bound
-            found.add(at, key, "gone" if gone else "phantom", None, one.offset)
-    return found.result()
+            gone = delivered_key.tombstone or delivered_key.offset < bound
+            comparison.add(at, key, "gone" if gone else "phantom", None, delivered_key.offset)
+    return comparison.result()
 
 
 def _newest_of(
     delivered: Delivered, partition: int | None, share: int, shares: int
 ) -> dict[tuple[bytes, int | None], DeliveredKey]:
     """One share of the delivered keys. Of a key that is there twice the newest counts."""
-    found: dict[tuple[bytes, int | None], DeliveredKey] = {}
-    for one in delivered.rows():
-        if shares > 1 and zlib.crc32(one.key) % shares != share:
+    newest_keys: dict[tuple[bytes, int | None], DeliveredKey] = {}
+    for delivered_key in delivered.rows():
+        if shares > 1 and zlib.crc32(delivered_key.key) % shares != share:
             continue
-        if partition is not None and one.partition not in (None, partition):
+        if partition is not None and delivered_key.partition not in (None, partition):
             continue
-        name = one.key, one.partition
-        if name not in found or found[name].offset < one.offset:
-            found[name] = one
-    return found
+        name = delivered_key.key, delivered_key.partition
+        if name not in newest_keys or newest_keys[name].offset < delivered_key.offset:
+            newest_keys[name] = delivered_key
+    return newest_keys
 
 
-class _Findings:
+class _Comparison:
     def __init__(self, topic: str, most_rows: int) -> None:
         self.topic = topic
         self.most_rows = most_rows

@@ -27,24 +27,24 @@ from lastword.segment.segment import Segment
 _BLOCK_PAGES = 1024
 
 
-class InARow:
+class ConcatenatedLog:
     """Partitions as one log: the offsets of each are moved up behind those of the one before, by whole pages
     of bits."""
 
     def __init__(self, views: Sequence[PartitionView]) -> None:
         self._views = views
-        self._moves: list[int] = []
+        self._shifts: list[int] = []
         self._starts: list[int] = []
         self._outcomes = [Outcomes(view, view.log_end) for view in views]
-        self.sources: list[_Moved] = []
+        self.sources: list[_ShiftedSegment] = []
         page = 1 << PAGE_BITS
         cursor = 0
         for view in views:
             first = view.segments[0].base_offset // page * page if view.segments else 0
-            end = max((one.next_offset for one in view.segments), default=0)
+            end = max((segment.next_offset for segment in view.segments), default=0)
             self._starts.append(cursor)
-            self._moves.append(cursor - first)
-            self.sources += [_Moved(segment, cursor - first) for segment in view.segments]
+            self._shifts.append(cursor - first)
+            self.sources += [_ShiftedSegment(segment, cursor - first) for segment in view.segments]
             cursor += -(-(end - first) // page) * page + page
 
     def fates(
@@ -56,44 +56,44 @@ class InARow:
     ) -> NDArray[np.uint8]:
         """The rows of one chunk, so of one partition."""
         i = int(np.searchsorted(self._starts, base_offsets[0], side="right")) - 1
-        move = self._moves[i]
-        return self._outcomes[i].fates(attributes, producer_ids, base_offsets - move, last_offsets - move)
+        shift = self._shifts[i]
+        return self._outcomes[i].fates(attributes, producer_ids, base_offsets - shift, last_offsets - shift)
 
     def bits(self, i: int, resolution: Resolution) -> DeadBitmaps:
         """The pages of partition `i`."""
         segments = self._views[i].segments
         if not segments:
             return resolution.dead.window(0, 0)
-        first, end = segments[0].base_offset, max(one.next_offset for one in segments)
-        return resolution.dead.window(first + self._moves[i], max(end, first + 1) + self._moves[i])
+        first, end = segments[0].base_offset, max(segment.next_offset for segment in segments)
+        return resolution.dead.window(first + self._shifts[i], max(end, first + 1) + self._shifts[i])
 
 
-class _Moved:
+class _ShiftedSegment:
     """A segment whose offsets are `move` higher."""
 
-    def __init__(self, segment: Segment, move: int) -> None:
+    def __init__(self, segment: Segment, shift: int) -> None:
         self._segment = segment
-        self._move = move
-        self.base_offset, self.next_offset = segment.base_offset + move, segment.next_offset + move
+        self._shift = shift
+        self.base_offset, self.next_offset = segment.base_offset + shift, segment.next_offset + shift
         self.size, self.file = segment.size, segment.file
 
-    def chunk_reader(self, **how: object) -> Iterator[Chunk]:
-        for chunk in self._segment.chunk_reader(**how):  # type: ignore[arg-type]  # passed on as they came
+    def chunk_reader(self, **options: object) -> Iterator[Chunk]:
+        for chunk in self._segment.chunk_reader(**options):  # type: ignore[arg-type]  # passed on as they came
             table = chunk.table.copy()
-            table[:, fields.BASE_OFFSET] += self._move
-            table[:, fields.LAST_OFFSET] += self._move
+            table[:, fields.BASE_OFFSET] += self._shift
+            table[:, fields.LAST_OFFSET] += self._shift
             yield Chunk(chunk.raw, chunk.plain, table, chunk.file, chunk.scratch)
 
 
-def shared_keys(own: DeadBitmaps, ahead: DeadBitmaps, back: DeadBitmaps) -> tuple[int, int]:
+def shared_keys(own: DeadBitmaps, forward: DeadBitmaps, backward: DeadBitmaps) -> tuple[int, int]:
     """Of a partition's keys: how many another partition has as well, and of how many of these this partition
     is the last that has them."""
-    if not (own.page_ids.size == ahead.page_ids.size == back.page_ids.size):
+    if not (own.page_ids.size == forward.page_ids.size == backward.page_ids.size):
         raise AssertionError("other pages than before")
     shared = last = 0
     for first in range(0, own.page_ids.size, _BLOCK_PAGES):
         block = slice(first, first + _BLOCK_PAGES)
-        dead, after, before = (_words(one, block) for one in (own, ahead, back))
+        dead, after, before = (_words(bitmaps, block) for bitmaps in (own, forward, backward))
         shared += _ones((after | before) & ~dead)
         last += _ones(before & ~after)
     return shared, last

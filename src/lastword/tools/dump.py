@@ -32,7 +32,7 @@ from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.txn_index import decode_entries
 from lastword.tools.findings import Problem, bad_records
-from lastword.tools.walk import Walk
+from lastword.tools.walk import LenientWalk
 from lastword.values import Value
 
 
@@ -198,7 +198,7 @@ def _segment(files: Files, path: str, records: bool) -> Iterator[Entry]:
     problems: list[Problem] = []
     topic = _internal_topic(path)
     with files.open_read(path) as handle:
-        walk = Walk(handle, path, 0, handle.size(), _base(path), problems.append)
+        walk = LenientWalk(handle, path, 0, handle.size(), _base(path), problems.append)
         for step in walk:
             yield from problems
             problems.clear()

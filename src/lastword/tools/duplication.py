@@ -22,7 +22,7 @@ from lastword.partition.view import PartitionView
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
 from lastword.resolve import Resolution, fates_of, resolve
-from lastword.tools.concatenated import InARow, shared_keys
+from lastword.tools.concatenated import ConcatenatedLog, shared_keys
 from lastword.tools.sketches import Estimate, KeySet, Sketch, Sketcher
 from lastword.units import format_bytes
 from lastword.values import Value, plural
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BY = ("topic", "partition", "segment")
 """What a row may stand for."""
 
-Part = Callable[[int], AbstractContextManager[Callable[[int, int], None] | None]]
+Stage = Callable[[int], AbstractContextManager[Callable[[int, int], None] | None]]
 """Gives, for a part of so many bytes, a function of (bytes done, bytes in all), or None."""
 
 _ATTEMPTS = 100
@@ -94,13 +94,15 @@ class Duplication(Value):
 
 
 def estimated(
-    topic: str, views: Mapping[int, PartitionView], by: str, part: Part, *, whole: bool
+    topic: str, views: Mapping[int, PartitionView], by: str, stage: Stage, *, whole: bool
 ) -> list[Duplication]:
     """Rows for these partitions, from one walk. `whole`: they are all that the topic has."""
     sketches, rows = {}, []
     for number, view in sorted(views.items()):
-        sketches[number], found = _repeated([view], partial(_sketched, topic, view, by == "segment", part))
-        rows += found
+        sketches[number], segment_rows = _repeated(
+            [view], partial(_sketched, topic, view, by == "segment", stage)
+        )
+        rows += segment_rows
     return rows if by == "segment" else of_sketches(topic, sketches, by, whole=whole)
 
 
@@ -117,18 +119,18 @@ def of_sketches(topic: str, sketches: Mapping[int, Sketch], by: str, *, whole: b
                 topic,
                 number,
                 sketches[number],
-                split=one.common(other).estimate.rounded if whole else None,
+                split=own_keys.common(other).estimate.rounded if whole else None,
             )
-            for number, one, other in zip(numbers, keys, others, strict=True)
+            for number, own_keys, other in zip(numbers, keys, others, strict=True)
         ]
     merged = Sketch.merged(sketches.values())
-    before, shared = KeySet(), []
-    for one in keys:
-        shared.append(one.common(before))
-        before = KeySet.union([before, one])
-    split = KeySet.union(shared).estimate.rounded if whole else None
+    before, shared_counts = KeySet(), []
+    for part in keys:
+        shared_counts.append(part.common(before))
+        before = KeySet.union([before, part])
+    split = KeySet.union(shared_counts).estimate.rounded if whole else None
     # A key that lies in several partitions has a newest record in each of them.
-    live = [one.keys.estimate for one in sketches.values()]
+    live = [sketch.keys.estimate for sketch in sketches.values()]
     return [_row(topic, None, merged, split=split, live=_sum(live))]
 
 
@@ -148,7 +150,7 @@ def sketch_of(view: PartitionView, wanted: Callable[[int], bool]) -> Sketch:
 
 
 def _sketched(
-    topic: str, view: PartitionView, by_segment: bool, part: Part
+    topic: str, view: PartitionView, by_segment: bool, stage: Stage
 ) -> tuple[Sketch, list[Duplication]]:
     """The partition's sketch; and its segments' rows, if asked for: newest first, since what a segment has in
     vain is told by the keys of all later ones."""
@@ -156,7 +158,7 @@ def _sketched(
     done_bytes = 0
     rows: list[Duplication] = []
     later = Sketch()
-    with part(total) as progress:
+    with stage(total) as progress:
         sketcher = Sketcher()
         for segment in reversed(view.segments) if by_segment else view.segments:
             outcomes = Outcomes(view, view.log_end)
@@ -166,12 +168,12 @@ def _sketched(
                 if progress is not None:
                     progress(done_bytes, total)
             if by_segment:
-                one = sketcher.sketch()
-                live = one.keys.without(later.keys).estimate
+                sketch = sketcher.sketch()
+                live = sketch.keys.without(later.keys).estimate
                 rows.insert(
-                    0, _row(topic, view.partition, one, live=live, split=None, segment=segment.base_offset)
+                    0, _row(topic, view.partition, sketch, live=live, split=None, segment=segment.base_offset)
                 )
-                later, sketcher = Sketch.merged([later, one]), Sketcher()
+                later, sketcher = Sketch.merged([later, sketch]), Sketcher()
         return later if by_segment else sketcher.sketch(), rows
 
 
@@ -208,46 +210,48 @@ def _row(
 
 def _sum(parts: Sequence[Estimate]) -> Estimate:
     """Of independent estimates."""
-    return Estimate(sum(one.keys for one in parts), sum(one.deviation**2 for one in parts) ** 0.5)
+    return Estimate(sum(part.keys for part in parts), sum(part.deviation**2 for part in parts) ** 0.5)
 
 
 def _union_of_others(keys: Sequence[KeySet]) -> list[KeySet]:
     """For each, the union of all others."""
     after = [KeySet()]
-    for one in reversed(keys[1:]):
-        after.append(KeySet.union([after[-1], one]))
-    before, found = KeySet(), []
-    for one, rest in zip(keys, reversed(after), strict=True):
-        found.append(KeySet.union([before, rest]))
-        before = KeySet.union([before, one])
-    return found
+    for key_set in reversed(keys[1:]):
+        after.append(KeySet.union([after[-1], key_set]))
+    before, unions = KeySet(), []
+    for key_set, rest in zip(keys, reversed(after), strict=True):
+        unions.append(KeySet.union([before, rest]))
+        before = KeySet.union([before, key_set])
+    return unions
 
 
 # ---------------------------------------------------------------- exactly
 
 
 def counted(
-    topic: str, views: Mapping[int, PartitionView], by: str, part: Part, *, whole: bool, map_bytes: int
+    topic: str, views: Mapping[int, PartitionView], by: str, stage: Stage, *, whole: bool, map_bytes: int
 ) -> list[Duplication]:
     """Rows for these partitions, exact, in the memory of one key map. `whole`: they are all that the topic
     has."""
     chosen = [view for _, view in sorted(views.items())]
-    return _repeated(chosen, lambda: _counted(topic, chosen, by, part, whole, map_bytes))
+    return _repeated(chosen, lambda: _counted(topic, chosen, by, stage, whole, map_bytes))
 
 
 def _counted(
-    topic: str, views: Sequence[PartitionView], by: str, part: Part, whole: bool, map_bytes: int
+    topic: str, views: Sequence[PartitionView], by: str, stage: Stage, whole: bool, map_bytes: int
 ) -> list[Duplication]:
-    own: list[Resolution] = []
+    resolutions: list[Resolution] = []
     rows: list[Duplication] = []
     tombstones: list[list[int]] = []
     for view in views:
-        sources = [_Counting(segment) for segment in view.segments]
-        own.append(_resolved(sources, Outcomes(view, view.log_end), part, map_bytes))
-        tombstones.append([one.tombstones for one in sources])
+        sources = [_CountingSegment(segment) for segment in view.segments]
+        resolutions.append(_resolved(sources, Outcomes(view, view.log_end), stage, map_bytes))
+        tombstones.append([source.tombstones for source in sources])
         if by == "segment":
-            for segment, facts, dead in zip(view.segments, own[-1].segments, tombstones[-1], strict=True):
-                alone = _resolved([segment], Outcomes(view, view.log_end), part, map_bytes)
+            for segment, facts, dead in zip(
+                view.segments, resolutions[-1].segments, tombstones[-1], strict=True
+            ):
+                alone = _resolved([segment], Outcomes(view, view.log_end), stage, map_bytes)
                 rows.append(
                     _exact_row(
                         topic, view.partition, [facts], alone.distinct_keys, dead, None, segment.base_offset
@@ -257,26 +261,32 @@ def _counted(
         return rows
     splits: list[int | None] = [0 if whole else None for _ in views]
     split: int | None = 0 if whole else None
-    distinct = own[0].distinct_keys if own else 0
+    distinct = resolutions[0].distinct_keys if resolutions else 0
     if len(views) > 1:
-        forward = InARow(views)
-        ahead = _resolved(forward.sources, forward, part, map_bytes)
-        distinct = ahead.distinct_keys
+        forward = ConcatenatedLog(views)
+        forward_scan = _resolved(forward.sources, forward, stage, map_bytes)
+        distinct = forward_scan.distinct_keys
         if whole:
-            backward = InARow(views[::-1])
-            back = _resolved(backward.sources, backward, part, map_bytes)
-            shared = [
-                shared_keys(one.dead, forward.bits(i, ahead), backward.bits(len(views) - 1 - i, back))
-                for i, one in enumerate(own)
+            backward = ConcatenatedLog(views[::-1])
+            backward_scan = _resolved(backward.sources, backward, stage, map_bytes)
+            shared_counts = [
+                shared_keys(
+                    resolution.dead,
+                    forward.bits(i, forward_scan),
+                    backward.bits(len(views) - 1 - i, backward_scan),
+                )
+                for i, resolution in enumerate(resolutions)
             ]
-            splits = [mine for mine, _ in shared]
-            split = sum(last for _, last in shared)
+            splits = [own_split for own_split, _ in shared_counts]
+            split = sum(last for _, last in shared_counts)
     if by == "partition":
         return [
-            _exact_row(topic, view.partition, one.segments, one.distinct_keys, sum(dead), mine)
-            for view, one, dead, mine in zip(views, own, tombstones, splits, strict=True)
+            _exact_row(
+                topic, view.partition, resolution.segments, resolution.distinct_keys, sum(dead), own_split
+            )
+            for view, resolution, dead, own_split in zip(views, resolutions, tombstones, splits, strict=True)
         ]
-    every = [facts for one in own for facts in one.segments]
+    every = [facts for resolution in resolutions for facts in resolution.segments]
     return [_exact_row(topic, None, every, distinct, sum(map(sum, tombstones)), split)]
 
 
@@ -289,17 +299,17 @@ def _exact_row(
     split: int | None,
     segment: int | None = None,
 ) -> Duplication:
-    superseded = [one.dead_records - one.aborted_records for one in facts]
+    superseded = [segment_facts.dead_records - segment_facts.aborted_records for segment_facts in facts]
     # Records of aborted transactions are dead as well; where there are any, bytes are shared by count.
     size_bytes = [
-        one.dead_bytes * count // one.dead_records if one.dead_records else 0
-        for one, count in zip(facts, superseded, strict=True)
+        segment_facts.dead_bytes * count // segment_facts.dead_records if segment_facts.dead_records else 0
+        for segment_facts, count in zip(facts, superseded, strict=True)
     ]
     return Duplication(
         topic=topic,
         partition=partition,
-        records=sum(one.records for one in facts),
-        keyless=sum(one.keyless for one in facts),
+        records=sum(segment_facts.records for segment_facts in facts),
+        keyless=sum(segment_facts.keyless for segment_facts in facts),
         distinct_keys=distinct_keys,
         superseded_records=sum(superseded),
         superseded_bytes=sum(size_bytes),
@@ -307,19 +317,19 @@ def _exact_row(
         split_keys=split,
         error_ratio=0.0,
         exact=True,
-        size_bytes=sum(one.size_bytes for one in facts),
+        size_bytes=sum(segment_facts.size_bytes for segment_facts in facts),
         segment=segment,
     )
 
 
-def _resolved(sources: Sequence[SegmentSource], fates: Fates, part: Part, map_bytes: int) -> Resolution:
-    with part(sum(one.size for one in sources)) as progress:
+def _resolved(sources: Sequence[SegmentSource], fates: Fates, stage: Stage, map_bytes: int) -> Resolution:
+    with stage(sum(source.size for source in sources)) as progress:
         return resolve(
             sources, map_bytes=map_bytes, salt=os.urandom(16), now_ms=None, fates=fates, progress=progress
         )
 
 
-class _Counting:
+class _CountingSegment:
     """A segment that counts its tombstones when it is read for the first time."""
 
     def __init__(self, segment: Segment) -> None:
@@ -329,9 +339,9 @@ class _Counting:
         self.base_offset, self.next_offset = segment.base_offset, segment.next_offset
         self.size, self.file = segment.size, segment.file
 
-    def chunk_reader(self, **how: object) -> Iterator[Chunk]:
+    def chunk_reader(self, **options: object) -> Iterator[Chunk]:
         first, self._read = not self._read, True
-        for chunk in self._segment.chunk_reader(**how):  # type: ignore[arg-type]  # passed on as they came
+        for chunk in self._segment.chunk_reader(**options):  # type: ignore[arg-type]  # passed on as they came
             if first:
                 columns = decode_columns(chunk)
                 self.tombstones += int(((columns.key_length >= 0) & (columns.value_length < 0)).sum())

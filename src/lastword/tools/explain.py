@@ -159,13 +159,13 @@ def explain(
 
     Raises CorruptBatchError and its like where the log is damaged before the key was found.
     """
-    found: tuple[Version, ...] = ()
-    set_aside = quarantine.load(view.files, view.directory)
+    versions: tuple[Version, ...] = ()
+    quarantined = quarantine.load(view.files, view.directory)
     if key is not None:
         attempt = 0
         while True:
             try:
-                found = _Judge(view, config, plan, set_aside, now_ms, due_ms).versions(key)
+                versions = _Judge(view, config, plan, quarantined, now_ms, due_ms).versions(key)
                 break
             except FileVanishedError:  # rewritten meanwhile: listed again, and judged anew
                 attempt += 1
@@ -173,14 +173,14 @@ def explain(
                     raise
                 view.refresh()
     held = leases.load(view.files, view.directory, now_ms)
-    return Explanation(view.topic, view.partition, plan, found, key, held, set_aside)
+    return Explanation(view.topic, view.partition, plan, versions, key, held, quarantined)
 
 
 # ---------------------------------------------------------------- finding the versions
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _KeyRecord:
     offset: int
     timestamp: int
     tombstone: bool
@@ -188,12 +188,12 @@ class _Found:
     segment: int  # number of the segment in the view
 
 
-def _find(view: PartitionView, key: bytes) -> list[_Found]:
+def _find(view: PartitionView, key: bytes) -> list[_KeyRecord]:
     """Records with this key, oldest first, whatever became of their transactions."""
     walk = _plain if scan.is_short(view, view.log_start, view.log_end) else _bulk
-    found = list(walk(view, key))
+    rows = list(walk(view, key))
     bases = [segment.base_offset for segment in view.segments]  # now: a rewrite may have come between
-    return [_Found(*one, bisect_right(bases, one[0]) - 1) for one in found]
+    return [_KeyRecord(*row, bisect_right(bases, row[0]) - 1) for row in rows]
 
 
 def _plain(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, BatchHeader]]:
@@ -237,45 +237,49 @@ class _Judge:
         view: PartitionView,
         config: TopicConfig,
         plan: Plan,
-        set_aside: Quarantine | None,
+        quarantined: Quarantine | None,
         now_ms: int,
         due_ms: Callable[[int], int | None],
     ) -> None:
         self.view = view
         self.config = config
         self.plan = plan
-        self.quarantine = set_aside
+        self.quarantine = quarantined
         self.now_ms = now_ms
         self.due_ms = due_ms
         self.leases = leases.load(view.files, view.directory, now_ms)
 
     def versions(self, key: bytes) -> tuple[Version, ...]:
         outcomes = Outcomes(self.view, self.view.log_end)
-        found = _find(self.view, key)
-        fates = [outcomes.fate(one.header) for one in found]
-        killers: list[_Found | None] = [None] * len(found)
-        newest: _Found | None = None
-        for i in range(len(found) - 1, -1, -1):
+        records = _find(self.view, key)
+        fates = [outcomes.fate(key_record.header) for key_record in records]
+        superseding_records: list[_KeyRecord | None] = [None] * len(records)
+        newest: _KeyRecord | None = None
+        for i in range(len(records) - 1, -1, -1):
             if fates[i] is Fate.COMMITTED:
-                killers[i], newest = newest, found[i]
+                superseding_records[i], newest = newest, records[i]
         return tuple(
-            self._judged(one, fate, killer, found[:i] if killer is None else ())
-            for i, (one, fate, killer) in enumerate(zip(found, fates, killers, strict=True))
+            self._judged(key_record, fate, superseding, records[:i] if superseding is None else ())
+            for i, (key_record, fate, superseding) in enumerate(
+                zip(records, fates, superseding_records, strict=True)
+            )
         )
 
-    def _judged(self, one: _Found, fate: Fate, killer: _Found | None, older: Sequence[_Found]) -> Version:
+    def _judged(
+        self, key_record: _KeyRecord, fate: Fate, superseding: _KeyRecord | None, older: Sequence[_KeyRecord]
+    ) -> Version:
         def rule(kept: bool, reason: str, text: str, until: int | None = None) -> Version:
             return Version(
-                offset=one.offset,
-                timestamp=one.timestamp,
-                segment=self.view.segments[one.segment].base_offset,
-                tombstone=one.tombstone,
+                offset=key_record.offset,
+                timestamp=key_record.timestamp,
+                segment=self.view.segments[key_record.segment].base_offset,
+                tombstone=key_record.tombstone,
                 kept=kept,
                 reason=reason,
                 until=until,
                 text=text,
                 partition=self.view.partition,
-                superseded_by=None if killer is None else killer.offset,
+                superseded_by=None if superseding is None else superseding.offset,
             )
 
         if fate is Fate.UNDECIDED:
@@ -283,47 +287,49 @@ class _Judge:
                 True, UNDECIDED_TRANSACTION, f"{UNDECIDED_TRANSACTION}, neither committed nor aborted"
             )
         if fate is Fate.ABORTED:
-            return self._garbage(rule, ABORTED, one, one)
-        if killer is not None:
-            return self._garbage(rule, f"superseded by {killer.offset}", one, killer)
-        if one.tombstone:
-            return self._tombstone(rule, one, older)
-        return self._value(rule, one)
+            return self._garbage(rule, ABORTED, key_record, key_record)
+        if superseding is not None:
+            return self._garbage(rule, f"superseded by {superseding.offset}", key_record, superseding)
+        if key_record.tombstone:
+            return self._tombstone(rule, key_record, older)
+        return self._value(rule, key_record)
 
-    def _value(self, rule: Rule, one: _Found) -> Version:
+    def _value(self, rule: Rule, key_record: _KeyRecord) -> Version:
         """A newest value: it stays, unless its time to live ends."""
         if self.config.lastword_ttl_ms < 0 or not self.config.compacts:
             return rule(True, NEWEST, NEWEST)
-        record = next(iter(scan.records(self.view, one.offset, one.offset + 1, committed=False)), None)
+        record = next(
+            iter(scan.records(self.view, key_record.offset, key_record.offset + 1, committed=False)), None
+        )
         headers = () if record is None else record.headers
-        at = expires_at(one.timestamp, headers, self.config.lastword_ttl_ms)
+        at = expires_at(key_record.timestamp, headers, self.config.lastword_ttl_ms)
         if at == NEVER:
             return rule(True, NEWEST, f"{NEWEST}; no time to live")
         if at > self.now_ms:
             return rule(True, TTL, f"{NEWEST}; {TTL}: expires {format_time(at)}", at)
         return rule(True, TTL, f"{NEWEST}; {TTL}: expired {format_time(at)}, its tombstone is due", at)
 
-    def _garbage(self, rule: Rule, what: str, one: _Found, killer: _Found) -> Version:
+    def _garbage(self, rule: Rule, what: str, key_record: _KeyRecord, superseding: _KeyRecord) -> Version:
         if not self.config.compacts:
             return rule(True, NO_POLICY, f"{what}; {NO_POLICY}, nothing is compacted")
-        held = self._held(killer.segment) or self._held(one.segment)
-        if held is not None and one.tombstone and self._had_its_time(one):
-            held = self._held(one.segment)  # it goes for its age, whatever becomes of its killer
+        held = self._held(superseding.segment) or self._held(key_record.segment)
+        if held is not None and key_record.tombstone and self._had_its_time(key_record):
+            held = self._held(key_record.segment)  # it goes for its age, whatever becomes of its killer
         if held is not None:
             code, text, until = held
             return rule(False, code, f"{what}; {code}, {text}", until)
         return rule(False, NEXT_ROUND, f"{what}; {NEXT_ROUND}")
 
-    def _tombstone(self, rule: Rule, one: _Found, older: Sequence[_Found]) -> Version:
+    def _tombstone(self, rule: Rule, key_record: _KeyRecord, older: Sequence[_KeyRecord]) -> Version:
         if not self.config.compacts:
             return rule(True, NEWEST, f"{NEWEST}; {NO_POLICY}, nothing is compacted")
         wait = format_duration(self.config.delete_retention_ms)
-        held = self._held(one.segment)
-        may_go_ms, elsewhere = one.header.delete_horizon_ms, 0
+        held = self._held(key_record.segment)
+        may_go_ms, elsewhere = key_record.header.delete_horizon_ms, 0
         if self.plan.strategy == "generational":
-            elsewhere = sum(copy.segment != one.segment for copy in older)
-            may_go_ms = None if older else self.due_ms(one.offset)
-        reason = self._held_by(one.offset, may_go_ms, has_older=elsewhere > 0)
+            elsewhere = sum(copy.segment != key_record.segment for copy in older)
+            may_go_ms = None if older else self.due_ms(key_record.offset)
+        reason = self._held_by(key_record.offset, may_go_ms, has_older=elsewhere > 0)
         if reason == OLDER_RECORD:
             copies = "1 older copy" if elsewhere == 1 else f"{elsewhere} older copies"
             text = f"{OLDER_SEGMENT}, {copies} on disk: may go {wait} after the last has gone"
@@ -344,8 +350,8 @@ class _Judge:
         when = f" {format_time(may_go_ms)}" if may_go_ms > 0 else ""  # 0: marked as garbage already
         return rule(False, NEXT_ROUND, f"{TOMBSTONE_HORIZON} passed{when}; {NEXT_ROUND}")
 
-    def _had_its_time(self, one: _Found) -> bool:
-        return self._held_by(one.offset, one.header.delete_horizon_ms) == MAY_GO
+    def _had_its_time(self, key_record: _KeyRecord) -> bool:
+        return self._held_by(key_record.offset, key_record.header.delete_horizon_ms) == MAY_GO
 
     def _held_by(self, offset: int, may_go_ms: int | None, *, has_older: bool = False) -> int:
         """Return the reason that keeps a tombstone (`partition.tombstones`)."""

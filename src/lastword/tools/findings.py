@@ -91,7 +91,7 @@ class EpochRun(NamedTuple):
 
 
 @dataclass(slots=True)
-class Account:
+class Findings:
     """Counts and problems of one check.
 
     Attributes:
@@ -118,7 +118,7 @@ class Account:
 
 
 @dataclass(slots=True)
-class Batches:
+class BatchPositions:
     """What the indexes of a segment are checked against: position, last offset and largest timestamp so
     far. `old`: positions of messages of magic 0 and 1."""
 

@@ -77,16 +77,16 @@ def md5_collisions(
     )
     walk = _Live(view, resolution, progress)
     parts = max(1, -(-resolution.distinct_keys * _ENTRY_BYTES // memory_bytes))
-    met: set[int] = set()
+    shared_prefixes: set[int] = set()
     for part in range(parts):
-        met |= _met(walk, part * _ALL // parts, (part + 1) * _ALL // parts)
-    found = _compared(walk, met) if met else {}
+        shared_prefixes |= _shared_prefixes(walk, part * _ALL // parts, (part + 1) * _ALL // parts)
+    keys_by_digest = _compared(walk, shared_prefixes) if shared_prefixes else {}
     collisions = [
         Md5Collision(view.topic, view.partition, digest.hex(), *_by_offset(keys))
-        for digest, keys in found.items()
+        for digest, keys in keys_by_digest.items()
         if len(keys) > 1
     ]
-    collisions.sort(key=lambda one: one.offsets)
+    collisions.sort(key=lambda collision: collision.offsets)
     return Md5Check(
         resolution.distinct_keys,
         resolution.passes + walk.passes,
@@ -135,7 +135,7 @@ def _digest(key: bytes) -> bytes:
     return hashlib.md5(key, usedforsecurity=False).digest()
 
 
-def _met(walk: _Live, first: int, end: int) -> set[int]:
+def _shared_prefixes(walk: _Live, first: int, end: int) -> set[int]:
     """Prefixes of digests in [first, end) that two live records have."""
     parts: list[NDArray[np.uint64]] = []
     for keys in walk.chunks():
@@ -143,18 +143,18 @@ def _met(walk: _Live, first: int, end: int) -> set[int]:
         parts.append(prefixes[(prefixes >= np.uint64(first)) & (prefixes <= np.uint64(end - 1))])
     if not parts:
         return set()
-    every = np.concatenate(parts)
+    prefixes = np.concatenate(parts)
     parts.clear()
-    every.sort()
-    return set(every[1:][every[1:] == every[:-1]].tolist())
+    prefixes.sort()
+    return set(prefixes[1:][prefixes[1:] == prefixes[:-1]].tolist())
 
 
-def _compared(walk: _Live, met: set[int]) -> dict[bytes, dict[bytes, int]]:
+def _compared(walk: _Live, shared_prefixes: set[int]) -> dict[bytes, dict[bytes, int]]:
     """Digest to its keys, each with the offset of its newest record, of digests whose prefix met."""
-    found: dict[bytes, dict[bytes, int]] = {}
+    keys_by_digest: dict[bytes, dict[bytes, int]] = {}
     for keys in walk.chunks():
         for offset, key in keys:
             digest = _digest(key)
-            if int.from_bytes(digest[:8], "big") in met:
-                found.setdefault(digest, {})[key] = offset
-    return found
+            if int.from_bytes(digest[:8], "big") in shared_prefixes:
+                keys_by_digest.setdefault(digest, {})[key] = offset
+    return keys_by_digest

@@ -33,7 +33,7 @@ _RECORD_BYTES = 8  # a record's own fields, about
 
 
 @dataclass(frozen=True, slots=True)
-class Deaths:
+class OverwriteTrace:
     """One row a record, all arrays of one length.
 
     size_bytes  int64, its share of the log; of a sample: of those it stands for too
@@ -57,18 +57,18 @@ class Deaths:
         return int(self.size_bytes.size)
 
     @property
-    def killer(self) -> Ints:
+    def superseding(self) -> Ints:
         """int64: the row of the record that replaces it; `NEVER` for the newest of its key."""
-        killer = np.full(len(self), NEVER)
+        superseding = np.full(len(self), NEVER)
         rows = np.flatnonzero(self.previous >= 0)
-        killer[self.previous[rows]] = rows
-        return killer
+        superseding[self.previous[rows]] = rows
+        return superseding
 
     def live_bytes(self, delete_retention_ms: int) -> Ints:
         """int64[rows + 1]: what the smallest log would hold after so many rows: the newest record of each
         key, a tombstone until it is `delete_retention_ms` old."""
         change = np.concatenate((self.size_bytes, [0])).astype(np.int64)
-        end = np.minimum(self.killer, len(self))
+        end = np.minimum(self.superseding, len(self))
         rows = np.flatnonzero(self.tombstone)
         gone_ms = self.time_ms[rows] + min(delete_retention_ms, NEVER - int(self.time_ms.max(initial=0)))
         end[rows] = np.minimum(end[rows], np.searchsorted(self.time_ms, gone_ms))
@@ -76,7 +76,7 @@ class Deaths:
         return np.concatenate(([0], np.cumsum(change)[:-1]))
 
 
-def deaths_between(keys: NDArray[Any], **columns: Any) -> Deaths:
+def trace_of_keys(keys: NDArray[Any], **columns: Any) -> OverwriteTrace:
     """Rows from the key of each, in order; `columns` are the other fields of `Deaths`."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
@@ -86,10 +86,10 @@ def deaths_between(keys: NDArray[Any], **columns: Any) -> Deaths:
     previous[order[again]] = order[np.flatnonzero(again) - 1]
     numbers = np.empty(keys.size, np.int64)
     numbers[order] = np.cumsum(~again) - 1
-    return Deaths(previous=previous, key=numbers, **columns)
+    return OverwriteTrace(previous=previous, key=numbers, **columns)
 
 
-def deaths_of(
+def trace_log(
     segments: Sequence[SegmentSource],
     *,
     salt: bytes,
@@ -97,7 +97,7 @@ def deaths_of(
     most_rows: int = MOST_ROWS,
     fates: Fates | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Deaths:
+) -> OverwriteTrace:
     """The pattern of a log, in one pass over it.
 
     salt          secret random bytes: which keys a sample takes
@@ -106,18 +106,18 @@ def deaths_of(
     fates         what became of its transactions; aborted records are left out, as are those without a key
     progress      hears (bytes done, bytes in all) after every chunk
     """
-    kept = _Kept(most_rows)
-    total, done = sum(one.size for one in segments), 0
+    sampler = _Sampler(most_rows)
+    total, done = sum(segment.size for segment in segments), 0
     for segment in segments:
         for chunk in segment.chunk_reader():
-            kept.take(*_rows(chunk, salt, fates))
+            sampler.take(*_rows(chunk, salt, fates))
             done += chunk.size_bytes
             if progress is not None:
                 progress(done, total)
-    return kept.deaths(loaded_below)
+    return sampler.trace(loaded_below)
 
 
-class _Kept:
+class _Sampler:
     """Records whose hash lies in the first `share` of all hashes, a share that is halved when they are too
     many; and of each chunk, how many bytes all of its records take."""
 
@@ -147,16 +147,16 @@ class _Kept:
         mask = columns[0] < np.uint64(2**64 * self.share)
         return tuple(column[mask] for column in columns)
 
-    def deaths(self, loaded_below: int) -> Deaths:
+    def trace(self, loaded_below: int) -> OverwriteTrace:
         if not self.parts:
             none = np.zeros(0, np.int64)
-            return Deaths(none, none, none, none, np.zeros(0, bool))
-        columns: _Rows = tuple(np.concatenate(one) for one in zip(*self.parts, strict=True))
+            return OverwriteTrace(none, none, none, none, np.zeros(0, bool))
+        columns: _Rows = tuple(np.concatenate(segment) for segment in zip(*self.parts, strict=True))
         self.parts = []
         if self.share < 1.0:
             columns = _with_hot_keys(columns, self.share, self.chunks)
         hashes, offsets, times, sizes, tombstones = columns
-        return deaths_between(
+        return trace_of_keys(
             hashes,
             size_bytes=np.rint(sizes).astype(np.int64),
             time_ms=np.maximum.accumulate(np.maximum(times, 0)),
@@ -229,11 +229,11 @@ def _rows(chunk: Chunk, salt: bytes, fates: Fates | None) -> _Rows:
     lengths += _RECORD_BYTES
     whole = np.bincount(columns.row, weights=lengths, minlength=chunk.rows)
     sizes = lengths * (chunk.table[:, fields.SIZE] / np.maximum(whole, 1))[columns.row]
-    known = (columns.key_length >= 0) & (fates_of(chunk, fates)[columns.row] != Fate.ABORTED)
+    counted = (columns.key_length >= 0) & (fates_of(chunk, fates)[columns.row] != Fate.ABORTED)
     return (
-        hashes[known],
-        columns.offset[known],
-        columns.timestamp[known],
-        sizes[known],
-        columns.value_length[known] < 0,
+        hashes[counted],
+        columns.offset[counted],
+        columns.timestamp[counted],
+        sizes[counted],
+        columns.value_length[counted] < 0,
     )

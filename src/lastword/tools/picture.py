@@ -17,7 +17,7 @@ _TEXT = "font-family:sans-serif;font-size:12px;fill:#333"
 
 def picture(simulations: Sequence[Simulation], names: Sequence[str]) -> str:
     """`names` of them for the legend. The dashed line is what is live: no log is smaller."""
-    points = [point for one in simulations for point in one.curve]
+    points = [point for simulation in simulations for point in simulation.curve]
     first = min((p.appended_bytes for p in points), default=0)
     last = max((p.appended_bytes for p in points), default=1)
     most = (max((p.size_bytes for p in points), default=1), max((p.written_bytes for p in points), default=1))
@@ -33,10 +33,10 @@ def picture(simulations: Sequence[Simulation], names: Sequence[str]) -> str:
     if simulations:
         live = [(p.appended_bytes, p.live_bytes) for p in simulations[0].curve]
         parts.append(axes[0].line(live, "#999", dashed=True))
-    for number, (one, name) in enumerate(zip(simulations, names, strict=True)):
+    for number, (simulation, name) in enumerate(zip(simulations, names, strict=True)):
         color = COLORS[number % len(COLORS)]
-        parts.append(axes[0].line([(p.appended_bytes, p.size_bytes) for p in one.curve], color))
-        parts.append(axes[1].line([(p.appended_bytes, p.written_bytes) for p in one.curve], color))
+        parts.append(axes[0].line([(p.appended_bytes, p.size_bytes) for p in simulation.curve], color))
+        parts.append(axes[1].line([(p.appended_bytes, p.written_bytes) for p in simulation.curve], color))
         at = LEFT + number * (RIGHT - LEFT) // max(len(names), 1)
         parts.append(f'<rect x="{at}" y="{HEIGHT - 24}" width="12" height="12" fill="{color}"/>')
         parts.append(_text(at + 18, HEIGHT - 14, name))

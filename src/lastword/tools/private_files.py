@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lastword.accounts import snapshot, survivorship
 from lastword.accounts.saved import VERSION as ACCOUNTS_VERSION
-from lastword.cleaner import job, job_files, quarantine
+from lastword.cleaner import job_files, quarantine
 from lastword.errors import CorruptFileError, LastwordError, UsageError
 from lastword.files import Files
 from lastword.files.framed import Framed
@@ -47,11 +47,11 @@ def reader_of(path: str) -> Reader | None:
     *_, above, parent, name = ["", "", *Path(os.path.realpath(path)).parts]
     if name.endswith(".tmp") and (names.PRIVATE in (above, parent) or name.startswith(names.PRIVATE)):
         return _unfinished
-    found = _ROOT_NAMES.get(name) or next(
-        (reader for prefix, reader in _ROOT_PREFIXES.items() if name.startswith(prefix)), None
+    reader = _ROOT_NAMES.get(name) or next(
+        (read for prefix, read in _ROOT_PREFIXES.items() if name.startswith(prefix)), None
     )
-    if found is not None:
-        return found
+    if reader is not None:
+        return reader
     if parent == names.PRIVATE:
         return _NAMES.get(name) or next(
             (reader for prefix, reader in _PREFIXES.items() if name.startswith(prefix)), _other
@@ -257,5 +257,3 @@ _ROOT_PREFIXES: dict[str, Reader] = {
     names.APPLYING: _manifest,
     names.REFUSED: _framed(REFUSED_FORM),
 }
-JOBS = (job.PREFIX, job.PLANNED)
-"""Beginnings of the names of the private directories of a cleaning that is shared out."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lastword.accounts import PartitionAccount, SegmentAccount
 from lastword.config import TopicConfig
-from lastword.tools.overwrites import Deaths
+from lastword.tools.overwrites import OverwriteTrace
 from lastword.units import NEVER
 
 Ints = NDArray[np.int64]
@@ -25,7 +25,7 @@ SEEN_RATIO = 4  # the recent death rate forgets over a quarter of a segment's ag
 
 
 @dataclass(slots=True)
-class Paper:
+class SimulatedSegment:
     """One closed segment: `rows` are those it still holds, between its offsets. The rest as in
     `accounts.SegmentAccount`; `dead_before` and `rated_at` are of the last look at its death rate."""
 
@@ -72,101 +72,107 @@ class Paper:
     def position_of(self, offset: int) -> int:
         return 0 if offset <= self.base_offset else self.size_bytes
 
-    def headers(self) -> Iterator[Paper]:
+    def headers(self) -> Iterator[SimulatedSegment]:
         yield self
 
 
-class PaperLog:
+class SimulatedLog:
     """One partition. Closing a segment (`close`) and looking at its keys (`absorb`) are two things: between
     them lies min.compaction.lag.ms, and with strategy `kafka` the time up to the next round."""
 
-    def __init__(self, topic: str, partition: int, deaths: Deaths, config: TopicConfig) -> None:
+    def __init__(self, topic: str, partition: int, trace: OverwriteTrace, config: TopicConfig) -> None:
         self.topic = topic
         self.partition = partition
-        self.deaths = deaths
+        self.trace = trace
         self.config = config
-        self.segments: list[Paper] = []
-        self.absorbed = 0  # of these, how many were looked at
+        self.segments: list[SimulatedSegment] = []
+        self.scanned = 0  # of these, how many were looked at
         self.closed_rows = 0
         self.closed_bytes = 0
         self.first_dirty = 0
         self.ends = closings(
-            deaths, config.segment_bytes, min(config.segment_ms, config.max_compaction_lag_ms)
+            trace, config.segment_bytes, min(config.segment_ms, config.max_compaction_lag_ms)
         )
-        self._deletes = bool(deaths.tombstone.any())  # else nobody asks for copies
-        self._copies = np.zeros(int(deaths.key.max(initial=-1)) + 1 if self._deletes else 0, np.int32)
-        self._present = np.zeros(len(deaths), bool)
-        self._dead = np.zeros(len(deaths), bool)
+        self._deletes = bool(trace.tombstone.any())  # else nobody asks for copies
+        self._copies = np.zeros(int(trace.key.max(initial=-1)) + 1 if self._deletes else 0, np.int32)
+        self._present = np.zeros(len(trace), bool)
+        self._dead = np.zeros(len(trace), bool)
         self._tombstones = np.zeros(0, np.int64)  # rows of live ones in segments that were looked at
-        self._since_ms = np.full(len(deaths) if self._deletes else 0, NEVER)
+        self._since_ms = np.full(len(trace) if self._deletes else 0, NEVER)
         self._accounts: tuple[SegmentAccount, ...] | None = None
 
     # ---------------------------------------------------------------- growing
 
-    def close(self, end: int, t: int) -> None:
+    def close(self, end: int, write_clock: int) -> None:
         """The rows from the last closed one up to `end` become a segment."""
         rows = np.arange(self.closed_rows, end)
-        size = int(self.deaths.size_bytes[rows].sum())
-        largest = int(self.deaths.time_ms[end - 1])
-        self.segments.append(Paper(rows, self.closed_rows, end, size, largest, t, t, rent_at=t))
+        size = int(self.trace.size_bytes[rows].sum())
+        largest = int(self.trace.time_ms[end - 1])
+        self.segments.append(
+            SimulatedSegment(
+                rows, self.closed_rows, end, size, largest, write_clock, write_clock, rent_at=write_clock
+            )
+        )
         self.closed_rows = end
         self.closed_bytes += size
 
-    def absorb(self, count: int, t: int, now_ms: int) -> int:
+    def scan(self, count: int, write_clock: int, now_ms: int) -> int:
         """Look at the keys of segments up to `count`; returns their bytes."""
         scanned = 0
-        for segment in self.segments[self.absorbed : count]:
+        for segment in self.segments[self.scanned : count]:
             rows = segment.rows
             self._present[rows] = True
             if self._deletes:
-                np.add.at(self._copies, self.deaths.key[rows], 1)
-                self._tombstones = np.concatenate((self._tombstones, rows[self.deaths.tombstone[rows]]))
-            self.absorbed += 1
-            replaced = self.deaths.previous[rows]
-            replaced = replaced[replaced >= 0]
-            self._kill(replaced[self._present[replaced] & ~self._dead[replaced]], t, now_ms)
+                np.add.at(self._copies, self.trace.key[rows], 1)
+                self._tombstones = np.concatenate((self._tombstones, rows[self.trace.tombstone[rows]]))
+            self.scanned += 1
+            superseded = self.trace.previous[rows]
+            superseded = superseded[superseded >= 0]
+            self._mark_dead(
+                superseded[self._present[superseded] & ~self._dead[superseded]], write_clock, now_ms
+            )
             scanned += segment.size_bytes
         return scanned
 
-    def absorb_ripe(self, t: int, now_ms: int) -> int:
+    def scan_ripe(self, write_clock: int, now_ms: int) -> int:
         """Look at all closed segments that min.compaction.lag.ms lets go; returns the bytes read."""
         youngest = now_ms - self.config.min_compaction_lag_ms
-        count = self.absorbed
+        count = self.scanned
         while count < len(self.segments) and self.segments[count].largest_ms <= youngest:
             count += 1
-        if count == self.absorbed:
+        if count == self.scanned:
             return 0
-        scanned = self.absorb(count, t, now_ms)
+        scanned = self.scan(count, write_clock, now_ms)
         for segment in self.segments[:count]:
-            _rate(segment, t)
+            _rate(segment, write_clock)
         self._accounts = None
         return scanned
 
-    def settle_tombstones(self, t: int, now_ms: int) -> None:
+    def expire_tombstones(self, write_clock: int, now_ms: int) -> None:
         """A tombstone's clock starts when no older copy of its key is left; when it is due it dies."""
         if not self._deletes:
             return
         rows = self._live_tombstones()
-        alone = self._copies[self.deaths.key[rows]] == 1
-        fresh = rows[alone & (self._since_ms[rows] == NEVER)]
-        self._since_ms[fresh] = now_ms
-        self._kill(self._due(rows[alone], now_ms), t, now_ms)
+        alone = self._copies[self.trace.key[rows]] == 1
+        unmarked = rows[alone & (self._since_ms[rows] == NEVER)]
+        self._since_ms[unmarked] = now_ms
+        self._mark_dead(self._due(rows[alone], now_ms), write_clock, now_ms)
         blocked = rows[~alone]
-        sums = self._by_segment(blocked, self.deaths.size_bytes[blocked])
+        sums = self._by_segment(blocked, self.trace.size_bytes[blocked])
         for segment, size in zip(self.segments, sums.tolist(), strict=False):
             if segment.blocked_bytes != size:
                 segment.blocked_bytes, segment.known = int(size), None
         self._accounts = None
 
-    def clock_tombstones(self, t: int, now_ms: int) -> None:
+    def expire_tombstones_as_kafka(self, write_clock: int, now_ms: int) -> None:
         """Kafka's clock: a round that meets a tombstone starts it, one that meets it due drops it."""
         if not self._deletes:
             return
-        self._kill(self._due(self._live_tombstones(), now_ms), t, now_ms)
-        fresh = self._live_tombstones()
-        fresh = fresh[self._since_ms[fresh] == NEVER]
-        self._since_ms[fresh] = now_ms
-        counts = self._by_segment(fresh, np.ones(fresh.size))
+        self._mark_dead(self._due(self._live_tombstones(), now_ms), write_clock, now_ms)
+        unmarked = self._live_tombstones()
+        unmarked = unmarked[self._since_ms[unmarked] == NEVER]
+        self._since_ms[unmarked] = now_ms
+        counts = self._by_segment(unmarked, np.ones(unmarked.size))
         for segment, count in zip(self.segments, counts.tolist(), strict=False):
             segment.tombstones_without_horizon = int(count)
 
@@ -178,16 +184,16 @@ class PaperLog:
         since = self._since_ms[rows]
         return rows[(since != NEVER) & (since <= now_ms - self.config.delete_retention_ms)]
 
-    def _kill(self, rows: Ints, t: int, now_ms: int) -> None:
+    def _mark_dead(self, rows: Ints, write_clock: int, now_ms: int) -> None:
         if not rows.size:
             return
         self._dead[rows] = True
-        sizes = self._by_segment(rows, self.deaths.size_bytes[rows]).astype(np.int64)
+        sizes = self._by_segment(rows, self.trace.size_bytes[rows]).astype(np.int64)
         counts = self._by_segment(rows, np.ones(rows.size)).astype(np.int64)
         for index in np.flatnonzero(counts).tolist():
             segment = self.segments[index]
-            segment.rent += segment.dead_bytes * (t - segment.rent_at)
-            segment.rent_at = t
+            segment.rent += segment.dead_bytes * (write_clock - segment.rent_at)
+            segment.rent_at = write_clock
             segment.dead_bytes += int(sizes[index])
             segment.dead_records += int(counts[index])
             segment.known = None
@@ -195,53 +201,57 @@ class PaperLog:
                 segment.oldest_dead_ms = now_ms
 
     def _by_segment(self, rows: Ints, weights: NDArray[Any]) -> NDArray[Any]:
-        bases = np.array([segment.base_offset for segment in self.segments[: self.absorbed]], np.int64)
+        bases = np.array([segment.base_offset for segment in self.segments[: self.scanned]], np.int64)
         return np.bincount(np.searchsorted(bases, rows, "right") - 1, weights=weights, minlength=bases.size)
 
     # ---------------------------------------------------------------- shrinking
 
-    def rewrite(self, first: int, last: int, files: int | None, t: int) -> tuple[int, int]:
+    def rewrite(self, first: int, last: int, files: int | None, write_clock: int) -> tuple[int, int]:
         """Segments `first` to `last` without their dead rows, in `files` files of equal size (None: as many
         as they fill); returns the bytes read and written."""
         old = self.segments[first : last + 1]
         rows = np.concatenate([segment.rows for segment in old])
         dead = self._dead[rows]
-        gone, rows = rows[dead], rows[~dead]
-        self._present[gone] = False
+        removed, rows = rows[dead], rows[~dead]
+        self._present[removed] = False
         if self._deletes:
-            np.subtract.at(self._copies, self.deaths.key[gone], 1)
-        upto = np.cumsum(self.deaths.size_bytes[rows])
-        written = int(upto[-1]) if rows.size else 0
+            np.subtract.at(self._copies, self.trace.key[removed], 1)
+        bytes_below = np.cumsum(self.trace.size_bytes[rows])
+        written = int(bytes_below[-1]) if rows.size else 0
         count = max(-(-written // self.config.segment_bytes), 1) if files is None else files
-        cuts = np.unique(np.searchsorted(upto, written * np.arange(1, count) / count))
+        cuts = np.unique(np.searchsorted(bytes_below, written * np.arange(1, count) / count))
         cuts = cuts[(cuts > 0) & (cuts < rows.size)]
         bases = [old[0].base_offset, *rows[cuts].tolist()]
         new = []
         for base, end, part in zip(
             bases, [*bases[1:], old[-1].next_offset], np.split(rows, cuts), strict=False
         ):
-            size = int(self.deaths.size_bytes[part].sum())
-            largest = int(self.deaths.time_ms[part[-1]]) if part.size else old[-1].largest_ms
-            new.append(Paper(part, base, end, size, largest, t, t, rent_at=t))
+            size = int(self.trace.size_bytes[part].sum())
+            largest = int(self.trace.time_ms[part[-1]]) if part.size else old[-1].largest_ms
+            new.append(
+                SimulatedSegment(
+                    part, base, end, size, largest, write_clock, write_clock, rent_at=write_clock
+                )
+            )
         self.segments[first : last + 1] = new
         self._accounts = None
-        self.absorbed += len(new) - len(old)
+        self.scanned += len(new) - len(old)
         read = sum(segment.size_bytes for segment in old)
         self.closed_bytes += written - read
         return read, written
 
     # ---------------------------------------------------------------- what it looks like
 
-    def active(self, rows: int) -> Paper:
+    def active(self, rows: int) -> SimulatedSegment:
         """The open segment after so many rows of the log."""
         held = np.arange(self.closed_rows, rows)
-        size = int(self.deaths.size_bytes[held].sum())
-        largest = int(self.deaths.time_ms[rows - 1]) if rows else 0
-        return Paper(held, self.closed_rows, rows, size, largest, 0, 0)
+        size = int(self.trace.size_bytes[held].sum())
+        largest = int(self.trace.time_ms[rows - 1]) if rows else 0
+        return SimulatedSegment(held, self.closed_rows, rows, size, largest, 0, 0)
 
     def account(self, drive: str, active_bytes: int, strategy: str) -> PartitionAccount:
         if self._accounts is None:
-            self._accounts = tuple(_account(segment) for segment in self.segments[: self.absorbed])
+            self._accounts = tuple(_account(segment) for segment in self.segments[: self.scanned])
         below = self._accounts
         return PartitionAccount(
             topic=self.topic,
@@ -257,22 +267,24 @@ class PaperLog:
         )
 
 
-def closings(deaths: Deaths, segment_bytes: int, segment_ms: int) -> list[int]:
+def closings(trace: OverwriteTrace, segment_bytes: int, segment_ms: int) -> list[int]:
     """The row before which each segment is closed; what follows the last one is the active segment."""
-    upto = np.concatenate(([0], np.cumsum(deaths.size_bytes)))
-    times, ends, first = deaths.time_ms, [], 0
-    while first < len(deaths):
-        full = int(np.searchsorted(upto, upto[first] + segment_bytes, "right")) - 1
+    bytes_below = np.concatenate(([0], np.cumsum(trace.size_bytes)))
+    times, ends, first = trace.time_ms, [], 0
+    while first < len(trace):
+        full = int(np.searchsorted(bytes_below, bytes_below[first] + segment_bytes, "right")) - 1
         last_ms = min(int(times[first]) + segment_ms, NEVER)
         end = max(min(full, int(np.searchsorted(times, last_ms, "right"))), first + 1)
-        if end >= len(deaths):
+        if end >= len(trace):
             break
         ends.append(end)
         first = end
     return ends
 
 
-def by_source_size(segments: Sequence[Paper], segment_bytes: int) -> Iterator[tuple[int, int]]:
+def group_by_source_size(
+    segments: Sequence[SimulatedSegment], segment_bytes: int
+) -> Iterator[tuple[int, int]]:
     """Kafka's own groups: neighbours whose sources, as they are, fit one segment."""
     first, size = 0, 0
     for index, segment in enumerate(segments):
@@ -284,13 +296,13 @@ def by_source_size(segments: Sequence[Paper], segment_bytes: int) -> Iterator[tu
         yield first, len(segments) - 1
 
 
-def _account(segment: Paper) -> SegmentAccount:
+def _account(segment: SimulatedSegment) -> SegmentAccount:
     if segment.known is None:
-        segment.known = _account_anew(segment)
+        segment.known = _compute_account(segment)
     return segment.known
 
 
-def _account_anew(segment: Paper) -> SegmentAccount:
+def _compute_account(segment: SimulatedSegment) -> SegmentAccount:
     return SegmentAccount(
         base_offset=segment.base_offset,
         next_offset=segment.next_offset,
@@ -307,15 +319,15 @@ def _account_anew(segment: Paper) -> SegmentAccount:
     )
 
 
-def _rate(segment: Paper, t: int) -> None:
+def _rate(segment: SimulatedSegment, write_clock: int) -> None:
     """Its recent death rate, an average that forgets over a quarter of its age."""
-    elapsed = t - segment.rated_at
+    elapsed = write_clock - segment.rated_at
     if elapsed <= 0:
         return
     seen = (segment.dead_bytes - segment.dead_before) / elapsed
     if segment.rate < 0:
         segment.rate = seen
     else:
-        age = max(t - segment.written_at, 1)
+        age = max(write_clock - segment.written_at, 1)
         segment.rate += -np.expm1(-SEEN_RATIO * elapsed / age) * (seen - segment.rate)
-    segment.dead_before, segment.rated_at, segment.known = segment.dead_bytes, t, None
+    segment.dead_before, segment.rated_at, segment.known = segment.dead_bytes, write_clock, None

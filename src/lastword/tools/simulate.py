@@ -21,8 +21,8 @@ from lastword.cleaner.groups import Limits, group
 from lastword.cleaner.plan import Request
 from lastword.config import TopicConfig
 from lastword.config.instance import DEFAULT_SPACE_TARGET
-from lastword.tools.overwrites import Deaths
-from lastword.tools.replay import PaperLog, by_source_size
+from lastword.tools.overwrites import OverwriteTrace
+from lastword.tools.replay import SimulatedLog, group_by_source_size
 from lastword.units import format_bytes
 from lastword.values import Value
 
@@ -84,12 +84,12 @@ class Simulation(Value):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TracedPartition:
     """One partition to replay."""
 
     topic: str
     partition: int
-    deaths: Deaths
+    trace: OverwriteTrace
     config: TopicConfig
 
 
@@ -102,7 +102,7 @@ class Simulated:
 
 
 def simulate(
-    parts: Sequence[Part],
+    parts: Sequence[TracedPartition],
     *,
     strategy: str | None = None,
     space_target: float = DEFAULT_SPACE_TARGET,
@@ -135,7 +135,7 @@ class _Meter:
         self.curve: list[tuple[int, int, int, int]] = []
         self._last: tuple[int, int, int] | None = None
 
-    def look(self, appended: int, size: int, live: int) -> None:
+    def sample(self, appended: int, size: int, live: int) -> None:
         """What lies there after so many bytes; between two looks it grows evenly."""
         if self._last is not None and appended > self._last[0]:
             step = appended - self._last[0]
@@ -149,84 +149,91 @@ class _Meter:
 
 class _Drive:
     def __init__(
-        self, parts: Sequence[Part], strategy: str | None, space_target: float, file_cost: float
+        self, parts: Sequence[TracedPartition], strategy: str | None, space_target: float, file_cost: float
     ) -> None:
         self.parts = parts
-        self.strategies = [strategy or one.config.lastword_strategy for one in parts]
+        self.strategies = [strategy or part.config.lastword_strategy for part in parts]
         self.space_target = space_target
         self.file_cost = file_cost
         compact = frozenset({"compact"})
         self.logs = [
-            PaperLog(one.topic, one.partition, one.deaths, replace(one.config, cleanup_policy=compact))
-            for one in parts
+            SimulatedLog(part.topic, part.partition, part.trace, replace(part.config, cleanup_policy=compact))
+            for part in parts
         ]
-        self.upto = [np.concatenate(([0], np.cumsum(one.deaths.size_bytes))) for one in parts]
-        self.live = [one.deaths.live_bytes(one.config.delete_retention_ms) for one in parts]
+        self.bytes_below = [np.concatenate(([0], np.cumsum(part.trace.size_bytes))) for part in parts]
+        self.live = [part.trace.live_bytes(part.config.delete_retention_ms) for part in parts]
         self.meters = [_Meter() for _ in parts]
-        self.whole = _Meter()
+        self.total = _Meter()
         self.kept = [""] * len(parts)  # why nothing was rewritten at the last look
         self.rows = [0] * len(parts)  # appended so far
-        self.loaded = sum(int(upto[one.deaths.loaded]) for upto, one in zip(self.upto, parts, strict=True))
-        self.t = 0
+        self.loaded = sum(
+            int(bytes_below[part.trace.loaded])
+            for bytes_below, part in zip(self.bytes_below, parts, strict=True)
+        )
+        self.write_clock = 0
 
     # ---------------------------------------------------------------- time
 
     def run(self, progress: Callable[[int, int], None] | None) -> None:
         events = sorted(
-            (int(log.deaths.time_ms[end]), index, end)
+            (int(log.trace.time_ms[end]), index, end)
             for index, log in enumerate(self.logs)
             for end in log.ends
         )
         for number, (now_ms, index, end) in enumerate(events):
             self._append_until(now_ms, index, end)
-            self.logs[index].close(end, self.t)
-            self._look()
+            self.logs[index].close(end, self.write_clock)
+            self._sample_all()
             if self.strategies[index] == "generational":
-                self._read(index, self.logs[index].absorb_ripe(self.t, now_ms))
+                self._read(index, self.logs[index].scan_ripe(self.write_clock, now_ms))
                 self._generational(now_ms)
             else:
                 self._whole_log(index, now_ms)
-            self._look()
+            self._sample_all()
             if progress is not None:
                 progress(number + 1, len(events))
         for index, log in enumerate(self.logs):
-            self.rows[index] = len(log.deaths)
-        self.t = sum(int(upto[-1]) for upto in self.upto)
-        self._look()
+            self.rows[index] = len(log.trace)
+        self.write_clock = sum(int(bytes_below[-1]) for bytes_below in self.bytes_below)
+        self._sample_all()
 
     def _append_until(self, now_ms: int, index: int, end: int) -> None:
         for other, log in enumerate(self.logs):
-            rows = end if other == index else int(np.searchsorted(log.deaths.time_ms, now_ms))
+            rows = end if other == index else int(np.searchsorted(log.trace.time_ms, now_ms))
             self.rows[other] = max(self.rows[other], rows)
-        self.t = sum(int(upto[rows]) for upto, rows in zip(self.upto, self.rows, strict=True))
+        self.write_clock = sum(
+            int(bytes_below[rows]) for bytes_below, rows in zip(self.bytes_below, self.rows, strict=True)
+        )
 
     def _active_bytes(self, index: int) -> int:
-        return int(self.upto[index][self.rows[index]] - self.upto[index][self.logs[index].closed_rows])
+        return int(
+            self.bytes_below[index][self.rows[index]] - self.bytes_below[index][self.logs[index].closed_rows]
+        )
 
-    def _look(self) -> None:
-        if self.t < self.loaded:
+    def _sample_all(self) -> None:
+        if self.write_clock < self.loaded:
             return
         size = live = 0
         for index, (log, meter) in enumerate(zip(self.logs, self.meters, strict=True)):
             held = log.closed_bytes + self._active_bytes(index)
             newest = int(self.live[index][self.rows[index]])
-            meter.look(int(self.upto[index][self.rows[index]]), held, newest)
+            meter.sample(int(self.bytes_below[index][self.rows[index]]), held, newest)
             size, live = size + held, live + newest
-        self.whole.look(self.t, size, live)
+        self.total.sample(self.write_clock, size, live)
 
     # ---------------------------------------------------------------- strategies
 
     def _generational(self, now_ms: int) -> None:
         for log, strategy in zip(self.logs, self.strategies, strict=True):
             if strategy == "generational":
-                log.settle_tombstones(self.t, now_ms)
+                log.expire_tombstones(self.write_clock, now_ms)
         while True:
             accounts = tuple(
                 log.account("", self._active_bytes(index), self.strategies[index])
                 for index, log in enumerate(self.logs)
             )
             choice = choose_drive(
-                DriveAccount("", self.t, self.space_target, self.file_cost, accounts), now_ms
+                DriveAccount("", self.write_clock, self.space_target, self.file_cost, accounts), now_ms
             )
             run = choice.run
             if run is None:
@@ -236,12 +243,12 @@ class _Drive:
                 return
             index = next(
                 i
-                for i, one in enumerate(self.parts)
-                if (one.topic, one.partition) == (run.topic, run.partition)
+                for i, part in enumerate(self.parts)
+                if (part.topic, part.partition) == (run.topic, run.partition)
             )
             self._rewrite(index, run.first, run.last, max(run.files_out, 1))
             self._count(index, rounds=1)
-            self.logs[index].settle_tombstones(self.t, now_ms)
+            self.logs[index].expire_tombstones(self.write_clock, now_ms)
 
     def _whole_log(self, index: int, now_ms: int) -> None:
         log = self.logs[index]
@@ -254,23 +261,23 @@ class _Drive:
             return
         count = sum(segment.base_offset < plan.limit for segment in log.segments)
         dirty = sum(s.size_bytes for s in log.segments[:count] if s.next_offset > log.first_dirty)
-        log.absorb(count, self.t, now_ms)
-        log.clock_tombstones(self.t, now_ms)
+        log.scan(count, self.write_clock, now_ms)
+        log.expire_tombstones_as_kafka(self.write_clock, now_ms)
         chosen: Iterator[tuple[int, int]]
         if self.strategies[index] == "broker":
             self._read(index, dirty)
-            chosen = by_source_size(log.segments[:count], config.segment_bytes)
+            chosen = group_by_source_size(log.segments[:count], config.segment_bytes)
         else:
             self._read(index, sum(segment.size_bytes for segment in log.segments[:count]))
             limits = Limits(config.segment_bytes, config.segment_index_bytes, config.index_interval_bytes)
-            chosen = ((one.first, one.last) for one in group(log.segments[:count], limits))
+            chosen = ((segments.first, segments.last) for segments in group(log.segments[:count], limits))
         for first, last in reversed(list(chosen)):  # from the end, so that indexes stay
             self._rewrite(index, first, last, 1)
         log.first_dirty = plan.limit
         self._count(index, rounds=1)
 
     def _rewrite(self, index: int, first: int, last: int, files: int) -> None:
-        read, written = self.logs[index].rewrite(first, last, files, self.t)
+        read, written = self.logs[index].rewrite(first, last, files, self.write_clock)
         self._read(index, read)
         self._count(index, written=written)
 
@@ -278,9 +285,9 @@ class _Drive:
         self._count(index, read=size_bytes)
 
     def _count(self, index: int, *, rounds: int = 0, read: int = 0, written: int = 0) -> None:
-        if self.t <= self.loaded:
+        if self.write_clock <= self.loaded:
             return
-        for meter in (self.meters[index], self.whole):
+        for meter in (self.meters[index], self.total):
             meter.rounds += rounds
             meter.read_bytes += read
             meter.written_bytes += written
@@ -291,40 +298,40 @@ class _Drive:
         each = tuple(
             self._simulation(
                 meter,
-                one.topic,
-                one.partition,
+                part.topic,
+                part.partition,
                 strategy,
                 settings,
-                one.deaths.share,
-                len(one.deaths) - one.deaths.loaded,
-                int(upto[-1] - upto[one.deaths.loaded]),
+                part.trace.share,
+                len(part.trace) - part.trace.loaded,
+                int(bytes_below[-1] - bytes_below[part.trace.loaded]),
                 len(log.segments) + 1,
                 self._idle(index),
             )
-            for index, (meter, one, strategy, upto, log) in enumerate(
-                zip(self.meters, self.parts, self.strategies, self.upto, self.logs, strict=True)
+            for index, (meter, part, strategy, bytes_below, log) in enumerate(
+                zip(self.meters, self.parts, self.strategies, self.bytes_below, self.logs, strict=True)
             )
         )
         drive = self._simulation(
-            self.whole,
+            self.total,
             "",
             -1,
             ", ".join(sorted(set(self.strategies))),
             settings,
-            min((one.share for one in each), default=1.0),
-            sum(one.records for one in each),
-            sum(one.appended_bytes for one in each),
-            sum(one.segments for one in each),
-            "; ".join(dict.fromkeys(one.idle for one in each if one.idle)),
+            min((simulation.share for simulation in each), default=1.0),
+            sum(simulation.records for simulation in each),
+            sum(simulation.appended_bytes for simulation in each),
+            sum(simulation.segments for simulation in each),
+            "; ".join(dict.fromkeys(simulation.idle for simulation in each if simulation.idle)),
         )
         return Simulated(drive, each)
 
     def _idle(self, index: int) -> str:
         """Why nothing of this partition was rewritten, if nothing was."""
-        log, deaths = self.logs[index], self.parts[index].deaths
-        if len(deaths) == deaths.loaded:
+        log, trace = self.logs[index], self.parts[index].trace
+        if len(trace) == trace.loaded:
             return "nothing was appended since the last cleaning"
-        if any(end > deaths.loaded for end in log.ends):
+        if any(end > trace.loaded for end in log.ends):
             return self.kept[index]
         held, full = self._active_bytes(index), log.config.segment_bytes
         return (

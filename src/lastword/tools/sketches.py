@@ -70,8 +70,8 @@ class KeySet:
     def union(parts: Iterable[KeySet]) -> KeySet:
         """The keys of all parts together."""
         union = _theta().theta_union(LG_K)
-        for one in parts:
-            union.update(one._sketch)
+        for part in parts:
+            union.update(part._sketch)
         return KeySet(union.get_result())
 
     def common(self, other: KeySet) -> KeySet:
@@ -117,13 +117,13 @@ class Sketch:
         """The sketch of several parts together. They must not overlap: records are added up."""
         chosen = list(parts)
         return Sketch(
-            records=sum(one.records for one in chosen),
-            keyless=sum(one.keyless for one in chosen),
-            tombstones=sum(one.tombstones for one in chosen),
-            keyed=sum(one.keyed for one in chosen),
-            keyed_bytes=sum(one.keyed_bytes for one in chosen),
-            size_bytes=sum(one.size_bytes for one in chosen),
-            keys=KeySet.union(one.keys for one in chosen),
+            records=sum(part.records for part in chosen),
+            keyless=sum(part.keyless for part in chosen),
+            tombstones=sum(part.tombstones for part in chosen),
+            keyed=sum(part.keyed for part in chosen),
+            keyed_bytes=sum(part.keyed_bytes for part in chosen),
+            size_bytes=sum(part.size_bytes for part in chosen),
+            keys=KeySet.union(part.keys for part in chosen),
         )
 
     def to_bytes(self) -> bytes:
@@ -179,12 +179,12 @@ class Sketcher:
         counts.size_bytes += chunk.size_bytes
         if committed is not None:
             keyed &= committed[columns.row]
-        found = int(keyed.sum())
-        if not found:
+        keyed_count = int(keyed.sum())
+        if not keyed_count:
             return
-        counts.keyed += found
-        self._keyed_bytes += chunk.size_bytes * found / len(columns)
-        hashes = np.empty(found, np.uint64)
+        counts.keyed += keyed_count
+        self._keyed_bytes += chunk.size_bytes * keyed_count / len(columns)
+        hashes = np.empty(keyed_count, np.uint64)
         status = hash_spans(
             chunk.plain, columns.key_position[keyed], columns.key_length[keyed], *_seeds(), hashes
         )

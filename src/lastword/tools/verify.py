@@ -39,14 +39,14 @@ from lastword.partition.checkpoint_file import number, read_lines
 from lastword.partition.synced import read_synced
 from lastword.partition.view import PartitionView, read_log_start
 from lastword.segment import names
-from lastword.tools.findings import Account, EpochRun, Problem
+from lastword.tools.findings import EpochRun, Findings, Problem
 from lastword.tools.verify_log import verify_log
 from lastword.values import Progress, ProgressLike, Value, plural
 
 if TYPE_CHECKING:
     from lastword.tools.md5 import Md5Check, Md5Collision
 
-_TRIES = 10
+_ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05  # between two checks of a partition in which something was wrong
 _CONFIRMED = 5  # checks in a row that find the same problem while the files change
 _CHECKS = 20  # of one partition at most
@@ -92,13 +92,13 @@ def verify(
     `md5`: look for keys of one MD5, too, within `md5_memory_bytes` (and a bit for each record).
     """
     clock = clock or SystemClock()
-    began = clock.monotonic()
-    account = Account()
+    started = clock.monotonic()
+    findings = Findings()
     roots = list(roots)
     # Checkpoints are read before the logs: a log end only grows, so a checkpoint above it is wrong whoever
     # appends meanwhile. (A truncation lowers it, and `_is_out_of_range` reads both again.)
     checkpoints = [
-        (path, row) for root in roots for path in _checkpoints(root) for row in _rows(files, path, account)
+        (path, row) for root in roots for path in _checkpoints(root) for row in _rows(files, path, findings)
     ]
     first_views = [_load(files, directory) for _, _, directory in partitions]
     total = sum(segment.size for view in first_views if view is not None for segment in view.segments)
@@ -108,25 +108,25 @@ def verify(
         nonlocal done
         done += size_bytes
         if progress is not None:
-            progress(Progress.at("verify", done, total, clock.monotonic() - began))
+            progress(Progress.at("verify", done, total, clock.monotonic() - started))
 
     views: list[PartitionView] = []
     ends: dict[tuple[str, int], int] = {}
     for (_, _, directory), first_view in zip(partitions, first_views, strict=True):
-        view = _verify_partition(files, directory, first_view, quick, account, clock, advance)
+        view = _verify_partition(files, directory, first_view, quick, findings, clock, advance)
         if view is not None:
             views.append(view)
             ends[view.topic, view.partition] = view.log_end
-    _verify_topic_ids(files, partitions, account)
+    _verify_topic_ids(files, partitions, findings)
     for root in roots:
-        _verify_root_files(files, root, account)
+        _verify_root_files(files, root, findings)
     for path, row in checkpoints:
         topic, partition, offset = row
         end = ends.get((topic, partition))
         if end is None or 0 <= offset <= end:
             continue
         if _is_out_of_range(files, path, row, clock):
-            account.add(
+            findings.add(
                 path,
                 None,
                 offset,
@@ -137,17 +137,17 @@ def verify(
     collisions: list[Md5Collision] = []
     keys = 0
     for view in views if md5 else ():
-        check = _md5_check(view, account, md5_memory_bytes, began, clock, progress)
+        check = _md5_check(view, findings, md5_memory_bytes, started, clock, progress)
         if check is not None:
             collisions += check.collisions
             keys += check.keys
-            account.read_bytes += check.read_bytes
+            findings.read_bytes += check.read_bytes
     return Verification(
-        not account.problems and not collisions,
-        account.batches,
-        account.records,
-        account.read_bytes,
-        tuple(account.problems),
+        not findings.problems and not collisions,
+        findings.batches,
+        findings.records,
+        findings.read_bytes,
+        tuple(findings.problems),
         tuple(collisions),
         keys,
     )
@@ -166,7 +166,7 @@ def _verify_partition(
     directory: str,
     view: PartitionView | None,
     quick: bool,
-    account: Account,
+    findings: Findings,
     clock: Clock,
     advance: Callable[[int], None],
 ) -> PartitionView | None:
@@ -182,7 +182,7 @@ def _verify_partition(
     """
     sound: set[tuple[int, int, int]] = set()
     epochs: dict[tuple[int, int, int], list[EpochRun]] = {}
-    seen_in_a_row: dict[tuple[str, str, int | None, int | None], int] = {}
+    repetitions: dict[tuple[str, str, int | None, int | None], int] = {}
     problems: list[Problem] = []
     before: Listing | None = None
     for attempt in range(_CHECKS):
@@ -190,23 +190,26 @@ def _verify_partition(
             before = _listing(files, directory)
             clock.sleep(_PAUSE_SECONDS)
             view = _load(files, directory)
-        check = Account(sound=sound, epochs=epochs)
+        check = Findings(sound=sound, epochs=epochs)
         view, complete = _check_partition(files, directory, view, quick, check, advance)
         if attempt == 0:
-            account.batches += check.batches
-            account.records += check.records
-            account.read_bytes += check.read_bytes
+            findings.batches += check.batches
+            findings.records += check.records
+            findings.read_bytes += check.read_bytes
             advance = _ignore
-        keys = {(one.file, one.code, one.position, one.offset): one for one in check.problems}
-        seen_in_a_row = {key: seen_in_a_row.get(key, 0) + 1 for key in keys}
-        problems = [one for key, one in keys.items() if seen_in_a_row[key] >= _CONFIRMED]
+        keys = {
+            (problem.file, problem.code, problem.position, problem.offset): problem
+            for problem in check.problems
+        }
+        repetitions = {key: repetitions.get(key, 0) + 1 for key in keys}
+        problems = [problem for key, problem in keys.items() if repetitions[key] >= _CONFIRMED]
         if complete and len(problems) == len(keys):
             break
         if attempt and complete and before == _listing(files, directory):
             problems = list(check.problems)
             break
     for problem in problems:
-        account.report(problem)
+        findings.report(problem)
     return view
 
 
@@ -215,7 +218,7 @@ def _check_partition(
     directory: str,
     view: PartitionView | None,
     quick: bool,
-    check: Account,
+    check: Findings,
     advance: Callable[[int], None],
 ) -> tuple[PartitionView | None, bool]:
     """Check a partition once. Returns the view, and False if a file vanished that the view lists."""
@@ -263,7 +266,9 @@ def _is_out_of_range(files: Files, path: str, row: tuple[str, int, int], clock: 
     directory = os.path.join(os.path.dirname(path), names.partition_dir(topic, partition))
     for _ in range(_CONFIRMED):
         clock.sleep(_PAUSE_SECONDS)
-        offsets = [one[2] for one in _rows(files, path, Account()) if one[:2] == (topic, partition)]
+        offsets = [
+            row_now[2] for row_now in _rows(files, path, Findings()) if row_now[:2] == (topic, partition)
+        ]
         view = _load(files, directory)
         if view is None or all(0 <= offset <= view.log_end for offset in offsets):
             return False
@@ -272,9 +277,9 @@ def _is_out_of_range(files: Files, path: str, row: tuple[str, int, int], clock: 
 
 def _md5_check(
     view: PartitionView,
-    account: Account,
+    findings: Findings,
     memory_bytes: int | None,
-    began: float,
+    started: float,
     clock: Clock,
     progress: ProgressLike | None,
 ) -> Md5Check | None:
@@ -284,20 +289,22 @@ def _md5_check(
 
     size = sum(segment.size for segment in view.segments)
 
-    def heard(done: int) -> None:
+    def report_progress(done: int) -> None:
         if progress is not None:
-            progress(Progress.at("compare keys", done, size, clock.monotonic() - began))
+            progress(Progress.at("compare keys", done, size, clock.monotonic() - started))
 
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         try:
-            return md5_collisions(view, memory_bytes=memory_bytes or DEFAULT_MAP_BYTES, progress=heard)
+            return md5_collisions(
+                view, memory_bytes=memory_bytes or DEFAULT_MAP_BYTES, progress=report_progress
+            )
         except FileVanishedError:
             view.refresh()  # a rewrite was published meanwhile
         except DataError as error:
             text = f"its keys were not compared: {error.message}"
-            account.add(error.file or view.directory, error.position, error.offset, error.code, text, False)
+            findings.add(error.file or view.directory, error.position, error.offset, error.code, text, False)
             return None
-    account.add(view.directory, None, None, "unreadable", "it was rewritten again and again", False)
+    findings.add(view.directory, None, None, "unreadable", "it was rewritten again and again", False)
     return None
 
 
@@ -306,15 +313,15 @@ def _checkpoints(root: str) -> list[str]:
     return [os.path.join(root, name) for name in kinds]
 
 
-def _rows(files: Files, path: str, account: Account) -> list[tuple[str, int, int]]:
+def _rows(files: Files, path: str, findings: Findings) -> list[tuple[str, int, int]]:
     try:
         return [(row[0], number(row[1], path), number(row[2], path)) for row in read_lines(files, path, 3)]
     except CorruptFileError as error:
-        account.add(path, None, None, "bad-checkpoint", error.message, True)
+        findings.add(path, None, None, "bad-checkpoint", error.message, True)
         return []
 
 
-def _verify_tail(files: Files, view: PartitionView, account: Account) -> None:
+def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
     """Bytes behind the last sound batch: an append that a kill left unfinished, unless somebody is writing
     it now."""
     last = view.active
@@ -331,7 +338,7 @@ def _verify_tail(files: Files, view: PartitionView, account: Account) -> None:
     except LastwordError:
         return  # it is changing
     if now.log_end == view.log_end:
-        account.add(
+        findings.add(
             last.file,
             last.size,
             None,
@@ -341,17 +348,17 @@ def _verify_tail(files: Files, view: PartitionView, account: Account) -> None:
         )
 
 
-def _verify_end(view: PartitionView, account: Account) -> None:
+def _verify_end(view: PartitionView, findings: Findings) -> None:
     """The log ends where a clean stop, the synced mark and the recovery point say. No checksum covers the
     base offset of a batch: that of the last one shows here alone."""
     error = view.damage
     if error is not None:
-        account.add(
+        findings.add(
             error.file or view.directory, error.position, error.offset, error.code, error.message, False
         )
 
 
-def _verify_names(files: Files, view: PartitionView, account: Account) -> None:
+def _verify_names(files: Files, view: PartitionView, findings: Findings) -> None:
     """Indexes of a segment whose log is gone. Opening to write removes them, so this is the last trace."""
     parsed = [p for p in map(names.parse_segment_file, files.listdir(view.directory)) if p is not None]
     logs = {p.base_offset for p in parsed if p.extension == names.LOG}
@@ -363,21 +370,21 @@ def _verify_names(files: Files, view: PartitionView, account: Account) -> None:
         return
     root = os.path.dirname(os.path.normpath(view.directory))
     log_start = read_log_start(files, view.directory)
-    rows = _rows(files, os.path.join(root, names.RECOVERY_POINTS), Account())
+    rows = _rows(files, os.path.join(root, names.RECOVERY_POINTS), Findings())
     kept = [offset for *tp, offset in rows if tp == [view.topic, view.partition]]
     durable = max([read_synced(files, view.directory), *kept])
     first = min(logs, default=0)
     for base, name in sorted(orphans.items()):
-        following = min((one for one in logs if one > base), default=None)
+        following = min((log for log in logs if log > base), default=None)
         if following is not None and following <= log_start:
             continue  # retention was interrupted when it removed the segment
         lost = (following is not None and base >= log_start) or base < max(durable, first)
         path = os.path.join(view.directory, names.segment_file(base, names.LOG))
         text = f"it is gone, and its index is there ({name})"
-        account.add(path, None, base, "missing-log", text, not lost)
+        findings.add(path, None, base, "missing-log", text, not lost)
 
 
-def _verify_epochs(files: Files, view: PartitionView, account: Account) -> None:
+def _verify_epochs(files: Files, view: PartitionView, findings: Findings) -> None:
     """Report entries that do not ascend, and where no broker ever had the directory those that contradict the
     headers of batches. A broker drops entries that conflict with its own epochs, and keeps the batches.
     """
@@ -389,23 +396,23 @@ def _verify_epochs(files: Files, view: PartitionView, account: Account) -> None:
     if not entries:
         return
     if entries != sorted(entries) or len({epoch for _, epoch in entries}) < len(entries):
-        account.add(path, None, None, "bad-epochs", "the entries do not ascend", False)
+        findings.add(path, None, None, "bad-epochs", "the entries do not ascend", False)
         return
     if files.exists(os.path.join(os.path.dirname(os.path.normpath(view.directory)), names.HIGH_WATERMARKS)):
         return
     starts = [start for start, _ in entries]
     for segment in view.segments:
-        for run in account.epochs.get((segment.inode, segment.size, segment.mtime_ms), ()):
+        for run in findings.epochs.get((segment.inode, segment.size, segment.mtime_ms), ()):
             for offset in (max(run.first, view.log_start), max(run.last, view.log_start)):
                 place = bisect_right(starts, offset) - 1
                 epoch = entries[place][1] if place >= 0 else None
                 if epoch != run.epoch:
                     text = f"offset {offset} has epoch {epoch} here, and {run.epoch} in {segment.file}"
-                    account.add(path, None, offset, "bad-epochs", text, False)
+                    findings.add(path, None, offset, "bad-epochs", text, False)
                     return
 
 
-def _verify_topic_ids(files: Files, partitions: Sequence[tuple[str, int, str]], account: Account) -> None:
+def _verify_topic_ids(files: Files, partitions: Sequence[tuple[str, int, str]], findings: Findings) -> None:
     """All partitions of a topic have one id. Where they have not, those that differ from most are named; all,
     where there is no majority."""
     ids: dict[str, dict[str, str]] = {}
@@ -422,10 +429,10 @@ def _verify_topic_ids(files: Files, partitions: Sequence[tuple[str, int, str]], 
         for path, topic_id in of_topic.items():
             if others and (tie or topic_id != most):
                 text = f"topic id {topic_id}; other partitions of {topic} have another one"
-                account.add(path, None, None, "topic-id", text, False)
+                findings.add(path, None, None, "topic-id", text, False)
 
 
-def _verify_root_files(files: Files, root: str, account: Account) -> None:
+def _verify_root_files(files: Files, root: str, findings: Findings) -> None:
     """Identity and private files of a root, and what is staged for commits that wait."""
     try:
         listing = files.listdir(root)
@@ -434,22 +441,22 @@ def _verify_root_files(files: Files, root: str, account: Account) -> None:
     for name in listing:
         path = os.path.join(root, name)
         if name == names.META_PROPERTIES or (name.startswith(names.PRIVATE) and not name.endswith(".tmp")):
-            before = len(account.problems)
-            _verify_small_file(files, path, account)
-            if len(account.problems) == before and name.startswith((names.INBOX, names.APPLYING)):
-                _verify_staged(files, root, path, account)
+            before = len(findings.problems)
+            _verify_small_file(files, path, findings)
+            if len(findings.problems) == before and name.startswith((names.INBOX, names.APPLYING)):
+                _verify_staged(files, root, path, findings)
 
 
-def _verify_staged(files: Files, root: str, path: str, account: Account) -> None:
+def _verify_staged(files: Files, root: str, path: str, findings: Findings) -> None:
     """The staged files that a commit names, unless the commit was ingested meanwhile."""
     from lastword.ingest import staging
     from lastword.ingest.manifest import Manifest
 
     try:
         manifest = Manifest.decoded(files.read_bytes(path), path)
-        for topic, partition in sorted({(one.topic, one.partition) for one in manifest.files}):
+        for topic, partition in sorted({(file.topic, file.partition) for file in manifest.files}):
             directory = os.path.join(root, names.partition_dir(topic, partition))
-            own = [one for one in manifest.files if (one.topic, one.partition) == (topic, partition)]
+            own = [file for file in manifest.files if (file.topic, file.partition) == (topic, partition)]
             try:
                 staging.check(files, directory, manifest.commit_id, own)
                 staging.check_batches(files, directory, manifest.commit_id, own)
@@ -459,20 +466,20 @@ def _verify_staged(files: Files, root: str, path: str, account: Account) -> None
                         "run the job again; the commit is refused when the directory is next opened to write"
                     )
                     file = error.file or path
-                    account.report(
+                    findings.report(
                         Problem(file, error.position, None, "bad-commit", error.message, False, remedy)
                     )
     except LastwordError:
         return  # taken in, or taken back
 
 
-def _verify_partition_files(files: Files, directory: str, account: Account) -> None:
+def _verify_partition_files(files: Files, directory: str, findings: Findings) -> None:
     """Snapshots, leader epochs, identity and private files: small files that `dump` checks."""
     for name in files.listdir(directory):
         parsed = names.parse_segment_file(name)
         is_snapshot = parsed is not None and parsed.extension == names.SNAPSHOT and not parsed.suffix
         if name in (names.LEADER_EPOCHS, names.PARTITION_METADATA) or is_snapshot:
-            _verify_small_file(files, os.path.join(directory, name), account)
+            _verify_small_file(files, os.path.join(directory, name), findings)
     private = os.path.join(directory, names.PRIVATE)
     if not files.exists(private):
         return
@@ -481,17 +488,17 @@ def _verify_partition_files(files: Files, directory: str, account: Account) -> N
         if name.endswith(".tmp") or name.startswith(names.REWRITE_PREFIX):
             continue  # on its way: nothing reads it
         if not files.is_dir(path):
-            _verify_small_file(files, path, account)
+            _verify_small_file(files, path, findings)
             continue
         try:
             for below in files.listdir(path):
                 if below.endswith((".json", ".npz")) and not files.is_dir(os.path.join(path, below)):
-                    _verify_small_file(files, os.path.join(path, below), account)
+                    _verify_small_file(files, os.path.join(path, below), findings)
         except FileVanishedError:
             continue  # taken in, or removed
 
 
-def _verify_small_file(files: Files, path: str, account: Account) -> None:
+def _verify_small_file(files: Files, path: str, findings: Findings) -> None:
     from lastword.tools.dump import dump
 
     try:
@@ -499,8 +506,8 @@ def _verify_small_file(files: Files, path: str, account: Account) -> None:
             return
         for entry in dump(path, files=files):
             if isinstance(entry, Problem):
-                account.report(entry)
+                findings.report(entry)
     except FileVanishedError:
         pass
     except LastwordError as error:
-        account.add(path, None, None, "unreadable", error.message, False)
+        findings.add(path, None, None, "unreadable", error.message, False)

@@ -17,15 +17,15 @@ from lastword.segment.segment import Segment
 from lastword.segment.time_index import TimeIndex
 from lastword.segment.txn_index import ENTRY as TXN_ENTRY
 from lastword.segment.txn_index import AbortedTransaction, check_entries, decode_entries
-from lastword.tools.findings import Account, Batches, EpochRun, bad_records
-from lastword.tools.walk import Walk
+from lastword.tools.findings import BatchPositions, EpochRun, Findings, bad_records
+from lastword.tools.walk import LenientWalk
 
 NO_LEADER_EPOCH = -1
 KERNEL_BYTES = 4 << 20  # from here on loading the kernels costs less than decoding records in Python
 
 
 def verify_log(
-    files: Files, view: PartitionView, quick: bool, account: Account, advance: Callable[[int], None]
+    files: Files, view: PartitionView, quick: bool, findings: Findings, advance: Callable[[int], None]
 ) -> bool:
     """Check the segments of a view with their indexes, except those in `account.sound`.
 
@@ -41,7 +41,7 @@ def verify_log(
     transactions = OpenTransactions()
     for place, segment in enumerate(segments):
         if segment.base_offset < next_offset:
-            account.add(
+            findings.add(
                 segment.file,
                 None,
                 segment.base_offset,
@@ -51,15 +51,17 @@ def verify_log(
             )
         following = segments[place + 1].base_offset if place + 1 < len(segments) else None
         identity = (segment.inode, segment.size, segment.mtime_ms)
-        if identity in account.sound:
+        if identity in findings.sound:
             transactions = OpenTransactions()
             next_offset = following or next_offset
             continue
-        before = len(account.problems)
+        before = len(findings.problems)
         try:
-            next_offset = _verify_segment(files, view, segment, following, quick, account, transactions)
-            if len(account.problems) == before and not transactions:  # or the next one lacks their beginnings
-                account.sound.add(identity)
+            next_offset = _verify_segment(files, view, segment, following, quick, findings, transactions)
+            if (
+                len(findings.problems) == before and not transactions
+            ):  # or the next one lacks their beginnings
+                findings.sound.add(identity)
         except FileVanishedError:
             complete = False
             next_offset = following or next_offset
@@ -73,25 +75,25 @@ def _verify_segment(
     segment: Segment,
     following: int | None,
     quick: bool,
-    account: Account,
+    findings: Findings,
     transactions: OpenTransactions,
 ) -> int:
     """Check one segment and its indexes; returns the offset after its last one. `transactions`: those that
     are open where it begins, and then where it ends."""
-    batches = Batches()
+    batches = BatchPositions()
     epochs: list[EpochRun] = []
-    account.epochs[segment.inode, segment.size, segment.mtime_ms] = epochs
+    findings.epochs[segment.inode, segment.size, segment.mtime_ms] = epochs
     aborted: list[AbortedTransaction] = []
     next_offset = segment.base_offset
-    before = len(account.problems)
+    before = len(findings.problems)
     walked = (
-        _quick_headers(segment, account)
+        _quick_headers(segment, findings)
         if quick
-        else _sound_headers(segment, account, transactions, aborted, is_last=following is None)
+        else _sound_headers(segment, findings, transactions, aborted, is_last=following is None)
     )
     for header in walked:
         if header.base_offset < next_offset or header.last_offset < header.base_offset:
-            account.add(
+            findings.add(
                 segment.file,
                 header.position,
                 header.base_offset,
@@ -100,7 +102,7 @@ def _verify_segment(
                 False,
             )
         if following is not None and header.last_offset >= following:
-            account.add(
+            findings.add(
                 segment.file,
                 header.position,
                 header.base_offset,
@@ -109,8 +111,8 @@ def _verify_segment(
                 False,
             )
         next_offset = max(next_offset, header.last_offset + 1)
-        account.batches += 1
-        account.records += max(header.count, 0)
+        findings.batches += 1
+        findings.records += max(header.count, 0)
         batches.add(header)
         if header.magic == 2 and header.leader_epoch != NO_LEADER_EPOCH:
             first = header.base_offset
@@ -119,10 +121,10 @@ def _verify_segment(
             epochs.append(EpochRun(first, header.base_offset, header.leader_epoch))
     # Positions behind damage are not known to the index check, and in the middle of a swap the indexes
     # have other names.
-    if len(account.problems) == before and not segment.suffix:
-        _verify_offset_index(files, segment, batches, account)
-        _verify_time_index(files, segment, batches, account)
-        _verify_txn_index(files, segment, aborted, account, lambda offset: _batch_at(view, offset))
+    if len(findings.problems) == before and not segment.suffix:
+        _verify_offset_index(files, segment, batches, findings)
+        _verify_time_index(files, segment, batches, findings)
+        _verify_txn_index(files, segment, aborted, findings, lambda offset: _batch_at(view, offset))
     return next_offset
 
 
@@ -137,40 +139,40 @@ def _batch_at(view: PartitionView, offset: int) -> BatchHeader | None:
     return None
 
 
-def _quick_headers(segment: Segment, account: Account) -> Iterable[BatchHeader]:
+def _quick_headers(segment: Segment, findings: Findings) -> Iterable[BatchHeader]:
     try:
         for header in segment.headers():
-            account.read_bytes += header.size if header.size < 4096 else 4096
+            findings.read_bytes += header.size if header.size < 4096 else 4096
             yield header
     except DataError as error:
-        account.add(segment.file, error.position, error.offset, error.code, error.message, False)
+        findings.add(segment.file, error.position, error.offset, error.code, error.message, False)
 
 
 def _sound_headers(
     segment: Segment,
-    account: Account,
+    findings: Findings,
     transactions: OpenTransactions,
     aborted: list[AbortedTransaction],
     *,
     is_last: bool,
 ) -> Iterable[BatchHeader]:
     """Every batch, its records looked at; the transactions that a marker here aborts go to `aborted`."""
-    walk = Walk(
-        segment.handle, segment.file, 0, segment.size, segment.base_offset, account.report, is_last=is_last
+    walk = LenientWalk(
+        segment.handle, segment.file, 0, segment.size, segment.base_offset, findings.report, is_last=is_last
     )
     large = segment.size > KERNEL_BYTES
     for step in walk:
         if step.sound:
             count = _decoded(step.data, segment.file) if large else None
             if count is None:
-                count = _verify_records(step.data, step.header, segment.file, account)
+                count = _verify_records(step.data, step.header, segment.file, findings)
             if step.header.count == UNKNOWN_COUNT:
-                account.records += count
+                findings.records += count
             entry = _decided(step.data, step.header, segment.file, transactions)
             if entry is not None:
                 aborted.append(entry)
         yield step.header
-    account.read_bytes += walk.read_bytes
+    findings.read_bytes += walk.read_bytes
 
 
 def _decided(
@@ -200,7 +202,7 @@ def _decoded(data: bytes, file: str) -> int | None:
         return None
 
 
-def _verify_records(data: bytes, header: BatchHeader, file: str, account: Account) -> int:
+def _verify_records(data: bytes, header: BatchHeader, file: str, findings: Findings) -> int:
     """Look at every record; how many there are."""
     from lastword.records.formats import read_records
 
@@ -209,7 +211,7 @@ def _verify_records(data: bytes, header: BatchHeader, file: str, account: Accoun
         last = header.base_offset - 1 if header.count != UNKNOWN_COUNT else -1
         for record in read_records(data, header, file, position=0):
             if record.offset <= last or record.offset > header.last_offset:
-                account.add(
+                findings.add(
                     file,
                     header.position,
                     record.offset,
@@ -221,23 +223,23 @@ def _verify_records(data: bytes, header: BatchHeader, file: str, account: Accoun
             last = record.offset
             count += 1
     except DataError as error:
-        account.report(bad_records(file, header, error))
+        findings.report(bad_records(file, header, error))
     return count
 
 
 # ---------------------------------------------------------------- indexes
 
 
-def _verify_offset_index(files: Files, segment: Segment, batches: Batches, account: Account) -> None:
+def _verify_offset_index(files: Files, segment: Segment, batches: BatchPositions, findings: Findings) -> None:
     path = segment.path(names.INDEX)
     if not files.exists(path):
         if segment.size:
-            account.add(path, None, None, "missing-index", "there is none", True)
+            findings.add(path, None, None, "missing-index", "there is none", True)
         return
     index = OffsetIndex(files.read_bytes(path), segment.base_offset, segment.size)
     for place, entry in enumerate(index.entries()):
         if not batches.indexed(entry.offset, entry.position):
-            account.add(
+            findings.add(
                 path,
                 8 * place,
                 entry.offset,
@@ -247,14 +249,16 @@ def _verify_offset_index(files: Files, segment: Segment, batches: Batches, accou
             )
             return
     if index.damaged and segment.size == (files.stat(segment.file) or segment).size:
-        account.add(path, index.size_bytes, None, "bad-index", "the entries from here on make no sense", True)
+        findings.add(
+            path, index.size_bytes, None, "bad-index", "the entries from here on make no sense", True
+        )
 
 
-def _verify_time_index(files: Files, segment: Segment, batches: Batches, account: Account) -> None:
+def _verify_time_index(files: Files, segment: Segment, batches: BatchPositions, findings: Findings) -> None:
     path = segment.path(names.TIME_INDEX)
     if not files.exists(path):
         if segment.size:
-            account.add(path, None, None, "missing-index", "there is none", True)
+            findings.add(path, None, None, "missing-index", "there is none", True)
         return
     index = TimeIndex(files.read_bytes(path), segment.base_offset)
     last_offsets = list(batches.largest)
@@ -264,7 +268,7 @@ def _verify_time_index(files: Files, segment: Segment, batches: Batches, account
         if largest is None and segment.size != (files.stat(segment.file) or segment).size:
             continue  # appended after the log was listed
         if largest != entry.timestamp:
-            account.add(
+            findings.add(
                 path,
                 12 * place,
                 entry.offset,
@@ -274,7 +278,7 @@ def _verify_time_index(files: Files, segment: Segment, batches: Batches, account
             )
             return
     if index.damaged:
-        account.add(
+        findings.add(
             path, index.size_bytes, None, "bad-time-index", "the entries from here on make no sense", True
         )
 
@@ -283,7 +287,7 @@ def _verify_txn_index(
     files: Files,
     segment: Segment,
     aborted: Sequence[AbortedTransaction],
-    account: Account,
+    findings: Findings,
     batch_at: Callable[[int], BatchHeader | None],
 ) -> None:
     """Compare the index with the transactions that the markers of this segment abort.
@@ -303,59 +307,59 @@ def _verify_txn_index(
             entries = decode_entries(files.read_bytes(path), path)
             check_entries(entries, segment.base_offset, path)
         except CorruptFileError as error:
-            account.add(path, error.position, error.offset, "bad-txn-index", error.message, True)
+            findings.add(path, error.position, error.offset, "bad-txn-index", error.message, True)
             return
     known = {(entry.producer_id, entry.last_offset) for entry in entries}
-    for one in aborted:
-        if (one.producer_id, one.last_offset) not in known:
-            account.add(
+    for transaction in aborted:
+        if (transaction.producer_id, transaction.last_offset) not in known:
+            findings.add(
                 path,
                 None,
-                one.last_offset,
+                transaction.last_offset,
                 "bad-txn-index",
-                f"no entry for the transaction of producer {one.producer_id} that begins with offset "
-                f"{one.first_offset} and is aborted at {one.last_offset}",
+                f"no entry for the transaction of producer {transaction.producer_id} that begins with offset "
+                f"{transaction.first_offset} and is aborted at {transaction.last_offset}",
                 True,
             )
             return
-    found = {(one.producer_id, one.last_offset): one for one in aborted}
+    by_marker = {(each.producer_id, each.last_offset): each for each in aborted}
     for place, entry in enumerate(entries):
-        text = _contradiction(entry, found.get((entry.producer_id, entry.last_offset)), segment, batch_at)
+        text = _contradiction(entry, by_marker.get((entry.producer_id, entry.last_offset)), segment, batch_at)
         if text is not None:
-            account.add(path, place * TXN_ENTRY.size, entry.last_offset, "bad-txn-index", text, True)
+            findings.add(path, place * TXN_ENTRY.size, entry.last_offset, "bad-txn-index", text, True)
             return
 
 
 def _contradiction(
     entry: AbortedTransaction,
-    found: AbortedTransaction | None,
+    transaction: AbortedTransaction | None,
     segment: Segment,
     batch_at: Callable[[int], BatchHeader | None],
 ) -> str | None:
-    """Why the log contradicts an entry; None if it does not. `found`: the transaction of that marker."""
+    """Return why the log contradicts an entry; None if it does not. `transaction`: that of the marker."""
     if entry.last_offset >= segment.next_offset and not segment.active:
         return f"offset {entry.last_offset} is not in this segment"
-    if found is None:
+    if transaction is None:
         marker = batch_at(entry.last_offset)
         if marker is None or (marker.control and marker.producer_id == entry.producer_id):
             return None
         if not marker.control and not _is_dense(marker):
             return None
         return f"no transaction of producer {entry.producer_id} is aborted at {entry.last_offset}"
-    if entry.first_offset != found.first_offset:
+    if entry.first_offset != transaction.first_offset:
         holder = batch_at(entry.first_offset)
-        if entry.first_offset > found.first_offset or (holder is not None and _is_dense(holder)):
+        if entry.first_offset > transaction.first_offset or (holder is not None and _is_dense(holder)):
             return (
                 f"the transaction that is aborted at {entry.last_offset} begins with offset "
-                f"{found.first_offset}, not {entry.first_offset}"
+                f"{transaction.first_offset}, not {entry.first_offset}"
             )
     stable = entry.last_stable_offset
-    if stable != found.last_stable_offset:
+    if stable != transaction.last_stable_offset:
         holder = batch_at(stable)
-        if stable > found.last_stable_offset or (holder is not None and _is_dense(holder)):
+        if stable > transaction.last_stable_offset or (holder is not None and _is_dense(holder)):
             return (
-                f"at the marker {entry.last_offset} the last stable offset was {found.last_stable_offset}, "
-                f"not {stable}"
+                f"at the marker {entry.last_offset} the last stable offset was "
+                f"{transaction.last_stable_offset}, not {stable}"
             )
     return None
 

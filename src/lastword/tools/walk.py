@@ -34,7 +34,7 @@ class Step:
     sound: bool
 
 
-class Walk:
+class LenientWalk:
     """Iterates over the batches of [start, end) bytes of `handle`; damage goes to `report`.
 
     `is_last`: of its log, so that recovery would cut a torn tail. Afterwards `read_bytes` tells how much
@@ -66,31 +66,31 @@ class Walk:
     def __iter__(self) -> Iterator[Step]:
         block, block_start = b"", self.position
         while self.position < self._end:
-            at = self.position - block_start
-            left = self._end - self.position
+            block_position = self.position - block_start
+            bytes_left = self._end - self.position
             need = STEP_BYTES
-            if len(block) - at >= STEP_BYTES:
-                length = int.from_bytes(block[at + 8 : at + 12], "big", signed=True)
-                if length < SMALLEST_LENGTH or length > left - OVERHEAD_BYTES:
-                    if not self._skip(length, left):
+            if len(block) - block_position >= STEP_BYTES:
+                length = int.from_bytes(block[block_position + 8 : block_position + 12], "big", signed=True)
+                if length < SMALLEST_LENGTH or length > bytes_left - OVERHEAD_BYTES:
+                    if not self._skip(length, bytes_left):
                         return
                     block, block_start = b"", self.position
                     continue
                 need = length + OVERHEAD_BYTES
-            if need > left:
-                if not self._skip(-1, left):
+            if need > bytes_left:
+                if not self._skip(-1, bytes_left):
                     return
                 block, block_start = b"", self.position
                 continue
-            if len(block) - at < need:
-                block = self._handle.pread(min(max(_BLOCK_BYTES, need), left), self.position)
+            if len(block) - block_position < need:
+                block = self._handle.pread(min(max(_BLOCK_BYTES, need), bytes_left), self.position)
                 block_start = self.position
                 self.read_bytes += len(block)
                 if len(block) < need:
                     self._problem("incomplete-batch", "the file became shorter while it was read", True)
                     return
                 continue
-            step = self._step(block[at : at + need])
+            step = self._step(block[block_position : block_position + need])
             self.position += need
             if step is not None:
                 self._next_offset = step.header.next_offset
@@ -112,21 +112,23 @@ class Walk:
             )
         return Step(header, data, sound)
 
-    def _skip(self, length: int, left: int) -> bool:
+    def _skip(self, length: int, bytes_left: int) -> bool:
         """Report nonsense at the position and go on behind it. False if only nonsense is left."""
         damage = Damage(self.position, self._next_offset, "bad-length", "")
-        found = sound_batch_after(self._handle, self._file, damage, self._end, self._base_offset)
-        if found is None:
+        next_position = sound_batch_after(self._handle, self._file, damage, self._end, self._base_offset)
+        if next_position is None:
             self.tail = self.position
-            self._problem("incomplete-batch", f"the last {left} bytes are no whole batch", self._is_last)
+            self._problem(
+                "incomplete-batch", f"the last {bytes_left} bytes are no whole batch", self._is_last
+            )
             return False
         self._problem(
             "bad-length",
-            f"length {length} makes no sense; {found - self.position} bytes passed over",
+            f"length {length} makes no sense; {next_position - self.position} bytes passed over",
             False,
             self._next_offset,
         )
-        self.position = found
+        self.position = next_position
         return True
 
     def _problem(self, code: str, text: str, repairable: bool, offset: int | None = None) -> None:
