@@ -1,7 +1,7 @@
-"""Carrying retention out, partition by partition.
+"""Carry out retention on one partition, and compute the log start of a trim.
 
-The order is that of `partition.prefix`: the log start is durable before a file loses its name. A partition
-that the cleaner has in quarantine expires all the same.
+The order is that of `partition.prefix`: the log start is durable before a file is renamed or removed.
+Retention also applies to a partition in quarantine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lastword.retention.rules import Deletion, decide
 
 
 def outlook(view: PartitionView, config: TopicConfig, now_ms: int) -> Deletion:
-    """What `expire` would do with a partition now; changes nothing."""
+    """Return the deletion that `expire` would carry out now. Changes nothing."""
     return decide(
         view.topic,
         view.partition,
@@ -31,9 +31,10 @@ def outlook(view: PartitionView, config: TopicConfig, now_ms: int) -> Deletion:
 
 
 def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
-    """Apply retention to one partition of a directory that is open to append. Waits for a cleaning of it.
+    """Apply retention to one partition of a directory that is open to append.
 
-    Errors of the storage leave the log as it was, or with a part of the deletion done.
+    Waits for a cleaning of the partition. After a storage error the log is unchanged, or a part of the
+    deletion is done.
     """
     with home.claim(topic, partition):
         config = home.topic_config(topic)
@@ -41,7 +42,7 @@ def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
         log.remove_deferred()
         if config.compacts:
             log.roll_if_due()
-        with log.lock:  # no append between deciding that everything goes and rolling
+        with log.lock:  # no append between the decision to remove all segments and the roll
             deletion = decide(
                 topic,
                 partition,
@@ -62,17 +63,23 @@ def expire(home: LogDirectory, topic: str, partition: int) -> Deletion:
 
 
 def trim_offset(view: PartitionView, before: int | datetime) -> int:
-    """The new log start: the offset itself, or the first record that is not older; never below the present
-    one. A time after the last record empties the log.
+    """Return the log start after a trim; it is never below the current log start.
 
-    OffsetOutOfRangeError above the log end; UsageError for what is neither an offset nor an aware datetime.
+    Args:
+        view: The partition.
+        before: The new log start, or a time: the first record that is not older becomes the log start. A time
+            after the last record empties the log.
+
+    Raises:
+        OffsetOutOfRangeError: the offset is above the log end.
+        UsageError: `before` is neither an offset nor an aware datetime.
     """
     if isinstance(before, datetime):
         offset = view.offset_at(to_ms(before))
         return view.log_end if offset is None else max(offset, view.log_start)
     if isinstance(before, bool) or not isinstance(before, int) or before < 0:
         raise UsageError(
-            f"before={before!r} is no place in a log", remedy="give an offset or an aware datetime"
+            f"before={before!r} is not a position in a log", remedy="give an offset or an aware datetime"
         )
     if before > view.log_end:
         raise OffsetOutOfRangeError.above(f"{view.topic}-{view.partition}", before, view.log_end)

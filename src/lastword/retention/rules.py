@@ -1,4 +1,4 @@
-"""Which segments may go: Kafka's three passes, one after another over what the last one left.
+"""Decide which segments are removed: Kafka's three passes, each over the segments that the last one left.
 
 ```
 log start        a segment whose successor begins at or below the log start; under every policy
@@ -6,13 +6,13 @@ retention.bytes  oldest first, while what goes leaves at least the limit
 retention.ms     oldest first, while the newest record of the segment is older (strictly)
 ```
 
-Only a beginning of the log may go, and nothing at or above the high watermark or the beginning of an
-incomplete commit. The last segment goes only if it holds records and everything before it goes; then the
-log continues, empty, at its end. Size and time count only if `cleanup.policy` has `delete`; without a known
-policy nothing goes at all.
+Only a prefix of the log is removed, and nothing at or above the high watermark or the start of an incomplete
+commit. The last segment is removed only if it has records and all segments before it are removed; the log
+then continues, empty, at its end. Size and time apply only if `cleanup.policy` has `delete`; without a known
+policy nothing is removed.
 
-A segment's age is that of its largest timestamp; where no record has one, that of the file. The date decides:
-one that was set back keeps more, one that was set forward lets go what it calls old, as Kafka does.
+The age of a segment is that of its largest timestamp, or of the file if no record has a timestamp. The system
+date decides, as in Kafka: a date that was set back keeps more, a date that was set forward removes more.
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ WITHIN = "within-retention"
 
 @dataclass(frozen=True, slots=True)
 class Deletion(Value):
-    """What retention takes from one partition, or would take; with no segments, why nothing goes.
+    """The segments that retention removes from a partition, or the reason why it removes none.
 
-    segments     how many segments go, the oldest ones; freed_bytes: of their log files
-    log_start    first offset that may be read afterwards; before it was log_start_before
-    reason       a sentence; codes: `log-start`, `retention.bytes`, `retention.ms` in the order they applied,
-                 or `no-policy`, `within-retention`
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        segments: The number of removed segments, the oldest ones.
+        freed_bytes: Bytes of their log files.
+        log_start: First offset that may be read afterwards.
+        reason: A sentence.
+        codes: `log-start`, `retention.bytes`, `retention.ms` in the order in which they applied, or
+            `no-policy`, `within-retention`.
+        log_start_before: First offset that may be read before.
     """
 
     topic: str
@@ -53,7 +59,7 @@ class Deletion(Value):
 
     @property
     def removes(self) -> bool:
-        """Is there anything to delete?"""
+        """Whether segments are removed."""
         return self.segments > 0
 
     def __str__(self) -> str:
@@ -66,7 +72,7 @@ class Deletion(Value):
 
 
 class Expirable(Protocol):
-    """What the rules need to know of a segment."""
+    """The facts of a segment that the rules use."""
 
     @property
     def base_offset(self) -> int: ...
@@ -89,12 +95,18 @@ def decide(
     now_ms: int,
     upper_offset: int | None = None,
 ) -> Deletion:
-    """Decide which segments of one partition go.
+    """Decide which segments of a partition are removed.
 
     Args:
-        segments: In offset order; the last is the active one.
-        upper_offset: No segment that reaches above it goes: the high watermark, or where an incomplete commit
-            begins. None: the log end.
+        topic: The topic.
+        partition: The partition.
+        segments: In offset order; the last is the active segment.
+        config: Settings of the topic.
+        log_start: First offset that may be read.
+        log_end: Next offset of the log.
+        now_ms: The current time.
+        upper_offset: No segment that ends above it is removed: the high watermark, or the start of an
+            incomplete commit. None: the log end.
     """
     if config.cleanup_policy is None:
         return Deletion(
@@ -140,7 +152,7 @@ def decide(
 
 
 class _Prefix:
-    """The segments, and how many of them go."""
+    """The segments, and how many of them are removed."""
 
     def __init__(self, segments: Sequence[Expirable], log_end: int, top: int) -> None:
         self.segments = segments
@@ -157,11 +169,11 @@ class _Prefix:
         return self.segments[self.count :]
 
     def next_base(self, index: int) -> int:
-        """Where the segment's successor begins; the log end for the last."""
+        """Return the base offset of the segment's successor; the log end for the last segment."""
         return self.segments[index + 1].base_offset if index + 1 < len(self.segments) else self.log_end
 
     def take(self, deletable: Callable[[int, Expirable], bool]) -> Sequence[Expirable]:
-        """Let go the longest beginning of what is left that the rule allows."""
+        """Extend the prefix by the segments that the rule allows, up to the first that it does not."""
         before = self.count
         while self.count < len(self.segments):
             segment = self.segments[self.count]

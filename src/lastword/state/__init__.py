@@ -1,6 +1,6 @@
-"""A mapping whose changes are a log: `State`, and what restoring one needs.
+"""`State`, a mapping whose changes are a log, and its restore.
 
-Stands on `resolve` and `partition`; a topic is handed to it, so it knows nothing of how one is opened.
-Start reading at `state.py`, then `newest.py` (which record of a key is the newest in a range) and
-`snapshot_file.py` (these as a file).
+Uses `resolve` and `partition`; the caller passes an open topic. Start reading at state.py, then newest.py
+(the newest record of each key in a range), snapshot_file.py (newest values as a file) and ttl.py (values that
+expire).
 """

@@ -1,17 +1,17 @@
-"""The newest record of every key in a range of offsets: what a state restores and what `view="latest"` shows.
+"""The newest record of every key in a range of offsets, for the restore of a state and for `view="latest"`.
 
-A short range is replayed into a dict. A long one is resolved: the map pass marks what was replaced, and a
-second pass over the bytes gives out the rest, so memory is one bit a record and the map, whatever the
-values weigh. For a mapping a second thread does that, and the caller makes objects of what it finds; a
-mapping that is restored from a log of which little was replaced takes every record in, in order, instead:
-that is as exact, and sooner done than finding out which few it need not have taken.
+A short range is replayed into a dict. A long range is resolved: the map pass marks superseded records, and a
+second pass over the bytes yields the others. This needs memory for the map and one bit per record, however
+large the values are. For a mapping, a second thread does both, and the caller makes Python objects. If little
+of a log was superseded, a mapping takes every record in order instead: the result is the same, and finding
+the few superseded records would take longer.
 
-All of it is of one moment (`partition.moment`): the files are open before anything is decided, and where a
-cleaning was faster, both files and end are looked up again before the first record is given out.
+The result is of one moment (`partition.moment`): the files are open before the first decision. If a cleaning
+replaced files before they were open, files and end are computed again, before the first record is yielded.
 
-Resolving works on whole batches. A batch that the range cuts at its end would let records outside kill
-records inside, so that batch is left out of the resolving and replayed; one cut at its beginning does no
-harm, for older records kill nobody.
+Resolving works on whole batches. If the range ends inside a batch, records outside the range would supersede
+records inside. So that batch is not resolved but replayed. A batch that is cut at its start does no harm:
+older records supersede nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +38,20 @@ if TYPE_CHECKING:
     from lastword.records.columns import RecordColumns
 
 _PREFETCHED_PARTS = 4  # parts that wait for the caller, at most: each is a chunk of records
-_LARGE_BYTES = 64 << 20  # from here on two threads resolve; below, that takes a fraction of a second
+_LARGE_BYTES = 64 << 20  # a range of this size is resolved by two threads; a smaller one takes under a second
 _MOSTLY_CLEAN = 4  # a log is, of whose bytes no more than one in so many lie above what was cleaned
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Keys and values as two lists of one length; `size_bytes` of all of them together. `deletes`: some value
-    is None."""
+    """Keys and values, as two lists of one length.
+
+    Attributes:
+        keys: The keys.
+        values: Their values; None for a tombstone.
+        size_bytes: Bytes of all keys and values.
+        deletes: A value is None.
+    """
 
     keys: list[bytes]
     values: list[bytes | None]
@@ -54,15 +60,17 @@ class Pairs:
 
     @classmethod
     def of(cls, keys: list[bytes], values: list[bytes | None]) -> Pairs:
+        """Make pairs and compute their size."""
         size_bytes = sum(map(len, keys)) + sum(len(value) for value in values if value)
         return cls(keys, values, size_bytes, None in values)
 
 
 class ValueBuffer:
-    """The newest values of one partition while they are being restored.
+    """The newest values of one partition during its restore.
 
-    data         key -> value
-    size_bytes   of all keys and values: never too few, and exact after `settle`
+    Attributes:
+        data: Key to value.
+        size_bytes: Bytes of all keys and values: an upper bound, exact after `recount`.
     """
 
     def __init__(self) -> None:
@@ -71,12 +79,12 @@ class ValueBuffer:
         self._exact = True
 
     def put(self, pairs: Pairs) -> None:
-        """In their order: a later value replaces an earlier one, None takes the key out."""
-        # By way of a small dict: the hashes are at hand when the large one, far in memory, is filled.
+        """Add pairs in order: a later value replaces an earlier one, None removes the key."""
+        # A small dict first: its hashes are in the cache when the large dict is filled.
         values = dict(zip(pairs.keys, pairs.values, strict=True))
         size_before = len(self.data)
-        self.data.update(values)  # type: ignore[arg-type]  # a None goes with the next step
-        # What an older value took is not looked up: that would cost as much as putting in the newer one.
+        self.data.update(values)  # type: ignore[arg-type]  # the last step removes a None
+        # The size of a replaced value is not subtracted: the lookup would cost as much as the update.
         self._exact = self._exact and len(self.data) - size_before == len(pairs.keys) and not pairs.deletes
         self.size_bytes += pairs.size_bytes
         if pairs.deletes:
@@ -85,7 +93,7 @@ class ValueBuffer:
                     del self.data[key]
 
     def recount(self) -> int:
-        """Count again if something was replaced or deleted; returns `size_bytes`."""
+        """Make `size_bytes` exact and return it; counts again if a value was replaced or deleted."""
         if not self._exact:
             self.size_bytes = sum(map(len, self.data)) + sum(map(len, self.data.values()))
             self._exact = True
@@ -94,7 +102,7 @@ class ValueBuffer:
 
 @dataclass(frozen=True, slots=True)
 class NewestRecords:
-    """Some of the newest records of a range: `records`, or else the `columns` of `chunk`."""
+    """Some of the newest records of a range: `records`, or the `columns` of `chunk`."""
 
     records: list[RawRecord]
     columns: RecordColumns | None = None
@@ -111,15 +119,20 @@ def newest(
     progress: BytesDone | None = None,
     committed: bool = True,
 ) -> Generator[RawRecord]:
-    """Newest record per key among start <= offset < end, by offset; records without a key never show.
+    """Yield the newest record of each key in a range, by offset. Records without a key are left out.
 
-    range_       with its start and end as they were used once the first record is there
-    tombstones   False: keys whose newest record is one are left out
-    map_bytes    memory of the key map of a long range
-    keys         only these
-    committed    without aborted transactions; the range must end at or below the last stable offset
+    Args:
+        range_: The range. After the first record its start and end are those that were used.
+        tombstones: Also yield tombstones; False: a key whose newest record is a tombstone is left out.
+        map_bytes: Memory of the key map of a long range.
+        keys: Only these keys.
+        plain: Replay the range (True) or resolve it (False). None: by its size.
+        progress: Receives (bytes done, total bytes).
+        committed: Leave out aborted transactions; the range must end at or below the last stable offset.
 
-    Raises OffsetOutOfRangeError and ReadOvertakenError as `at_one_moment`.
+    Raises:
+        OffsetOutOfRangeError: as `at_one_moment`.
+        ReadOvertakenError: as `at_one_moment`.
     """
     return at_one_moment(
         range_,
@@ -161,12 +174,18 @@ def newest_pairs(
     plain: bool | None = None,
     progress: BytesDone | None = None,
 ) -> Generator[Pairs]:
-    """The same as keys and values only: all a mapping needs, at a fraction of the price. To be closed.
+    """Yield keys and values of the newest records, which costs a fraction of `newest`. Must be closed.
 
-    Put into a mapping in their order, where None takes a key out, they leave the newest values in it.
+    A mapping to which all pairs are applied in order holds the newest values; None removes a key.
 
-    first_dirty   a cleaner has been over what lies below: where that is most of the range, a key may come
-                  more than once, and tombstones come whatever `tombstones` says
+    Args:
+        range_: The range, as in `newest`.
+        tombstones: Also yield tombstones.
+        map_bytes: Memory of the key map of a long range.
+        first_dirty: The log is clean below this offset. If that is most of the range, a key may be yielded
+            more than once, and tombstones are yielded even if `tombstones` is False.
+        plain: As in `newest`.
+        progress: As in `newest`.
     """
     return at_one_moment(
         range_,
@@ -202,14 +221,14 @@ def _newest_pairs(
 
 
 def _is_mostly_clean(view: PartitionView, start: int, end: int, first_dirty: int) -> bool:
-    """By whole segments; a guess is enough, for only the time that it takes depends on it."""
+    """Estimate by whole segments whether little is dirty. Only the time of the restore depends on it."""
     segments = scan.overlapping(view, start, end)
     dirty = sum(segment.size for segment in segments if segment.base_offset >= first_dirty)
     return dirty * _MOSTLY_CLEAN <= sum(segment.size for segment in segments)
 
 
 def _every_pair(view: PartitionView, start: int, end: int, report: BytesDone) -> Iterator[_Binaries]:
-    """Of every record with a key, in order."""
+    """Yield keys and values of every record with a key, in order."""
     total = sum(segment.size for segment in scan.overlapping(view, start, end))
     done = 0
     for chunk, columns in scan.columns(view, start, end):
@@ -227,8 +246,11 @@ def newest_parts(
     committed: bool = True,
     progress: BytesDone | None = None,
 ) -> Generator[NewestRecords]:
-    """The same as parts, with no object per record where the range is long: either the columns of a chunk,
-    which are valid until the next part, or a list of records."""
+    """Yield the newest records without an object per record where the range is long.
+
+    Each item holds the columns of a chunk, which are valid until the next item, or a list of records. The
+    arguments are those of `newest`.
+    """
     return at_one_moment(
         range_,
         lambda view, start, end: _newest_parts(view, start, end, tombstones, map_bytes, committed, progress),
@@ -262,7 +284,7 @@ def _replayed(
     newest_records: dict[bytes, RawRecord] = {}
     for record in scan.records(view, start, end, keys=keys, committed=committed):
         if record.key is not None:
-            # Taken out first, so that the dict stays in the order of offsets.
+            # Removed first, so that the dict stays in the order of offsets.
             newest_records.pop(record.key, None)
             newest_records[record.key] = record
     return (record for record in newest_records.values() if tombstones or record.value is not None)
@@ -273,7 +295,7 @@ def _replayed(
 
 @dataclass(frozen=True, slots=True)
 class _SegmentSlice:
-    """The whole batches of a segment in a range, as `resolve` wants them."""
+    """The whole batches of a segment in a range: a source of `resolve`."""
 
     segment: Segment
     base_offset: int
@@ -308,7 +330,7 @@ def _resolved(
     committed: bool = True,
     threads: int = 1,
 ) -> Iterator[T]:
-    """Resolve, then read; `view` is held."""
+    """Resolve a range, then read its live records. The files of `view` are held open."""
     from lastword.records.columns import decode_columns, raw_records
     from lastword.resolve import resolve
 
@@ -351,8 +373,8 @@ def _resolved(
 
 
 def _parts(view: PartitionView, start: int, end: int) -> tuple[list[_SegmentSlice], int]:
-    """What can be resolved, and the offset from which on the range must be replayed (`end` if no batch is
-    cut)."""
+    """Return the slices to resolve, and the offset from which the range must be replayed (`end` if no batch
+    is cut)."""
     parts = []
     cut = end
     segments = scan.overlapping(view, start, end)
@@ -379,14 +401,14 @@ def _records(columns: RecordColumns | None, chunk: Chunk | None, records: list[R
 
 @dataclass(frozen=True, slots=True)
 class _Binaries:
-    """Keys and values as Arrow arrays of their own memory."""
+    """Keys and values as Arrow arrays that own their memory."""
 
     keys: pa.Array
     values: pa.Array
     size_bytes: int
 
     def pairs(self) -> Pairs:
-        # By way of an array of objects: a quarter of the time of a slice of bytes for each.
+        # An array of objects takes a quarter of the time of slicing each value.
         keys = self.keys.to_numpy(zero_copy_only=False).tolist()
         values = self.values.to_numpy(zero_copy_only=False).tolist()
         return Pairs(keys, values, self.size_bytes, self.values.null_count > 0)

@@ -1,8 +1,8 @@
-"""Work that a thread does ahead of whoever uses it.
+"""Prefetch: a thread produces items ahead of the caller.
 
-Reading, verifying, resolving and decoding are system calls and kernels, which do without the interpreter's
-lock; making Python objects of what they find needs it. With a thread for the first and the caller for the
-second, both cores of a restore are busy.
+Reading, verifying, resolving and decoding are system calls and kernels, which release the interpreter's lock;
+making Python objects of the result needs it. With a thread for the first and the caller for the second, a
+restore keeps two cores busy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 BytesDone = Callable[[int, int], None]
-"""Hears (bytes done, bytes in all)."""
+"""Receives (bytes done, total bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,21 @@ class _End:
 
 
 class _Closed(Exception):
-    """The caller wants no more."""
+    """The caller has closed the generator."""
 
 
 def prefetch(
     work: Callable[[BytesDone], Iterator[T]], progress: BytesDone | None, slot_count: int
 ) -> Generator[T]:
-    """What `work` yields, in order, while a thread makes more: `most` at once, with the one in use.
+    """Yield the items of `work` in order, while a thread produces more.
 
-    `work` is given the function that it tells its progress to; `progress` hears it in the caller's thread.
-    An error of `work` is raised after all that came before it. To be closed: the thread then ends at the
-    next thing that it tells or yields, and is waited for.
+    The caller must close the generator: the thread then ends at its next item or progress report, and is
+    joined. An error of `work` is raised after the items before it.
+
+    Args:
+        work: Takes a function for progress reports, and yields items. Runs in the thread.
+        progress: Receives the progress reports, in the caller's thread.
+        slot_count: The most items in memory, the one in use included.
     """
     messages: queue.SimpleQueue[_Item[T] | _Progress | _End] = queue.SimpleQueue()
     slots = threading.Semaphore(slot_count)

@@ -1,12 +1,12 @@
-"""The file that `restore` writes: the newest values of one topic as a table, and how far they reach.
+"""The file that `restore` writes: the newest values of a topic as a table, and their end offsets.
 
 `.parquet`, `.arrow` (the IPC file format) or `.jsonl`; or a directory of Parquet files that Spark wrote.
 Columns: topic, partition, offset, timestamp (ms, UTC), timestamp_type, key, value, headers (a directory has
-no timestamp_type and headers). What makes a table a snapshot that a state can start from is one
-JSON object beside the rows, a `Reach`: in the schema's metadata under `lastword.snapshot`, in `.jsonl` as
-last line. A `.jsonl` file without it was not finished.
+no timestamp_type and headers). A state can start from the table because of one JSON object beside the rows, a
+`Reach`: in the schema's metadata under `lastword.snapshot`, or as the last line of a `.jsonl` file. A
+`.jsonl` file without it was not finished.
 
-A file appears under its name when it is complete and durable, or not at all.
+Written atomically: a file gets its name when it is complete and durable.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ if TYPE_CHECKING:
 
 FORMATS = (".parquet", ".arrow", ".jsonl")
 _METADATA = b"lastword.snapshot"
-_MARK = "_lastword_snapshot"  # an underscore: other readers of the directory pass over it
+_MARK = "_lastword_snapshot"  # other readers of the directory skip names that begin with an underscore
 _FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Reach(Value):
-    """What a snapshot stands for.
+    """The topic and the end offsets of a snapshot.
 
-    end_offsets   per partition: newest values of the records below it
-    cuts          per partition: how often the log had been cut (`partition.losses`) before they were read
-    complete_ms   when these offsets were the log's ends; -1: they were not, so tombstones above them may be
-                  older than the file
-    topic_id      of the topic, None if it had none
+    Format 1 has no `cuts`, so it cannot be decided whether the log continues such a file; it is refused.
 
-    Format 1 has no cuts: nobody can say whether the log still continues such a file, so it is refused.
+    Attributes:
+        topic: The topic.
+        topic_id: Its id; None if it has none.
+        end_offsets: For each partition, the offset below which its newest values are in the file.
+        complete_ms: Time when these offsets were the log ends; -1: they were not, so tombstones above them
+            may be older than the file.
+        cuts: For each partition, how often the log had been truncated (`partition.losses`) before the read.
     """
 
     topic: str
@@ -59,11 +61,18 @@ class Reach(Value):
     cuts: Mapping[int, int]
 
     def to_json(self) -> str:
+        """Encode as JSON."""
         fields = self.to_dict() | {"format": _FORMAT, "type": "snapshot"}
         return json.dumps(fields, separators=(",", ":"), sort_keys=True)
 
     @classmethod
     def of_json(cls, text: str | bytes, file: str) -> Reach:
+        """Decode; `file` names the file in errors.
+
+        Raises:
+            SnapshotRefusedError: the file has format 1.
+            CorruptFileError: the JSON object is damaged.
+        """
         try:
             fields = json.loads(text)
             if fields["format"] == 1:
@@ -93,12 +102,12 @@ class Reach(Value):
 
 
 def mark_directory(files: Files, path: str, reach: Reach) -> None:
-    """Make a directory of Parquet files, complete and durable where its writer made it so, a snapshot."""
+    """Make a complete directory of Parquet files a snapshot. Its writer is responsible for durability."""
     files.write_atomic(f"{path}/{_MARK}", reach.to_json().encode())
 
 
 def format_of(path: str) -> str:
-    """The extension, checked; UsageError names the ones there are."""
+    """Return the extension of a path; UsageError if it is not one of `FORMATS`."""
     extension = Path(path).suffix.lower()
     if extension not in FORMATS:
         raise UsageError(
@@ -108,9 +117,15 @@ def format_of(path: str) -> str:
 
 
 class SnapshotWriter:
-    """Writes `path` by way of a file beside it. A context manager: a block that raises leaves nothing.
+    """Writes a snapshot to a file beside `path` and renames it. A context manager: a block that raises leaves
+    no file.
 
-    row_json   for `.jsonl`: one batch to its lines
+    Args:
+        files: The storage.
+        path: The target.
+        schema: Schema of the rows.
+        reach: Topic and end offsets.
+        row_json: Converts a batch to lines of JSON, for `.jsonl`.
     """
 
     def __init__(
@@ -152,6 +167,7 @@ class SnapshotWriter:
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Write rows."""
         if self._writer is None:
             for line in self._row_json(batch):
                 self._sink.write(line.encode() + b"\n")
@@ -179,7 +195,7 @@ class SnapshotWriter:
 
 
 class _Sink(io.RawIOBase):
-    """A file that only grows, for Arrow's writers; gathers small pieces."""
+    """An append-only file for Arrow's writers. Buffers small writes."""
 
     _GATHERED = 1 << 20
 
@@ -215,7 +231,12 @@ class _Sink(io.RawIOBase):
 
 
 def read_reach(files: Files, path: str) -> Reach:
-    """How far a snapshot reaches. UsageError for a table that is none, CorruptFileError for a damaged one."""
+    """Read topic and end offsets of a snapshot.
+
+    Raises:
+        UsageError: the table is not a snapshot.
+        CorruptFileError: the snapshot is damaged.
+    """
     if files.is_dir(path):
         mark = f"{path}/{_MARK}"
         if not files.exists(mark):
@@ -235,7 +256,7 @@ def read_reach(files: Files, path: str) -> Reach:
 
 
 def read_batches(files: Files, path: str) -> Iterator[pa.RecordBatch]:
-    """The rows of a `.parquet` or `.arrow` file, or of a directory of Parquet files, batch by batch."""
+    """Yield the rows of a `.parquet` or `.arrow` file, or of a directory of Parquet files, in batches."""
     if not files.is_dir(path):
         yield from _opened(files, path)[1]
         return
@@ -245,7 +266,7 @@ def read_batches(files: Files, path: str) -> Iterator[pa.RecordBatch]:
 
 
 def read_lines(files: Files, path: str) -> Iterator[dict[str, Any]]:
-    """The rows of a `.jsonl` file: its objects of type `record`."""
+    """Yield the rows of a `.jsonl` file: its objects of type `record`."""
     for number, line in enumerate(_lines(files, path), 1):
         try:
             fields = json.loads(line)
@@ -284,7 +305,7 @@ def _checked(path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Record
 
 @contextmanager
 def _damage(path: str) -> Iterator[None]:
-    """CorruptFileError for whatever Arrow says of bytes that make no sense: most of it is an OSError."""
+    """Turn Arrow's errors about invalid bytes, most of which are an OSError, into CorruptFileError."""
     import pyarrow as pa
 
     try:
@@ -300,7 +321,7 @@ def _damage(path: str) -> Iterator[None]:
 
 
 class _Source(io.RawIOBase):
-    """A file read by position, for Arrow's readers."""
+    """A file for Arrow's readers, read by position."""
 
     def __init__(self, files: Files, path: str) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """`State`: a mapping whose every change is a record of a compacted topic.
 
-What is in memory is the bytes of the newest value per key; a get decodes them afresh, so an object that
-was taken out and changed is never half kept. What counts is in the log: a change is acknowledged there
-before the mapping shows it, and opening the state again restores it from there.
+Memory holds the bytes of the newest value of each key. Every get decodes them, so changing a returned object
+does not change the state. The log is the source of truth: a change is acknowledged there before the mapping
+shows it, and opening the state restores the mapping from it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from lastword.values import Handle, Progress, ProgressLike, Value, plural, table
 K = TypeVar("K")
 V = TypeVar("V")
 _MISSING: Any = object()
-_ATTEMPTS = 10  # of a restore: each needs a cleaning, and more segments than descriptors
+_ATTEMPTS = 10  # an attempt fails only if a cleaning runs and there are more segments than descriptors
 _IMMUTABLE = (
     numbers.Number,  # bool, int, float, complex, Decimal, Fraction, NumPy's scalars
     str,
@@ -56,7 +56,7 @@ _IMMUTABLE = (
     datetime.time,
     datetime.timedelta,
 )
-"""Types whose values no block of `edit` can change in place."""
+"""Immutable types: a block of `edit` cannot change their values in place."""
 
 
 class _Delete(enum.Enum):
@@ -64,7 +64,7 @@ class _Delete(enum.Enum):
 
 
 class Coder(Protocol):
-    """One serializer: `api.serializers.Serializer` is one."""
+    """A serializer, as `api.serializers.Serializer`."""
 
     def encode(self, value: Any, what: str) -> bytes: ...
     def decode(self, data: bytes, what: str) -> Any: ...
@@ -90,7 +90,7 @@ class ByteTopic(Protocol):
 
 @dataclass(slots=True)
 class _LoadStats:
-    """What one partition's part of a snapshot put into the mapping."""
+    """Keys, bytes and seconds of one partition's part of a snapshot."""
 
     keys: int = 0
     bytes: int = 0
@@ -99,7 +99,7 @@ class _LoadStats:
 
 @dataclass(frozen=True, slots=True)
 class Restored(Value):
-    """What restoring one partition took: keys and bytes (of keys and values) that are in memory now."""
+    """The restore of one partition: keys and bytes (of keys and values) in memory, and its duration."""
 
     topic: str
     partition: int
@@ -116,11 +116,11 @@ class Restored(Value):
 
 
 class Snapshot(Protocol):
-    """Newest values that were restored before.
+    """Newest values from an earlier restore.
 
-    ends    below which offset of each partition
-    check   refuses a range that does not continue the snapshot; its files are held open by then
-    pairs   (partition, keys and values) of the records from these offsets on, one for each partition
+    `ends` are the end offsets of each partition. `check` raises if a range does not continue the snapshot;
+    the files of the ranges are open by then. `pairs` yields (partition, keys and values) of the records from
+    the given offset of each partition.
     """
 
     @property
@@ -155,26 +155,26 @@ class StateSource:
 
 
 class State(Handle, MutableMapping[K, V], Generic[K, V]):
-    """The newest value of every key of a topic, as a dict whose changes are a log. Get it from
-    `LogDir.state`.
+    """The newest value of every key of a topic, as a dict whose changes are a log.
 
-    topic      the topic below, for reading its records
-    position   per partition the offset up to which records are in the mapping
-    restored   what opening took, one `Restored` per partition
+    `LogDir.state` opens it. `del` writes a tombstone; None is a value if the value serializer can encode it
+    (json can). Every get decodes the value again, so a change in place is lost: use `edit`.
 
-    `del` writes a tombstone; None is a value if the value serializer can write it (json can). Every get makes
-    the value anew from its bytes, so a change in place is lost unless it is put back: take `edit`.
-
-    Safe from any thread, call by call. `totals["a"] += 1` is two calls, and another thread may change the
-    value between them. `change`, `incr`, `edit`, `pop` and `setdefault` are atomic: they hold the state's
-    lock while they read and write. Two states of one topic do not share a lock, and do not see each other's
+    Every call is thread-safe. `totals["a"] += 1` is two calls, and another thread may change the value
+    between them. `change`, `incr`, `edit`, `pop` and `setdefault` are atomic: they hold the state's lock
+    while they read and write. Two states of one topic do not share a lock, and do not see each other's
     changes before `refresh`: share one `State` between threads.
 
-    Also a context manager: leaving the block closes the state, the log stays open.
+    Also a context manager: leaving the block closes the state; the log stays open.
+
+    Attributes:
+        topic: The topic, for reading its records.
+        position: The offset of each partition up to which its records are in the mapping.
+        restored: A `Restored` for each partition.
     """
 
     DELETE: Final = _Delete.DELETE
-    """What the function of `change` returns to delete the key."""
+    """The function of `change` returns this to delete the key."""
 
     def __init__(
         self,
@@ -201,19 +201,21 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         self._map_bytes = source.map_bytes
         self._data: dict[bytes, bytes] = {}
         self._bytes = 0
-        self._losses: dict[int, Losses] = {}  # of each partition when its values were read
+        self._losses: dict[int, Losses] = {}  # as of the last read of each partition
         self._lock = threading.RLock()
         self._closed = False
         self._ttl_ms = -1 if self._ranges is not None else source.ttl_ms
         self._now_ms = source.now_ms
-        self._expiry: dict[bytes, int] = {}  # of the keys whose value expires
-        self._expiring: list[tuple[int, bytes]] = []  # a heap; an entry counts while `_expiry` agrees
+        self._expiry: dict[bytes, int] = {}  # for keys whose value expires
+        self._expiring: list[
+            tuple[int, bytes]
+        ] = []  # a heap; an entry is valid if `_expiry` has the same time
         self._restore(progress, snapshot)
 
     # -------------------------------------------------------------- restoring
 
     def _restore(self, progress: ProgressLike | None, snapshot: Snapshot | None = None) -> None:
-        """Read everything; again where a cleaning replaced files that could not be held open."""
+        """Read all partitions; start again if a cleaning replaced files that could not be held open."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._restore_once(progress, snapshot)
@@ -276,8 +278,11 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         return losses.load(view.files, view.directory)
 
     def _load(self, snapshot: Snapshot, ranges: dict[int, Range]) -> dict[int, _LoadStats]:
-        """Put a snapshot's values into the mapping; what each partition had of them. The ranges of its
-        partitions become what is left to read, of the moment that the snapshot was checked against."""
+        """Put the values of a snapshot into the mapping, and return the statistics of each partition.
+
+        Changes the ranges of its partitions to the records that are not in the snapshot, as of the moment for
+        which the snapshot was checked.
+        """
         for number in snapshot.ends.keys() & ranges.keys():
             ranges[number] = ranges[number].settled()
         snapshot.check(ranges)
@@ -300,7 +305,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         return loaded
 
     def _check_buffers(self, *buffers: ValueBuffer) -> None:
-        """With them, is the mapping too large? They are counted exactly only if it seems so."""
+        """Check the size limit, buffers included. They are counted exactly only near the limit."""
         limit = self._max_bytes
         if limit is not None and self._bytes + sum(buffer.size_bytes for buffer in buffers) > limit:
             self._check_size(self._bytes + sum(buffer.recount() for buffer in buffers))
@@ -314,7 +319,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             )
 
     def _fill(self, range_: Range, progress: Callable[[int, int], None] | None) -> None:
-        """Put the newest values of a whole partition into the mapping, which has none of it."""
+        """Put the newest values of a whole partition into the mapping, which has no value of it yet."""
         buffer = ValueBuffer()
         newest_values = newest_pairs(
             range_,
@@ -336,11 +341,11 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             return
         known = len(self._data)
         self._data.update(buffer.data)
-        if len(self._data) - known < len(buffer.data):  # a key that its writers put into two partitions
+        if len(self._data) - known < len(buffer.data):  # a key that was written to two partitions
             self._bytes = sum(map(len, self._data)) + sum(map(len, self._data.values()))
 
     def _apply_newer(self, range_: Range, *, progress: Callable[[int, int], None] | None = None) -> int:
-        """Put what is newest in a range into the mapping that has what came before; how many records."""
+        """Apply the newest records of a range that follows the mapping; return the number of records."""
         taken = 0
         newest_values = newest_pairs(range_, tombstones=True, map_bytes=self._map_bytes, progress=progress)
         with closing(newest_values) as parts:
@@ -365,11 +370,11 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             self._bytes += len(key) + len(value)
 
     def refresh(self) -> int:
-        """Take in records that others have appended since; returns how many keys they changed.
+        """Apply records that other writers have appended; return the number of keys that they changed.
 
-        Everything is read again where a deletion may have been missed: the log start was raised, the log was
-        cut, or tombstones above `position` are gone from the log. Another cleaner than ours leaves no note of
-        these: beside one, refresh more often than the topic's `delete.retention.ms`.
+        Everything is read again if a deletion may have been missed: the log start was raised, the log was
+        truncated, or tombstones above `position` were removed. Kafka's cleaner does not record which
+        tombstones it removes: beside it, refresh more often than the topic's `delete.retention.ms`.
         """
         self._check_open()
         if self._ranges is not None:
@@ -378,9 +383,9 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             try:
                 changed = self._refresh_once()
             except (FileVanishedError, ReadOvertakenError):
-                changed = None  # a part of what is new may be in the mapping
+                changed = None  # a part of the new records may be in the mapping
             if changed is None:
-                new: State[K, V] = object.__new__(type(self))  # this one shows the old values meanwhile
+                new: State[K, V] = object.__new__(type(self))  # `self` shows the old values meanwhile
                 new.__dict__.update(self.__dict__, _data={}, _bytes=0, position={}, _losses={})
                 new._expiry, new._expiring = {}, []
                 new._restore(None)
@@ -391,7 +396,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             return changed
 
     def _refresh_once(self) -> int | None:
-        """Put what is new into the mapping; None: the log does not continue it any more."""
+        """Apply new records; None if the log no longer continues the mapping."""
         changed = 0
         for number, view in sorted(self._views().items()):
             first = self.position.get(number)
@@ -436,7 +441,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
 
     def __iter__(self) -> Iterator[K]:
         self._check_open()
-        # What expires while the caller is at it leaves the dict.
+        # A value that expires during the iteration is removed from the dict.
         for data in list(self._data) if self._expiry else self._data:
             yield self._key.decode(data, "key")
 
@@ -449,23 +454,24 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         try:
             data = self._key.encode(key, "key")
         except SerializerError:
-            return False  # as of a dict: no such key can be in it
+            return False  # as in a dict: such a key cannot be in it
         return data in self._data
 
     def set(self, key: K, value: V, *, ttl: int | str | datetime.timedelta | None = None) -> None:
         """Set a value that expires: `state.set("session", token, ttl="30m")`.
 
-        An expired value is absent here at once. Its tombstone, which informs every reader of the log, is
-        appended by the background cleaner or by `clean`.
+        The state hides an expired value immediately. The background cleaner, or `clean`, appends its
+        tombstone, which deletes it for every reader of the log.
 
         Args:
             key: The key to set.
             value: Its value.
-            ttl: How long it lives: a text such as "30m", milliseconds or a timedelta; -1 for ever. None: as
-                the topic's `lastword.ttl.ms` says.
+            ttl: Time to live: a text such as "30m", milliseconds or a timedelta; -1: forever. None: the
+                topic's `lastword.ttl.ms`.
 
         Raises:
-            UsageError: values of this topic do not expire (`lastword.ttl.ms` is -1), or `ttl` is no duration.
+            UsageError: values of this topic do not expire (`lastword.ttl.ms` is -1), or `ttl` is not a
+                duration.
         """
         if ttl is None:
             self[key] = value
@@ -485,7 +491,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         data, encoded = self._key.encode(key, "key"), self._value.encode(value, "value")
         self._write(data, encoded, (header_of(ttl_ms),))
 
-    # What MutableMapping builds on __getitem__ must not take a default for something that is there.
+    # MutableMapping's methods use __getitem__, which returns the state's default for an absent key.
 
     def get(self, key: K, default: Any = None) -> Any:
         """Return the value of a key, or `default`; the state's own default is not used."""
@@ -512,7 +518,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             return self[key]
 
     def update(self, other: Any = (), /, **more: Any) -> None:
-        """Many changes as one `extend`: one sync for all of them."""
+        """Set many values with one `extend`: one sync for all of them."""
         pairs = other.items() if isinstance(other, Mapping) else other
         encoded = {
             self._key.encode(key, "key"): self._value.encode(value, "value")
@@ -521,7 +527,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         self._write_all(encoded.items())
 
     def clear(self) -> None:
-        """A tombstone for every key, as one `extend`."""
+        """Delete every key, with one `extend`."""
         with self._lock:
             self._write_all([(key, None) for key in list(self._data)])
 
@@ -548,7 +554,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             self._write_if_new(key, value)
 
     def change(self, key: K, function: Callable[[V], Any], *, default: Any = _MISSING) -> V:
-        """Replace a value by what a function makes of it: `state.change("ada", str.upper)`. Atomic.
+        """Replace a value by the result of a function: `state.change("ada", str.upper)`. Atomic.
 
         Writes one record; nothing if the function raises or the value stays as it was. Other threads wait
         until it ends.
@@ -556,11 +562,11 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         Args:
             key: The key to change.
             function: Takes the value and returns the new one, or `State.DELETE` to delete the key.
-            default: The value that the function gets if the key is absent; without it the state's own
-                default is used.
+            default: The argument of the function if the key is absent; without it the state's own default is
+                used.
 
         Returns:
-            What the function returned.
+            The result of the function.
 
         Raises:
             KeyError: the key is absent, and there is no default.
@@ -581,7 +587,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             by: A number to add; a negative one subtracts.
 
         Raises:
-            UsageError: the value, or `by`, is no number. Nothing was changed.
+            UsageError: the value, or `by`, is not a number. Nothing was changed.
         """
 
         def add(value: Any) -> Any:
@@ -596,14 +602,14 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
         return self.change(key, add, default=0 if self._default is None else _MISSING)
 
     def copy(self) -> dict[K, V]:
-        """Return a dict of all keys and values, which later changes do not touch."""
+        """Return a dict of all keys and values. Later changes do not affect it."""
         with self._lock:
             return dict(self.items())
 
     __copy__ = copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[K, V]:
-        return self.copy()  # every value is decoded afresh
+        return self.copy()  # every value is decoded again
 
     def __or__(self, other: Mapping[K, V]) -> dict[K, V]:
         if not isinstance(other, Mapping):
@@ -647,8 +653,8 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
             self._put(self._data, key, value)
             if self._ttl_ms >= 0:
                 self._expires(key, NEVER if value is None else self._expires_at(headers))
-            # Only over a record that follows directly: what others appended in between is still to be
-            # taken in.
+            # Only if the record follows directly: records that others appended in between are not applied
+            # yet.
             if self.position.get(appended.partition) == appended.offset:
                 self.position[appended.partition] = appended.offset + 1
 
@@ -675,12 +681,12 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
                 self.position.update(after)
 
     def sync(self) -> None:
-        """What was acknowledged "os" is "disk" when this returns."""
+        """Sync: changes acknowledged with "os" survive a power cut when the call returns."""
         self._check_open()
         self._sync()
 
     def close(self) -> None:
-        """Give back the memory. The log stays open: it belongs to its `LogDir`."""
+        """Free the memory. The log stays open: it belongs to its `LogDir`."""
         self._closed = True
         self._data, self._expiry, self._expiring = {}, {}, []
 
@@ -703,7 +709,7 @@ class State(Handle, MutableMapping[K, V], Generic[K, V]):
     # -------------------------------------------------------------- time to live
 
     def _note_expiry(self, view: PartitionView, start: int, end: int) -> None:
-        """Find out when the newest values of a range expire: one more read, where values may expire."""
+        """Read the expiry of the newest values of a range. Costs one more read, if values may expire."""
         if self._ttl_ms < 0 or start >= end:
             return
         for record in newest(Range(view, start, end), tombstones=True, map_bytes=self._map_bytes):

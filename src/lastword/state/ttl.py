@@ -1,19 +1,18 @@
-"""Values with a time to live: when a value expires, and the tombstone that informs every reader.
+"""Values with a time to live: their expiry, and the tombstones for expired values.
 
-A value lives for `lastword.ttl.ms` of its topic after its timestamp, or for the text number in its header of
-that name. With the setting at -1 (the default) nothing expires and no header is looked at; 0 looks at headers
-only. A header below 0 keeps its value for ever.
+A value expires `lastword.ttl.ms` of its topic after its timestamp, or after the number of ms in its header of
+that name. If the setting is -1 (the default), nothing expires and headers are ignored; if it is 0, only
+values with a header expire. A header below 0 keeps its value forever.
 
-An expired value is never dropped in silence. Its owner, a process that has the log open to append, appends a
-tombstone for its key: in the background with the other retention work, and before `clean`. It does so only if
-the value is still the newest record of its key at that moment, under the lock that appends take. A second
-tombstone after a crash does no harm. Readers of the log see the value until its tombstone is there; `State`
-hides it at once.
+A process that has the log open to append appends a tombstone for each expired value: in the background with
+the other retention work, and before `clean`. It does so under the lock of appends, and only if the value is
+still the newest record of its key. A second tombstone after a crash does no harm. Readers of the log see the
+value until its tombstone is appended; `State` hides it immediately.
 
-What it costs. `Watch` remembers the earliest expiry among the live values: until then only new records are
-read, each once. When something is due, the newest values of the partition are read once, as for a restore,
-and that at most once in a twentieth of the topic's time to live (at least a minute): so much later than it
-could a tombstone comes at most, besides the interval of the retention work.
+Cost: `ExpiryWatch` stores the earliest expiry of the live values. Before that time, only new records are
+read, each once. When a value is due, the newest values of the partition are read, as for a restore. This is
+done at most once per twentieth of the topic's time to live (at least a minute), so a tombstone is late by
+that time at most, plus the interval of the retention work.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ PAUSE_RATIO = 20
 
 
 def header_of(ttl_ms: int) -> Header:
-    """The header of a value that lives this long."""
+    """Return the header that sets the time to live of a value."""
     return HEADER, str(ttl_ms).encode()
 
 
 def expires_at(timestamp: int, headers: Sequence[Header], topic_ttl_ms: int) -> int:
-    """When a value expires, in ms since 1970; NEVER if it does not. A header that is no number is ignored."""
+    """Return the expiry of a value in ms since 1970, or NEVER. A header that is not a number is ignored."""
     if topic_ttl_ms < 0 or timestamp < 0:
         return NEVER
     ttl_ms = topic_ttl_ms or -1
@@ -58,11 +57,12 @@ def expires_at(timestamp: int, headers: Sequence[Header], topic_ttl_ms: int) -> 
 
 @dataclass(slots=True)
 class ExpiryWatch:
-    """What one process knows of a partition's values with a time to live.
+    """Scan position and next expiry of a partition, kept by one process.
 
-    seen_to      records below this offset were looked at
-    next_due_ms  the earliest expiry among the live ones of them; later if that value was replaced
-    read_ms      when the newest values were read last
+    Attributes:
+        scanned_to: Records below this offset were read.
+        next_due_ms: A lower bound of the earliest expiry among their live values.
+        read_ms: Time of the last read of the newest values.
     """
 
     scanned_to: int = -1
@@ -73,12 +73,16 @@ class ExpiryWatch:
 def expire_values(
     log: PartitionLog, config: TopicConfig, watch: ExpiryWatch, *, map_bytes: int, at_once: bool = False
 ) -> int:
-    """Append tombstones for the values of a partition that have expired; returns how many.
+    """Append tombstones for the expired values of a partition, and return their number.
 
-    The caller holds the partition's claim, so that no cleaning takes files away meanwhile.
+    The caller holds the partition's claim, so that no cleaning removes files meanwhile.
 
     Args:
-        at_once: read the newest values now if any may be due, however short ago that was done.
+        log: The partition.
+        config: Settings of its topic.
+        watch: State between calls; the call updates it.
+        map_bytes: Memory of the key map.
+        at_once: If a value may be due, read the newest values even if they were read recently.
     """
     ttl_ms, now_ms = config.lastword_ttl_ms, log.clock.now_ms()
     if ttl_ms < 0 or not config.compacts:
@@ -86,7 +90,7 @@ def expire_values(
     view = log.view()
     end = view.stable_offset
     if watch.scanned_to < view.log_start or watch.scanned_to > end:
-        watch.scanned_to, watch.next_due_ms = end, now_ms  # the first time, or the log has lost its end
+        watch.scanned_to, watch.next_due_ms = end, now_ms  # the first call, or the log was truncated
     elif watch.scanned_to < end:
         for record in scan.records(view, watch.scanned_to, end):
             if record.key is not None and record.value is not None:
@@ -105,7 +109,7 @@ def expire_values(
         else:
             next_due_ms = min(next_due_ms, expiry_ms)
     appended = _append_tombstones(log, expired, end, now_ms)
-    # Of a key that was left out the newer record may yet be aborted: it is looked at again.
+    # If keys were left out, their newer records may still be aborted, so these keys are checked again.
     watch.next_due_ms = next_due_ms if appended == len(expired) else now_ms
     return appended
 
