@@ -1,6 +1,6 @@
-"""Looking: `dump` shows any file of a log directory decoded, `verify` checks every invariant of its logs,
-`explain` names the rule that keeps or frees each record of a key, `duplication` counts what is superseded,
-`audit` holds what a consumer has against the log, `md5` finds keys that Kafka's cleaner takes for one,
+"""Inspection: `dump` decodes any file of a log directory, `verify` checks every invariant of its logs,
+`explain` names the rule that keeps or frees each record of a key, `duplication` counts superseded records,
+`audit` compares a consumer's data with the log, `md5` finds keys that Kafka's cleaner cannot tell apart,
 `simulate` replays which record replaced which under other settings, with the cleaner's own choice.
 `kafka_model` is a model of Kafka's cleaner, for `lastword demo` and the tests that run beside Kafka.
 

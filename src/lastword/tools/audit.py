@@ -1,19 +1,19 @@
-"""`audit`: per key, the newest offset that was logged against the newest that was delivered.
+"""`audit`: compare the newest logged offset of each key with the newest delivered offset.
 
     logged     delivered    the key is
     ------     ---------    ----------
     17         17           right
-    17         -            missing, unless 17 is a tombstone: who applied it holds nothing any more
+    17         -            missing, unless 17 is a tombstone: a consumer that applied it has no value
     17         12           stale
-    17         20           phantom: delivered, and never logged as this key's newest
-    -          12           phantom, or gone: where the log was cleaned or trimmed above 12, its tombstone may
-                            have gone with it, which is no fault
+    17         20           phantom: delivered, but never logged as the newest of this key
+    -          12           phantom, or gone: if the log was cleaned or trimmed above 12, its tombstone may
+                            have been removed, which is not a fault
 
-`delivered` is whatever names a key and an offset: a mapping, a table with columns `key` and `offset`, or
-another log (a replica that is cleaned at other times keeps the same newest records).
+`delivered` is a mapping from key to offset, a table with columns `key` and `offset`, or another log (a
+replica that is cleaned at other times keeps the same newest records).
 
-Both sides are looked at in shares of their keys' hashes, one after another, so memory is bounded by the
-budget whatever the number of keys; each further share reads both sides once more.
+Both sides are compared in shares of their keys' hashes, one after another, so the budget bounds the memory
+for any number of keys. Each further share reads both sides again.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ _BYTES_PER_KEY = 250  # of a Python dict with its key and two numbers
 
 @dataclass(frozen=True, slots=True)
 class AuditRow(Value):
-    """One key that is not right. `partition` is None where only the delivered side knows the key and does
-    not say; offsets are None on the side that has none."""
+    """A key whose offsets differ.
+
+    `partition` is None if only the delivered side has the key and does not name its partition. An offset is
+    None on the side that does not have the key.
+    """
 
     topic: str
     partition: int | None
@@ -57,8 +60,14 @@ class AuditRow(Value):
 
 @dataclass(frozen=True, slots=True)
 class Audit(Value):
-    """The result. `counts` are exact and name every kind, and `right`; `rows` are the first of them, by
-    share and partition, `left_off` the number that did not find room."""
+    """The result of an audit.
+
+    Attributes:
+        ok: No key is missing, stale or phantom.
+        counts: Exact number of keys of each kind, and of those that are `right`.
+        rows: The first keys that are not right, by share and partition.
+        left_off: The number of further keys that are not right.
+    """
 
     ok: bool
     counts: Mapping[str, int]
@@ -72,7 +81,7 @@ class Audit(Value):
 
 @dataclass(frozen=True, slots=True)
 class DeliveredKey:
-    """What one key's consumer has: `tombstone` if it is known to hold a deletion."""
+    """The delivered offset of a key. `tombstone`: the record is known to be a tombstone."""
 
     key: bytes
     offset: int
@@ -81,7 +90,7 @@ class DeliveredKey:
 
 
 class Delivered(Protocol):
-    """The other side. `rows` may be asked for several times; `count` bounds the number of its keys."""
+    """The delivered side. `rows` is called once per share; `count` is an upper bound of its keys."""
 
     @property
     def count(self) -> int: ...
@@ -90,9 +99,11 @@ class Delivered(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One partition of the log: what `range` shows is compared.
+    """A partition of the log.
 
-    gone_below   a key whose newest record lay below may have left the log
+    Attributes:
+        range: The records to compare.
+        gone_below: A key whose newest record was below this offset may have been removed from the log.
     """
 
     range: Range
@@ -114,12 +125,22 @@ def audit(
     most_rows: int = MAX_ROWS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """Compare; `progress` hears (bytes, bytes in all). A key that lies in several partitions (a topic whose
-    partition count was raised) counts in each where it is not the newest of the delivered one. What is
-    delivered without a partition counts in every one where its key is logged; of two the newest.
+    """Compare the log with the delivered offsets.
 
-    partition   only this one was asked for: what the delivered side says of another is left out. A key whose
-                partition it does not say and that is not logged here counts if `partition_of` gives this one
+    A key in several partitions (of a topic whose partition count was raised) is compared in each of them. A
+    key that is delivered without a partition is compared in every partition that has it; if it is also
+    delivered with that partition, the newer offset counts.
+
+    Args:
+        topic: The topic.
+        logged: The partitions to compare.
+        delivered: The delivered side.
+        memory_bytes: Memory budget, also of each key map.
+        partition: Compare only this partition: delivered keys of other partitions are left out. A key that is
+            delivered without a partition and is not logged here counts if `partition_of` returns this one.
+        partition_of: Returns the partition of a key.
+        most_rows: The most rows of the result.
+        progress: Receives (bytes done, total bytes).
     """
     shares = max(1, -(-delivered.count * _BYTES_PER_KEY // memory_bytes))
     total = sum(segment.size for part in logged for segment in part.view.segments)
@@ -128,11 +149,11 @@ def audit(
     everywhere = max(gone_below.values(), default=0)
     for share in range(shares):
         remaining = _newest_of(delivered, partition, share, shares)
-        matched: set[bytes] = set()  # of keys whose partition the delivered side does not say
+        matched: set[bytes] = set()  # keys that are delivered without a partition and logged here
         done = total * share
         for part in logged:
             number = part.view.partition
-            # Tombstones too: a key whose newest record is one is not missing where it is absent.
+            # With tombstones: a key whose newest record is a tombstone is not missing if it is not delivered.
             records = newest(part.range, tombstones=True, map_bytes=memory_bytes)
             for record in records:
                 key = record.key
@@ -171,7 +192,7 @@ def audit(
 def _newest_of(
     delivered: Delivered, partition: int | None, share: int, shares: int
 ) -> dict[tuple[bytes, int | None], DeliveredKey]:
-    """One share of the delivered keys. Of a key that is there twice the newest counts."""
+    """Return one share of the delivered keys. If a key occurs twice, its newest offset counts."""
     newest_keys: dict[tuple[bytes, int | None], DeliveredKey] = {}
     for delivered_key in delivered.rows():
         if shares > 1 and zlib.crc32(delivered_key.key) % shares != share:

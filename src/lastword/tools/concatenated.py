@@ -1,4 +1,4 @@
-"""Partitions as one log, so that one key map tells which keys lie in several of them.
+"""Partitions concatenated to one log, so that one key map finds the keys that are in several of them.
 
                          P0         P1         P2
     forwards    a key's newest record in P0 is dead there if P1 or P2 has the key, in P1 if P2 has it
@@ -28,8 +28,8 @@ _BLOCK_PAGES = 1024
 
 
 class ConcatenatedLog:
-    """Partitions as one log: the offsets of each are moved up behind those of the one before, by whole pages
-    of bits."""
+    """Partitions as one log: the offsets of each are shifted above those of the previous partition, by whole
+    pages of bits."""
 
     def __init__(self, views: Sequence[PartitionView]) -> None:
         self._views = views
@@ -54,13 +54,13 @@ class ConcatenatedLog:
         base_offsets: NDArray[np.int64],
         last_offsets: NDArray[np.int64],
     ) -> NDArray[np.uint8]:
-        """The rows of one chunk, so of one partition."""
+        """Return the outcomes of the batches of one chunk, which belong to one partition."""
         i = int(np.searchsorted(self._starts, base_offsets[0], side="right")) - 1
         shift = self._shifts[i]
         return self._outcomes[i].fates(attributes, producer_ids, base_offsets - shift, last_offsets - shift)
 
     def bits(self, i: int, resolution: Resolution) -> DeadBitmaps:
-        """The pages of partition `i`."""
+        """Return the dead bitmaps of partition `i`."""
         segments = self._views[i].segments
         if not segments:
             return resolution.dead.window(0, 0)
@@ -86,8 +86,8 @@ class _ShiftedSegment:
 
 
 def shared_keys(own: DeadBitmaps, forward: DeadBitmaps, backward: DeadBitmaps) -> tuple[int, int]:
-    """Of a partition's keys: how many another partition has as well, and of how many of these this partition
-    is the last that has them."""
+    """Count the keys of a partition that are also in another one, and those of them whose last partition it
+    is."""
     if not (own.page_ids.size == forward.page_ids.size == backward.page_ids.size):
         raise AssertionError("other pages than before")
     shared = last = 0

@@ -1,9 +1,9 @@
-"""How much of a log is superseded: records, bytes, distinct keys, and keys that lie in several partitions.
+"""Count superseded records, their bytes, distinct keys, and keys in several partitions.
 
-Two ways. `estimated` walks the log once and keeps a `Sketch` for each partition: a fixed amount of memory,
-and an error that each row names. `counted` is exact, in the memory of a key map: it resolves each partition,
-and for a topic of several also all of them in a row (`in_a_row`). Takes no lock and changes nothing. Start
-reading at `Duplication`.
+There are two methods. `estimated` reads the log once and keeps a `Sketch` for each partition, in a fixed
+amount of memory; each row states its error. `counted` is exact, in the memory of a key map: it resolves each
+partition, and for a topic with several partitions also all of them concatenated (`concatenated`). Takes no
+lock and changes nothing. Start reading at `Duplication`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from lastword.segment.segment import Segment
 
 BY = ("topic", "partition", "segment")
-"""What a row may stand for."""
+"""The levels of a row."""
 
 Stage = Callable[[int], AbstractContextManager[Callable[[int, int], None] | None]]
-"""Gives, for a part of so many bytes, a function of (bytes done, bytes in all), or None."""
+"""Starts a stage of a number of bytes; returns a function of (bytes done, total bytes), or None."""
 
 _ATTEMPTS = 100
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Duplication(Value):
 
     @property
     def name(self) -> str:
-        """What the row stands for: `users`, `users-0`, or with its segment `users-0/4000`."""
+        """The name of the row: `users`, `users-0`, or with its segment `users-0/4000`."""
         partition = "" if self.partition is None else f"-{self.partition}"
         return f"{self.topic}{partition}" + ("" if self.segment is None else f"/{self.segment}")
 
@@ -86,7 +86,7 @@ class Duplication(Value):
 
     @property
     def superseded_ratio(self) -> float:
-        """Share of the records that is superseded."""
+        """Share of the superseded records."""
         return self.superseded_records / self.records if self.records else 0.0
 
 
@@ -96,7 +96,7 @@ class Duplication(Value):
 def estimated(
     topic: str, views: Mapping[int, PartitionView], by: str, stage: Stage, *, whole: bool
 ) -> list[Duplication]:
-    """Rows for these partitions, from one walk. `whole`: they are all that the topic has."""
+    """Return rows for these partitions from one scan. `whole`: these are all partitions of the topic."""
     sketches, rows = {}, []
     for number, view in sorted(views.items()):
         sketches[number], segment_rows = _repeated(
@@ -107,8 +107,14 @@ def estimated(
 
 
 def of_sketches(topic: str, sketches: Mapping[int, Sketch], by: str, *, whole: bool) -> list[Duplication]:
-    """Rows by topic or partition, of one sketch for each partition: for whoever has made them elsewhere and
-    merged those of one partition. `whole`: they are all that the topic has.
+    """Return rows by topic or partition from one sketch per partition, which may be made elsewhere and
+    merged.
+
+    Args:
+        topic: The topic.
+        sketches: A sketch per partition.
+        by: "topic" or "partition".
+        whole: These are all partitions of the topic.
     """
     numbers = sorted(sketches)
     keys = [sketches[number].keys for number in numbers]
@@ -129,13 +135,13 @@ def of_sketches(topic: str, sketches: Mapping[int, Sketch], by: str, *, whole: b
         shared_counts.append(part.common(before))
         before = KeySet.union([before, part])
     split = KeySet.union(shared_counts).estimate.rounded if whole else None
-    # A key that lies in several partitions has a newest record in each of them.
+    # A key in several partitions has a newest record in each of them.
     live = [sketch.keys.estimate for sketch in sketches.values()]
     return [_row(topic, None, merged, split=split, live=_sum(live))]
 
 
 def sketch_of(view: PartitionView, wanted: Callable[[int], bool]) -> Sketch:
-    """A sketch of the segments whose base offset is wanted: a task's share of a partition."""
+    """Return a sketch of the segments whose base offset is wanted: a task's share of a partition."""
 
     def look() -> Sketch:
         sketcher = Sketcher()
@@ -152,8 +158,10 @@ def sketch_of(view: PartitionView, wanted: Callable[[int], bool]) -> Sketch:
 def _sketched(
     topic: str, view: PartitionView, by_segment: bool, stage: Stage
 ) -> tuple[Sketch, list[Duplication]]:
-    """The partition's sketch; and its segments' rows, if asked for: newest first, since what a segment has in
-    vain is told by the keys of all later ones."""
+    """Return the partition's sketch, and the rows of its segments if `by_segment`.
+
+    Segments are read newest first: the keys of all later segments show which keys a segment has superseded.
+    """
     total = sum(segment.size for segment in view.segments)
     done_bytes = 0
     rows: list[Duplication] = []
@@ -186,7 +194,7 @@ def _row(
     live: Estimate | None = None,
     segment: int | None = None,
 ) -> Duplication:
-    """`live`: keys whose newest record is here; None: all that are here."""
+    """Make a row. `live`: keys whose newest record is here; None: all keys of the sketch."""
     distinct = sketch.keys.estimate
     newest = distinct if live is None else live
     superseded = max(0, sketch.keyed - newest.rounded)
@@ -209,12 +217,12 @@ def _row(
 
 
 def _sum(parts: Sequence[Estimate]) -> Estimate:
-    """Of independent estimates."""
+    """Add independent estimates."""
     return Estimate(sum(part.keys for part in parts), sum(part.deviation**2 for part in parts) ** 0.5)
 
 
 def _union_of_others(keys: Sequence[KeySet]) -> list[KeySet]:
-    """For each, the union of all others."""
+    """Return for each key set the union of all others."""
     after = [KeySet()]
     for key_set in reversed(keys[1:]):
         after.append(KeySet.union([after[-1], key_set]))
@@ -231,8 +239,8 @@ def _union_of_others(keys: Sequence[KeySet]) -> list[KeySet]:
 def counted(
     topic: str, views: Mapping[int, PartitionView], by: str, stage: Stage, *, whole: bool, map_bytes: int
 ) -> list[Duplication]:
-    """Rows for these partitions, exact, in the memory of one key map. `whole`: they are all that the topic
-    has."""
+    """Return exact rows for these partitions, in the memory of one key map. `whole`: these are all partitions
+    of the topic."""
     chosen = [view for _, view in sorted(views.items())]
     return _repeated(chosen, lambda: _counted(topic, chosen, by, stage, whole, map_bytes))
 
@@ -300,7 +308,7 @@ def _exact_row(
     segment: int | None = None,
 ) -> Duplication:
     superseded = [segment_facts.dead_records - segment_facts.aborted_records for segment_facts in facts]
-    # Records of aborted transactions are dead as well; where there are any, bytes are shared by count.
+    # Records of aborted transactions are dead too; if there are any, bytes are divided by count.
     size_bytes = [
         segment_facts.dead_bytes * count // segment_facts.dead_records if segment_facts.dead_records else 0
         for segment_facts, count in zip(facts, superseded, strict=True)
@@ -330,7 +338,7 @@ def _resolved(sources: Sequence[SegmentSource], fates: Fates, stage: Stage, map_
 
 
 class _CountingSegment:
-    """A segment that counts its tombstones when it is read for the first time."""
+    """A segment that counts its tombstones during the first read."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -349,7 +357,7 @@ class _CountingSegment:
 
 
 def _repeated(views: Sequence[PartitionView], work: Callable[[], T]) -> T:
-    """Do it again with a new listing when a file was rewritten meanwhile."""
+    """Run `work`, and run it again with a new listing if a file was rewritten meanwhile."""
     attempt = 0
     while True:
         try:

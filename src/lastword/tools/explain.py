@@ -1,13 +1,14 @@
-"""Why a log is or is not cleaned, and why a record is still in it: an `Explanation`.
+"""Explain why a log is or is not cleaned, and why a record is still in it.
 
-Stands on what decides: the plan is the cleaner's own, and each version of a key is judged by the rules that
-a round keeps to. One walk over the log finds the versions; their batches' headers, the transaction outcomes
-and the leases say the rest. Takes no lock and changes nothing, also beside a running broker.
+The plan is the cleaner's own, and each version of a key is judged by the rules of a cleaning. One scan of the
+log finds the versions; the rest follows from the headers of their batches, the transaction outcomes and the
+leases. Takes no lock and changes nothing, also beside a running broker.
 
-    garbage     a newer committed record of the key has replaced it, or its transaction was aborted
-                → goes with the round that covers it and its killer, unless something holds that back
+    garbage     a newer committed record of the key supersedes it, or its transaction was aborted
+                → removed by the cleaning that covers it and the superseding record, unless it is held back
     newest      stays, unless it is a tombstone
-    tombstone   the key's newest: stays until its horizon, every lease and every older copy have let it go
+    tombstone   newest of its key: stays until its delete horizon has passed, every lease is above it, and no
+                older copy of the key is left
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def explain(
             try:
                 versions = _Judge(view, config, plan, quarantined, now_ms, due_ms).versions(key)
                 break
-            except FileVanishedError:  # rewritten meanwhile: listed again, and judged anew
+            except FileVanishedError:  # rewritten meanwhile: list the files and judge again
                 attempt += 1
                 if attempt == _ATTEMPTS:
                     raise
@@ -189,10 +190,12 @@ class _KeyRecord:
 
 
 def _find(view: PartitionView, key: bytes) -> list[_KeyRecord]:
-    """Records with this key, oldest first, whatever became of their transactions."""
+    """Return the records with this key, oldest first, with any transaction outcome."""
     walk = _plain if scan.is_short(view, view.log_start, view.log_end) else _bulk
     rows = list(walk(view, key))
-    bases = [segment.base_offset for segment in view.segments]  # now: a rewrite may have come between
+    bases = [
+        segment.base_offset for segment in view.segments
+    ]  # current bases: a rewrite may have replaced segments
     return [_KeyRecord(*row, bisect_right(bases, row[0]) - 1) for row in rows]
 
 
@@ -204,7 +207,7 @@ def _plain(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, Ba
             for record in read_records(data, header, segment.file, position=0):
                 if record.key == key and record.offset >= start:
                     yield record.offset, record.timestamp, record.value is None, header
-        # A rewrite may put what was read and what was not into one batch.
+        # A rewrite may join records that were read with records that were not into one batch.
         start = max(start, header.next_offset)
 
 
@@ -295,7 +298,7 @@ class _Judge:
         return self._value(rule, key_record)
 
     def _value(self, rule: Rule, key_record: _KeyRecord) -> Version:
-        """A newest value: it stays, unless its time to live ends."""
+        """Judge a newest value: it stays, unless its time to live ends."""
         if self.config.lastword_ttl_ms < 0 or not self.config.compacts:
             return rule(True, NEWEST, NEWEST)
         record = next(

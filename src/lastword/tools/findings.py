@@ -19,22 +19,22 @@ _REMOVE_CODES = ("bad-snapshot", "bad-accounts", "bad-survivorship", "bad-note",
 
 @dataclass(frozen=True, slots=True)
 class Problem(Value):
-    """One thing that is not as it must be.
+    """A violated invariant, or damage.
 
     Attributes:
-        file: Where it is.
+        file: The file.
         position: Byte in the file; None for the file as a whole.
-        offset: Offset of the record it concerns; None if unknown.
-        code: A short stable name. Of Kafka's files: bad-crc incomplete-batch bad-header bad-record
+        offset: Offset of the record; None if unknown.
+        code: A short stable name. Kafka's files: bad-crc incomplete-batch bad-header bad-record
             decompression-limit unknown-magic offsets-fall missing-log missing-index bad-index bad-time-index
             bad-txn-index bad-checkpoint checkpoint-out-of-range bad-epochs bad-snapshot bad-properties
-            topic-id wrong-end not-a-partition unreadable. Of private files (docs/formats.md): bad-lease
+            topic-id wrong-end not-a-partition unreadable. Private files (docs/formats.md): bad-lease
             bad-removal-log bad-quarantine bad-survivorship bad-accounts bad-synced bad-note bad-journal
             bad-writers bad-commit bad-begun bad-job-file bad-partition-list bad-settings newer-version.
-        text: What is wrong.
-        repairable: True: derived data or a torn tail, which opening the directory to append repairs, once the
-            file `remove` is gone. False: see `remedy`.
-        remedy: What to do.
+        text: A description.
+        repairable: True: derived data or a torn tail, which is repaired when the directory is opened to
+            append, after the file `remove` was removed. False: see `remedy`.
+        remedy: The remedy.
     """
 
     file: str
@@ -56,10 +56,11 @@ class Problem(Value):
 
     @property
     def remove(self) -> str | None:
-        """The file to remove first, if one must be: small files of closed segments are not looked at when a
-        directory is opened (reads check what they use of them). A segment without its offset index is walked
-        and gets all its indexes anew; of producer snapshots only the newest sound one is needed; private
-        files with derived data are written again.
+        """The file to remove before the directory is opened to append; None: no file.
+
+        Opening does not check the small files of closed segments (reads check the parts that they use). A
+        segment without its offset index is scanned and gets all its indexes again; only the newest valid
+        producer snapshot is needed; private files with derived data are written again.
         """
         if self.code in _INDEX_CODES:
             return self.file.rpartition(".")[0] + names.INDEX
@@ -71,19 +72,20 @@ class Problem(Value):
 
 
 def bad_records(file: str, header: BatchHeader, error: DataError) -> Problem:
-    """Return the problem of a batch whose records cannot be read. One that passes the bound on decompression
-    may be sound: its remedy raises the bound."""
+    """Return the problem of a batch whose records cannot be read. A batch above the decompression limit may
+    be
+    valid: the remedy raises the limit."""
     code, remedy = "bad-record", ""
     if isinstance(error, DecompressionLimitError):
         code, remedy = error.code, error.remedy or ""
     return Problem(file, header.position, header.base_offset, code, error.message, False, remedy)
 
 
-MAX_PROBLEMS = 10_000  # a file of noise has millions; the first ones tell the story
+MAX_PROBLEMS = 10_000  # a file of random bytes has millions; the first ones are enough
 
 
 class EpochRun(NamedTuple):
-    """Neighbouring batches with one leader epoch: base offsets of the first and the last of them."""
+    """Consecutive batches with the same leader epoch: base offsets of the first and the last."""
 
     first: int
     last: int
@@ -119,8 +121,8 @@ class Findings:
 
 @dataclass(slots=True)
 class BatchPositions:
-    """What the indexes of a segment are checked against: position, last offset and largest timestamp so
-    far. `old`: positions of messages of magic 0 and 1."""
+    """Positions, last offsets and running largest timestamps of a segment's batches, to check its indexes.
+    `old`: positions of messages of magic 0 and 1."""
 
     positions: dict[int, int] = field(default_factory=dict)
     old: set[int] = field(default_factory=set)
@@ -135,7 +137,7 @@ class BatchPositions:
         self.largest[header.last_offset] = self.running
 
     def indexed(self, offset: int, position: int) -> bool:
-        """May an index say that `offset` is reached by the batch at `position`?"""
+        """Return whether an index entry (offset, position) is valid."""
         last = self.positions.get(position)
         if last is None or position not in self.old:
             return last == offset

@@ -1,12 +1,12 @@
-"""Keys of a log that Kafka's cleaner would take for one: different bytes with the same MD5.
+"""Find keys of a log that Kafka's cleaner cannot tell apart: different bytes with the same MD5.
 
-Kafka's map knows a key by its MD5 alone, so a record of the one removes all older ones of the other. Whether
-that would happen here is answered exactly and in bounded memory:
+Kafka's map stores only the MD5 of a key, so a record of one such key removes all older records of the other.
+The check is exact and takes bounded memory:
 
-1. The log is resolved: of every key one record, its newest, stays alive. Our map compares the keys' bytes.
-2. The digests of the keys of live records are sorted, their first 8 bytes only, in as many passes over ranges
-   of digests as the memory asks for. A key comes up once, so two that are equal are of two keys.
-3. Only for those that met, one more pass compares whole digests and the keys themselves.
+1. The log is resolved: one record of every key, the newest, stays live. This map compares the keys' bytes.
+2. The first 8 bytes of the digests of live keys are sorted, in as many passes over ranges of digests as the
+   memory budget requires. Every key occurs once, so two equal prefixes belong to two keys.
+3. For equal prefixes only, one more pass compares whole digests and keys.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Md5Collision(Value):
 
 @dataclass(frozen=True, slots=True)
 class Md5Check(Value):
-    """`keys` were compared with each other; `passes` read the log, the first to resolve it."""
+    """The number of compared keys, of passes over the log and of bytes read, and the collisions."""
 
     keys: int
     passes: int
@@ -62,9 +62,16 @@ def md5_collisions(
     memory_bytes: int = DEFAULT_MAP_BYTES,
     progress: Callable[[int], None] | None = None,
 ) -> Md5Check:
-    """All collisions of a log. `progress` hears the bytes of each pass as they are read.
+    """Find all collisions of a log.
 
-    Raises DataError for damage, FileVanishedError if the log is rewritten meanwhile.
+    Args:
+        view: The partition.
+        memory_bytes: Memory budget.
+        progress: Receives the bytes read in the current pass.
+
+    Raises:
+        DataError: the log is damaged.
+        FileVanishedError: the log was rewritten meanwhile.
     """
     size = sum(segment.size for segment in view.segments)
     resolution = resolve(
@@ -110,7 +117,7 @@ class _Live:
     passes: int = 0
 
     def chunks(self) -> Iterator[list[tuple[int, bytes]]]:
-        """(offset, key), a list for each chunk."""
+        """Yield a list of (offset, key) for each chunk."""
         self.passes += 1
         done = 0
         for segment in self.view.segments:
@@ -136,7 +143,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _shared_prefixes(walk: _Live, first: int, end: int) -> set[int]:
-    """Prefixes of digests in [first, end) that two live records have."""
+    """Return the prefixes in [first, end) that two live keys share."""
     parts: list[NDArray[np.uint64]] = []
     for keys in walk.chunks():
         prefixes = np.frombuffer(b"".join([_digest(key)[:8] for _, key in keys]), ">u8").astype(np.uint64)

@@ -1,9 +1,9 @@
-"""Which record of a log replaces which: all that the cost of cleaning depends on, without a key or a value.
+"""The overwrite trace of a log: which record supersedes which. The cost of cleaning depends on nothing else.
 
-`Deaths` has one row a record, in the order of their offsets. `deaths_of` reads it off a log in one pass, with
-bounded memory: a large log is sampled by the hash of its keys, all records of a key or none, and the sizes
-of what was taken stand for the rest. Keys are told apart by 64 bits of a salted hash: enough for an estimate,
-and nothing is ever deleted by it.
+`OverwriteTrace` has one row per record, by offset, and neither keys nor values. `trace_log` reads it from a
+log in one pass with bounded memory: a large log is sampled by the hash of its keys (all records of a key or
+none), and the sizes of the sample are scaled up. Keys are distinguished by 64 bits of a salted hash: that is
+enough for an estimate, and nothing is deleted by it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ _RECORD_BYTES = 8  # a record's own fields, about
 
 @dataclass(frozen=True, slots=True)
 class OverwriteTrace:
-    """One row a record, all arrays of one length.
+    """One row per record; all arrays have the same length.
 
-    size_bytes  int64, its share of the log; of a sample: of those it stands for too
-    previous    int64, the row of the record of the same key before it, -1: there is none
-    key         int64, a number for each key, from 0 on
-    time_ms     int64, never falling
-    tombstone   bool
-    loaded      so many first rows lie there already when the replay begins; they cost nothing to append
-    share       of the keys that are in here
+    Attributes:
+        size_bytes: int64, its share of the log; in a sample, also that of the records it stands for.
+        previous: int64, row of the previous record of the key; -1: none.
+        key: int64, a number for each key, from 0.
+        time_ms: int64, ascending.
+        tombstone: bool.
+        loaded: Rows that exist before the replay begins; appending them is not counted.
+        share: Share of the keys that the trace contains.
     """
 
     size_bytes: Ints
@@ -58,15 +59,17 @@ class OverwriteTrace:
 
     @property
     def superseding(self) -> Ints:
-        """int64: the row of the record that replaces it; `NEVER` for the newest of its key."""
+        """The row of the superseding record (int64); `NEVER` for the newest record of a key."""
         superseding = np.full(len(self), NEVER)
         rows = np.flatnonzero(self.previous >= 0)
         superseding[self.previous[rows]] = rows
         return superseding
 
     def live_bytes(self, delete_retention_ms: int) -> Ints:
-        """int64[rows + 1]: what the smallest log would hold after so many rows: the newest record of each
-        key, a tombstone until it is `delete_retention_ms` old."""
+        """Return the bytes of the smallest possible log after each number of rows (int64[rows + 1]).
+
+        It holds the newest record of each key, and a tombstone until it is `delete_retention_ms` old.
+        """
         change = np.concatenate((self.size_bytes, [0])).astype(np.int64)
         end = np.minimum(self.superseding, len(self))
         rows = np.flatnonzero(self.tombstone)
@@ -77,7 +80,7 @@ class OverwriteTrace:
 
 
 def trace_of_keys(keys: NDArray[Any], **columns: Any) -> OverwriteTrace:
-    """Rows from the key of each, in order; `columns` are the other fields of `Deaths`."""
+    """Make a trace from the key of each row; `columns` are the other fields of `OverwriteTrace`."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     again = np.zeros(keys.size, bool)
@@ -98,13 +101,15 @@ def trace_log(
     fates: Fates | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> OverwriteTrace:
-    """The pattern of a log, in one pass over it.
+    """Read the trace of a log in one pass. Aborted records and records without a key are left out.
 
-    salt          secret random bytes: which keys a sample takes
-    loaded_below  records below this offset were there before the time that is replayed
-    most_rows     beyond that many records only a share of the keys is kept: 1/2, 1/4, ...
-    fates         what became of its transactions; aborted records are left out, as are those without a key
-    progress      hears (bytes done, bytes in all) after every chunk
+    Args:
+        segments: The segments of the log.
+        salt: Secret random bytes, which decide which keys a sample contains.
+        loaded_below: Records below this offset exist before the replay begins.
+        most_rows: With more records, only a share of the keys is kept: 1/2, 1/4, ...
+        fates: The outcomes of its transactions.
+        progress: Receives (bytes done, total bytes) after every chunk.
     """
     sampler = _Sampler(most_rows)
     total, done = sum(segment.size for segment in segments), 0

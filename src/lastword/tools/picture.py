@@ -1,4 +1,4 @@
-"""Simulations as a picture: an SVG of two panels, bytes on disk above and bytes written below."""
+"""Draw simulations as an SVG of two panels: bytes on disk above, bytes written below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _TEXT = "font-family:sans-serif;font-size:12px;fill:#333"
 
 
 def picture(simulations: Sequence[Simulation], names: Sequence[str]) -> str:
-    """`names` of them for the legend. The dashed line is what is live: no log is smaller."""
+    """Draw simulations, with `names` for the legend. The dashed line shows the live bytes: no log is
+    smaller."""
     points = [point for simulation in simulations for point in simulation.curve]
     first = min((p.appended_bytes for p in points), default=0)
     last = max((p.appended_bytes for p in points), default=1)
@@ -44,7 +45,7 @@ def picture(simulations: Sequence[Simulation], names: Sequence[str]) -> str:
 
 
 class _Axes:
-    """One panel: bytes appended to the right, bytes of something upwards from 0."""
+    """A panel: appended bytes on the x axis, another number of bytes on the y axis, from 0."""
 
     def __init__(self, first: int, last: int, most: int, top: int, bottom: int) -> None:
         self.first, self.span = first, max(last - first, 1)

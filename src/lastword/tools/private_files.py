@@ -1,8 +1,8 @@
-"""Private files, checked and decoded: everything that lastword writes and Kafka does not know.
+"""Decode and check private files: the files that lastword writes and Kafka does not use.
 
-`reader_of(path)` gives the function that reads a private file: it yields names and values, and raises
-CorruptFileError for damage. `dump` prints what it yields, `verify` reports what it raises. docs/formats.md
-has a section for each of these files.
+`reader_of(path)` returns the function that reads a private file: it yields names and values, and raises
+CorruptFileError for damage. `dump` prints the values, `verify` reports the errors. docs/formats.md has a
+section for each of these files.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _DERIVED = (
     "bad-job-file",
     "bad-partition-list",
 )
-"""Problems of files that are written again, or not needed."""
+"""Codes of problems in files that are written again or not needed."""
 
 
 def reader_of(path: str) -> Reader | None:
-    """Return the function that reads the private file at `path`; None if it is no private file."""
+    """Return the function that reads the private file at `path`; None if it is not a private file."""
     *_, above, parent, name = ["", "", *Path(os.path.realpath(path)).parts]
     if name.endswith(".tmp") and (names.PRIVATE in (above, parent) or name.startswith(names.PRIVATE)):
         return _unfinished
@@ -62,7 +62,7 @@ def reader_of(path: str) -> Reader | None:
 
 
 def problem_of(path: str, error: LastwordError) -> Problem:
-    """Return what is wrong with a private file as a `Problem`, with a remedy for this very file."""
+    """Convert an error about a private file to a `Problem` with a remedy for this file."""
     code = error.code if isinstance(error, CorruptFileError) else "bad-settings"
     if code == "corrupt-file":
         code = "bad-journal" if os.path.basename(path) == names.PRODUCERS else "bad-checkpoint"
@@ -94,7 +94,7 @@ def _framed(form: Framed) -> Reader:
 
 
 def _typed(form: Framed, check: Callable[[Files, str], object]) -> Reader:
-    """As `_framed`, for a file whose fields are checked by what its own module makes of them."""
+    """Return a reader as `_framed`, for a file whose fields are checked by its own module."""
 
     def read(files: Files, path: str) -> Fields:
         fields = form.load(files, path) or {}

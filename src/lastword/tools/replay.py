@@ -1,8 +1,8 @@
-"""A partition on paper: segments as arrays of rows of a `Deaths`, with the accounts that a cleaner keeps.
+"""A simulated partition: segments as arrays of rows of an `OverwriteTrace`, with the cleaner's statistics.
 
-What it is for: `simulate` appends to it, asks the cleaner's own functions what to rewrite, and does it here,
-where a rewrite is a mask over an array. Row numbers stand for offsets. Of a real log it leaves out what does
-not move bytes: indexes, checksums, recompression, batch headers that stay behind.
+`simulate` appends to it, calls the cleaner's own functions to choose a rewrite, and applies the rewrite,
+which is a mask over an array. Row numbers stand for offsets. Parts of a real log that move no bytes are left
+out: indexes, checksums, recompression, batch headers that stay after their records.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lastword.units import NEVER
 
 Ints = NDArray[np.int64]
 
-SEEN_RATIO = 4  # the recent death rate forgets over a quarter of a segment's age
+SEEN_RATIO = 4  # the average of the death rate has a time constant of a quarter of the segment's age
 
 
 @dataclass(slots=True)
 class SimulatedSegment:
-    """One closed segment: `rows` are those it still holds, between its offsets. The rest as in
-    `accounts.SegmentAccount`; `dead_before` and `rated_at` are of the last look at its death rate."""
+    """A closed segment. `rows` are the rows that it still contains. The other fields are as in
+    `accounts.SegmentAccount`; `dead_before` and `rated_at` are from the last update of its death rate."""
 
     rows: Ints
     base_offset: int
@@ -47,7 +47,7 @@ class SimulatedSegment:
     tombstones_without_horizon: int = 0
     known: SegmentAccount | None = None  # its account, until something changes
 
-    # As strategy `kafka` wants to see a segment:
+    # The interface of a segment that strategy `kafka` uses:
 
     @property
     def size(self) -> int:
@@ -77,8 +77,8 @@ class SimulatedSegment:
 
 
 class SimulatedLog:
-    """One partition. Closing a segment (`close`) and looking at its keys (`absorb`) are two things: between
-    them lies min.compaction.lag.ms, and with strategy `kafka` the time up to the next round."""
+    """One partition. A segment is closed (`close`) before its keys are read (`scan`): between both is
+    min.compaction.lag.ms, or with strategy `kafka` the time up to the next cleaning."""
 
     def __init__(self, topic: str, partition: int, trace: OverwriteTrace, config: TopicConfig) -> None:
         self.topic = topic
@@ -104,7 +104,7 @@ class SimulatedLog:
     # ---------------------------------------------------------------- growing
 
     def close(self, end: int, write_clock: int) -> None:
-        """The rows from the last closed one up to `end` become a segment."""
+        """Close the active segment: the rows after the last closed segment, up to `end`."""
         rows = np.arange(self.closed_rows, end)
         size = int(self.trace.size_bytes[rows].sum())
         largest = int(self.trace.time_ms[end - 1])
@@ -117,7 +117,7 @@ class SimulatedLog:
         self.closed_bytes += size
 
     def scan(self, count: int, write_clock: int, now_ms: int) -> int:
-        """Look at the keys of segments up to `count`; returns their bytes."""
+        """Read the keys of the first `count` segments that were not read yet; return their bytes."""
         scanned = 0
         for segment in self.segments[self.scanned : count]:
             rows = segment.rows
@@ -135,7 +135,7 @@ class SimulatedLog:
         return scanned
 
     def scan_ripe(self, write_clock: int, now_ms: int) -> int:
-        """Look at all closed segments that min.compaction.lag.ms lets go; returns the bytes read."""
+        """Read the keys of all closed segments that min.compaction.lag.ms allows; return the bytes read."""
         youngest = now_ms - self.config.min_compaction_lag_ms
         count = self.scanned
         while count < len(self.segments) and self.segments[count].largest_ms <= youngest:
@@ -149,7 +149,7 @@ class SimulatedLog:
         return scanned
 
     def expire_tombstones(self, write_clock: int, now_ms: int) -> None:
-        """A tombstone's clock starts when no older copy of its key is left; when it is due it dies."""
+        """Start the clock of each tombstone without older copies of its key, and drop those that are due."""
         if not self._deletes:
             return
         rows = self._live_tombstones()
@@ -165,7 +165,8 @@ class SimulatedLog:
         self._accounts = None
 
     def expire_tombstones_as_kafka(self, write_clock: int, now_ms: int) -> None:
-        """Kafka's clock: a round that meets a tombstone starts it, one that meets it due drops it."""
+        """Apply Kafka's rule: the first cleaning of a tombstone starts its clock, a cleaning when it is due
+        drops it."""
         if not self._deletes:
             return
         self._mark_dead(self._due(self._live_tombstones(), now_ms), write_clock, now_ms)
@@ -207,8 +208,14 @@ class SimulatedLog:
     # ---------------------------------------------------------------- shrinking
 
     def rewrite(self, first: int, last: int, files: int | None, write_clock: int) -> tuple[int, int]:
-        """Segments `first` to `last` without their dead rows, in `files` files of equal size (None: as many
-        as they fill); returns the bytes read and written."""
+        """Rewrite segments `first` to `last` without their dead rows; return the bytes read and written.
+
+        Args:
+            first: Index of the first segment.
+            last: Index of the last segment.
+            files: The number of new segments, of equal size. None: as many as the rows fill.
+            write_clock: Bytes appended to the drive so far.
+        """
         old = self.segments[first : last + 1]
         rows = np.concatenate([segment.rows for segment in old])
         dead = self._dead[rows]
@@ -243,7 +250,7 @@ class SimulatedLog:
     # ---------------------------------------------------------------- what it looks like
 
     def active(self, rows: int) -> SimulatedSegment:
-        """The open segment after so many rows of the log."""
+        """Return the active segment of a log of `rows` rows."""
         held = np.arange(self.closed_rows, rows)
         size = int(self.trace.size_bytes[held].sum())
         largest = int(self.trace.time_ms[rows - 1]) if rows else 0
@@ -268,7 +275,7 @@ class SimulatedLog:
 
 
 def closings(trace: OverwriteTrace, segment_bytes: int, segment_ms: int) -> list[int]:
-    """The row before which each segment is closed; what follows the last one is the active segment."""
+    """Return the end row of each closed segment; the rows after the last are the active segment."""
     bytes_below = np.concatenate(([0], np.cumsum(trace.size_bytes)))
     times, ends, first = trace.time_ms, [], 0
     while first < len(trace):
@@ -285,7 +292,7 @@ def closings(trace: OverwriteTrace, segment_bytes: int, segment_ms: int) -> list
 def group_by_source_size(
     segments: Sequence[SimulatedSegment], segment_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """Kafka's own groups: neighbours whose sources, as they are, fit one segment."""
+    """Yield the groups of Kafka's cleaner: neighbours whose sources, uncleaned, fit one segment."""
     first, size = 0, 0
     for index, segment in enumerate(segments):
         if index > first and size + segment.size_bytes > segment_bytes:
@@ -320,7 +327,7 @@ def _compute_account(segment: SimulatedSegment) -> SegmentAccount:
 
 
 def _rate(segment: SimulatedSegment, write_clock: int) -> None:
-    """Its recent death rate, an average that forgets over a quarter of its age."""
+    """Update the recent death rate, an average with a time constant of a quarter of the segment's age."""
     elapsed = write_clock - segment.rated_at
     if elapsed <= 0:
         return

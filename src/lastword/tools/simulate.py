@@ -1,9 +1,9 @@
-"""What cleaning would cost under given settings, by replaying which record killed which.
+"""Simulate the cost of cleaning under given settings, by replaying an overwrite trace.
 
-Nothing is decided here: strategy `generational` calls the cleaner's `choose_drive`, `kafka` its `choose` and
-`group`, on accounts that are kept on paper (`replay.PaperLog`). `broker` is what Kafka's own cleaner does
-with the choice of `kafka`: it rewrites every segment below the limit, with garbage or without. Cleaning is
-done as soon as it is due, after each segment that is closed; of a real cleaner that is the busiest day.
+The cleaner's own functions decide: `choose_drive` for strategy `generational`, `choose` and `group` for
+`kafka`, on the statistics of simulated partitions (`replay.SimulatedLog`). `broker` is Kafka's own cleaner
+with the choice of `kafka`: it rewrites every segment below the limit, with garbage or without. The simulation
+cleans as soon as a cleaning is due, after each closed segment: the most work that a real cleaner would do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CURVE_POINTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Point(Value):
-    """A moment of a simulation: bytes appended and written by cleaning so far, on disk, and live."""
+    """A moment of a simulation: bytes appended, bytes written by cleaning, bytes on disk, live bytes."""
 
     appended_bytes: int
     written_bytes: int
@@ -95,7 +95,7 @@ class TracedPartition:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """All partitions of a drive together, and each of them."""
+    """The simulation of a drive, and of each of its partitions."""
 
     drive: Simulation
     partitions: tuple[Simulation, ...]
@@ -110,13 +110,17 @@ def simulate(
     settings: dict[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Simulated:
-    """Append the records of `parts`, which share a drive, in the order of their times, and clean them, as
-    if their policy were to compact.
+    """Append the records of partitions that share a drive, in order of time, and clean them.
 
-    strategy         of all of them; None: each partition's lastword.strategy
-    file_cost_bytes  what a swap costs, in bytes that could be moved meanwhile; 0: not measured
-    settings         for the result only: what is tried here
-    progress         hears (segments closed, segments that will be)
+    All partitions are cleaned as if their policy were `compact`.
+
+    Args:
+        parts: The partitions.
+        strategy: Strategy of all partitions. None: each partition's lastword.strategy.
+        space_target: Space limit of the drive, as a multiple of its live data.
+        file_cost_bytes: Cost of a swap, in bytes that could be moved meanwhile; 0: not measured.
+        settings: The settings that are tried, for the result only.
+        progress: Receives (closed segments, total segments to close).
     """
     if strategy is not None and strategy not in STRATEGIES:
         raise ValueError(f"unknown strategy {strategy!r}")
@@ -126,7 +130,7 @@ def simulate(
 
 
 class _Meter:
-    """Counts of one partition, or of the drive, from the time its loaded rows are there."""
+    """Counts of a partition or of the drive, from the time when its loaded rows exist."""
 
     def __init__(self) -> None:
         self.rounds = self.read_bytes = self.written_bytes = 0
@@ -136,7 +140,7 @@ class _Meter:
         self._last: tuple[int, int, int] | None = None
 
     def sample(self, appended: int, size: int, live: int) -> None:
-        """What lies there after so many bytes; between two looks it grows evenly."""
+        """Add a sample: size and live bytes after `appended` bytes. Both are interpolated between samples."""
         if self._last is not None and appended > self._last[0]:
             step = appended - self._last[0]
             self.area += step * (size / max(live, 1) + self._last[1] / max(self._last[2], 1)) / 2
@@ -164,7 +168,7 @@ class _Drive:
         self.live = [part.trace.live_bytes(part.config.delete_retention_ms) for part in parts]
         self.meters = [_Meter() for _ in parts]
         self.total = _Meter()
-        self.kept = [""] * len(parts)  # why nothing was rewritten at the last look
+        self.kept = [""] * len(parts)  # why the last check rewrote nothing
         self.rows = [0] * len(parts)  # appended so far
         self.loaded = sum(
             int(bytes_below[part.trace.loaded])
@@ -327,7 +331,7 @@ class _Drive:
         return Simulated(drive, each)
 
     def _idle(self, index: int) -> str:
-        """Why nothing of this partition was rewritten, if nothing was."""
+        """Return why no segment of this partition was rewritten."""
         log, trace = self.logs[index], self.parts[index].trace
         if len(trace) == trace.loaded:
             return "nothing was appended since the last cleaning"

@@ -1,4 +1,4 @@
-"""`Sketch`: how many records a part of a log has, and how many distinct keys, in a fixed amount of memory.
+"""`Sketch`: the number of records and of distinct keys in a part of a log, in a fixed amount of memory.
 
 Counts are exact; keys are a theta sketch (of the `datasketches` package): the smallest `2**LG_K` hash values
 of all keys. Sketches are values: two of them merge into that of both parts, whatever the parts and the order,
@@ -40,7 +40,7 @@ _MAGIC, _VERSION = b"LWSK", 1
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number of keys, and one standard deviation of it."""
+    """An estimated number of keys, with its standard deviation."""
 
     keys: float
     deviation: float
@@ -68,21 +68,21 @@ class KeySet:
 
     @staticmethod
     def union(parts: Iterable[KeySet]) -> KeySet:
-        """The keys of all parts together."""
+        """Return the keys of all parts."""
         union = _theta().theta_union(LG_K)
         for part in parts:
             union.update(part._sketch)
         return KeySet(union.get_result())
 
     def common(self, other: KeySet) -> KeySet:
-        """The keys that are in both."""
+        """Return the keys that are in both sets."""
         common = _theta().theta_intersection()
         common.update(self._sketch)
         common.update(other._sketch)
         return KeySet(common.get_result())
 
     def without(self, other: KeySet) -> KeySet:
-        """The keys that are not in `other`."""
+        """Return the keys that are not in `other`."""
         return KeySet(_theta().theta_a_not_b().compute(self._sketch, other._sketch))
 
     def to_bytes(self) -> bytes:
@@ -114,7 +114,7 @@ class Sketch:
 
     @staticmethod
     def merged(parts: Iterable[Sketch]) -> Sketch:
-        """The sketch of several parts together. They must not overlap: records are added up."""
+        """Merge the sketches of several parts. The parts must not overlap: records are added up."""
         chosen = list(parts)
         return Sketch(
             records=sum(part.records for part in chosen),
@@ -127,7 +127,7 @@ class Sketch:
         )
 
     def to_bytes(self) -> bytes:
-        """For another process; `from_bytes` reads it."""
+        """Encode for another process; `from_bytes` decodes it."""
         keys = self.keys.to_bytes()
         counts = (
             self.records,
@@ -142,7 +142,7 @@ class Sketch:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Sketch:
-        """CorruptFileError for what `to_bytes` did not write."""
+        """Decode; CorruptFileError if `to_bytes` did not write these bytes."""
         try:
             magic, version, *numbers, crc = _HEADER.unpack_from(data)
         except struct.error:
@@ -166,8 +166,12 @@ class Sketcher:
         self._keyed_bytes = 0.0
 
     def add(self, chunk: Chunk, committed: NDArray[np.bool_] | None = None) -> None:
-        """Take a chunk in. `committed`: bool for each batch, whether its records have a say about keys; None:
-        all of them. Raises CorruptBatchError."""
+        """Add a chunk; CorruptBatchError if it is damaged.
+
+        Args:
+            chunk: The chunk.
+            committed: A bool for each batch: its records are committed. None: all are.
+        """
         from lastword.records.columns import decode_columns
 
         columns = decode_columns(chunk)
@@ -200,7 +204,7 @@ class Sketcher:
             update(value)
 
     def sketch(self) -> Sketch:
-        """Of all that was added."""
+        """Return the sketch of all added chunks."""
         counts = self._counts
         return Sketch(
             counts.records,
@@ -214,8 +218,8 @@ class Sketcher:
 
 
 def theta_hashes(values: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """What a theta sketch makes of 64-bit integers: the upper 63 bits of the first half of their 128-bit
-    Murmur3 hash. A sketch keeps those below its threshold.
+    """Hash 64-bit integers as a theta sketch does: the upper 63 bits of the first half of their 128-bit
+    Murmur3 hash. A sketch keeps the hashes below its threshold.
     """
     with np.errstate(over="ignore"):
         word = values.view(np.uint64) * np.uint64(0x87C37B91114253D5)

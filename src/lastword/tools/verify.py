@@ -1,4 +1,4 @@
-"""Everything that must hold in a log directory, checked without a lock and without changing anything.
+"""Check every invariant of a log directory, without a lock and without changes.
 
     every batch        length, magic, checksum; its records decode and are as many as the header says
     every segment      offsets ascend, lie at or above its base and below the next segment's base
@@ -13,13 +13,13 @@
     identity           meta.properties and partition.metadata; one topic id for all partitions of a topic
     private files      framed with version and checksum; what is staged for a commit that waits
 
-`quick` reads headers and checks checksums not at all: what it costs is the indexes and a header per batch.
-Its count of records leaves out those in compressed entries of magic 0 and 1, which only reading them tells.
+`quick` reads the indexes and one header per batch, and checks no checksums. Its count of records leaves out
+those in compressed entries of magic 0 and 1, because only decompression shows their number.
 
-Beside a writer and a cleaner the files change while they are checked: a log is listed before its index is
-renamed, or a marker is read before its entry is in the transaction index. So a problem is reported only after
-the partition was checked again from a fresh view: either its files stood still during a pause and the whole
-check, or the same problem was in `_CONFIRMED` checks in a row. Only files with a problem are read again.
+Beside a writer and a cleaner, files change during the check: a log is listed before its index is renamed, or
+a marker is read before its entry is in the transaction index. So a problem is reported only after the
+partition was checked again from a new view: either its files did not change during a pause and the whole
+check, or `_CONFIRMED` checks in a row found the same problem. Only files with a problem are read again.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _CHECKS = 20  # of one partition at most
 
 @dataclass(frozen=True, slots=True)
 class Verification(Value):
-    """What was checked, and what is wrong. `ok` is True only if there are no problems and no collisions.
+    """The result of a verification. `ok` is True only if there are no problems and no collisions.
 
-    `collisions`, if they were asked for: keys that are sound here and that Kafka's cleaner would take for
-    one; `keys` were compared.
+    `collisions`, if requested, are valid keys that Kafka's cleaner cannot tell apart; `keys` is the number of
+    compared keys.
     """
 
     ok: bool
@@ -89,14 +89,22 @@ def verify(
 ) -> Verification:
     """Check the checkpoints of `roots` and the logs `partitions` (topic, partition, directory).
 
-    `md5`: look for keys of one MD5, too, within `md5_memory_bytes` (and a bit for each record).
+    Args:
+        files: The storage.
+        roots: Roots of log directories.
+        partitions: The logs to check.
+        quick: Read headers and indexes only.
+        md5: Also search for keys with the same MD5.
+        md5_memory_bytes: Memory of that search, besides one bit per record.
+        progress: Receives the progress.
+        clock: The clock. None: the system's.
     """
     clock = clock or SystemClock()
     started = clock.monotonic()
     findings = Findings()
     roots = list(roots)
-    # Checkpoints are read before the logs: a log end only grows, so a checkpoint above it is wrong whoever
-    # appends meanwhile. (A truncation lowers it, and `_is_out_of_range` reads both again.)
+    # Checkpoints are read before the logs: a log end only grows, so a checkpoint above it is wrong even if
+    # records are appended meanwhile. (A truncation lowers it, and `_is_out_of_range` reads both again.)
     checkpoints = [
         (path, row) for root in roots for path in _checkpoints(root) for row in _rows(files, path, findings)
     ]
@@ -154,7 +162,7 @@ def verify(
 
 
 def _load(files: Files, directory: str) -> PartitionView | None:
-    """Load a view; None if that failed, which the check of the partition reports."""
+    """Load a view; None if that fails, which the check of the partition reports."""
     try:
         return PartitionView.load(files, directory)
     except LastwordError:
@@ -170,15 +178,19 @@ def _verify_partition(
     clock: Clock,
     advance: Callable[[int], None],
 ) -> PartitionView | None:
-    """Check one partition, and again from a fresh view while something is wrong and its files change.
+    """Check one partition, and again from a new view while there is a problem and its files change.
 
     Args:
-        view: of this partition; None loads one.
+        files: The storage.
+        directory: The partition's directory.
+        view: A view of the partition; None: load it.
+        quick: Read headers and indexes only.
         account: gets the counts of the first check and the problems that remained.
-        advance: called with the bytes of each segment of the first check.
+        clock: The clock.
+        advance: Called with the bytes of each segment of the first check.
 
     Returns:
-        The view that was checked last; None if the partition cannot be listed, or was deleted meanwhile.
+        The last checked view; None if the partition cannot be listed, or was deleted meanwhile.
     """
     sound: set[tuple[int, int, int]] = set()
     epochs: dict[tuple[int, int, int], list[EpochRun]] = {}
@@ -221,7 +233,7 @@ def _check_partition(
     check: Findings,
     advance: Callable[[int], None],
 ) -> tuple[PartitionView | None, bool]:
-    """Check a partition once. Returns the view, and False if a file vanished that the view lists."""
+    """Check a partition once; return the view, and False if a listed file vanished."""
     try:
         if view is None:
             view = PartitionView.load(files, directory)
@@ -248,7 +260,7 @@ Listing = list[tuple[str, FileFacts | None]]
 
 
 def _listing(files: Files, directory: str) -> Listing | None:
-    """List the files of a partition with their sizes; None if that is not possible."""
+    """List the files of a partition with their facts; None if that is not possible."""
     try:
         return [(name, files.stat(os.path.join(directory, name))) for name in files.listdir(directory)]
     except StorageError:
@@ -260,8 +272,8 @@ def _ignore(size_bytes: int) -> None:
 
 
 def _is_out_of_range(files: Files, path: str, row: tuple[str, int, int], clock: Clock) -> bool:
-    """Read a checkpoint and the log end again: a truncation, or a topic of the same name that was created
-    meanwhile, lowers both, one after the other."""
+    """Read a checkpoint and the log end again; a truncation, or a new topic of the same name, lowers both,
+    one after the other."""
     topic, partition, _ = row
     directory = os.path.join(os.path.dirname(path), names.partition_dir(topic, partition))
     for _ in range(_CONFIRMED):
@@ -283,7 +295,7 @@ def _md5_check(
     clock: Clock,
     progress: ProgressLike | None,
 ) -> Md5Check | None:
-    """None, and a problem more, for a log whose keys cannot all be read."""
+    """Compare the keys of a log by MD5; None, and a new problem, if not all keys can be read."""
     from lastword.config.instance import DEFAULT_MAP_BYTES
     from lastword.tools.md5 import md5_collisions
 
@@ -322,8 +334,8 @@ def _rows(files: Files, path: str, findings: Findings) -> list[tuple[str, int, i
 
 
 def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
-    """Bytes behind the last sound batch: an append that a kill left unfinished, unless somebody is writing
-    it now."""
+    """Report bytes after the last valid batch: an unfinished append of a killed process, unless a writer
+    appends them now."""
     last = view.active
     facts = files.stat(last.file) if last is not None else None
     if last is None or facts is None or facts.size <= last.size or facts.inode != last.inode:
@@ -332,11 +344,11 @@ def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
         return  # `_verify_end` reports it: no torn tail
     with files.open_read(last.file) as handle:
         if not handle.pread(facts.size - last.size, last.size).strip(b"\0"):
-            return  # room that Kafka reserved
+            return  # space that Kafka preallocated
     try:
         now = PartitionView.load(files, view.directory)
     except LastwordError:
-        return  # it is changing
+        return  # the partition is changing
     if now.log_end == view.log_end:
         findings.add(
             last.file,
@@ -349,8 +361,10 @@ def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
 
 
 def _verify_end(view: PartitionView, findings: Findings) -> None:
-    """The log ends where a clean stop, the synced mark and the recovery point say. No checksum covers the
-    base offset of a batch: that of the last one shows here alone."""
+    """Report a log end that differs from the clean stop, the synced mark or the recovery point.
+
+    No checksum covers the base offset of a batch, so a wrong base offset of the last batch shows only here.
+    """
     error = view.damage
     if error is not None:
         findings.add(
@@ -359,7 +373,8 @@ def _verify_end(view: PartitionView, findings: Findings) -> None:
 
 
 def _verify_names(files: Files, view: PartitionView, findings: Findings) -> None:
-    """Indexes of a segment whose log is gone. Opening to write removes them, so this is the last trace."""
+    """Report indexes of a segment without its log. Opening to append removes them, and with them the
+    trace."""
     parsed = [p for p in map(names.parse_segment_file, files.listdir(view.directory)) if p is not None]
     logs = {p.base_offset for p in parsed if p.extension == names.LOG}
     orphans: dict[int, str] = {}
@@ -385,8 +400,10 @@ def _verify_names(files: Files, view: PartitionView, findings: Findings) -> None
 
 
 def _verify_epochs(files: Files, view: PartitionView, findings: Findings) -> None:
-    """Report entries that do not ascend, and where no broker ever had the directory those that contradict the
-    headers of batches. A broker drops entries that conflict with its own epochs, and keeps the batches.
+    """Report entries that do not ascend, and entries that contradict the headers of batches.
+
+    The second check is left out if a broker ever had the directory: a broker drops entries that conflict with
+    its own epochs, and keeps the batches.
     """
     path = os.path.join(view.directory, names.LEADER_EPOCHS)
     try:
@@ -413,8 +430,7 @@ def _verify_epochs(files: Files, view: PartitionView, findings: Findings) -> Non
 
 
 def _verify_topic_ids(files: Files, partitions: Sequence[tuple[str, int, str]], findings: Findings) -> None:
-    """All partitions of a topic have one id. Where they have not, those that differ from most are named; all,
-    where there is no majority."""
+    """Report partitions whose topic id differs from the majority of their topic; without a majority, all."""
     ids: dict[str, dict[str, str]] = {}
     for topic, _, directory in partitions:
         try:
@@ -433,7 +449,7 @@ def _verify_topic_ids(files: Files, partitions: Sequence[tuple[str, int, str]], 
 
 
 def _verify_root_files(files: Files, root: str, findings: Findings) -> None:
-    """Identity and private files of a root, and what is staged for commits that wait."""
+    """Check identity and private files of a root, and the staged files of pending commits."""
     try:
         listing = files.listdir(root)
     except LastwordError:
@@ -448,7 +464,7 @@ def _verify_root_files(files: Files, root: str, findings: Findings) -> None:
 
 
 def _verify_staged(files: Files, root: str, path: str, findings: Findings) -> None:
-    """The staged files that a commit names, unless the commit was ingested meanwhile."""
+    """Check the staged files of a commit, unless it was applied meanwhile."""
     from lastword.ingest import staging
     from lastword.ingest.manifest import Manifest
 
@@ -474,7 +490,7 @@ def _verify_staged(files: Files, root: str, path: str, findings: Findings) -> No
 
 
 def _verify_partition_files(files: Files, directory: str, findings: Findings) -> None:
-    """Snapshots, leader epochs, identity and private files: small files that `dump` checks."""
+    """Check snapshots, leader epochs, identity and private files with the checks of `dump`."""
     for name in files.listdir(directory):
         parsed = names.parse_segment_file(name)
         is_snapshot = parsed is not None and parsed.extension == names.SNAPSHOT and not parsed.suffix
@@ -486,7 +502,7 @@ def _verify_partition_files(files: Files, directory: str, findings: Findings) ->
     for name in files.listdir(private):
         path = os.path.join(private, name)
         if name.endswith(".tmp") or name.startswith(names.REWRITE_PREFIX):
-            continue  # on its way: nothing reads it
+            continue  # unfinished: nothing reads it
         if not files.is_dir(path):
             _verify_small_file(files, path, findings)
             continue

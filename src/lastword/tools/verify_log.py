@@ -1,4 +1,4 @@
-"""One log: its segments, every batch of them, every record."""
+"""Check one log: its segments, their batches, records and indexes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lastword.tools.findings import BatchPositions, EpochRun, Findings, bad_reco
 from lastword.tools.walk import LenientWalk
 
 NO_LEADER_EPOCH = -1
-KERNEL_BYTES = 4 << 20  # from here on loading the kernels costs less than decoding records in Python
+KERNEL_BYTES = 4 << 20  # above this size, loading the kernels costs less than decoding records in Python
 
 
 def verify_log(
@@ -30,10 +30,14 @@ def verify_log(
     """Check the segments of a view with their indexes, except those in `account.sound`.
 
     Args:
-        advance: called with the bytes of each segment.
+        files: The storage.
+        view: The partition.
+        quick: Read headers and indexes only.
+        findings: Gets counts and problems.
+        advance: Called with the bytes of each segment.
 
     Returns:
-        False if a file vanished: the segments of the log are others by now, and are to be checked too.
+        False if a file vanished: the log has new segments, which must be checked too.
     """
     segments = list(view.segments)
     next_offset = 0
@@ -78,8 +82,8 @@ def _verify_segment(
     findings: Findings,
     transactions: OpenTransactions,
 ) -> int:
-    """Check one segment and its indexes; returns the offset after its last one. `transactions`: those that
-    are open where it begins, and then where it ends."""
+    """Check a segment and its indexes, and return the offset after its last. `transactions`: the open ones at
+    its start; the call updates them to its end."""
     batches = BatchPositions()
     epochs: list[EpochRun] = []
     findings.epochs[segment.inode, segment.size, segment.mtime_ms] = epochs
@@ -119,8 +123,8 @@ def _verify_segment(
             if epochs and epochs[-1].epoch == header.leader_epoch:
                 first = epochs.pop().first
             epochs.append(EpochRun(first, header.base_offset, header.leader_epoch))
-    # Positions behind damage are not known to the index check, and in the middle of a swap the indexes
-    # have other names.
+    # Indexes are checked only without damage, because the positions after it are unknown, and outside a swap,
+    # during which they have other names.
     if len(findings.problems) == before and not segment.suffix:
         _verify_offset_index(files, segment, batches, findings)
         _verify_time_index(files, segment, batches, findings)
@@ -129,7 +133,7 @@ def _verify_segment(
 
 
 def _batch_at(view: PartitionView, offset: int) -> BatchHeader | None:
-    """The batch that holds an offset; None if it is gone."""
+    """Return the batch that contains an offset; None if it is gone."""
     at = view.segment_set.floor(offset)
     if at < 0 or not view.log_start <= offset < view.log_end:
         return None
@@ -156,7 +160,7 @@ def _sound_headers(
     *,
     is_last: bool,
 ) -> Iterable[BatchHeader]:
-    """Every batch, its records looked at; the transactions that a marker here aborts go to `aborted`."""
+    """Yield every batch after a check of its records; add transactions that a marker aborts to `aborted`."""
     walk = LenientWalk(
         segment.handle, segment.file, 0, segment.size, segment.base_offset, findings.report, is_last=is_last
     )
@@ -182,7 +186,7 @@ def _decided(
         transactions.begin(header.producer_id, header.base_offset)
     try:
         marker = control_of(data, header, file, position=0)
-    except DataError:  # `_verify_records` tells
+    except DataError:  # `_verify_records` reports it
         return None
     if marker is None or not marker.marker:
         return None
@@ -191,8 +195,8 @@ def _decided(
 
 
 def _decoded(data: bytes, file: str) -> int | None:
-    """Count the records that the kernels read in this batch; None if not all: then plain Python finds what
-    is wrong."""
+    """Count the records of a batch with the kernels; None if that fails: then Python decodes the batch and
+    reports the problem."""
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns
 
@@ -203,7 +207,7 @@ def _decoded(data: bytes, file: str) -> int | None:
 
 
 def _verify_records(data: bytes, header: BatchHeader, file: str, findings: Findings) -> int:
-    """Look at every record; how many there are."""
+    """Check every record of a batch and return their number."""
     from lastword.records.formats import read_records
 
     count = 0
@@ -292,13 +296,16 @@ def _verify_txn_index(
 ) -> None:
     """Compare the index with the transactions that the markers of this segment abort.
 
-    A cleaning removes batches and keeps entries: an entry may begin at an offset that is gone, below what is
-    left of its transaction, and stay when marker and data are gone. An offset that is still in the log must
-    be what the entry says of it.
+    A cleaning removes batches and keeps entries. So an entry may start at an offset that is gone, below the
+    remaining records of its transaction, and may outlive marker and data. An offset that is still in the log
+    must match the entry.
 
     Args:
-        aborted: found in the log, by the markers of this segment.
-        batch_at: returns the batch of the log that holds an offset.
+        files: The storage.
+        segment: The segment.
+        aborted: The transactions aborted by the markers of this segment.
+        findings: Gets the problems.
+        batch_at: Returns the batch of the log that contains an offset.
     """
     path = segment.path(names.TXN_INDEX)
     entries: list[AbortedTransaction] = []
@@ -365,5 +372,5 @@ def _contradiction(
 
 
 def _is_dense(header: BatchHeader) -> bool:
-    """Does the batch have a record at each of its offsets?"""
+    """Return whether the batch has a record at each of its offsets."""
     return header.count == header.last_offset - header.base_offset + 1

@@ -1,9 +1,8 @@
-"""Walking all batches of a file, damaged ones too: what cannot be read is reported, and the walk goes on
-behind it.
+"""Walk all batches of a file, damaged ones included: damage is reported, and the walk continues after it.
 
-Unlike `segment.scan.SoundWalk`, which recovery trusts and which stops at the first damage, this walk never
-stops early: a bad checksum leaves the next batch where its length says, and a bad length is left by
-looking for the next sound batch.
+`segment.scan.SoundWalk`, which recovery uses, stops at the first damage. This walk does not: after a bad
+checksum it continues at the position that the length gives; after a bad length it searches the next valid
+batch.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ Report = Callable[[Problem], None]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One batch. `header.position` is its byte in the file; `data` is the whole batch; `sound`: its
-    checksum is right."""
+    """A batch: its header with its position in the file, its bytes, and whether its checksum is right."""
 
     header: BatchHeader
     data: bytes
@@ -35,10 +33,10 @@ class Step:
 
 
 class LenientWalk:
-    """Iterates over the batches of [start, end) bytes of `handle`; damage goes to `report`.
+    """Iterates over the batches in the bytes [start, end) of `handle`, and reports damage to `report`.
 
-    `is_last`: of its log, so that recovery would cut a torn tail. Afterwards `read_bytes` tells how much
-    was read, and `tail` where an incomplete last batch begins, or None.
+    `is_last`: the segment is the last of its log, so recovery would cut a torn tail. After the walk,
+    `read_bytes` is the number of bytes read, and `tail` the position of an incomplete last batch, or None.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class LenientWalk:
         return Step(header, data, sound)
 
     def _skip(self, length: int, bytes_left: int) -> bool:
-        """Report nonsense at the position and go on behind it. False if only nonsense is left."""
+        """Report invalid bytes at the position and move after them. False if no valid batch follows."""
         damage = Damage(self.position, self._next_offset, "bad-length", "")
         next_position = sound_batch_after(self._handle, self._file, damage, self._end, self._base_offset)
         if next_position is None:
