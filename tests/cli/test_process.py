@@ -15,6 +15,7 @@ import pytest
 
 import lastword
 from lastword import kernels
+from lastword.api.open_dirs import OpenDirs
 from lastword.cli import command, main, output
 from lastword.errors import DiskFullError
 from lastword.values import Progress
@@ -168,7 +169,7 @@ def test_a_full_drive_under_stdout_is_no_bug_of_ours(data):
 
 
 def test_our_bugs_show_no_traceback(data, monkeypatch, capsys):
-    monkeypatch.setattr(lastword.LogDir, "_chosen", lambda *_: 1 / 0)
+    monkeypatch.setattr(OpenDirs, "select_by_topic", lambda *_: 1 / 0)
     assert main.run(["ls", str(data)]) == 70
     told = capsys.readouterr().err
     assert told.startswith("error: ZeroDivisionError") and "report it" in told and "Traceback" not in told

@@ -11,6 +11,7 @@ import pytest
 
 import lastword
 from lastword import kernels
+from lastword.api.open_dirs import OpenDirs
 from lastword.cli import main
 from lastword.kernels import cache
 
@@ -53,9 +54,9 @@ def here(tmp_path, monkeypatch):
 def test_compiling_is_announced_once_on_stderr(here, monkeypatch, capsys):
     def compiling(*arguments, **more):
         kernels.log.info(kernels.COMPILING)
-        return []
+        return {}
 
-    monkeypatch.setattr(lastword.LogDir, "_chosen", compiling)
+    monkeypatch.setattr(OpenDirs, "select_by_topic", compiling)
     for more, announced in (([], True), (["-q"], False), (["--json"], False)):
         main.run(["ls", str(here / "data"), *more])
         captured = capsys.readouterr()
