@@ -42,7 +42,7 @@ READS = {
     "a sequence of nobody": (lambda users: users.append(b"a", b"", sequence=1), "without a producer"),
     "one key, not a list": (lambda users: users.read(keys=b"ada"), "keys= is a bytes"),
     "a view that is none": (lambda users: users.read(view="newest"), "unknown view"),
-    "trim before a negative offset": (lambda users: users.trim(-3), "before=-3 is no place"),
+    "trim before a negative offset": (lambda users: users.trim(-3), "before=-3 is not a position in a log"),
     "records that are none": (lambda users: users.extend(None), "extend takes records, not NoneType"),
 }
 

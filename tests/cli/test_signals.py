@@ -172,7 +172,7 @@ def test_the_second_signal_ends_at_once(data, tmp_path, number):
         assert running.poll() is None
         running.send_signal(number)
         _, said = running.communicate(timeout=10)
-        assert running.returncode == 128 + number and "ended at once" in said
+        assert running.returncode == 128 + number and "ended immediately" in said
     assert not (data / MARKER).exists()
     with lastword.open(data, "a", log_cleaner_enable=False) as logs:
         assert {record.key for record in logs.topic("users").read()} == {b"k0", b"k1", b"k2", b"k3"}

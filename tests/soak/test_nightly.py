@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 PROOFS = {
     "test",
+    "exhaustive",
     "model",
     "crash",
     "kills",
