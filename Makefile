@@ -25,7 +25,7 @@ java:
 	@./scripts/need-java
 
 kernels: $(READY)
-	@$(PY) -c 'import lastword.kernels as k; k.warm(print)'
+	@$(PY) -c 'from lastword.kernels.warming import warm; warm(print)'
 
 demo: java $(READY) kernels ## the main job on real data: flights as a changelog, written, cleaned and restored with Spark and Python
 	@$(PY) examples/demo/main.py

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lastword import kernels
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.files import Files
+from lastword.kernels.warming import warm
 from lastword.partition.view import PartitionView
 from lastword.records.reader import read_records
 from tests.build import records_of
@@ -140,7 +140,7 @@ def test_sigkill_in_the_middle_of_a_round(strategy: str, tmp_path: Path) -> None
     """Mapping, rewriting, swapping, saving accounts: whatever is left, the newest values are there for a
     reader and for the next start, accounts that are believed are true, and the next round ends the work.
     """
-    kernels.warm()
+    warm()
     files = RecordingFiles(HastyFiles())
     (tmp_path / "counted").mkdir()
     begun(tmp_path / "counted", HastyFiles()).close()

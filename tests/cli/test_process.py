@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword import kernels
 from lastword.api.open_dirs import OpenDirs
 from lastword.cli import command, main, output
 from lastword.errors import DiskFullError
+from lastword.kernels.warming import warm
 from lastword.values import Progress
 
 COMMAND = [sys.executable, "-m", "lastword"]
@@ -263,7 +263,7 @@ def test_follow_shows_what_comes_until_ctrl_c(data):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_files_are_no_bug_of_ours(data, closed):
-    kernels.warm()  # or it is said that they are compiled
+    warm()  # or it is said that they are compiled
     line = f'exec "$@" {closed}'
     done = subprocess.run(["sh", "-c", line, "sh", *COMMAND, "ls", str(data)], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done

@@ -14,11 +14,12 @@ from lastword import kernels
 from lastword.api.open_dirs import OpenDirs
 from lastword.cli import main
 from lastword.kernels import cache
+from lastword.kernels.warming import warm
 
 COMMAND = [sys.executable, "-m", "lastword"]
 WARM_AND_SHOW = """
-from lastword import kernels
-kernels.warm(print)
+from lastword.kernels.warming import warm
+warm(print)
 import numba
 print(numba.config.CACHE_DIR or "elsewhere untouched")
 """
@@ -66,7 +67,7 @@ def test_compiling_is_announced_once_on_stderr(here, monkeypatch, capsys):
 
 
 def test_a_cached_kernel_is_not_announced(here, capsys):
-    kernels.warm()
+    warm()
     for words in NEED_KERNELS:
         assert main.run(words) == 0, words
         assert "compiling" not in capsys.readouterr().err

@@ -233,9 +233,9 @@ def moments(rng: random.Random) -> Iterator[float]:
 
 def run_kills(root: str, kills: int, *, seed: int, fresh_every: int = 0, renew: int = 60) -> Oracle:
     """`renew`: start with an empty directory after this many kills, because the log grows."""
-    from lastword import kernels
+    from lastword.kernels.warming import warm
 
-    kernels.warm()
+    warm()
     total, oracle = Oracle(), Oracle()
     for number, after in zip(range(kills), moments(random.Random(seed)), strict=False):
         directory = f"{root}/{seed}-{number // renew}"

@@ -11,6 +11,6 @@ settings.load_profile("kernels")
 
 @pytest.fixture(autouse=True, scope="session")
 def warm_kernels() -> None:
-    from lastword import kernels
+    from lastword.kernels.warming import warm
 
-    kernels.warm()
+    warm()

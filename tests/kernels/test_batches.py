@@ -4,17 +4,18 @@ from itertools import cycle
 
 import numpy as np
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastword import kernels
 from lastword.kernels import table as fields
-from lastword.kernels.batches import rows_within, walk_batches
+from lastword.kernels.batches import place_ready, rows_within, walk_batches
 from lastword.records.compression import compress
 from lastword.records.legacy_build import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from tests.kernels.support import padded, walked
 from tests.naive.batches import Header, most_plain_bytes, walk
+from tests.naive.batches import place_ready as naive_place_ready
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import T, batches
 
@@ -165,3 +166,56 @@ def test_rows_within_a_bound_of_damaged_zstd(junk: bytes) -> None:
     bound = most_plain_bytes(damaged)
     expected = 1 if bound is None or bound > (1 << 20) - 69 else 2
     assert rows_within(raw, table, 2, np.empty(0, np.uint8), 1 << 20) == (expected)
+
+
+@st.composite
+def some_batches(draw: st.DrawFn) -> list[bytes]:
+    found = []
+    for number in range(draw(st.integers(0, 11))):
+        value = b"v" * draw(st.integers(0, 70))
+        data = bytearray(
+            encode_batch([Record(9, 5 + number, b"k", value, ())], base_offset=9, last_offset=9 + number)
+        )
+        if draw(st.integers(0, 7)) == 0:
+            data[draw(st.integers(0, len(data) - 1))] ^= 1 << draw(st.integers(0, 7))
+        if draw(st.integers(0, 15)) == 0:
+            del data[draw(st.integers(0, len(data))) :]
+        found.append(bytes(data))
+    return found
+
+
+def placed(batches: list[bytes], next_offset: int, epoch: int) -> tuple[int, list[bytes], np.ndarray]:
+    data = np.frombuffer(b"".join(batches) + bytes(kernels.SLACK), np.uint8).copy()
+    sizes = np.array([len(batch) for batch in batches], np.int64)
+    table = np.zeros((sizes.size, fields.FIELDS), np.int64)
+    rows = place_ready(data, sizes, next_offset, epoch, table)
+    ends = np.cumsum(sizes)
+    return rows, [data[end - size : end].tobytes() for end, size in zip(ends, sizes, strict=True)], table
+
+
+@settings(deadline=None)
+@given(some_batches(), st.sampled_from([0, 7, 2**63 - 20, 2**63 - 1]), st.integers(-1, 2**31 - 1))
+def test_placed_like_the_twin(batches: list[bytes], next_offset: int, epoch: int) -> None:
+    rows, found, table = placed(batches, next_offset, epoch)
+    assert (rows, found) == naive_place_ready(batches, next_offset, epoch)
+    if rows == len(batches):
+        position = 0
+        for row, data in enumerate(found):
+            assert table[row, fields.POSITION] == table[row, fields.FILE_POSITION] == position
+            assert table[row, fields.SIZE] == len(data)
+            assert table[row, fields.BASE_OFFSET] == int.from_bytes(data[:8], "big")
+            assert table[row, fields.LEADER_EPOCH] == epoch
+            assert table[row, fields.MAX_TIMESTAMP] == int.from_bytes(data[35:43], "big", signed=True)
+            position += len(data)
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=60), min_size=4, max_size=4))
+def test_four_checksums_side_by_side(parts: list[bytes]) -> None:
+    """The batches of `place_ready` with checksums of their own, in every order of their lengths."""
+    batches = [encode_batch([Record(0, 1, None, part, ())], base_offset=0, last_offset=0) for part in parts]
+    assert placed(batches, 0, 0)[0] == 4
+    for number in range(4):
+        broken = list(batches)
+        broken[number] = broken[number][:-1] + bytes([broken[number][-1] ^ 1])
+        assert placed(broken, 0, 0)[0] == number

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lastword import kernels
 from lastword.kernels import cache
+from lastword.kernels.warming import warm
 
 
 def run(program: str, **environment: str) -> list[str]:
@@ -78,7 +78,7 @@ def test_warm_leaves_nothing_to_compile() -> None:
         columns,
         copies,
         digest,
-        gather,
+        hashing,
         key_batch,
         legacy,
         offset_map,
@@ -87,7 +87,7 @@ def test_warm_leaves_nothing_to_compile() -> None:
         repack,
     )
 
-    kernels.warm()
+    warm()
     dispatchers = {
         f"{module.__name__}.{name}": found
         for module in (
@@ -95,7 +95,7 @@ def test_warm_leaves_nothing_to_compile() -> None:
             columns,
             copies,
             digest,
-            gather,
+            hashing,
             legacy,
             offset_map,
             pack,
@@ -116,9 +116,8 @@ def _whole_round() -> None:
     import pyarrow as pa
 
     from lastword.kernels.digest import sum_contents, sum_pairs
-    from lastword.kernels.join import JOINING_FIELDS
-    from lastword.kernels.keyhash import digest_seeds
-    from lastword.kernels.repack import Output, Source, repack_rows, room_needed
+    from lastword.kernels.hashing import digest_seeds
+    from lastword.kernels.repack import JOINING_FIELDS, Output, Source, repack_rows, room_needed
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns, raw_records, to_arrow
     from lastword.records.legacy_build import build_message, build_wrapper

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword import kernels
 from lastword.kernels.columns import ColumnArrays, decode_headers, decode_rows
-from tests.kernels.support import walked
+from lastword.records.columns import binary_array
+from tests.kernels.support import padded, walked
 from tests.naive.batches import walk
-from tests.naive.columns import BadRecord, decode
+from tests.naive.columns import BadRecord, decode, gather
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import batches
 
@@ -104,3 +106,20 @@ def test_a_batch_must_end_with_its_last_record() -> None:
     good = encode_batch([Record(0, 0, b"k", b"v")])
     longer = seal(good + bytes(8))
     assert kernel_decode(longer) == naive_decode(longer) == ([], kernels.BAD_RECORD)
+
+
+@given(st.binary(max_size=300), st.lists(st.tuples(st.integers(0, 300), st.integers(-1, 300)), max_size=20))
+def test_gathered_like_the_twin(source: bytes, spans: list[tuple[int, int]]) -> None:
+    fitting = [(min(p, len(source)), n) for p, n in spans]
+    fitting = [(p, min(n, len(source) - p)) for p, n in fitting]
+    positions = [p for p, _ in fitting]
+    lengths = [n for _, n in fitting]
+    array = binary_array(padded(source), np.array(positions, np.int64), np.array(lengths, np.int32))
+    array.validate(full=True)
+    assert array.to_pylist() == gather(source, positions, lengths)
+
+
+@pytest.mark.parametrize(("position", "length"), [(-1, 1), (0, 11), (11, 1), ((1 << 62), 5)])
+def test_a_gathered_span_outside_is_refused(position: int, length: int) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        binary_array(padded(bytes(10)), np.array([position], np.int64), np.array([length], np.int32))

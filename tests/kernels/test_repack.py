@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 from lastword import kernels
 from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents, sum_pairs
-from lastword.kernels.join import JOINING_FIELDS, MOST_BYTES, OPEN_ROW, TARGET_BYTES
-from lastword.kernels.keyhash import digest_seeds
-from lastword.kernels.repack import JOINED, Output, Source, repack_rows, room_needed
+from lastword.kernels.hashing import digest_seeds
+from lastword.kernels.repack import (
+    JOINED,
+    JOINING_FIELDS,
+    MOST_BYTES,
+    OPEN_ROW,
+    TARGET_BYTES,
+    Output,
+    Source,
+    repack_rows,
+    room_needed,
+)
 from tests.kernels.support import NO_BITS, bits, walked
 from tests.naive import digest as naive_digest
 from tests.naive.batches import walk

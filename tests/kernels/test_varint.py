@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastword.kernels import varint
+from lastword.kernels import memory
 from tests.kernels.support import padded
 from tests.naive.varint import BadVarint, read, write
 
 
 @numba.njit
 def read32(data):
-    return varint.read_varint(data, 0)
+    return memory.read_varint(data, 0)
 
 
 @numba.njit
 def read64(data):
-    return varint.read_varlong(data, 0)
+    return memory.read_varlong(data, 0)
 
 
 @numba.njit
 def write64(data, value):
-    return varint.write_varint(data, 0, value), varint.varint_size(value)
+    return memory.write_varint(data, 0, value), memory.varint_size(value)
 
 
 VECTORS = [
@@ -64,6 +64,6 @@ def test_any_bytes_read_as_the_twin_reads(data: bytes) -> None:
         try:
             expected = read(data, 0, len(data), groups)
         except BadVarint:
-            assert found[0] == varint.OVERLONG if groups == 5 else not found[2]
+            assert found[0] == memory.OVERLONG if groups == 5 else not found[2]
         else:
             assert found[:2] == expected

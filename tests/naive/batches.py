@@ -6,6 +6,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+import google_crc32c
+
 from tests.naive.crc32c import crc32c
 
 
@@ -124,3 +126,30 @@ def most_plain_bytes(batch: bytes) -> int | None:
             most += 128 << 10 if kind == 2 else size
         position += flags & 4
     return most if position == end else None
+
+
+MOST = 2**63 - 1
+
+
+def place_ready(batches: list[bytes], next_offset: int, epoch: int) -> tuple[int, list[bytes]]:
+    """How many from the first on are plainly sound, and all of them in their place if that is all."""
+    placed = []
+    for number, data in enumerate(batches):
+        if len(data) < 61:
+            return number, batches
+        _, length, _, magic, crc, _, delta, _, _, producer, _, _, count = struct.unpack_from(
+            ">qiibIhiqqqhii", data
+        )
+        if (
+            length != len(data) - 12
+            or magic != 2
+            or delta < 0
+            or count < 0
+            or producer != -1
+            or next_offset + delta > MOST - 1
+            or crc != google_crc32c.value(data[21:])
+        ):
+            return number, batches
+        placed.append(struct.pack(">qii", next_offset, length, epoch) + data[16:])
+        next_offset += delta + 1
+    return len(batches), placed

@@ -65,3 +65,10 @@ def _decode(data: bytes, header: Header) -> list[Record]:
     if position != end:
         raise BadRecord("rest of batch")
     return records
+
+
+def gather(source: bytes, positions: list[int], lengths: list[int]) -> list[bytes | None]:
+    return [
+        None if length < 0 else source[position : position + length]
+        for position, length in zip(positions, lengths, strict=True)
+    ]

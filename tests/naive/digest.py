@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from tests.naive.batches import Header
 from tests.naive.columns import decode
 from tests.naive.crc32c import crc32c
-from tests.naive.keyhash import MASK, fold, pair_digest
+from tests.naive.hashing import MASK, fold, pair_digest
 from tests.naive.pack import Record
 from tests.naive.repack import joinable
 from tests.naive.varint import write

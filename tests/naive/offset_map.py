@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.naive.batches import walk
 from tests.naive.columns import decode
-from tests.naive.keyhash import MASK, pair_digest
+from tests.naive.hashing import MASK, pair_digest
 
 CONTROL = 0x20
 HORIZON = 0x40

@@ -138,8 +138,8 @@ def test_keys_chosen_for_another_salt_cost_no_more_probes() -> None:
     """Somebody knows the hash, and all but the salt: keys that meet in few slots of a map whose salt he
     guessed cost a map with another salt at most twice the probes of random ones.
     """
-    from lastword.kernels.keyhash import seeds
-    from tests.naive.keyhash import MASK, key_hash
+    from lastword.kernels.hashing import seeds
+    from tests.naive.hashing import MASK, key_hash
 
     seed0, seed1 = (int(seed) for seed in seeds(b"guessed", b"lastword map"))
     rng, slots, hostile = random.Random(6), 4096, []

@@ -73,8 +73,8 @@ def test_constants_that_two_modules_share() -> None:
 
 def test_keys_with_one_tag_and_one_slot_stay_two() -> None:
     """A tag is only a candidate. Two such keys are searched for with the salt that the map will have."""
-    from lastword.kernels.keyhash import seeds
-    from tests.naive.keyhash import MASK, key_hash
+    from lastword.kernels.hashing import seeds
+    from tests.naive.hashing import MASK, key_hash
 
     seed0, seed1 = (int(seed) for seed in seeds(b"s", b"lastword map"))
     seen: dict[tuple[int, int], bytes] = {}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastword.errors import CapacityError, CorruptBatchError, UnsupportedBatchError
-from lastword.kernels.keyhash import digest_seeds
+from lastword.kernels.hashing import digest_seeds
 from lastword.partition.transactions import Decisions
 from lastword.resolve import Resolution, resolve
 from tests.naive import offset_map as naive
@@ -169,7 +169,7 @@ def test_two_keys_taken_for_one_leave_the_digest_wrong() -> None:
     log = [encode_batch([Record(0, T, b"one", b"1"), Record(1, T, b"two", b"2")])]
     found = check(segments(log, []), BIG, None)
     seed0, seed1 = (int(seed) for seed in digest_seeds(found.digest_seed))
-    from tests.naive.keyhash import MASK, pair_digest
+    from tests.naive.hashing import MASK, pair_digest
 
     survivor = pair_digest(b"two", 1, seed0, seed1)
     met = found.segments[0].live_digest

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lastword.kernels.keyhash import digest_seeds
+from lastword.kernels.hashing import digest_seeds
 from lastword.partition.transactions import Fate
 from lastword.resolve import DeadBitmaps, MapFull, RunningResolution, resolve
 from lastword.resolve.facts import digest_seed_of

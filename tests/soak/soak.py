@@ -172,9 +172,9 @@ def run_writer(root: str, oracle: Oracle, seed: int, rng: random.Random) -> bool
 
 def soak(root: str, plan: Plan, seed: int, say: bool = False) -> Oracle:
     """The whole of it below `root`; what is left to compare at the end is compared there."""
-    from lastword import kernels
+    from lastword.kernels.warming import warm
 
-    kernels.warm()
+    warm()
     rng = random.Random(seed)
     oracle = Oracle(plan)
     started = checked = time.monotonic()

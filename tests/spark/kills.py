@@ -304,9 +304,9 @@ def one_whole_run(home: Path, kills: int, rng: random.Random) -> int:
 
 def run(home: Path, kills: int, whole: int, seed: int, say: Callable[[str], None] = print) -> dict[str, int]:
     """So many kills spread over all steps, and some of whole drivers; how many of each kind there were."""
-    from lastword import kernels
+    from lastword.kernels.warming import warm
 
-    kernels.warm()
+    warm()
     rng = random.Random(seed)
     template = make_log(home / "template")
     expected = {}

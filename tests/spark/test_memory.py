@@ -19,8 +19,8 @@ MIB = 1 << 20
 
 PROGRAM = """
 import json, sys
-from lastword import kernels
-kernels.warm()
+from lastword.kernels.warming import warm
+warm()
 import pyarrow
 from pathlib import Path
 from lastword.cleaner import cleaner, sharded, sinks

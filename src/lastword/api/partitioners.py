@@ -92,7 +92,7 @@ def murmur2_partitions(keys: pa.Array, partitions: int) -> np.ndarray:
     import numpy as np
 
     from lastword import kernels
-    from lastword.kernels.murmur2 import murmur2_partitions as loop
+    from lastword.kernels.hashing import murmur2_partitions as loop
 
     chosen = np.empty(len(keys), np.int64)
     _, edges, data = keys.buffers()

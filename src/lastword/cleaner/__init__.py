@@ -48,7 +48,7 @@ which carries its sequence, until the producer has been silent for `producer.id.
 What is left of neighbouring batches becomes one, up to 32 KiB of plain records: scattered over many small
 batches, survivors would compress worse with every round. Only batches that agree on everything a batch keeps
 once for its records are joined (timestamp kind, leader epoch, codec, delete horizon), and never those of
-producers, transactions or control records. `kernels/join.py` has the rule.
+producers, transactions or control records. `kernels/repack.py` has the rule.
 
 What is left alone
 ------------------

@@ -31,7 +31,7 @@ from lastword.cleaner.output import Output
 from lastword.cleaner.rewrite import Edges, Rewritten, Sums, sums_of
 from lastword.errors import CertificateError
 from lastword.kernels.digest import sum_pairs
-from lastword.kernels.keyhash import digest_seeds
+from lastword.kernels.hashing import digest_seeds
 from lastword.kernels.repack import RETAIN
 from lastword.records.chunk import Chunk, ChunkReader
 from lastword.records.lanes import in_lanes, prepared

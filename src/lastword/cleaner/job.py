@@ -233,7 +233,7 @@ def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int
     only mean that a shard is passed over more than once.
     """
     from lastword.kernels import table as fields
-    from lastword.kernels.arena import FIXED_BYTES
+    from lastword.kernels.offset_map import FIXED_BYTES
     from lastword.records.columns import decode_columns
     from lastword.resolve.offset_map import MOST_LOAD, SLOT_BYTES
     from lastword.resolve.shards import MOST_SHARDS

@@ -1,6 +1,6 @@
 """The new segment while a rewrite makes it: survivors are packed into a buffer, and a full one is appended.
 
-What is left of neighbouring batches goes into one (`kernels.join`). Batches that were taken apart lie in the
+What is left of neighbouring batches goes into one (`kernels.repack`). Batches that were taken apart lie in the
 buffer with plain records; they are compressed and get their checksums when it is appended.
 """
 
@@ -20,12 +20,16 @@ from lastword.cleaner.plan import Plan
 from lastword.cleaner.report import TombstonesWaiting
 from lastword.files import Files
 from lastword.kernels import table as fields
-from lastword.kernels.join import JOINING_FIELDS, MOST_BYTES, OPEN_PLAIN, OPEN_ROW, TARGET_BYTES
 from lastword.kernels.pack import seal_batch
 from lastword.kernels.repack import (
     EMPTIED,
     JOINED,
+    JOINING_FIELDS,
     MIXED,
+    MOST_BYTES,
+    OPEN_PLAIN,
+    OPEN_ROW,
+    TARGET_BYTES,
     Source,
     repack_rows,
     room_needed,

@@ -7,7 +7,7 @@ tombstone survives its first cleaning.
 
 What is left of neighbours goes into one batch, of about `output.BATCH_BYTES` of plain records at most: small
 batches compress badly and cost a header each. Only where nothing differs that a batch keeps once for all its
-records, and never batches of producers, transactions or control records (`kernels.join`). A batch that lost
+records, and never batches of producers, transactions or control records (`kernels.repack`). A batch that lost
 nothing takes part only if it is small, with less than half of that; so what was joined is left alone
 afterwards.
 

@@ -29,10 +29,10 @@ def warm(out: Session) -> None:
     of processor.
     """
     began = time.monotonic()
-    from lastword import kernels
+    from lastword.kernels import warming
     from lastword.kernels.cache import cache_folder
 
-    kernels.warm()
+    warming.warm()
     folder = cache_folder()
     sizes = [path.stat().st_size for path in folder.rglob("*.nb?")]
     out.summary(

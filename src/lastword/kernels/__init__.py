@@ -106,13 +106,3 @@ def kernel(function: Callable[..., Any]) -> Any:
 def inline(function: Callable[..., Any]) -> Any:
     """A step of a kernel, put into its callers by LLVM; not callable from Python."""
     return numba.njit(forceinline=True, no_cpython_wrapper=True, **_OPTIONS)(function)
-
-
-def warm(progress: Callable[[str], None] | None = None) -> None:
-    """Compile every kernel once on tiny inputs, or load it from the cache folder (about 0.3 s).
-
-    `progress` hears one line when compiling is really needed. Call it on a Spark driver before tasks start.
-    """
-    from lastword.kernels.warming import warm_all
-
-    warm_all(progress)

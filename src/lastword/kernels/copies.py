@@ -9,29 +9,34 @@ from __future__ import annotations
 import numpy as np
 
 from lastword.kernels import BAD_COUNT, BAD_RECORD, NO_SLACK, OK, SLACK, kernel
-from lastword.kernels.arena import (
+from lastword.kernels.columns import read_bounds, read_key
+from lastword.kernels.hashing import key_hash
+from lastword.kernels.key_batch import (
+    DIGEST0,
+    DIGEST1,
+    DUE,
+    RANGE_FIRST,
+    RANGE_LAST,
+    SEED0,
+    SEED1,
+    SIZE_MASK,
+    TOMBSTONE,
+)
+from lastword.kernels.memory import load8, load32, load64, store8, store32, store64
+from lastword.kernels.offset_map import (
+    ARENA_END,
     ARENA_START,
     COPIES_AT,
-    DUE,
+    DUE_TOMBSTONES,
     GOING_AT,
     KIND,
     LEAVING,
     MOST_COPIES,
     NO_OFFSET,
-    SIZE_MASK,
-    TOMBSTONE,
-    VACANT,
-    entry_key,
-)
-from lastword.kernels.columns import read_bounds, read_key
-from lastword.kernels.key_batch import DIGEST0, DIGEST1, RANGE_FIRST, RANGE_LAST, SEED0, SEED1
-from lastword.kernels.keyhash import key_hash
-from lastword.kernels.memory import load8, load32, load64, store8, store32, store64
-from lastword.kernels.offset_map import (
-    ARENA_END,
-    DUE_TOMBSTONES,
     PAGES,
     VACANCIES,
+    VACANT,
+    entry_key,
     mark,
     no_longer_counts,
     owner_of,

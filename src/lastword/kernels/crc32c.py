@@ -75,7 +75,7 @@ def _instruction(name, wide_state, data_bits):
 
 
 @inline
-def _table8(state, word):
+def table_step8(state, word):
     word ^= state
     return np.uint64(
         TABLES[7, word & np.uint64(255)]
@@ -90,7 +90,7 @@ def _table8(state, word):
 
 
 @inline
-def _table1(state, byte):
+def table_step1(state, byte):
     return np.uint64(TABLES[0, (state ^ byte) & np.uint64(255)]) ^ (state >> np.uint64(8))
 
 
@@ -101,8 +101,8 @@ elif HARDWARE == "aarch64":
     _step8 = _instruction("llvm.aarch64.crc32cx", False, 64)
     _step1 = _instruction("llvm.aarch64.crc32cb", False, 32)
 else:
-    _step8 = _table8
-    _step1 = _table1
+    _step8 = table_step8
+    _step1 = table_step1
 
 
 @inline
@@ -151,19 +151,3 @@ def crc32c(data, position, size):
     if position < 0 or size < 0 or position > data.size or size > data.size - position:
         return np.int64(-1)
     return crc_of(data, position, size)
-
-
-@kernel
-def crc32c_by_table(data, position, size):
-    """The same from tables alone, whatever the CPU has."""
-    if position < 0 or size < 0 or position > data.size or size > data.size - position:
-        return np.int64(-1)
-    state = np.uint64(0xFFFFFFFF)
-    end = position + size
-    while end - position >= 8:
-        state = _table8(state, load64(data, position))
-        position += 8
-    while position < end:
-        state = _table1(state, np.uint64(load8(data, position)))
-        position += 1
-    return np.int64(state ^ np.uint64(0xFFFFFFFF))

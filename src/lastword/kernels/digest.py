@@ -11,11 +11,10 @@ import numpy as np
 from lastword.kernels import BAD_RECORD, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.columns import read_bounds, read_key, read_value
 from lastword.kernels.crc32c import crc_of
-from lastword.kernels.join import joinable
-from lastword.kernels.keyhash import NULL_KEY, key_hash, pair_digest
-from lastword.kernels.memory import multiply_fold
+from lastword.kernels.hashing import NULL_KEY, key_hash, pair_digest
+from lastword.kernels.memory import multiply_fold, varint_size
 from lastword.kernels.pages import bits_between, test_bit
-from lastword.kernels.repack import CLOCK, DROP
+from lastword.kernels.repack import CLOCK, DROP, joinable
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -31,7 +30,6 @@ from lastword.kernels.table import (
     PRODUCER_EPOCH,
     PRODUCER_ID,
 )
-from lastword.kernels.varint import varint_size
 from lastword.wire import CODEC_MASK, CONTROL_BIT, DELETE_HORIZON_BIT, LOG_APPEND_BIT
 
 _MIX0 = np.uint64(0xA0761D6478BD642F)

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_COUNT, BAD_RECORD, NO_SLACK, OK, SLACK, inline, kernel
-from lastword.kernels.arena import DUE, SIZE_MASK, TOMBSTONE, UNCLOCKED
 from lastword.kernels.columns import read_bounds, read_key, read_value
-from lastword.kernels.keyhash import key_hash
+from lastword.kernels.hashing import key_hash
 from lastword.kernels.memory import multiply_fold
 from lastword.kernels.pages import PAGE_BITS
 from lastword.kernels.table import (
@@ -58,6 +57,10 @@ KEY_POSITION = 0
 KEY_LENGTH = 1
 OFFSET = 2
 SIZE = 3  # bytes on disk and flags, as in an entry of the arena, and two more:
+SIZE_MASK = (1 << 29) - 1
+UNCLOCKED = 1 << 29  # a tombstone whose batch has no delete horizon
+DUE = 1 << 30
+TOMBSTONE = 1 << 31
 ABORTED = 1 << 40  # dead at once: of an aborted transaction
 GONE = 1 << 41  # dead at once: without a key
 SPAN_FIELDS = 4

@@ -24,7 +24,16 @@ from lastword.kernels import (
     inline,
     kernel,
 )
-from lastword.kernels.memory import copy_wide, load8, load32, load32_be, load64_be, store8
+from lastword.kernels.memory import (
+    copy_wide,
+    load8,
+    load32,
+    load32_be,
+    load64_be,
+    store8,
+    varint_size,
+    write_varint,
+)
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -44,7 +53,6 @@ from lastword.kernels.table import (
     PRODUCER_ID,
     SIZE,
 )
-from lastword.kernels.varint import varint_size, write_varint
 from lastword.wire import (
     CODEC_MASK,
     INT32_MAX,

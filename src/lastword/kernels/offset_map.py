@@ -16,29 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from lastword.kernels import BAD_OFFSET, BAD_RECORD, FULL, OK, SLACK, inline, kernel
-from lastword.kernels.arena import (
-    ARENA_START,
-    COPIES_AT,
-    DUE,
-    FIXED_BYTES,
-    KIND,
-    LENGTH_AT,
-    LONG_KEY,
-    MOST_COPIES,
-    NO_OFFSET,
-    SIZE_MASK,
-    TOMBSTONE,
-    UNCLOCKED,
-    VACANT,
-    entry_bytes,
-    entry_key,
-    same_key,
-    write_entry,
-)
+from lastword.kernels.hashing import NULL_KEY, key_hash, pair_digest
 from lastword.kernels.key_batch import (
     ABORTED,
     DIGEST0,
     DIGEST1,
+    DUE,
     GONE,
     KEY_LENGTH,
     KEY_POSITION,
@@ -48,10 +31,83 @@ from lastword.kernels.key_batch import (
     SEED0,
     SEED1,
     SIZE,
+    SIZE_MASK,
+    TOMBSTONE,
+    UNCLOCKED,
 )
-from lastword.kernels.keyhash import NULL_KEY, key_hash, pair_digest
-from lastword.kernels.memory import load8, load32, load64, multiply_high, prefetch, store8, store32, store64
+from lastword.kernels.memory import (
+    copy_wide,
+    load8,
+    load32,
+    load64,
+    multiply_high,
+    prefetch,
+    store8,
+    store32,
+    store64,
+)
 from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, find_page, set_bit
+from lastword.wire import INT64_MAX
+
+ARENA_START = 8  # so that no entry lies at 0, the empty slot
+COPIES_AT = 12
+GOING_AT = 13
+LENGTH_AT = 14
+FIXED_BYTES = 15
+LONG_KEY = 255
+MOST_COPIES = 255
+
+KIND = DUE | TOMBSTONE
+VACANT = DUE  # of KIND: no record counts
+LEAVING = UNCLOCKED  # of a tombstone that is due: the rewrite under way leaves it out
+NO_OFFSET = INT64_MAX  # in a vacant entry
+
+
+@inline
+def entry_bytes(key_length):
+    return FIXED_BYTES + key_length + (4 if key_length >= LONG_KEY else 0)
+
+
+@inline
+def entry_key(arena, entry):
+    """(key position, key length) of an entry."""
+    size = load8(arena, entry + LENGTH_AT)
+    if size == LONG_KEY:
+        return entry + FIXED_BYTES + 4, load32(arena, entry + FIXED_BYTES)
+    return entry + FIXED_BYTES, size
+
+
+@inline
+def write_entry(arena, entry, plain, key_position, key_length):
+    """The key, with one copy; the caller stores offset and size. May write 7 bytes past the entry."""
+    store8(arena, entry + COPIES_AT, 1)
+    store8(arena, entry + GOING_AT, 0)
+    key_at = entry + FIXED_BYTES
+    if key_length < LONG_KEY:
+        store8(arena, entry + LENGTH_AT, key_length)
+    else:
+        store8(arena, entry + LENGTH_AT, LONG_KEY)
+        store32(arena, entry + FIXED_BYTES, key_length)
+        key_at += 4
+    copy_wide(arena, key_at, plain, key_position, key_length)
+
+
+@inline
+def same_key(arena, entry, plain, key_position, key_length):
+    """Are the entry's key and plain[key_position:] the same bytes?"""
+    at, size = entry_key(arena, entry)
+    if size != key_length:
+        return False
+    done = 0
+    while key_length - done >= 8:
+        if load64(arena, at + done) != load64(plain, key_position + done):
+            return False
+        done += 8
+    if done < key_length:
+        rest = np.uint64(8 * (8 - (key_length - done)))
+        return ((load64(arena, at + done) ^ load64(plain, key_position + done)) << rest) == np.uint64(0)
+    return True
+
 
 # Fields of `state`, int64.
 ARENA_END = 0  # first free byte of the arena

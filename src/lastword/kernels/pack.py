@@ -16,8 +16,9 @@ from lastword.kernels.memory import (
     store16_be,
     store32_be,
     store64_be,
+    varint_size,
+    write_varint,
 )
-from lastword.kernels.varint import varint_size, write_varint
 from lastword.wire import (
     ATTRIBUTES_AT,
     BASE_SEQUENCE_AT,

@@ -7,6 +7,10 @@ the ATTRIBUTES. All others are the header's fields. A row of magic 0 or 1 reads 
 were translated (`kernels.legacy`).
 """
 
+from __future__ import annotations
+
+from lastword.kernels import kernel
+
 POSITION = 0
 FILE_POSITION = 1
 SIZE = 2
@@ -25,3 +29,66 @@ MAGIC = 14
 PLAIN_POSITION = 15
 PLAIN_END = 16
 FIELDS = 17
+
+# Fields of `state`, int64: what the rule remembers from one batch to the next.
+ENTRY_POSITION = 0
+TIME_ENTRY = 1
+LARGEST_TIMESTAMP = 2
+LARGEST_TIMESTAMP_OFFSET = 3
+INDEX_STATE_FIELDS = 4
+
+
+@kernel
+def index_rows(table, rows, interval_bytes, state, offset_entries, time_entries):
+    """Fill (last offset, file position) and (timestamp, last offset) of each entry of the first `rows` rows.
+
+    Both outputs are int64[rows, 2]. Returns (offset entries, time entries).
+    """
+    entry_position, time_entry = state[ENTRY_POSITION], state[TIME_ENTRY]
+    largest, largest_offset = state[LARGEST_TIMESTAMP], state[LARGEST_TIMESTAMP_OFFSET]
+    offsets = times = 0
+    for row in range(min(rows, table.shape[0], offset_entries.shape[0], time_entries.shape[0])):
+        if table[row, MAX_TIMESTAMP] > largest:
+            largest = table[row, MAX_TIMESTAMP]
+            largest_offset = table[row, LAST_OFFSET]
+        position = table[row, FILE_POSITION]
+        if position - entry_position <= interval_bytes:
+            continue
+        offset_entries[offsets, 0] = table[row, LAST_OFFSET]
+        offset_entries[offsets, 1] = position
+        offsets += 1
+        entry_position = position
+        if largest > time_entry:
+            time_entries[times, 0] = largest
+            time_entries[times, 1] = largest_offset
+            times += 1
+            time_entry = largest
+    state[ENTRY_POSITION], state[TIME_ENTRY] = entry_position, time_entry
+    state[LARGEST_TIMESTAMP], state[LARGEST_TIMESTAMP_OFFSET] = largest, largest_offset
+    return offsets, times
+
+
+@kernel
+def rows_before_roll(
+    table, first, unasked, rows, segment_size, most_bytes, most_offset, latest, overdue, clock
+):
+    """Up to which row (exclusive) the rows from `first` on go into a segment of `segment_size` bytes.
+
+    The first `unasked` of them go there in any case. The rule: at most `most_bytes`, no offset above
+    `most_offset`, and none but the segment's first batch with a timestamp above `latest`, or at all if
+    `overdue`. `clock`: the segment's first batch has no timestamp, then only `overdue` counts.
+    """
+    start = table[first, POSITION]
+    for row in range(first + unasked, rows):
+        before = segment_size + table[row, POSITION] - start
+        if before + table[row, SIZE] > most_bytes:
+            if before > 0:
+                return row
+            continue
+        if table[row, LAST_OFFSET] > most_offset:
+            return row
+        if before == 0:
+            continue
+        if overdue if clock else table[row, MAX_TIMESTAMP] > latest:
+            return row
+    return rows

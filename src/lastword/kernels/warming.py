@@ -8,35 +8,33 @@ import numpy as np
 
 from lastword.kernels import (
     SLACK,
-    arena,
     batches,
     cache,
     columns,
     copies,
     crc32c,
     digest,
-    gather,
-    indexes,
-    join,
+    hashing,
     key_batch,
     legacy,
     lz4,
-    murmur2,
     offset_map,
     pack,
     pages,
-    ready,
     repack,
-    span_hashes,
 )
-from lastword.kernels.keyhash import digest_seeds
-from lastword.kernels.table import FIELDS
+from lastword.kernels import table as fields
+from lastword.kernels.hashing import digest_seeds
 
 _READY = "ready"
 
 
-def warm_all(progress: Callable[[str], None] | None = None) -> None:
-    """Compile or load all kernels; the folder is marked once everything in it is complete."""
+def warm(progress: Callable[[str], None] | None = None) -> None:
+    """Compile every kernel once on tiny inputs, or load it from the cache folder (about 0.3 s).
+
+    `progress` hears one line when compiling is really needed. Call it on a Spark driver before tasks start.
+    The folder is marked once everything in it is complete.
+    """
     ready = cache.cache_folder() / _READY
     if progress is not None and not ready.exists():
         progress("compiling kernels (once)")
@@ -47,14 +45,14 @@ def warm_all(progress: Callable[[str], None] | None = None) -> None:
 
 def _run_all() -> None:
     out, end = _pack()
-    table = np.empty((4, FIELDS), np.int64)
+    table = np.empty((4, fields.FIELDS), np.int64)
     batches.walk_batches(out, 0, end, 0, 0, True, table, 0)
     batches.sound_rows(out, table, 1)
     crc32c.crc32c(out, 0, end)
-    ready.place_ready(out, np.full(1, end, np.int64), 0, 0, table)
-    ready.rows_before_roll(table, 0, 0, 1, 0, 1, 1, 0, False, False)
+    batches.place_ready(out, np.full(1, end, np.int64), 0, 0, table)
+    fields.rows_before_roll(table, 0, 0, 1, 0, 1, 1, 0, False, False)
     entries = np.empty((1, 2), np.int64), np.empty((1, 2), np.int64)
-    indexes.index_rows(table, 1, 4096, np.zeros(indexes.STATE_FIELDS, np.int64), *entries)
+    fields.index_rows(table, 1, 4096, np.zeros(fields.INDEX_STATE_FIELDS, np.int64), *entries)
     _columns(out, table)
     bits = np.zeros((1, pages.PAGE_WORDS), np.uint64)
     dead = pages.DeadBits(np.zeros(1, np.int64), np.zeros(1, np.int32), bits)
@@ -64,7 +62,7 @@ def _run_all() -> None:
     digest.sum_pairs(out, table, 1, seed0, seed1)
     target = np.empty(4096, np.uint8)
     retain = np.zeros(1, np.uint8)
-    joining, side = np.full(join.JOINING_FIELDS, -1, np.int64), np.empty(SLACK, np.uint8)
+    joining, side = np.full(repack.JOINING_FIELDS, -1, np.int64), np.empty(SLACK, np.uint8)
     output = repack.Output(target, np.empty_like(table), np.empty(4, np.int64), joining, side)
     batches.rows_within(out, table, 1, retain, 1)
     digest.sum_contents(out, table, 1, dead, retain, -1, np.empty(1, np.uint8), np.empty(1, np.int64))
@@ -80,7 +78,7 @@ def _legacy() -> None:
     """One message of magic 0, alone and as the inner entry of a wrapper; its checksum is not asked for."""
     entry = np.zeros(26 + SLACK, np.uint8)
     entry[11], entry[18:26] = 14, 0xFF  # size; no key, no value
-    table, plain = np.empty((1, FIELDS), np.int64), np.empty(1024, np.uint8)
+    table, plain = np.empty((1, fields.FIELDS), np.int64), np.empty(1024, np.uint8)
     batches.walk_batches(entry, 0, 26, 0, 0, False, table, 0)
     legacy.translate_messages(entry, table, 0, 1, plain, 0)
     legacy.survey_inner(entry, 26)
@@ -110,18 +108,20 @@ def _columns(plain: np.ndarray, table: np.ndarray) -> None:
     key_position, key_length = arrays.key_position, arrays.key_length
     spans = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32))
     columns.decode_headers(plain, arrays.header_position, arrays.header_count, *spans)
-    gather.span_bytes(key_length)
+    columns.span_bytes(key_length)
     edges = np.zeros(2, np.int32)
     edges.flags.writeable = False
-    murmur2.murmur2_partitions(np.frombuffer(b"key", np.uint8), edges, 1, np.zeros(1, np.int64))
-    span_hashes.hash_spans(plain, key_position, key_length, *digest_seeds(0), np.zeros(1, np.uint64))
+    hashing.murmur2_partitions(np.frombuffer(b"key", np.uint8), edges, 1, np.zeros(1, np.int64))
+    hashing.hash_spans(plain, key_position, key_length, *digest_seeds(0), np.zeros(1, np.uint64))
     target = np.empty(1024, np.uint8)
-    gather.gather_spans(plain, key_position, key_length, np.empty(2, np.int32), target, np.zeros(1, np.uint8))
+    columns.gather_spans(
+        plain, key_position, key_length, np.empty(2, np.int32), target, np.zeros(1, np.uint8)
+    )
 
 
 def _resolve(plain: np.ndarray, table: np.ndarray) -> None:
     state = np.zeros(offset_map.STATE_FIELDS, np.int64)
-    state[offset_map.ARENA_END] = arena.ARENA_START
+    state[offset_map.ARENA_END] = offset_map.ARENA_START
     state[offset_map.ARENA_LIMIT] = 512
     state[offset_map.MOST_USED] = 6
     words = np.zeros(key_batch.WORD_FIELDS, np.uint64)

@@ -306,14 +306,14 @@ class PartitionLog(Reads):
         """Append the batches as one table; None, and nothing done, if one of them needs the plain way."""
         import numpy as np
 
-        from lastword.kernels import ready
         from lastword.kernels import table as fields
+        from lastword.kernels.batches import place_ready
 
         local = self._local
         sizes = np.fromiter(map(len, batches), np.int64, len(batches))
         buffer, data = gathered(batches, int(sizes.sum()))
         table = np.empty((sizes.size, fields.FIELDS), np.int64)
-        if ready.place_ready(buffer, sizes, local.log_end, self._leader_epoch, table) < sizes.size:
+        if place_ready(buffer, sizes, local.log_end, self._leader_epoch, table) < sizes.size:
             return None
         self._assign_epoch()
         first, unasked = 0, 0

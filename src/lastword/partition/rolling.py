@@ -67,14 +67,13 @@ class RollRule:
         """Return the row (exclusive) up to which a batch table's rows from `first` on go into the active
         segment, the first `unasked` of them in any case. Its indexes have room for all of them.
         """
-        from lastword.kernels import ready
         from lastword.kernels import table as fields
 
         size = appender.end.size
         began = int(table[first, fields.MAX_TIMESTAMP]) if not size else appender.rolling_timestamp
         by_clock = began < 0
         return int(
-            ready.rows_before_roll(
+            fields.rows_before_roll(
                 table,
                 first,
                 unasked,

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.kernels import table as fields
-from lastword.kernels.columns import ColumnArrays, decode_headers, decode_rows
-from lastword.kernels.gather import gather_spans, span_bytes
+from lastword.kernels.columns import ColumnArrays, decode_headers, decode_rows, gather_spans, span_bytes
 from lastword.records.chunk import Bytes, Chunk
 from lastword.wire import INT32_MAX, INT64_MAX, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
 

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.errors import CapacityError
-from lastword.kernels import arena as entries
 from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
-from lastword.kernels.keyhash import digest_seeds, seeds
+from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.kernels.pages import Pages
 
 MOST_LOAD = 0.8
@@ -36,7 +35,7 @@ class OffsetMap:
 
     The salt makes the hash unpredictable, so nobody can choose keys that collide; which keys are the same
     is decided by their bytes. `walk` drives it; the arrays `arena`, `slots`, `state` and `words` are
-    described in `kernels.arena`, `kernels.offset_map` and `kernels.key_batch`.
+    described in `kernels.offset_map` and `kernels.key_batch`.
 
     `spill` gives the arena another place than memory: asked for a number of bytes, it returns an array of at
     least as many that begins as the one before. Then `map_bytes` bounds the slots alone.
@@ -67,7 +66,7 @@ class OffsetMap:
         self.passes = 0
         self.peak_used = 0
         self.peak_bytes = 0
-        slots = int(self._room(entries.FIXED_BYTES + key_bytes) / MOST_LOAD)
+        slots = int(self._room(loops.FIXED_BYTES + key_bytes) / MOST_LOAD)
         self._first_slots = max(min(slots, int(most_records / MOST_LOAD) + 1), _FEWEST_SLOTS)
         self.start_pass(0, last_hash)
 
@@ -117,7 +116,7 @@ class OffsetMap:
         entry = self._find(key)
         if (
             entry < 0
-            or int(self.arena[entry + 8 : entry + 12].view(np.uint32)[0]) & entries.KIND == entries.VACANT
+            or int(self.arena[entry + 8 : entry + 12].view(np.uint32)[0]) & loops.KIND == loops.VACANT
         ):
             return -1
         return int(self.arena[entry : entry + 8].view(np.int64)[0])
@@ -125,7 +124,7 @@ class OffsetMap:
     def copies(self, key: bytes) -> int:
         """Records of the key on disk, dead ones too; 255 stands for any number from there on."""
         entry = self._find(key)
-        return 0 if entry < 0 else int(self.arena[entry + entries.COPIES_AT])
+        return 0 if entry < 0 else int(self.arena[entry + loops.COPIES_AT])
 
     def _find(self, key: bytes) -> int:
         data = np.zeros(len(key) + kernels.SLACK, np.uint8)
@@ -139,7 +138,7 @@ class OffsetMap:
         self.note_peak()
         self.passes += 1
         self._set_range(first_hash, last_hash)
-        self.state[loops.ARENA_END] = entries.ARENA_START
+        self.state[loops.ARENA_END] = loops.ARENA_START
         self.state[loops.USED] = 0
         self.state[loops.VACANCIES] = 0
         self._place_slots(max(self._first_slots, self.slots.size))
@@ -188,17 +187,17 @@ class OffsetMap:
         """Take it that of keys without a record no copy is left either, so that `drop` leaves them out; False
         if that changed nothing."""
         changed = False
-        for vacant in self._entries_of(entries.VACANT):
-            changed |= bool(self.arena[vacant + entries.COPIES_AT].any())
-            self.arena[vacant + entries.COPIES_AT] = 0
+        for vacant in self._entries_of(loops.VACANT):
+            changed |= bool(self.arena[vacant + loops.COPIES_AT].any())
+            self.arena[vacant + loops.COPIES_AT] = 0
         return changed
 
     def due_tombstones(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """(entry, offset, size in bytes) of the keys whose newest record is a tombstone that is due."""
-        at = np.concatenate([np.empty(0, np.int64), *self._entries_of(entries.TOMBSTONE | entries.DUE)])
+        at = np.concatenate([np.empty(0, np.int64), *self._entries_of(key_batch.TOMBSTONE | key_batch.DUE)])
         offsets = self.arena[at[:, None] + np.arange(8)].view("<i8")[:, 0]
         flags = self.arena[at[:, None] + _FLAGS_AT].view("<u4")[:, 0]
-        return at, offsets, flags.astype(np.int64) & entries.SIZE_MASK
+        return at, offsets, flags.astype(np.int64) & key_batch.SIZE_MASK
 
     def set_flags(self, at: NDArray[np.int64], flags: NDArray[np.int64]) -> None:
         """Of these entries."""
@@ -209,7 +208,7 @@ class OffsetMap:
         for start in range(0, self.slots.size, _SLOTS_AT_ONCE):
             slots = self.slots[start : start + _SLOTS_AT_ONCE]
             at = (slots[slots != 0] & _ENTRY_MASK).astype(np.int64)
-            yield at[self.arena[at + _FLAGS_AT[-1]] & (entries.KIND >> 24) == kind >> 24]
+            yield at[self.arena[at + _FLAGS_AT[-1]] & (loops.KIND >> 24) == kind >> 24]
 
     def load(self, arena: NDArray[np.uint8], used: int, vacancies: int, *, give: bool = False) -> bool:
         """Take the entries of another map of this salt. False when they do not fit. `give`: nobody else uses
@@ -256,12 +255,12 @@ class OffsetMap:
     def _room(self, entry_bytes: float) -> float:
         if self.spill is not None:
             entry_bytes = 0.0
-        return (self.map_bytes - entries.ARENA_START) / (entry_bytes + SLOT_BYTES / MOST_LOAD)
+        return (self.map_bytes - loops.ARENA_START) / (entry_bytes + SLOT_BYTES / MOST_LOAD)
 
     def _entry_bytes(self) -> float:
         if self._used == 0:
-            return entries.FIXED_BYTES + 24.0
-        return (self.arena_bytes - entries.ARENA_START) / self._used
+            return loops.FIXED_BYTES + 24.0
+        return (self.arena_bytes - loops.ARENA_START) / self._used
 
     def _set_range(self, first_hash: int, last_hash: int) -> None:
         self.words[key_batch.RANGE_FIRST] = np.uint64(first_hash)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.kernels import copies as loops
 from lastword.kernels import offset_map as fields
-from lastword.kernels.arena import COPIES_AT, NO_OFFSET, TOMBSTONE
-from lastword.kernels.offset_map import Counts
+from lastword.kernels.key_batch import TOMBSTONE
+from lastword.kernels.offset_map import COPIES_AT, NO_OFFSET, Counts
 from lastword.kernels.table import BASE_OFFSET
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages

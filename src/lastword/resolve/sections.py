@@ -18,7 +18,7 @@ from lastword import kernels
 from lastword.errors import CorruptFileError
 from lastword.files import Handle
 from lastword.kernels import key_batch
-from lastword.kernels.gather import gather_spans
+from lastword.kernels.columns import gather_spans
 from lastword.records.chunk import Chunk
 from lastword.resolve.pieces import Piece
 

@@ -25,7 +25,7 @@ from lastword.files import Handle
 from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
-from lastword.kernels.keyhash import digest_seeds, seeds
+from lastword.kernels.hashing import digest_seeds, seeds
 from lastword.kernels.pages import PAGE_BITS
 from lastword.records.chunk import Chunk
 from lastword.resolve.bitmaps import DeadBitmaps

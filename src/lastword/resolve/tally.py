@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
-from lastword.kernels.arena import NO_OFFSET
+from lastword.kernels.offset_map import NO_OFFSET
 from lastword.records.chunk import Chunk
 from lastword.resolve.facts import SegmentFacts, SegmentSource
 from lastword.wire import INT64_MAX

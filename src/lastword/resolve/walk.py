@@ -13,7 +13,7 @@ from lastword import kernels
 from lastword.kernels import key_batch
 from lastword.kernels import offset_map as loops
 from lastword.kernels import table as fields
-from lastword.kernels.arena import SIZE_MASK
+from lastword.kernels.key_batch import SIZE_MASK
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.records.lanes import in_lanes, prepared, second_thread
 from lastword.resolve.bitmaps import PageStore

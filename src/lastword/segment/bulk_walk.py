@@ -14,7 +14,6 @@ import numpy as np
 
 from lastword import kernels
 from lastword.files import Handle
-from lastword.kernels import indexes
 from lastword.kernels import table as fields
 from lastword.kernels.batches import sound_rows, walk_batches
 from lastword.segment.index_builder import IndexBuilder
@@ -118,7 +117,7 @@ class BulkIndexer:
         if rows > self._entries[0].shape[0]:
             self._entries = np.empty((rows, 2), np.int64), np.empty((rows, 2), np.int64)
         builder, entries = self._builder, self._entries
-        offsets, times = indexes.index_rows(table, rows, builder.interval_bytes, self._state, *entries)
+        offsets, times = fields.index_rows(table, rows, builder.interval_bytes, self._state, *entries)
         offset_cells = np.empty((offsets, 2), ">i4")
         offset_cells[:, 0] = entries[0][:offsets, 0] - builder.base_offset
         offset_cells[:, 1] = entries[0][:offsets, 1]

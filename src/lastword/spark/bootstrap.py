@@ -98,9 +98,9 @@ def ensure_compiled() -> None:
     this computes the name of the kernels' folder as `kernels.cache` does, and checks for the mark in it.
     """
     if "lastword.kernels" in sys.modules or not _marked():
-        from lastword import kernels
+        from lastword.kernels.warming import warm
 
-        kernels.warm()
+        warm()
 
 
 def _marked() -> bool:

@@ -217,8 +217,7 @@ def _rows(chunk: Chunk, salt: bytes, fates: Fates | None) -> _Rows:
     A batch's bytes, header and all, are shared out by the lengths of keys and values.
     """
     from lastword.kernels import table as fields
-    from lastword.kernels.keyhash import seeds
-    from lastword.kernels.span_hashes import hash_spans
+    from lastword.kernels.hashing import hash_spans, seeds
     from lastword.partition.transactions import Fate
     from lastword.records.columns import decode_columns
     from lastword.resolve import fates_of

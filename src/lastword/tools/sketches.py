@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from lastword import kernels
 from lastword.errors import CorruptFileError
-from lastword.kernels.keyhash import seeds
-from lastword.kernels.span_hashes import hash_spans
+from lastword.kernels.hashing import hash_spans, seeds
 
 if TYPE_CHECKING:
     from lastword.records.chunk import Chunk

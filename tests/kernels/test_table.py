@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lastword.kernels import table as fields
-from lastword.kernels.indexes import index_rows
-from tests.naive import indexes as twin
+from lastword.kernels.table import index_rows
+from tests.naive import table as twin
 
 Rows = list[tuple[int, int, int]]
 STEPS = st.lists(st.tuples(st.integers(61, 9000), st.integers(1, 40), st.integers(-1, 50)), max_size=60)
@@ -40,3 +40,46 @@ def test_like_the_twin_in_one_go_and_in_two(steps: list, interval: int, cut: int
         offsets += [tuple(one) for one in out[0][: sizes[0]].tolist()]
         times += [tuple(one) for one in out[1][: sizes[1]].tolist()]
     assert (offsets, times, tuple(state.tolist())) == twin.index_rows(rows, interval, begin)
+
+
+@given(
+    st.lists(st.tuples(st.integers(61, 99), st.integers(0, 40), st.integers(-1, 9)), min_size=1, max_size=9),
+    st.integers(0, 2),
+    st.sampled_from([0, 0, 61, 200]),
+    st.integers(60, 700),
+    st.integers(0, 40),
+    st.none() | st.integers(-1, 9),
+    st.booleans(),
+)
+@example([(61, 5, 1), (61, 9, 1)], 0, 0, 700, 3, 5, False)
+def test_cut_like_the_twin(
+    rows: list[tuple[int, int, int]],
+    unasked: int,
+    size: int,
+    most_bytes: int,
+    most_offset: int,
+    latest: int | None,
+    overdue: bool,
+) -> None:
+    before = 2  # rows that went elsewhere
+    table = np.zeros((before + len(rows), fields.FIELDS), np.int64)
+    position = 1000
+    for number, (one, offset, timestamp) in enumerate(rows):
+        cells = table[before + number]
+        cells[fields.POSITION], cells[fields.SIZE] = position, one
+        cells[fields.LAST_OFFSET], cells[fields.MAX_TIMESTAMP] = offset, timestamp
+        position += one
+    end = fields.rows_before_roll(
+        table,
+        before,
+        unasked,
+        before + len(rows),
+        size,
+        most_bytes,
+        most_offset,
+        latest or 0,
+        overdue,
+        latest is None,
+    )
+    asked = twin.rows_before_roll(rows, unasked, size, most_bytes, most_offset, latest, overdue)
+    assert end - before == max(asked, min(unasked, len(rows)))

@@ -1,4 +1,4 @@
-"""The index rule over rows of (file position, last offset, largest timestamp)."""
+"""The rules over rows of the batch table: which get index entries, and where a segment ends."""
 
 from __future__ import annotations
 
@@ -21,3 +21,24 @@ def index_rows(
                 times.append((largest, largest_offset))
                 time_entry = largest
     return offsets, times, (entry_position, time_entry, largest, largest_offset)
+
+
+def rows_before_roll(
+    rows: list[tuple[int, int, int]],
+    unasked: int,
+    segment_size: int,
+    most_bytes: int,
+    most_offset: int,
+    latest: int | None,
+    overdue: bool,
+) -> int:
+    """Rows are (size, last offset, largest timestamp). `latest` None: only `overdue` counts."""
+    before = segment_size
+    for number, (size, last_offset, timestamp) in enumerate(rows):
+        too_large = before + size > most_bytes
+        too_old = before > 0 and (overdue if latest is None else timestamp > latest)
+        full = before > 0 if too_large else last_offset > most_offset or too_old
+        if full and number >= unasked:
+            return number
+        before += size
+    return len(rows)

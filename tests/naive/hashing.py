@@ -1,4 +1,4 @@
-"""The key hash and the pair digest in big integers."""
+"""The hash of a key, of many spans, and the pair digest, in big integers."""
 
 from __future__ import annotations
 
@@ -33,3 +33,10 @@ def key_hash(key: bytes, seed0: int, seed1: int) -> int:
 def pair_digest(key: bytes | None, offset: int, seed0: int, seed1: int) -> int:
     hashed = NULL_KEY if key is None else key_hash(key, seed0, seed1)
     return fold(hashed ^ seed0, offset ^ seed1)
+
+
+def hash_spans(source: bytes, positions: list[int], lengths: list[int], seed0: int, seed1: int) -> list[int]:
+    return [
+        NULL_KEY if length < 0 else key_hash(source[position : position + length], seed0, seed1)
+        for position, length in zip(positions, lengths, strict=True)
+    ]
