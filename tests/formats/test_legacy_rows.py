@@ -196,7 +196,7 @@ def test_wrapper_kernels_and_their_twin(
         base,
     )
     data = slack(inner)
-    count, first, last, status = legacy_kernels.survey_inner(data, len(inner))
+    count, first, last, status = legacy_kernels.scan_inner(data, len(inner))
     found: tuple[int, int, int, bytes] | str
     if status == kernels.OK:
         plain = np.zeros(len(inner) + 8 * (count + 1) + kernels.SLACK, np.uint8)
@@ -205,7 +205,7 @@ def test_wrapper_kernels_and_their_twin(
         row = table[0]
         facts = row[fields.BASE_OFFSET], row[fields.LAST_OFFSET], row[fields.COUNT]
         found = (int(facts[0]), int(facts[1]), int(facts[2]), plain[:done].tobytes())
-        assert (row[fields.PLAIN_POSITION], row[fields.PLAIN_END]) == (0, done)
+        assert (row[fields.RECORDS_POSITION], row[fields.RECORDS_END]) == (0, done)
     else:
         found = STATUS[status]
     # A malformed message may be met before or after the next entry's damage: both refuse.

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from lastword import kernels
 from lastword.kernels import table as fields
-from lastword.kernels.batches import place_ready, rows_within, walk_batches
+from lastword.kernels.batches import assign_offsets, rows_that_fit, walk_batches
 from lastword.records.compression import compress
 from lastword.records.legacy_build import build_message, build_wrapper
 from lastword.records.record import RawRecord
 from tests.kernels.support import padded, walked
 from tests.naive.batches import Header, most_plain_bytes, walk
-from tests.naive.batches import place_ready as naive_place_ready
+from tests.naive.batches import assign_offsets as naive_assign_offsets
 from tests.naive.pack import Record, encode_batch, seal
 from tests.naive.strategies import T, batches
 
@@ -154,7 +154,7 @@ def test_rows_within_a_bound(log: list[bytes], codecs: list[int | str], data: st
         if total > most and row and row not in dropped:
             break
         expected += 1
-    assert rows_within(raw, table, len(table), unwanted, most) == expected
+    assert rows_that_fit(raw, table, len(table), unwanted, most) == expected
 
 
 @given(st.binary(max_size=60))
@@ -165,7 +165,7 @@ def test_rows_within_a_bound_of_damaged_zstd(junk: bytes) -> None:
     raw, table, _, _ = walked(damaged + encode_batch([Record(1, T, b"k", None)]))
     bound = most_plain_bytes(damaged)
     expected = 1 if bound is None or bound > (1 << 20) - 69 else 2
-    assert rows_within(raw, table, 2, np.empty(0, np.uint8), 1 << 20) == (expected)
+    assert rows_that_fit(raw, table, 2, np.empty(0, np.uint8), 1 << 20) == (expected)
 
 
 @st.composite
@@ -188,7 +188,7 @@ def placed(batches: list[bytes], next_offset: int, epoch: int) -> tuple[int, lis
     data = np.frombuffer(b"".join(batches) + bytes(kernels.SLACK), np.uint8).copy()
     sizes = np.array([len(batch) for batch in batches], np.int64)
     table = np.zeros((sizes.size, fields.FIELDS), np.int64)
-    rows = place_ready(data, sizes, next_offset, epoch, table)
+    rows = assign_offsets(data, sizes, next_offset, epoch, table)
     ends = np.cumsum(sizes)
     return rows, [data[end - size : end].tobytes() for end, size in zip(ends, sizes, strict=True)], table
 
@@ -197,7 +197,7 @@ def placed(batches: list[bytes], next_offset: int, epoch: int) -> tuple[int, lis
 @given(some_batches(), st.sampled_from([0, 7, 2**63 - 20, 2**63 - 1]), st.integers(-1, 2**31 - 1))
 def test_placed_like_the_twin(batches: list[bytes], next_offset: int, epoch: int) -> None:
     rows, found, table = placed(batches, next_offset, epoch)
-    assert (rows, found) == naive_place_ready(batches, next_offset, epoch)
+    assert (rows, found) == naive_assign_offsets(batches, next_offset, epoch)
     if rows == len(batches):
         position = 0
         for row, data in enumerate(found):
@@ -212,7 +212,7 @@ def test_placed_like_the_twin(batches: list[bytes], next_offset: int, epoch: int
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=60), min_size=4, max_size=4))
 def test_four_checksums_side_by_side(parts: list[bytes]) -> None:
-    """The batches of `place_ready` with checksums of their own, in every order of their lengths."""
+    """The batches of `assign_offsets` with checksums of their own, in every order of their lengths."""
     batches = [encode_batch([Record(0, 1, None, part, ())], base_offset=0, last_offset=0) for part in parts]
     assert placed(batches, 0, 0)[0] == 4
     for number in range(4):

@@ -117,7 +117,7 @@ def _whole_round() -> None:
 
     from lastword.kernels.digest import sum_contents, sum_pairs
     from lastword.kernels.hashing import digest_seeds
-    from lastword.kernels.repack import JOINING_FIELDS, Output, Source, repack_rows, room_needed
+    from lastword.kernels.repack import JOINING_FIELDS, RepackOutput, RepackSource, bytes_needed, repack_rows
     from lastword.records.chunk import chunk_of
     from lastword.records.columns import decode_columns, raw_records, to_arrow
     from lastword.records.legacy_build import build_message, build_wrapper
@@ -147,13 +147,16 @@ def _whole_round() -> None:
     classes = np.empty(100, np.int64)
     dead = found.dead.window(0, 200).arrays
     joining, side = np.full(JOINING_FIELDS, -1, np.int64), np.empty(64, np.uint8)
-    room_needed(chunk.table, 0, side)
-    source, output = Source(chunk.raw, chunk.plain, chunk.table), Output(out, table, classes, joining, side)
+    bytes_needed(chunk.table, 0, side)
+    source, output = (
+        RepackSource(chunk.raw, chunk.uncompressed, chunk.table),
+        RepackOutput(out, table, classes, joining, side),
+    )
     repack_rows(source, chunk.rows, 0, retain, dead, -1, output, 0, 0)
     all_stay, ends = np.ones(chunk.rows, np.uint8), np.empty(chunk.rows, np.uint8)
     largest = np.empty(chunk.rows, np.int64)
-    sum_contents(chunk.plain, chunk.table, chunk.rows, dead, all_stay, -1, ends, largest)
-    sum_pairs(chunk.plain, chunk.table, chunk.rows, *digest_seeds(found.digest_seed))
+    sum_contents(chunk.uncompressed, chunk.table, chunk.rows, dead, all_stay, -1, ends, largest)
+    sum_pairs(chunk.uncompressed, chunk.table, chunk.rows, *digest_seeds(found.digest_seed))
 
 
 CHECKED = """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lastword import kernels
 from lastword.errors import CorruptBatchError
 from lastword.kernels import table as fields
-from lastword.kernels.lz4 import OTHER, inflate_lz4_rows
+from lastword.kernels.lz4 import UNSUPPORTED, decompress_lz4_rows
 from lastword.records.chunk import BytesSource, ChunkReader, chunk_of
 from lastword.records.columns import decode_columns
 from lastword.records.compression import compress
@@ -36,8 +36,10 @@ def inflated(
         table[row, fields.ATTRIBUTES] = codecs[row] if codecs else LZ4
         position += 61 + len(payload)
     plain = np.full(room + kernels.SLACK, 0xEE, np.uint8)
-    row, done, status = inflate_lz4_rows(raw, table, 0, len(payloads), np.array(unwanted, np.uint8), plain, 0)
-    spans = table[:row, [fields.PLAIN_POSITION, fields.PLAIN_END]].tolist()
+    row, done, status = decompress_lz4_rows(
+        raw, table, 0, len(payloads), np.array(unwanted, np.uint8), plain, 0
+    )
+    spans = table[:row, [fields.RECORDS_POSITION, fields.RECORDS_END]].tolist()
     assert done == (spans[-1][1] if spans else 0)
     return [plain[a:b].tobytes() for a, b in spans], row, status
 
@@ -70,9 +72,9 @@ def test_damaged_frames_like_the_twin(part: bytes, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(frame[: data.draw(st.integers(0, len(frame)))] if data.draw(st.booleans()) else frame)
-    expected = naive.inflate_frame(damaged)
+    expected = naive.decompress_frame(damaged)
     if expected is None and damaged:
-        assert inflated(damaged) == ([], 0, OTHER)
+        assert inflated(damaged) == ([], 0, UNSUPPORTED)
     else:
         assert inflated(damaged) == ([expected or b""], 1, kernels.OK)
 
@@ -87,7 +89,7 @@ def test_blocks_by_hand(literals: bytes, distance: int, size: int) -> None:
     block += _longer(extra) + literals + struct.pack("<H", distance)
     block += _longer(size - 15 if size >= 15 else None) + bytes([5 << 4]) + b"ended"
     frame = naive.HEAD + struct.pack("<I", len(block)) + block + bytes(4)
-    expected = naive.inflate_block(block)
+    expected = naive.decompress_block(block)
     assert expected is not None and len(expected) == len(literals) + size + 4 + 5
     assert inflated(frame) == ([expected], 1, kernels.OK)
 
@@ -99,7 +101,7 @@ def _longer(size: int | None) -> bytes:
 def test_others_are_left_alone() -> None:
     frame = compress(LZ4, b"hello")
     assert inflated(b"plain", frame, b"", codecs=(0, LZ4, 4)) == ([b"plain", b"hello", b""], 3, kernels.OK)
-    assert inflated(frame, b"zstd?", frame, codecs=(LZ4, 4, LZ4)) == ([b"hello"], 1, OTHER)
+    assert inflated(frame, b"zstd?", frame, codecs=(LZ4, 4, LZ4)) == ([b"hello"], 1, UNSUPPORTED)
 
 
 def test_the_unwanted_are_not_inflated() -> None:
@@ -151,11 +153,11 @@ def test_a_reader_leaves_the_unwanted_as_they_are() -> None:
         return np.isin(table[:, fields.BASE_OFFSET], (1, 2, 5)).astype(np.uint8)
 
     (chunk,) = ChunkReader(BytesSource(data), "x.log", 0, len(data), unwanted=odd_ones)
-    sizes = chunk.table[:, fields.PLAIN_END] - chunk.table[:, fields.PLAIN_POSITION]
+    sizes = chunk.table[:, fields.RECORDS_END] - chunk.table[:, fields.RECORDS_POSITION]
     assert (sizes > 0).tolist() == [True, False, False, True, True, False, True, True]
     for row in (0, 3, 4, 6, 7):
-        at, end = chunk.table[row, [fields.PLAIN_POSITION, fields.PLAIN_END]].tolist()
-        assert chunk.plain[at:end].tobytes().endswith(b"v" * 50 + b"\0")
+        at, end = chunk.table[row, [fields.RECORDS_POSITION, fields.RECORDS_END]].tolist()
+        assert chunk.uncompressed[at:end].tobytes().endswith(b"v" * 50 + b"\0")
     flipped = bytearray(data)
     flipped[len(batches[0]) + 65] ^= 1
     with pytest.raises(CorruptBatchError, match="has CRC"):

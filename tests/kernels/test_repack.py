@@ -14,13 +14,13 @@ from lastword.kernels.hashing import digest_seeds
 from lastword.kernels.repack import (
     JOINED,
     JOINING_FIELDS,
-    MOST_BYTES,
+    MAX_BYTES,
     OPEN_ROW,
     TARGET_BYTES,
-    Output,
-    Source,
+    RepackOutput,
+    RepackSource,
+    bytes_needed,
     repack_rows,
-    room_needed,
 )
 from tests.kernels.support import NO_BITS, bits, walked
 from tests.naive import digest as naive_digest
@@ -33,7 +33,7 @@ from tests.naive.strategies import T, batches
 
 def joining_state(target: int = 0, most: int = 1 << 20) -> np.ndarray:
     state = np.full(JOINING_FIELDS, -1, np.int64)
-    state[TARGET_BYTES], state[MOST_BYTES] = target, most
+    state[TARGET_BYTES], state[MAX_BYTES] = target, most
     return state
 
 
@@ -56,13 +56,13 @@ def kernel_repack(
     joined = b""
     while True:
         row, position, out_row, _, status = repack_rows(
-            Source(raw, raw, table),
+            RepackSource(raw, raw, table),
             len(table),
             row,
             np.array(retain, np.uint8),
             bits(dead),
             horizon_ms,
-            Output(out, out_table, classes, joining, side),
+            RepackOutput(out, out_table, classes, joining, side),
             position,
             out_row,
         )
@@ -84,7 +84,7 @@ def kernel_repack(
         kept = done[first:] if first >= 0 else []  # the one that may grow comes along
         joined += b"".join(done[: len(done) - len(kept)])
         position = len(b"".join(kept))
-        out = np.full(position + int(room_needed(table, row, side)), 0xEE, np.uint8)
+        out = np.full(position + int(bytes_needed(table, row, side)), 0xEE, np.uint8)
         out_row = len(kept)
         if kept:
             out[:position] = np.frombuffer(kept[0], np.uint8)
@@ -247,13 +247,13 @@ def test_malformed_records_are_a_status(log: list[bytes], data: st.DataObject) -
     dead = bits({int(table[0, fields.BASE_OFFSET])}) if len(table) else NO_BITS
     table_out, classes = np.zeros((2, fields.FIELDS), np.int64), np.zeros(2, np.int64)
     status = repack_rows(
-        Source(raw, raw, table),
+        RepackSource(raw, raw, table),
         len(table),
         0,
         np.zeros(len(table), np.uint8),
         dead,
         T,
-        Output(out, table_out, classes, joining_state(200), np.empty(200, np.uint8)),
+        RepackOutput(out, table_out, classes, joining_state(200), np.empty(200, np.uint8)),
         0,
         0,
     )[4]

@@ -131,7 +131,7 @@ def most_plain_bytes(batch: bytes) -> int | None:
 MOST = 2**63 - 1
 
 
-def place_ready(batches: list[bytes], next_offset: int, epoch: int) -> tuple[int, list[bytes]]:
+def assign_offsets(batches: list[bytes], next_offset: int, epoch: int) -> tuple[int, list[bytes]]:
     """How many from the first on are plainly sound, and all of them in their place if that is all."""
     placed = []
     for number, data in enumerate(batches):

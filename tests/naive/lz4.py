@@ -7,7 +7,7 @@ import struct
 HEAD = bytes.fromhex("04224d18604082")
 
 
-def inflate_block(block: bytes, most: int = 64 << 10) -> bytes | None:
+def decompress_block(block: bytes, most: int = 64 << 10) -> bytes | None:
     """The plain bytes of one block, or None if it is damaged or holds more than `most`."""
     out = bytearray()
     position = 0
@@ -47,7 +47,7 @@ def inflate_block(block: bytes, most: int = 64 << 10) -> bytes | None:
         return None
 
 
-def inflate_frame(data: bytes) -> bytes | None:
+def decompress_frame(data: bytes) -> bytes | None:
     """The plain bytes of a frame with Kafka's head, or None for any other and for a damaged one."""
     if data[:7] != HEAD:
         return None
@@ -62,7 +62,7 @@ def inflate_frame(data: bytes) -> bytes | None:
         if size > 64 << 10 or size > len(data) - position:
             return None
         block = data[position : position + size]
-        plain = block if word >> 31 else inflate_block(block)
+        plain = block if word >> 31 else decompress_block(block)
         if plain is None:
             return None
         out += plain

@@ -238,7 +238,7 @@ def test_many_batches_that_grow_are_read_a_few_at_a_time(lanes: int, monkeypatch
         offsets = []
         for chunk in chunks:
             chunk.inflate()
-            sizes = chunk.table[:, fields.PLAIN_END] - chunk.table[:, fields.PLAIN_POSITION]
+            sizes = chunk.table[:, fields.RECORDS_END] - chunk.table[:, fields.RECORDS_POSITION]
             assert sizes.sum() <= 1 << 20
             offsets += decode_columns(chunk).offset.tolist()
         assert offsets == list(range(30))

@@ -68,7 +68,7 @@ def test_constants_that_two_modules_share() -> None:
     from lastword.kernels import pages
 
     assert pages._PAGES_STORED == loops.PAGES_STORED
-    assert fields.FIELDS == fields.PLAIN_END + 1
+    assert fields.FIELDS == fields.RECORDS_END + 1
 
 
 def test_keys_with_one_tag_and_one_slot_stay_two() -> None:

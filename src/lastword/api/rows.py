@@ -47,7 +47,7 @@ def records_of(
     before it is given out. Raises SerializerError.
     """
     first, last = _used(columns)
-    data = chunk.plain[first:last].tobytes()
+    data = chunk.uncompressed[first:last].tobytes()
     types = timestamp_types(columns, chunk)
     kinds = [TIMESTAMP_TYPES[kind] for kind in (0, 1, -1)]  # -1 is the last one
     headers = header_tuples(columns, chunk) if columns.header_count.any() else None

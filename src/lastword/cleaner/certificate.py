@@ -109,7 +109,7 @@ def _read_back(
         chunk = one.chunk
         chunk.verify()
         chunk.inflate()
-        pairs, records, row, status = sum_pairs(chunk.plain, chunk.table, chunk.rows, *seeds)
+        pairs, records, row, status = sum_pairs(chunk.uncompressed, chunk.table, chunk.rows, *seeds)
         if status != kernels.OK:
             chunk.raise_status(row, status)
         one.records, one.pairs = int(records), int(pairs)

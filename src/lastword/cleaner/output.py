@@ -25,16 +25,16 @@ from lastword.kernels.repack import (
     EMPTIED,
     JOINED,
     JOINING_FIELDS,
+    MAX_BYTES,
     MIXED,
-    MOST_BYTES,
-    OPEN_PLAIN,
     OPEN_ROW,
+    OPEN_UNCOMPRESSED,
     TARGET_BYTES,
-    Source,
+    RepackOutput,
+    RepackSource,
+    bytes_needed,
     repack_rows,
-    room_needed,
 )
-from lastword.kernels.repack import Output as RepackOutput
 from lastword.records.batch import read_header
 from lastword.records.chunk import Chunk
 from lastword.records.columns import decode_columns
@@ -153,7 +153,7 @@ class Writer:
         self._joining = np.full(JOINING_FIELDS, -1, np.int64)
         self._joining[TARGET_BYTES] = BATCH_BYTES
         # What does not compress grows a little, under snappy by a sixth.
-        self._joining[MOST_BYTES] = max_message_bytes * 3 // 4
+        self._joining[MAX_BYTES] = max_message_bytes * 3 // 4
         self._side = np.empty(BATCH_BYTES // 2 + kernels.SLACK, np.uint8)
         self._position = 0
         self._row = 0
@@ -177,7 +177,7 @@ class Writer:
         self, chunk: Chunk, row: int, end: int, retain: NDArray[np.uint8], horizon_ms: int
     ) -> None:
         """Rows of magic 2."""
-        source = Source(chunk.raw, chunk.plain, chunk.table)
+        source = RepackSource(chunk.raw, chunk.uncompressed, chunk.table)
         while True:
             target = RepackOutput(self._out, self._table, self._classes, self._joining, self._side)
             row, self._position, self._row, _kept, status = repack_rows(
@@ -191,7 +191,7 @@ class Writer:
                 return
             if status != kernels.FULL:
                 chunk.raise_status(row, status)
-            self._flush_but_open(int(room_needed(chunk.table, row, self._side)) + kernels.SLACK)
+            self._flush_but_open(int(bytes_needed(chunk.table, row, self._side)) + kernels.SLACK)
 
     def _take_entries(self, chunk: Chunk, first: int, end: int) -> None:
         """Rows of magic 0 and 1: whole ones are copied in runs, wrappers with dead messages are cut."""
@@ -217,7 +217,7 @@ class Writer:
 
     def _cut(self, chunk: Chunk, row: int) -> tuple[bytes, int]:
         """A wrapper without its dead messages, and the last offset that it has then."""
-        alone = Chunk(chunk.raw, chunk.plain, chunk.table[row : row + 1], chunk.file)
+        alone = Chunk(chunk.raw, chunk.uncompressed, chunk.table[row : row + 1], chunk.file)
         keep = ~self._dead.mask(decode_columns(alone).offset)
         header, at = header_of(chunk.table, row), int(chunk.table[row, fields.POSITION])
         left = filter_entry(chunk.raw, header, keep.tolist(), chunk.file, position=at)
@@ -245,7 +245,7 @@ class Writer:
         else:
             open_row, open_class = self._table[row].copy(), int(self._classes[row])
             start, kept = int(open_row[fields.POSITION]), int(open_row[fields.SIZE])
-            data, beside = self._out[start : start + kept].copy(), int(self._joining[OPEN_PLAIN])
+            data, beside = self._out[start : start + kept].copy(), int(self._joining[OPEN_UNCOMPRESSED])
             self._row, self._position = row, start
             self.flush()
         if kept + room > self._out.size:
@@ -253,10 +253,10 @@ class Writer:
         if kept:
             self._out[:kept] = data
             open_row[[fields.POSITION, fields.FILE_POSITION]] = 0
-            open_row[[fields.PLAIN_POSITION, fields.PLAIN_END]] -= start
+            open_row[[fields.RECORDS_POSITION, fields.RECORDS_END]] -= start
             self._table[0], self._classes[0] = open_row, open_class
             self._row, self._position = 1, kept
-            self._joining[OPEN_ROW], self._joining[OPEN_PLAIN] = 0, beside
+            self._joining[OPEN_ROW], self._joining[OPEN_UNCOMPRESSED] = 0, beside
 
     def flush(self) -> None:
         """Have what was collected appended, and begin anew."""

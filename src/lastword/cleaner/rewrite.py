@@ -44,9 +44,9 @@ from lastword.kernels import table as fields
 from lastword.kernels.digest import sum_contents
 from lastword.kernels.repack import (
     AS_BITS,
-    CLOCK,
     DROP,
     RETAIN,
+    SET_HORIZON,
     mark_dead_rows,
 )
 from lastword.records.chunk import Chunk
@@ -156,7 +156,7 @@ def sums_of(chunk: Chunk, dead: DeadBitmaps, retain: NDArray[np.uint8], horizon_
     """Sum over what is left of a chunk by `retain` and the bits. Raises CorruptBatchError."""
     ends, largest = np.empty(chunk.rows, np.uint8), np.empty(chunk.rows, np.int64)
     contents, batches, controls, _, row, status = sum_contents(
-        chunk.plain, chunk.table, chunk.rows, dead.arrays, retain, horizon_ms, ends, largest
+        chunk.uncompressed, chunk.table, chunk.rows, dead.arrays, retain, horizon_ms, ends, largest
     )
     if status != kernels.OK:
         chunk.raise_status(row, status)
@@ -263,5 +263,5 @@ def _retain(
         if offset in transactions.due and not at_end[row]:
             retain[row] = DROP
         elif offset in transactions.unclocked:
-            retain[row] = CLOCK
+            retain[row] = SET_HORIZON
     return retain

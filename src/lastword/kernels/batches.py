@@ -33,11 +33,11 @@ from lastword.kernels.table import (
     LEADER_EPOCH,
     MAGIC,
     MAX_TIMESTAMP,
-    PLAIN_END,
-    PLAIN_POSITION,
     POSITION,
     PRODUCER_EPOCH,
     PRODUCER_ID,
+    RECORDS_END,
+    RECORDS_POSITION,
     SIZE,
 )
 from lastword.wire import (
@@ -133,8 +133,8 @@ def walk_batches(raw, position, end, file_position, next_offset, verify, table, 
         table[row, LEADER_EPOCH] = load32_be(raw, position + LEADER_EPOCH_AT)
         table[row, CRC] = crc
         table[row, MAGIC] = magic
-        table[row, PLAIN_POSITION] = position + HEADER_BYTES
-        table[row, PLAIN_END] = position + size
+        table[row, RECORDS_POSITION] = position + HEADER_BYTES
+        table[row, RECORDS_END] = position + size
         next_offset = base_offset + delta + 1
         position += size
         row += 1
@@ -142,7 +142,7 @@ def walk_batches(raw, position, end, file_position, next_offset, verify, table, 
 
 
 @kernel
-def sound_rows(data, table, rows):
+def valid_rows(data, table, rows):
     """How many rows of magic 2, from the first on, have the checksum of their bytes, which lie in `data`.
 
     Four are computed side by side: one alone waits for its own last step most of the time.
@@ -207,18 +207,18 @@ def _zstd_bound(raw, position, end):
 
 
 @kernel
-def rows_within(raw, table, rows, unwanted, most):
+def rows_that_fit(raw, table, rows, skip, most):
     """Count the leading rows whose records surely take at most `most` bytes together when decompressed; at
     least 1, whatever that one takes.
 
     A row is bounded by what its codec can do at best (zstd: by its blocks), never by a size that it declares.
-    `unwanted` (uint8, by row; empty: none): a batch that is not decompressed.
+    `skip` (uint8, by row; empty: none): a batch that is not decompressed.
     """
     if rows and table[rows - 1, POSITION] + table[rows - 1, SIZE] > raw.size - SLACK:
         return 0
     total = 0
     for row in range(rows):
-        if row < unwanted.size and unwanted[row]:
+        if row < skip.size and skip[row]:
             continue
         codec = table[row, ATTRIBUTES] & CODEC_MASK
         size = table[row, SIZE]
@@ -240,12 +240,12 @@ def rows_within(raw, table, rows, unwanted, most):
 
 
 @kernel
-def place_ready(data, sizes, next_offset, epoch, table):
+def assign_offsets(data, sizes, next_offset, epoch, table):
     """Number the batches that lie one behind another in `data`, of `sizes` bytes each, from `next_offset`.
 
     Each becomes a row of `table`, with its place in `data` as its file position, and gets its base offset and
     leader epoch written. Returns how many: all of `sizes`, or the number of the first that is not plainly a
-    whole sound batch of magic 2 without a producer; then nothing was written to `data`.
+    whole valid batch of magic 2 without a producer; then nothing was written to `data`.
     """
     rows, position = 0, 0
     room = data.size - SLACK
@@ -279,14 +279,14 @@ def place_ready(data, sizes, next_offset, epoch, table):
         table[rows, LEADER_EPOCH] = epoch
         table[rows, CRC] = load32_be(data, position + CRC_AT) & 0xFFFFFFFF
         table[rows, MAGIC] = 2
-        table[rows, PLAIN_POSITION] = position + HEADER_BYTES
-        table[rows, PLAIN_END] = position + size
+        table[rows, RECORDS_POSITION] = position + HEADER_BYTES
+        table[rows, RECORDS_END] = position + size
         next_offset += delta + 1
         position += size
         rows += 1
-    sound = sound_rows(data, table, rows)
-    if sound < sizes.size:
-        return sound
+    valid = valid_rows(data, table, rows)
+    if valid < sizes.size:
+        return valid
     for row in range(rows):
         store64_be(data, table[row, POSITION], table[row, BASE_OFFSET])
         store32_be(data, table[row, POSITION] + LEADER_EPOCH_AT, epoch)

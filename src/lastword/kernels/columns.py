@@ -15,14 +15,14 @@ from lastword.kernels.table import (
     COUNT,
     LAST_OFFSET,
     MAX_TIMESTAMP,
-    PLAIN_END,
-    PLAIN_POSITION,
+    RECORDS_END,
+    RECORDS_POSITION,
 )
 from lastword.wire import CONTROL_BIT, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
 
 
 class ColumnArrays(NamedTuple):
-    """One entry a record. Positions are bytes in the chunk's plain bytes; lengths are -1 for null; `row` is
+    """One entry a record. Positions are bytes in the chunk's uncompressed bytes; lengths are -1 for null; `row` is
     the batch's row in the table.
 
     Offset, timestamp and positions are int64, the others int32.
@@ -48,30 +48,30 @@ class ColumnArrays(NamedTuple):
 
 @inline
 def read_bounds(data, position, end):
-    """(body position, body end, sound) of the record at `position`, whose batch ends at `end`."""
+    """(body position, body end, valid) of the record at `position`, whose batch ends at `end`."""
     size, body = read_varint(data, position)
     return body, body + size, size >= SMALLEST_RECORD_BYTES - 1 and size <= end - body
 
 
 @inline
 def read_key(data, body, body_end):
-    """(timestamp delta, offset delta, key position, key length, value length's position, sound) of a
+    """(timestamp delta, offset delta, key position, key length, value length's position, valid) of a
     record's body.
 
     Reads at most 21 bytes past the body: slack covers them. The key's length is -1 for null, and is inside
         the body.
     """
-    timestamp_delta, position, sound = read_varlong(data, body + 1)
+    timestamp_delta, position, valid = read_varlong(data, body + 1)
     offset_delta, position = read_varint(data, position)
     key_length, position = read_varint(data, position)
     present = max(key_length, 0)
-    sound = sound and key_length >= -1 and present <= body_end - position
-    return timestamp_delta, offset_delta, position, key_length, position + present, sound
+    valid = valid and key_length >= -1 and present <= body_end - position
+    return timestamp_delta, offset_delta, position, key_length, position + present, valid
 
 
 @inline
 def read_value(data, position, body_end):
-    """(value position, value length, position after the value, sound) at the value's length."""
+    """(value position, value length, position after the value, valid) at the value's length."""
     value_length, position = read_varint(data, position)
     present = max(value_length, 0)
     return position, value_length, position + present, value_length >= -1 and present <= body_end - position
@@ -79,7 +79,7 @@ def read_value(data, position, body_end):
 
 @inline
 def skip_headers(data, position, body_end):
-    """(position of the first header, count, sound): every header is looked at, and the body must end
+    """(position of the first header, count, valid): every header is looked at, and the body must end
     with the last one.
     """
     count, position = read_varint(data, position)
@@ -98,7 +98,7 @@ def skip_headers(data, position, body_end):
 
 
 @kernel
-def decode_rows(plain, table, rows, with_control, columns):
+def decode_rows(uncompressed, table, rows, with_control, columns):
     """Fill one entry of every column for each record of the first `rows` rows.
 
     Control batches are left out unless `with_control`. Returns (records, row, status): on a BAD_ status,
@@ -120,10 +120,10 @@ def decode_rows(plain, table, rows, with_control, columns):
         attributes = table[row, ATTRIBUTES]
         if attributes & CONTROL_BIT and not with_control:
             continue
-        position = table[row, PLAIN_POSITION]
-        end = table[row, PLAIN_END]
+        position = table[row, RECORDS_POSITION]
+        end = table[row, RECORDS_END]
         count = table[row, COUNT]
-        if position < 0 or position > end or end > plain.size - SLACK:
+        if position < 0 or position > end or end > uncompressed.size - SLACK:
             return done, row, NO_SLACK
         if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
             return done, row, BAD_COUNT
@@ -135,21 +135,21 @@ def decode_rows(plain, table, rows, with_control, columns):
         log_append = attributes & LOG_APPEND_BIT != 0
         previous = -1
         for i in range(done, done + count):
-            body, body_end, sound = read_bounds(plain, position, end)
-            if not sound:
+            body, body_end, valid = read_bounds(uncompressed, position, end)
+            if not valid:
                 return done, row, BAD_RECORD
-            delta, offset_delta, key_at, key_size, position, sound = read_key(plain, body, body_end)
-            if not sound or offset_delta <= previous or offset_delta > span:
+            delta, offset_delta, key_at, key_size, position, valid = read_key(uncompressed, body, body_end)
+            if not valid or offset_delta <= previous or offset_delta > span:
                 return done, row, BAD_RECORD
             previous = offset_delta
-            value_at, value_size, position, sound = read_value(plain, position, body_end)
-            if not sound:
+            value_at, value_size, position, valid = read_value(uncompressed, position, body_end)
+            if not valid:
                 return done, row, BAD_RECORD
-            if body_end - position == 1 and load8(plain, position) == 0:
+            if body_end - position == 1 and load8(uncompressed, position) == 0:
                 headers_at, headers = body_end, 0
             else:
-                headers_at, headers, sound = skip_headers(plain, position, body_end)
-                if not sound:
+                headers_at, headers, valid = skip_headers(uncompressed, position, body_end)
+                if not valid:
                     return done, row, BAD_RECORD
             position = body_end
             offset[i] = base_offset + offset_delta
@@ -169,7 +169,7 @@ def decode_rows(plain, table, rows, with_control, columns):
 
 @kernel
 def decode_headers(
-    plain, header_position, header_count, name_position, name_length, value_position, value_length
+    uncompressed, header_position, header_count, name_position, name_length, value_position, value_length
 ):
     """Fill one entry for each header of each record, from columns that `decode_rows` has checked; gives
     their number.
@@ -178,10 +178,10 @@ def decode_headers(
     for i in range(header_position.size):
         position = header_position[i]
         for _ in range(header_count[i]):
-            size, position = read_varint(plain, position)
+            size, position = read_varint(uncompressed, position)
             name_position[done] = position
             name_length[done] = size
-            size, position = read_varint(plain, position + size)
+            size, position = read_varint(uncompressed, position + size)
             value_position[done] = position
             value_length[done] = size
             position += max(size, 0)

@@ -1,7 +1,7 @@
 """Copies of keys on disk, and tombstones: what the arena says of them, and how it changes with a rewrite.
 
-A rewrite that leaves dead records out is counted twice: `note_going` while it reads its sources, which only
-remembers, and `settle_going` once its output has taken their place.
+A rewrite that leaves dead records out is counted twice: `count_removals` while it reads its sources, which only
+remembers, and `apply_removals` once its output has taken their place.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from lastword.kernels.offset_map import (
     ARENA_START,
     COPIES_AT,
     DUE_TOMBSTONES,
-    GOING_AT,
     KIND,
-    LEAVING,
-    MOST_COPIES,
+    MAX_COPIES,
     NO_OFFSET,
     PAGES,
+    REMOVALS_AT,
+    REMOVED,
     VACANCIES,
     VACANT,
     entry_key,
-    mark,
-    no_longer_counts,
+    find_entry,
+    mark_dead,
     owner_of,
-    search,
+    remove_live,
 )
 from lastword.kernels.pages import find_page, test_bit
-from lastword.kernels.table import ATTRIBUTES, BASE_OFFSET, COUNT, PLAIN_END, PLAIN_POSITION
+from lastword.kernels.table import ATTRIBUTES, BASE_OFFSET, COUNT, RECORDS_END, RECORDS_POSITION
 from lastword.wire import CONTROL_BIT, SMALLEST_RECORD_BYTES
 
 
@@ -82,14 +82,14 @@ def mark_due(key_map, entries, pages, counts):
         owner = owner_of(pages, page, counts.bases, offset)
         key_at, key_length = entry_key(arena, entry)
         key_digest = key_hash(arena, key_at, key_length, digest0, digest1)
-        no_longer_counts(counts, owner, flags, offset, key_digest, digest0, digest1)
-        mark(pages, state, counts.stats, page, owner, offset, flags)
+        remove_live(counts, owner, flags, offset, key_digest, digest0, digest1)
+        mark_dead(pages, state, counts.stats, page, owner, offset, flags)
         counts.stats[owner, DUE_TOMBSTONES] += 1
         store32(arena, entry + 8, TOMBSTONE | DUE | (flags & SIZE_MASK))
 
 
 @kernel
-def note_going(plain, table, rows, key_map, dead):
+def count_removals(uncompressed, table, rows, key_map, dead):
     """For each dead record of the chunk's first `rows` rows: one copy of its key is about to go.
 
     The bits are those that the rewrite goes by. Gives (row, status).
@@ -100,54 +100,56 @@ def note_going(plain, table, rows, key_map, dead):
     for row in range(rows):
         if table[row, ATTRIBUTES] & CONTROL_BIT:
             continue
-        position = table[row, PLAIN_POSITION]
-        end = table[row, PLAIN_END]
+        position = table[row, RECORDS_POSITION]
+        end = table[row, RECORDS_END]
         count = table[row, COUNT]
-        if position < 0 or position > end or end > plain.size - SLACK:
+        if position < 0 or position > end or end > uncompressed.size - SLACK:
             return row, NO_SLACK
         if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
             return row, BAD_COUNT
         for _ in range(count):
-            body, body_end, sound = read_bounds(plain, position, end)
-            if not sound:
+            body, body_end, valid = read_bounds(uncompressed, position, end)
+            if not valid:
                 return row, BAD_RECORD
-            _delta, offset_delta, key_at, key_length, _value_at, sound = read_key(plain, body, body_end)
-            if not sound:
+            _delta, offset_delta, key_at, key_length, _value_at, valid = read_key(
+                uncompressed, body, body_end
+            )
+            if not valid:
                 return row, BAD_RECORD
             offset = table[row, BASE_OFFSET] + offset_delta
             if key_length >= 0 and test_bit(dead, offset):
-                hashed = key_hash(plain, key_at, key_length, words[SEED0], words[SEED1])
+                hashed = key_hash(uncompressed, key_at, key_length, words[SEED0], words[SEED1])
                 if hashed - range_first <= range_width:
-                    entry = search(key_map, plain, key_at, key_length)
+                    entry = find_entry(key_map, uncompressed, key_at, key_length)
                     if entry >= 0:
-                        going = load8(arena, entry + GOING_AT)
-                        store8(arena, entry + GOING_AT, min(going + 1, MOST_COPIES))
+                        going = load8(arena, entry + REMOVALS_AT)
+                        store8(arena, entry + REMOVALS_AT, min(going + 1, MAX_COPIES))
                         flags = load32(arena, entry + 8)
                         if flags & KIND == TOMBSTONE | DUE and np.int64(load64(arena, entry)) == offset:
-                            store32(arena, entry + 8, flags | LEAVING)
+                            store32(arena, entry + 8, flags | REMOVED)
             position = body_end
     return rows, OK
 
 
 @kernel
-def settle_going(arena, state, gone):
+def apply_removals(arena, state, gone):
     """What was about to go is `gone`, or else stays after all. A key whose due tombstone went is vacant."""
     entry = np.int64(ARENA_START)
     while entry < state[ARENA_END]:
-        going = load8(arena, entry + GOING_AT)
+        going = load8(arena, entry + REMOVALS_AT)
         if going > 0:
-            store8(arena, entry + GOING_AT, 0)
+            store8(arena, entry + REMOVALS_AT, 0)
             flags = load32(arena, entry + 8)
-            leaves = flags & KIND == TOMBSTONE | DUE and flags & LEAVING != 0
+            leaves = flags & KIND == TOMBSTONE | DUE and flags & REMOVED != 0
             if gone:
                 copies = load8(arena, entry + COPIES_AT)
-                if copies < MOST_COPIES:
+                if copies < MAX_COPIES:
                     store8(arena, entry + COPIES_AT, max(copies - going, 0))
                 if leaves:
                     store64(arena, entry, np.uint64(NO_OFFSET))
                     store32(arena, entry + 8, VACANT)
                     state[VACANCIES] += 1
             elif leaves:
-                store32(arena, entry + 8, flags & ~LEAVING)
+                store32(arena, entry + 8, flags & ~REMOVED)
         key_at, key_length = entry_key(arena, entry)
         entry = key_at + key_length

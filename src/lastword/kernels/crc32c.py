@@ -106,7 +106,7 @@ else:
 
 
 @inline
-def _go_on(data, state, position, size):
+def _continue_crc(data, state, position, size):
     end = position + size
     while end - position >= 8:
         state = _step8(state, load64(data, position))
@@ -120,7 +120,7 @@ def _go_on(data, state, position, size):
 @inline
 def crc_of(data, position, size):
     """CRC-32C of data[position:position + size], as int64 in [0, 2^32)."""
-    return _go_on(data, np.uint64(0xFFFFFFFF), position, size)
+    return _continue_crc(data, np.uint64(0xFFFFFFFF), position, size)
 
 
 @inline
@@ -138,10 +138,10 @@ def crc_of_four(data, position0, size0, position1, size1, position2, size2, posi
         state3 = _step8(state3, load64(data, position3 + done))
         done += 8
     return (
-        _go_on(data, state0, position0 + done, size0 - done),
-        _go_on(data, state1, position1 + done, size1 - done),
-        _go_on(data, state2, position2 + done, size2 - done),
-        _go_on(data, state3, position3 + done, size3 - done),
+        _continue_crc(data, state0, position0 + done, size0 - done),
+        _continue_crc(data, state1, position1 + done, size1 - done),
+        _continue_crc(data, state2, position2 + done, size2 - done),
+        _continue_crc(data, state3, position3 + done, size3 - done),
     )
 
 

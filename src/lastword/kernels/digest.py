@@ -14,7 +14,7 @@ from lastword.kernels.crc32c import crc_of
 from lastword.kernels.hashing import NULL_KEY, key_hash, pair_digest
 from lastword.kernels.memory import multiply_fold, varint_size
 from lastword.kernels.pages import bits_between, test_bit
-from lastword.kernels.repack import CLOCK, DROP, joinable
+from lastword.kernels.repack import DROP, SET_HORIZON, joinable
 from lastword.kernels.table import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -25,10 +25,10 @@ from lastword.kernels.table import (
     LEADER_EPOCH,
     MAGIC,
     MAX_TIMESTAMP,
-    PLAIN_END,
-    PLAIN_POSITION,
     PRODUCER_EPOCH,
     PRODUCER_ID,
+    RECORDS_END,
+    RECORDS_POSITION,
 )
 from lastword.wire import CODEC_MASK, CONTROL_BIT, DELETE_HORIZON_BIT, LOG_APPEND_BIT
 
@@ -38,33 +38,35 @@ _MIX2 = np.uint64(0x8EBC6AF09C88C6E3)
 
 
 @inline
-def _bad_row(plain, table, row):
-    return table[row, PLAIN_POSITION] < 0 or table[row, PLAIN_END] > plain.size - SLACK
+def _is_outside(uncompressed, table, row):
+    return table[row, RECORDS_POSITION] < 0 or table[row, RECORDS_END] > uncompressed.size - SLACK
 
 
 @kernel
-def sum_pairs(plain, table, rows, seed0, seed1):
+def sum_pairs(uncompressed, table, rows, seed0, seed1):
     """(sum of the pair digests of every user record, records, row, status)."""
     total = np.uint64(0)
     records = 0
     for row in range(rows):
         if table[row, ATTRIBUTES] & CONTROL_BIT:
             continue
-        if _bad_row(plain, table, row):
+        if _is_outside(uncompressed, table, row):
             return total, records, row, NO_SLACK
-        position = table[row, PLAIN_POSITION]
-        end = table[row, PLAIN_END]
+        position = table[row, RECORDS_POSITION]
+        end = table[row, RECORDS_END]
         base_offset = table[row, BASE_OFFSET]
         for _ in range(table[row, COUNT]):
-            body, body_end, sound = read_bounds(plain, position, end)
-            if not sound:
+            body, body_end, valid = read_bounds(uncompressed, position, end)
+            if not valid:
                 return total, records, row, BAD_RECORD
-            _delta, offset_delta, key_at, key_length, _value_at, sound = read_key(plain, body, body_end)
-            if not sound:
+            _delta, offset_delta, key_at, key_length, _value_at, valid = read_key(
+                uncompressed, body, body_end
+            )
+            if not valid:
                 return total, records, row, BAD_RECORD
             hashed = NULL_KEY
             if key_length >= 0:
-                hashed = key_hash(plain, key_at, key_length, seed0, seed1)
+                hashed = key_hash(uncompressed, key_at, key_length, seed0, seed1)
             total += pair_digest(hashed, base_offset + offset_delta, seed0, seed1)
             records += 1
             position = body_end
@@ -74,32 +76,32 @@ def sum_pairs(plain, table, rows, seed0, seed1):
 
 
 @inline
-def _mixed(digest, value):
+def _mix(digest, value):
     return multiply_fold(digest ^ np.uint64(value), _MIX1)
 
 
 @inline
-def _of_batch(table, row, attributes, horizon_ms):
+def _batch_digest(table, row, attributes, horizon_ms):
     """Digest of what a batch says once for all its records; batches that may be joined agree on it.
 
     `attributes` and `horizon_ms` (0: none) are those that the batch has after the rewrite. A batch that joins
     no other keeps its range of offsets, too.
     """
-    digest = _mixed(_MIX0, attributes)
-    digest = _mixed(digest, table[row, MAGIC])
-    digest = _mixed(digest, table[row, LEADER_EPOCH])
-    digest = _mixed(digest, table[row, PRODUCER_ID])
-    digest = _mixed(digest, table[row, PRODUCER_EPOCH])
-    digest = _mixed(digest, table[row, BASE_SEQUENCE])
-    digest = _mixed(digest, horizon_ms)
+    digest = _mix(_MIX0, attributes)
+    digest = _mix(digest, table[row, MAGIC])
+    digest = _mix(digest, table[row, LEADER_EPOCH])
+    digest = _mix(digest, table[row, PRODUCER_ID])
+    digest = _mix(digest, table[row, PRODUCER_EPOCH])
+    digest = _mix(digest, table[row, BASE_SEQUENCE])
+    digest = _mix(digest, horizon_ms)
     if table[row, MAGIC] == 2 and not joinable(table, row):
-        digest = _mixed(digest, table[row, BASE_OFFSET])
-        digest = _mixed(digest, table[row, LAST_OFFSET])
+        digest = _mix(digest, table[row, BASE_OFFSET])
+        digest = _mix(digest, table[row, LAST_OFFSET])
     return digest
 
 
 @kernel
-def sum_contents(plain, table, rows, dead_bits, retain, horizon_ms, ends, largest):
+def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends, largest):
     """Sum the digests of the records whose bit is not set, and of the batches that they leave behind.
 
     A record's content is its offset, its absolute timestamp, and the bytes from its key's length to its end.
@@ -145,20 +147,20 @@ def sum_contents(plain, table, rows, dead_bits, retain, horizon_ms, ends, larges
                 timestamp = table[row, MAX_TIMESTAMP]
                 batches += _empty_digest(table, row, attributes, table[row, BASE_TIMESTAMP], timestamp)
             continue
-        if _bad_row(plain, table, row):
+        if _is_outside(uncompressed, table, row):
             return total, batches, controls, records, row, NO_SLACK
         sets_horizon = horizon_ms >= 0 and attributes & DELETE_HORIZON_BIT == 0 and table[row, MAGIC] == 2
-        clocked = sets_horizon and control and retain[row] == CLOCK and count > 0
-        position = table[row, PLAIN_POSITION]
-        end = table[row, PLAIN_END]
+        has_horizon = sets_horizon and control and retain[row] == SET_HORIZON and count > 0
+        position = table[row, RECORDS_POSITION]
+        end = table[row, RECORDS_END]
         of_records = np.uint64(0)
         most = np.iinfo(np.int64).min
         for _ in range(count):
-            body, body_end, sound = read_bounds(plain, position, end)
-            if not sound:
+            body, body_end, valid = read_bounds(uncompressed, position, end)
+            if not valid:
                 return total, batches, controls, records, row, BAD_RECORD
-            delta, offset_delta, key_at, key_length, value_at, sound = read_key(plain, body, body_end)
-            if not sound:
+            delta, offset_delta, key_at, key_length, value_at, valid = read_key(uncompressed, body, body_end)
+            if not valid:
                 return total, batches, controls, records, row, BAD_RECORD
             offset = first + offset_delta
             timestamp = table[row, BASE_TIMESTAMP] + delta
@@ -167,14 +169,14 @@ def sum_contents(plain, table, rows, dead_bits, retain, horizon_ms, ends, larges
                 if attributes & LOG_APPEND_BIT:
                     timestamp = table[row, MAX_TIMESTAMP]
                 start = key_at - varint_size(key_length)
-                mixed = np.uint64(crc_of(plain, start, body_end - start)) ^ _MIX0
+                mixed = np.uint64(crc_of(uncompressed, start, body_end - start)) ^ _MIX0
                 mixed = multiply_fold(mixed, np.uint64(offset) ^ _MIX1)
                 of_records += multiply_fold(mixed ^ _MIX1, np.uint64(timestamp) ^ _MIX2)
-                if sets_horizon and not clocked and not control:
-                    _value_at, value_length, _after, sound = read_value(plain, value_at, body_end)
-                    if not sound:
+                if sets_horizon and not has_horizon and not control:
+                    _value_at, value_length, _after, valid = read_value(uncompressed, value_at, body_end)
+                    if not valid:
                         return total, batches, controls, records, row, BAD_RECORD
-                    clocked = value_length < 0
+                    has_horizon = value_length < 0
                 if not control:
                     records += 1
             position = body_end
@@ -183,17 +185,17 @@ def sum_contents(plain, table, rows, dead_bits, retain, horizon_ms, ends, larges
         if table[row, MAGIC] == 2 and attributes & LOG_APPEND_BIT == 0 and count > 0:
             largest[row] = most
         horizon = np.int64(0)
-        if clocked:
+        if has_horizon:
             attributes |= DELETE_HORIZON_BIT
             horizon = horizon_ms
         elif attributes & DELETE_HORIZON_BIT:
             horizon = table[row, BASE_TIMESTAMP]
-        digest = _of_batch(table, row, attributes, horizon)
+        digest = _batch_digest(table, row, attributes, horizon)
         if control:
             timestamp = table[row, MAX_TIMESTAMP]
-            if clocked and attributes & LOG_APPEND_BIT == 0:
+            if has_horizon and attributes & LOG_APPEND_BIT == 0:
                 timestamp = most
-            controls += _mixed(_mixed(_mixed(digest, of_records), count), timestamp)
+            controls += _mix(_mix(_mix(digest, of_records), count), timestamp)
         else:
             total += of_records
             batches += of_records * (digest | np.uint64(1))
@@ -204,6 +206,6 @@ def sum_contents(plain, table, rows, dead_bits, retain, horizon_ms, ends, larges
 @inline
 def _empty_digest(table, row, attributes, base_timestamp, largest):
     """Digest of a batch without records, with what it has after the rewrite."""
-    digest = _of_batch(table, row, attributes, base_timestamp)
-    digest = _mixed(_mixed(digest, table[row, BASE_OFFSET]), table[row, LAST_OFFSET])
-    return _mixed(digest, largest)
+    digest = _batch_digest(table, row, attributes, base_timestamp)
+    digest = _mix(_mix(digest, table[row, BASE_OFFSET]), table[row, LAST_OFFSET])
+    return _mix(digest, largest)

@@ -22,8 +22,8 @@ from lastword.kernels.table import (
     COUNT,
     LAST_OFFSET,
     MAGIC,
-    PLAIN_END,
-    PLAIN_POSITION,
+    RECORDS_END,
+    RECORDS_POSITION,
 )
 from lastword.kernels.table import SIZE as BATCH_BYTES
 from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT, SMALLEST_RECORD_BYTES
@@ -33,7 +33,7 @@ ROW = 0
 ORDINAL = 1  # of the record in its row
 FILLED = 2
 PAGES_MET = 3
-KEYLESS_GO = 4  # 1: records without a key are dead
+DROP_KEYLESS = 4  # 1: records without a key are dead
 # What keeps a tombstone, by the numbers of `partition.tombstones`: 3 no horizon, 4 horizon, 5 lease.
 NOW = 5  # 4: a horizon after it has not passed
 OLD_DUE = 6  # 1: the horizon of tombstones of magic 0 and 1, told by file times, has passed
@@ -58,15 +58,15 @@ KEY_LENGTH = 1
 OFFSET = 2
 SIZE = 3  # bytes on disk and flags, as in an entry of the arena, and two more:
 SIZE_MASK = (1 << 29) - 1
-UNCLOCKED = 1 << 29  # a tombstone whose batch has no delete horizon
+NO_HORIZON = 1 << 29  # a tombstone whose batch has no delete horizon
 DUE = 1 << 30
 TOMBSTONE = 1 << 31
 ABORTED = 1 << 40  # dead at once: of an aborted transaction
-GONE = 1 << 41  # dead at once: without a key
+DEAD_KEYLESS = 1 << 41  # dead at once: without a key
 SPAN_FIELDS = 4
 
-# In `fates` (`partition.transactions.Fate`): 0 is committed; what is not stays out of the map.
-FATE_ABORTED = 1
+# In `outcomes` (`partition.transactions.Fate`): 0 is committed; what is not stays out of the map.
+OUTCOME_ABORTED = 1
 
 
 class KeyBatch(NamedTuple):
@@ -74,7 +74,7 @@ class KeyBatch(NamedTuple):
 
     Attributes:
         hashes: uint64[2, n]; hash of the map, hash of the digest.
-        spans: int64[SPAN_FIELDS, n]; KEY_POSITION in the chunk's plain bytes, KEY_LENGTH or -1, OFFSET, SIZE
+        spans: int64[SPAN_FIELDS, n]; KEY_POSITION in the chunk's uncompressed bytes, KEY_LENGTH or -1, OFFSET, SIZE
             with flags.
         page_ids: int64[n]; the bitmap pages that the records lie in, ascending. In a first pass only.
         homes: int64[2, n]; scratch of `offset_map.insert_keys`.
@@ -93,16 +93,16 @@ def number_hash(offset, seed0, seed1):
 
 
 @kernel
-def fill_key_batch(plain, table, fates, rows, cursor, words, batch):
+def fill_key_batch(uncompressed, table, outcomes, rows, cursor, words, batch):
     """Fill `batch` with the next records of the chunk's first `rows` rows, from cursor[ROW] and
     cursor[ORDINAL] on.
 
-    Stops when all is read, or when `batch` is full. `fates` (uint8 a row): the outcome of the batch's
+    Stops when all is read, or when `batch` is full. `outcomes` (uint8 a row): the outcome of the batch's
     transaction. Returns a status; with a BAD_ one cursor[ROW] is the batch that is malformed.
     """
     hashes, spans, pages, _homes = batch
     first_pass = cursor[FIRST_PASS] != 0
-    keyless_go = cursor[KEYLESS_GO] != 0
+    drop_keyless = cursor[DROP_KEYLESS] != 0
     old_due = cursor[OLD_DUE] != 0
     keep_copies = cursor[KEEP_COPIES] != 0
     sampled = cursor[SAMPLED] != 0
@@ -126,18 +126,18 @@ def fill_key_batch(plain, table, fates, rows, cursor, words, batch):
     while row < rows and filled < capacity and met < room:
         attributes = table[row, ATTRIBUTES]
         count = table[row, COUNT]
-        fate = fates[row]
-        aborted = fate == FATE_ABORTED
+        outcome = outcomes[row]
+        aborted = outcome == OUTCOME_ABORTED
         # What an undecided transaction will have replaced is not known yet. The bits of an aborted one's
         # records were set in the first pass.
-        if attributes & CONTROL_BIT or (fate != 0 and not (aborted and first_pass)):
+        if attributes & CONTROL_BIT or (outcome != 0 and not (aborted and first_pass)):
             row += 1
             continue
-        position = table[row, PLAIN_POSITION]
-        end = table[row, PLAIN_END]
+        position = table[row, RECORDS_POSITION]
+        end = table[row, RECORDS_END]
         base_offset = table[row, BASE_OFFSET]
         span = table[row, LAST_OFFSET] - base_offset
-        if position < 0 or position > end or end > plain.size - SLACK:
+        if position < 0 or position > end or end > uncompressed.size - SLACK:
             cursor[ROW] = row
             return NO_SLACK
         if count < 0 or count > (end - position) // SMALLEST_RECORD_BYTES:
@@ -146,29 +146,33 @@ def fill_key_batch(plain, table, fates, rows, cursor, words, batch):
         share = table[row, BATCH_BYTES] / max(end - position, 1)
         previous = np.int64(-1)
         for _ in range(ordinal):
-            body, body_end, sound = read_bounds(plain, position, end)
-            if not sound:
+            body, body_end, valid = read_bounds(uncompressed, position, end)
+            if not valid:
                 cursor[ROW] = row
                 return BAD_RECORD
-            _delta, previous, _key_position, _key_length, _value_at, _sound = read_key(plain, body, body_end)
+            _delta, previous, _key_position, _key_length, _value_at, _valid = read_key(
+                uncompressed, body, body_end
+            )
             position = body_end
-        clocked = attributes & DELETE_HORIZON_BIT != 0
-        due_batch = clocked and table[row, BASE_TIMESTAMP] <= now
+        has_horizon = attributes & DELETE_HORIZON_BIT != 0
+        due_batch = has_horizon and table[row, BASE_TIMESTAMP] <= now
         if table[row, MAGIC] < 2:  # no place for a horizon: the segment's time decides
-            clocked = True
+            has_horizon = True
             due_batch = old_due
         while ordinal < count and filled < capacity and met < room:
-            body, body_end, sound = read_bounds(plain, position, end)
-            if not sound:
+            body, body_end, valid = read_bounds(uncompressed, position, end)
+            if not valid:
                 cursor[ROW] = row
                 return BAD_RECORD
-            _delta, offset_delta, key_position, key_length, value_at, sound = read_key(plain, body, body_end)
-            if not sound or offset_delta <= previous or offset_delta > span:
+            _delta, offset_delta, key_position, key_length, value_at, valid = read_key(
+                uncompressed, body, body_end
+            )
+            if not valid or offset_delta <= previous or offset_delta > span:
                 cursor[ROW] = row
                 return BAD_RECORD
             previous = offset_delta
-            _value_position, value_length, _after, sound = read_value(plain, value_at, body_end)
-            if not sound:
+            _value_position, value_length, _after, valid = read_value(uncompressed, value_at, body_end)
+            if not valid:
                 cursor[ROW] = row
                 return BAD_RECORD
             offset = base_offset + offset_delta
@@ -179,11 +183,11 @@ def fill_key_batch(plain, table, fates, rows, cursor, words, batch):
                     met += 1
                     last_page = page
             if key_length >= 0 and (keep_copies or not aborted):
-                hashed = key_hash(plain, key_position, key_length, seed0, seed1)
+                hashed = key_hash(uncompressed, key_position, key_length, seed0, seed1)
                 wanted = hashed - range_first <= range_width
                 if wanted:
                     hashes[0, filled] = hashed
-                    hashes[1, filled] = key_hash(plain, key_position, key_length, digest0, digest1)
+                    hashes[1, filled] = key_hash(uncompressed, key_position, key_length, digest0, digest1)
             else:
                 wanted = first_pass
                 if sampled:
@@ -194,14 +198,14 @@ def fill_key_batch(plain, table, fates, rows, cursor, words, batch):
                     size |= ABORTED
                     if not keep_copies:
                         key_length = -1
-                elif keyless_go and key_length < 0:
-                    size |= GONE
+                elif drop_keyless and key_length < 0:
+                    size |= DEAD_KEYLESS
                 elif value_length < 0:
                     size |= TOMBSTONE
                     if due_batch and offset < due_below:  # neither of 3, 4, 5
                         size |= DUE
-                    elif not clocked:  # 3
-                        size |= UNCLOCKED
+                    elif not has_horizon:  # 3
+                        size |= NO_HORIZON
                 spans[KEY_POSITION, filled] = key_position
                 spans[KEY_LENGTH, filled] = key_length
                 spans[OFFSET, filled] = offset

@@ -1,6 +1,6 @@
 """Magic 0 and 1: headers into the batch table, and messages into the record layout of magic 2.
 
-After these every other kernel reads old formats as it reads new ones: a row's PLAIN_POSITION and PLAIN_END
+After these every other kernel reads old formats as it reads new ones: a row's RECORDS_POSITION and RECORDS_END
 bound records in the layout of magic 2, whose offsets and timestamps are deltas to the row's BASE_OFFSET and
 BASE_TIMESTAMP. A row of these magics keeps MAGIC, and of ATTRIBUTES the codec and LOG_APPEND; it has no
 producer and no leader epoch (-1). The formats: `records.legacy`.
@@ -46,11 +46,11 @@ from lastword.kernels.table import (
     LEADER_EPOCH,
     MAGIC,
     MAX_TIMESTAMP,
-    PLAIN_END,
-    PLAIN_POSITION,
     POSITION,
     PRODUCER_EPOCH,
     PRODUCER_ID,
+    RECORDS_END,
+    RECORDS_POSITION,
     SIZE,
 )
 from lastword.wire import (
@@ -153,14 +153,14 @@ def read_entry(raw, position, size, magic, file_position, next_offset, verify, t
     table[row, LEADER_EPOCH] = -1
     table[row, CRC] = crc
     table[row, MAGIC] = magic
-    table[row, PLAIN_POSITION] = -1
-    table[row, PLAIN_END] = -1
+    table[row, RECORDS_POSITION] = -1
+    table[row, RECORDS_END] = -1
     return OK
 
 
 @inline
 def read_spans(data, position, end, magic):
-    """(timestamp, key position, key length, value position, value length, sound) of the message
+    """(timestamp, key position, key length, value position, value length, valid) of the message
     data[position:end].
 
     Its entry has at least the smallest size of its magic. Bytes behind the value are ignored.
@@ -174,12 +174,14 @@ def read_spans(data, position, end, magic):
     at = key_at + max(key_length, 0)
     value_length = load32_be(data, at)
     value_at = at + 4
-    sound = value_length >= -1 and max(value_length, 0) <= end - value_at
-    return timestamp, key_at, key_length, value_at, value_length, sound
+    valid = value_length >= -1 and max(value_length, 0) <= end - value_at
+    return timestamp, key_at, key_length, value_at, value_length, valid
 
 
 @inline
-def write_record(plain, at, timestamp_delta, offset_delta, data, key_at, key_length, value_at, value_length):
+def write_record(
+    uncompressed, at, timestamp_delta, offset_delta, data, key_at, key_length, value_at, value_length
+):
     """Write a record without headers in the layout of magic 2; gives the position after it."""
     key_size = max(key_length, 0)
     value_size = max(value_length, 0)
@@ -192,24 +194,24 @@ def write_record(plain, at, timestamp_delta, offset_delta, data, key_at, key_len
         + varint_size(value_length)
         + value_size
     )
-    at = write_varint(plain, at, body)
-    store8(plain, at, 0)
-    at = write_varint(plain, at + 1, timestamp_delta)
-    at = write_varint(plain, at, offset_delta)
-    at = write_varint(plain, at, key_length)
-    copy_wide(plain, at, data, key_at, key_size)
-    at = write_varint(plain, at + key_size, value_length)
-    copy_wide(plain, at, data, value_at, value_size)
-    store8(plain, at + value_size, 0)
+    at = write_varint(uncompressed, at, body)
+    store8(uncompressed, at, 0)
+    at = write_varint(uncompressed, at + 1, timestamp_delta)
+    at = write_varint(uncompressed, at, offset_delta)
+    at = write_varint(uncompressed, at, key_length)
+    copy_wide(uncompressed, at, data, key_at, key_size)
+    at = write_varint(uncompressed, at + key_size, value_length)
+    copy_wide(uncompressed, at, data, value_at, value_size)
+    store8(uncompressed, at + value_size, 0)
     return at + value_size + 1
 
 
 @kernel
-def translate_messages(raw, table, row, rows, plain, done):
-    """Write the records of uncompressed rows of magic 0 and 1, from `row` on, into plain[done:].
+def translate_messages(raw, table, row, rows, uncompressed, done):
+    """Write the records of uncompressed rows of magic 0 and 1, from `row` on, into uncompressed[done:].
 
-    Stops at the first row of another kind. Returns (row reached, bytes of plain used, status): FULL wants a
-    larger `plain` and another call from that row; BAD_RECORD is about that row.
+    Stops at the first row of another kind. Returns (row reached, bytes of uncompressed used, status): FULL wants a
+    larger `uncompressed` and another call from that row; BAD_RECORD is about that row.
     """
     while row < rows:
         magic = table[row, MAGIC]
@@ -219,20 +221,20 @@ def translate_messages(raw, table, row, rows, plain, done):
         end = position + table[row, SIZE]
         if position < 0 or end > raw.size - SLACK:
             return row, done, NO_SLACK
-        if end - position + GROWTH_BYTES > plain.size - SLACK - done:
+        if end - position + GROWTH_BYTES > uncompressed.size - SLACK - done:
             return row, done, FULL
-        _timestamp, key_at, key_length, value_at, value_length, sound = read_spans(raw, position, end, magic)
-        if not sound:
+        _timestamp, key_at, key_length, value_at, value_length, valid = read_spans(raw, position, end, magic)
+        if not valid:
             return row, done, BAD_RECORD
-        table[row, PLAIN_POSITION] = done
-        done = write_record(plain, done, 0, 0, raw, key_at, key_length, value_at, value_length)
-        table[row, PLAIN_END] = done
+        table[row, RECORDS_POSITION] = done
+        done = write_record(uncompressed, done, 0, 0, raw, key_at, key_length, value_at, value_length)
+        table[row, RECORDS_END] = done
         row += 1
     return row, done, OK
 
 
 @kernel
-def survey_inner(inner, size):
+def scan_inner(inner, size):
     """(whole entries, first offset, last offset as stored, status) of the inflated entries inner[:size];
     all CRCs are checked.
 
@@ -275,11 +277,11 @@ def survey_inner(inner, size):
 
 
 @kernel
-def translate_wrapper(inner, count, first, last, table, row, plain, done):
-    """Write the records of one wrapper's inner entries, as `survey_inner` found them, into plain[done:] and
+def translate_wrapper(inner, count, first, last, table, row, uncompressed, done):
+    """Write the records of one wrapper's inner entries, as `scan_inner` found them, into uncompressed[done:] and
     complete its row.
 
-    Returns (bytes of plain used, status). The caller gives `plain` room for the inner bytes and
+    Returns (bytes of uncompressed used, status). The caller gives `uncompressed` room for the inner bytes and
     GROWTH_BYTES a message.
     """
     shift = np.int64(0)
@@ -296,22 +298,22 @@ def translate_wrapper(inner, count, first, last, table, row, plain, done):
     position = 0
     for _ in range(count):
         end = position + OVERHEAD_BYTES + load32_be(inner, position + LENGTH_AT)
-        if end - position + GROWTH_BYTES > plain.size - SLACK - done:
+        if end - position + GROWTH_BYTES > uncompressed.size - SLACK - done:
             return start, FULL
-        timestamp, key_at, key_length, value_at, value_length, sound = read_spans(
+        timestamp, key_at, key_length, value_at, value_length, valid = read_spans(
             inner, position, end, load8(inner, position + MAGIC_AT)
         )
-        if not sound:
+        if not valid:
             return start, BAD_RECORD
         delta = 0 if log_append else timestamp - base_timestamp
         offset_delta = load64_be(inner, position) - first
         done = write_record(
-            plain, done, delta, offset_delta, inner, key_at, key_length, value_at, value_length
+            uncompressed, done, delta, offset_delta, inner, key_at, key_length, value_at, value_length
         )
         position = end
     table[row, BASE_OFFSET] = first + shift
     table[row, LAST_OFFSET] = max(last + shift, wrapper_offset)
     table[row, COUNT] = count
-    table[row, PLAIN_POSITION] = start
-    table[row, PLAIN_END] = done
+    table[row, RECORDS_POSITION] = start
+    table[row, RECORDS_END] = done
     return done, OK

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from lastword.kernels import FULL, NO_SLACK, OK, SLACK, inline, kernel
 from lastword.kernels.memory import copy_exact, copy_wide, load8, load16, load32, load64, store8, store64
-from lastword.kernels.table import ATTRIBUTES, MAGIC, PLAIN_END, PLAIN_POSITION, POSITION, SIZE
+from lastword.kernels.table import ATTRIBUTES, MAGIC, POSITION, RECORDS_END, RECORDS_POSITION, SIZE
 from lastword.wire import CODEC_MASK, HEADER_BYTES, LZ4
 
-OTHER = 100
+UNSUPPORTED = 100
 """Status: this batch is for somebody else."""
 
 BLOCK_BYTES = 64 << 10
@@ -52,8 +52,8 @@ def _copy_match(data, target, distance, size):
 
 
 @inline
-def inflate_block(source, position, end, out, start, limit):
-    """Position behind the plain bytes of the block source[position:end] at `start`; -1 for a damaged one or
+def decompress_block(source, position, end, out, start, limit):
+    """Position behind the uncompressed bytes of the block source[position:end] at `start`; -1 for a damaged one or
     one that passes `limit`. May write SLACK bytes more.
     """
     write = start
@@ -95,14 +95,14 @@ def inflate_block(source, position, end, out, start, limit):
 
 
 @inline
-def inflate_frame(source, position, end, out, start, limit):
-    """(position behind the plain bytes, status): OK, OTHER, or FULL when less than a block of room is left
+def decompress_frame(source, position, end, out, start, limit):
+    """(position behind the uncompressed bytes, status): OK, UNSUPPORTED, or FULL when less than a block of room is left
     before `limit`.
     """
     if end - position < _FRAME_HEAD_BYTES or load32(source, position) != _FRAME:
-        return start, OTHER
+        return start, UNSUPPORTED
     if load32(source, position + 3) >> 8 != 0x824060:  # flags, descriptor, their checksum
-        return start, OTHER
+        return start, UNSUPPORTED
     position += _FRAME_HEAD_BYTES
     write = start
     while end - position >= 4:
@@ -112,31 +112,31 @@ def inflate_frame(source, position, end, out, start, limit):
         if size == 0:
             return write, OK
         if size > BLOCK_BYTES or size > end - position:
-            return start, OTHER
+            return start, UNSUPPORTED
         if limit - write < BLOCK_BYTES:
             return start, FULL
         if word >> 31:
             copy_exact(out, write, source, position, size)
             write += size
         else:
-            write = inflate_block(source, position, position + size, out, write, write + BLOCK_BYTES)
+            write = decompress_block(source, position, position + size, out, write, write + BLOCK_BYTES)
             if write < 0:
-                return start, OTHER
+                return start, UNSUPPORTED
         position += size
-    return start, OTHER
+    return start, UNSUPPORTED
 
 
 @kernel
-def inflate_lz4_rows(raw, table, row, rows, unwanted, plain, done):
-    """Put the records of row.. into `plain` behind `done`, and where they are into the table.
+def decompress_lz4_rows(raw, table, row, rows, skip, uncompressed, done):
+    """Put the records of row.. into `uncompressed` behind `done`, and where they are into the table.
 
-    `unwanted` (uint8, by row; empty: none): a batch of which no record is needed; it has no bytes in `plain`.
+    `skip` (uint8, by row; empty: none): a batch of which no record is needed; it has no bytes in `uncompressed`.
 
-    Returns (row, done, status): OK when all rows are done; OTHER at one that is neither lz4 as above nor
+    Returns (row, done, status): OK when all rows are done; UNSUPPORTED at one that is neither lz4 as above nor
     uncompressed (magic 2); FULL: make room for more than 64 KiB, or all of an uncompressed batch, and call
     again.
     """
-    limit = plain.size - SLACK
+    limit = uncompressed.size - SLACK
     while row < rows:
         start = table[row, POSITION] + HEADER_BYTES
         end = table[row, POSITION] + table[row, SIZE]
@@ -144,23 +144,23 @@ def inflate_lz4_rows(raw, table, row, rows, unwanted, plain, done):
             return row, done, NO_SLACK
         codec = table[row, ATTRIBUTES] & CODEC_MASK
         if table[row, MAGIC] != 2:
-            return row, done, OTHER
+            return row, done, UNSUPPORTED
         after = done
-        if row < unwanted.size and unwanted[row]:
+        if row < skip.size and skip[row]:
             pass
         elif codec == 0 or end == start:
             if end - start > limit - done:
                 return row, done, FULL
-            copy_exact(plain, done, raw, start, end - start)
+            copy_exact(uncompressed, done, raw, start, end - start)
             after = done + end - start
         elif codec == LZ4:
-            after, status = inflate_frame(raw, start, end, plain, done, limit)
+            after, status = decompress_frame(raw, start, end, uncompressed, done, limit)
             if status != OK:
                 return row, done, status
         else:
-            return row, done, OTHER
-        table[row, PLAIN_POSITION] = done
-        table[row, PLAIN_END] = after
+            return row, done, UNSUPPORTED
+        table[row, RECORDS_POSITION] = done
+        table[row, RECORDS_END] = after
         done = after
         row += 1
     return row, done, OK

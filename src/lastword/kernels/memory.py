@@ -205,7 +205,7 @@ def read_varint(data, position):
 
 @inline
 def read_varlong(data, position):
-    """(value, position after it, sound); reads at most 10 bytes, unchecked. Not sound when the tenth is
+    """(value, position after it, valid); reads at most 10 bytes, unchecked. Not valid when the tenth is
     not the last.
     """
     byte = load8(data, position)

@@ -19,12 +19,13 @@ from lastword.kernels import BAD_OFFSET, BAD_RECORD, FULL, OK, SLACK, inline, ke
 from lastword.kernels.hashing import NULL_KEY, key_hash, pair_digest
 from lastword.kernels.key_batch import (
     ABORTED,
+    DEAD_KEYLESS,
     DIGEST0,
     DIGEST1,
     DUE,
-    GONE,
     KEY_LENGTH,
     KEY_POSITION,
+    NO_HORIZON,
     OFFSET,
     RANGE_FIRST,
     RANGE_LAST,
@@ -33,7 +34,6 @@ from lastword.kernels.key_batch import (
     SIZE,
     SIZE_MASK,
     TOMBSTONE,
-    UNCLOCKED,
 )
 from lastword.kernels.memory import (
     copy_wide,
@@ -51,15 +51,15 @@ from lastword.wire import INT64_MAX
 
 ARENA_START = 8  # so that no entry lies at 0, the empty slot
 COPIES_AT = 12
-GOING_AT = 13
+REMOVALS_AT = 13
 LENGTH_AT = 14
 FIXED_BYTES = 15
 LONG_KEY = 255
-MOST_COPIES = 255
+MAX_COPIES = 255
 
 KIND = DUE | TOMBSTONE
 VACANT = DUE  # of KIND: no record counts
-LEAVING = UNCLOCKED  # of a tombstone that is due: the rewrite under way leaves it out
+REMOVED = NO_HORIZON  # of a tombstone that is due: the rewrite under way leaves it out
 NO_OFFSET = INT64_MAX  # in a vacant entry
 
 
@@ -78,10 +78,10 @@ def entry_key(arena, entry):
 
 
 @inline
-def write_entry(arena, entry, plain, key_position, key_length):
+def write_entry(arena, entry, uncompressed, key_position, key_length):
     """The key, with one copy; the caller stores offset and size. May write 7 bytes past the entry."""
     store8(arena, entry + COPIES_AT, 1)
-    store8(arena, entry + GOING_AT, 0)
+    store8(arena, entry + REMOVALS_AT, 0)
     key_at = entry + FIXED_BYTES
     if key_length < LONG_KEY:
         store8(arena, entry + LENGTH_AT, key_length)
@@ -89,30 +89,32 @@ def write_entry(arena, entry, plain, key_position, key_length):
         store8(arena, entry + LENGTH_AT, LONG_KEY)
         store32(arena, entry + FIXED_BYTES, key_length)
         key_at += 4
-    copy_wide(arena, key_at, plain, key_position, key_length)
+    copy_wide(arena, key_at, uncompressed, key_position, key_length)
 
 
 @inline
-def same_key(arena, entry, plain, key_position, key_length):
-    """Are the entry's key and plain[key_position:] the same bytes?"""
+def same_key(arena, entry, uncompressed, key_position, key_length):
+    """Are the entry's key and uncompressed[key_position:] the same bytes?"""
     at, size = entry_key(arena, entry)
     if size != key_length:
         return False
     done = 0
     while key_length - done >= 8:
-        if load64(arena, at + done) != load64(plain, key_position + done):
+        if load64(arena, at + done) != load64(uncompressed, key_position + done):
             return False
         done += 8
     if done < key_length:
         rest = np.uint64(8 * (8 - (key_length - done)))
-        return ((load64(arena, at + done) ^ load64(plain, key_position + done)) << rest) == np.uint64(0)
+        return ((load64(arena, at + done) ^ load64(uncompressed, key_position + done)) << rest) == np.uint64(
+            0
+        )
     return True
 
 
 # Fields of `state`, int64.
 ARENA_END = 0  # first free byte of the arena
 ARENA_LIMIT = 1  # one past the last byte that it may use
-MOST_USED = 2  # as many entries as the slots take
+MAX_ENTRIES = 2  # as many entries as the slots take
 USED = 3  # entries
 VACANCIES = 4  # those of them whose key has no record that counts
 PROBES = 5  # slots looked at
@@ -127,9 +129,9 @@ DEAD_BYTES = 1
 TOMBSTONES = 2
 DUE_TOMBSTONES = 3
 KEYLESS = 4
-UNCLOCKED_TOMBSTONES = 5  # of TOMBSTONES
+TOMBSTONES_WITHOUT_HORIZON = 5  # of TOMBSTONES
 ABORTED_RECORDS = 6  # of DEAD_RECORDS: in batches whose transaction was aborted
-LOWEST_KILLER = 7  # of those that still lie there; NO_OFFSET: none
+LOWEST_SUPERSEDING = 7  # of those that still lie there; NO_OFFSET: none
 STAT_FIELDS = 8
 
 
@@ -149,7 +151,7 @@ class KeyMap(NamedTuple):
     words: np.ndarray
 
 
-class Counts(NamedTuple):
+class CountArrays(NamedTuple):
     """What is counted for each segment, one row a segment.
 
     Attributes:
@@ -163,8 +165,8 @@ class Counts(NamedTuple):
     digests: np.ndarray
 
 
-AHEAD = 12  # by so many records is a slot asked for before it is read, then an entry, then a bit
-NEAR_SLOTS = 6
+PREFETCH_DISTANCE = 12  # by so many records is a slot asked for before it is read, then an entry, then a bit
+PREFETCH_PROBES = 6
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _TAG_SHIFT = np.uint64(40)
@@ -174,7 +176,7 @@ _ENTRY_MASK = np.uint64((1 << 40) - 1)
 
 @inline
 def first_slot(hashed, slots):
-    """Where the search for a hash starts. Not by its top bits: a pass may cover a narrow range of them."""
+    """Where the find_entry for a hash starts. Not by its top bits: a pass may cover a narrow range of them."""
     return np.int64(multiply_high(hashed * _SPREAD, np.uint64(slots)))
 
 
@@ -188,7 +190,7 @@ def owner_of(pages, page, bases, offset):
 
 
 @inline
-def mark(pages, state, stats, page, owner, offset, size):
+def mark_dead(pages, state, stats, page, owner, offset, size):
     """Set the bit of a record, and count it if it was not set."""
     if set_bit(pages, state, page, offset):
         stats[owner, DEAD_RECORDS] += 1
@@ -196,21 +198,21 @@ def mark(pages, state, stats, page, owner, offset, size):
 
 
 @inline
-def no_longer_counts(counts, owner, flags, offset, key_digest, digest0, digest1):
+def remove_live(counts, owner, flags, offset, key_digest, digest0, digest1):
     """Take the newest record of a key out of what its segment says of its live ones."""
     if flags & DUE:
         counts.stats[owner, DUE_TOMBSTONES] -= 1
     else:
         if flags & TOMBSTONE:
             counts.stats[owner, TOMBSTONES] -= 1
-        if flags & UNCLOCKED:
-            counts.stats[owner, UNCLOCKED_TOMBSTONES] -= 1
+        if flags & NO_HORIZON:
+            counts.stats[owner, TOMBSTONES_WITHOUT_HORIZON] -= 1
         counts.digests[owner] -= pair_digest(key_digest, offset, digest0, digest1)
 
 
 @inline
-def ask_slot(spans, hashes, homes, slots, i):
-    """Where the search for record i starts; its slot is on the way."""
+def prefetch_slot(spans, hashes, homes, slots, i):
+    """Where the find_entry for record i starts; its slot is on the way."""
     if spans[KEY_LENGTH, i] >= 0:
         slot = first_slot(hashes[0, i], slots.size)
         homes[0, i] = slot
@@ -218,12 +220,12 @@ def ask_slot(spans, hashes, homes, slots, i):
 
 
 @inline
-def ask_entry(spans, hashes, homes, slots, arena, i):
+def prefetch_entry(spans, hashes, homes, slots, arena, i):
     """The first slots that are looked at tell which entry it will be; that is on the way."""
     entry = np.int64(0)
     if spans[KEY_LENGTH, i] >= 0:
         slot = homes[0, i]
-        for _ in range(NEAR_SLOTS):
+        for _ in range(PREFETCH_PROBES):
             found = slots[slot]
             if found == np.uint64(0):
                 break
@@ -239,7 +241,7 @@ def ask_entry(spans, hashes, homes, slots, arena, i):
 
 
 @inline
-def ask_bit(homes, arena, state, pages, i):
+def prefetch_bit(homes, arena, state, pages, i):
     """The bit of the record that this one replaces is on the way."""
     entry = homes[1, i]
     if entry > 0:
@@ -252,7 +254,7 @@ def ask_bit(homes, arena, state, pages, i):
 
 
 @kernel
-def insert_keys(plain, batch, filled, segment, key_map, pages, counts):
+def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
     """Insert the first `filled` records of a key batch into the map, from state[NEXT] on. Their pages are
     known.
 
@@ -265,7 +267,7 @@ def insert_keys(plain, batch, filled, segment, key_map, pages, counts):
     arena, slots, state, words = key_map
     bases, stats, digests = counts
     arena_limit = state[ARENA_LIMIT]
-    most_used = state[MOST_USED]
+    max_entries = state[MAX_ENTRIES]
     places = slots.size
     digest0 = words[DIGEST0]
     digest1 = words[DIGEST1]
@@ -274,26 +276,26 @@ def insert_keys(plain, batch, filled, segment, key_map, pages, counts):
     known_pages = state[PAGES]
     digest = np.uint64(0)
     start = state[NEXT]
-    for i in range(start, min(start + 3 * AHEAD, filled)):
-        ask_slot(spans, hashes, homes, slots, i)
-    for i in range(start, min(start + 2 * AHEAD, filled)):
-        ask_entry(spans, hashes, homes, slots, arena, i)
-    for i in range(start, min(start + AHEAD, filled)):
-        ask_bit(homes, arena, state, pages, i)
+    for i in range(start, min(start + 3 * PREFETCH_DISTANCE, filled)):
+        prefetch_slot(spans, hashes, homes, slots, i)
+    for i in range(start, min(start + 2 * PREFETCH_DISTANCE, filled)):
+        prefetch_entry(spans, hashes, homes, slots, arena, i)
+    for i in range(start, min(start + PREFETCH_DISTANCE, filled)):
+        prefetch_bit(homes, arena, state, pages, i)
     for i in range(start, filled):
-        if i + 3 * AHEAD < filled:
-            ask_slot(spans, hashes, homes, slots, i + 3 * AHEAD)
-        if i + 2 * AHEAD < filled:
-            ask_entry(spans, hashes, homes, slots, arena, i + 2 * AHEAD)
-        if i + AHEAD < filled:
-            ask_bit(homes, arena, state, pages, i + AHEAD)
+        if i + 3 * PREFETCH_DISTANCE < filled:
+            prefetch_slot(spans, hashes, homes, slots, i + 3 * PREFETCH_DISTANCE)
+        if i + 2 * PREFETCH_DISTANCE < filled:
+            prefetch_entry(spans, hashes, homes, slots, arena, i + 2 * PREFETCH_DISTANCE)
+        if i + PREFETCH_DISTANCE < filled:
+            prefetch_bit(homes, arena, state, pages, i + PREFETCH_DISTANCE)
         key_length = spans[KEY_LENGTH, i]
         offset = spans[OFFSET, i]
         size = spans[SIZE, i]
         if key_length < 0:
-            if size & (ABORTED | GONE):
+            if size & (ABORTED | DEAD_KEYLESS):
                 page = find_page(pages.ids, known_pages, offset)
-                mark(pages, state, stats, page, segment, offset, size)
+                mark_dead(pages, state, stats, page, segment, offset, size)
                 stats[segment, ABORTED_RECORDS if size & ABORTED else KEYLESS] += 1
             else:
                 stats[segment, KEYLESS] += 1
@@ -315,19 +317,19 @@ def insert_keys(plain, batch, filled, segment, key_map, pages, counts):
             if found == np.uint64(0):
                 entry = state[ARENA_END]
                 need = entry_bytes(key_length)
-                if state[USED] >= most_used or need > arena_limit - entry:
+                if state[USED] >= max_entries or need > arena_limit - entry:
                     state[NEXT] = i
                     digests[segment] += digest
                     return FULL
                 slots[slot] = (tag << _TAG_SHIFT) | np.uint64(entry)
-                write_entry(arena, entry, plain, key_position, key_length)
+                write_entry(arena, entry, uncompressed, key_position, key_length)
                 state[ARENA_END] = entry + need
                 state[USED] += 1
                 new = True
                 break
             if found >> _TAG_SHIFT == tag:
                 entry = np.int64(found & _ENTRY_MASK)
-                if same_key(arena, entry, plain, key_position, key_length):
+                if same_key(arena, entry, uncompressed, key_position, key_length):
                     break
             slot += 1
             if slot == places:
@@ -341,9 +343,9 @@ def insert_keys(plain, batch, filled, segment, key_map, pages, counts):
                 state[VACANCIES] += 1
             else:
                 copies = load8(arena, entry + COPIES_AT)
-                store8(arena, entry + COPIES_AT, min(copies + 1, MOST_COPIES))
+                store8(arena, entry + COPIES_AT, min(copies + 1, MAX_COPIES))
             page = find_page(pages.ids, known_pages, offset)
-            mark(pages, state, stats, page, segment, offset, size)
+            mark_dead(pages, state, stats, page, segment, offset, size)
             stats[segment, ABORTED_RECORDS] += 1
             continue
         if not new:
@@ -357,23 +359,23 @@ def insert_keys(plain, batch, filled, segment, key_map, pages, counts):
                     return BAD_OFFSET
                 page = find_page(pages.ids, known_pages, old)
                 owner = owner_of(pages, page, bases, old)
-                mark(pages, state, stats, page, owner, old, flags)
-                if offset < stats[owner, LOWEST_KILLER]:
-                    stats[owner, LOWEST_KILLER] = offset
-                no_longer_counts(counts, owner, flags, old, key_digest, digest0, digest1)
+                mark_dead(pages, state, stats, page, owner, old, flags)
+                if offset < stats[owner, LOWEST_SUPERSEDING]:
+                    stats[owner, LOWEST_SUPERSEDING] = offset
+                remove_live(counts, owner, flags, old, key_digest, digest0, digest1)
             copies = load8(arena, entry + COPIES_AT)
-            store8(arena, entry + COPIES_AT, min(copies + 1, MOST_COPIES))
+            store8(arena, entry + COPIES_AT, min(copies + 1, MAX_COPIES))
         store64(arena, entry, np.uint64(offset))
         store32(arena, entry + 8, size)
         if size & DUE:
             page = find_page(pages.ids, known_pages, offset)
-            mark(pages, state, stats, page, segment, offset, size)
+            mark_dead(pages, state, stats, page, segment, offset, size)
             stats[segment, DUE_TOMBSTONES] += 1
         else:
             if size & TOMBSTONE:
                 stats[segment, TOMBSTONES] += 1
-            if size & UNCLOCKED:
-                stats[segment, UNCLOCKED_TOMBSTONES] += 1
+            if size & NO_HORIZON:
+                stats[segment, TOMBSTONES_WITHOUT_HORIZON] += 1
             digest += pair_digest(key_digest, offset, digest0, digest1)
     digests[segment] += digest
     state[NEXT] = filled
@@ -381,7 +383,7 @@ def insert_keys(plain, batch, filled, segment, key_map, pages, counts):
 
 
 @kernel
-def rebuild(key_map, homes):
+def rebuild_slots(key_map, homes):
     """Fill the (zeroed) slots from the arena; `homes` (int64[2, n]) is scratch.
 
     BAD_RECORD if the arena is not entries end to end, or they are not as many as `state` says: its bytes may
@@ -391,7 +393,7 @@ def rebuild(key_map, homes):
     places = slots.size
     entry = np.int64(ARENA_START)
     end = state[ARENA_END]
-    if end > arena.size - SLACK or state[USED] > state[MOST_USED] or state[USED] >= places:
+    if end > arena.size - SLACK or state[USED] > state[MAX_ENTRIES] or state[USED] >= places:
         return BAD_RECORD
     used = 0
     while entry < end:
@@ -428,7 +430,7 @@ def drop_entries(key_map, pages, counts):
     """Leave out of the arena every key whose hash lies outside the range in `words`, its newest record no
     longer counting as met, and every key without a record and without copies.
 
-    The slots are stale after that: zero them and `rebuild`.
+    The slots are stale after that: zero them and `rebuild_slots`.
     """
     arena, _slots, state, words = key_map
     range_first = words[RANGE_FIRST]
@@ -456,7 +458,7 @@ def drop_entries(key_map, pages, counts):
             offset = np.int64(load64(arena, entry))
             owner = owner_of(pages, find_page(pages.ids, state[PAGES], offset), counts.bases, offset)
             key_digest = key_hash(arena, key_at, key_length, words[DIGEST0], words[DIGEST1])
-            no_longer_counts(counts, owner, flags, offset, key_digest, words[DIGEST0], words[DIGEST1])
+            remove_live(counts, owner, flags, offset, key_digest, words[DIGEST0], words[DIGEST1])
         entry += size
     state[ARENA_END] = kept
     state[USED] = used
@@ -464,7 +466,7 @@ def drop_entries(key_map, pages, counts):
 
 
 @inline
-def search(key_map, data, position, length):
+def find_entry(key_map, data, position, length):
     """The entry of a key, or -1."""
     arena, slots, _state, words = key_map
     hashed = key_hash(data, position, length, words[SEED0], words[SEED1])
@@ -486,4 +488,4 @@ def find_key(key_map, key, key_length):
     """The entry of key[:key_length], or -1; `key` has slack."""
     if key_length < 0 or key_length > key.size - SLACK:
         return np.int64(-1)
-    return search(key_map, key, 0, key_length)
+    return find_entry(key_map, key, 0, key_length)

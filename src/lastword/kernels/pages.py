@@ -1,6 +1,6 @@
 """Paged bitmaps: one bit for an offset, in pages of 2^12 offsets that exist only where records do.
 
-Offsets without gaps are found without a search. A page costs 16 bytes, and 512 more once a bit of it is set.
+Offsets without gaps are found without a find_entry. A page costs 16 bytes, and 512 more once a bit of it is set.
 """
 
 from __future__ import annotations

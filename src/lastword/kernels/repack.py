@@ -41,11 +41,11 @@ from lastword.kernels.table import (
     LEADER_EPOCH,
     MAGIC,
     MAX_TIMESTAMP,
-    PLAIN_END,
-    PLAIN_POSITION,
     POSITION,
     PRODUCER_EPOCH,
     PRODUCER_ID,
+    RECORDS_END,
+    RECORDS_POSITION,
     SIZE,
 )
 from lastword.wire import (
@@ -70,12 +70,12 @@ TARGET_BYTES = 0
 """Plain bytes that a joined batch is filled up to; 0: nothing is joined. Where records differ in size it may
 end above it, by less than as much again.
 """
-MOST_BYTES = 1
+MAX_BYTES = 1
 """No joined batch is larger, whatever its records grow by."""
 OPEN_ROW = 2
 """The last batch written, if it may take more records; -1: it may not."""
-OPEN_PLAIN = 3
-"""Bytes of its records in `side`, while the output has them compressed; -1: the output has them plain."""
+OPEN_UNCOMPRESSED = 3
+"""Bytes of its records in `side`, while the output has them compressed; -1: the output has them uncompressed."""
 JOINING_FIELDS = 4
 
 _RECORD_GROWTH = 16  # a timestamp delta, an offset delta and a length, each in its longest form
@@ -94,7 +94,7 @@ def joinable(table, row):
 
 
 @inline
-def alike(out_table, first, table, row, attributes, base_timestamp):
+def can_join(out_table, first, table, row, attributes, base_timestamp):
     """May the records of `row` follow those of batch `first`? Both are joinable; `attributes` and
     `base_timestamp` are what `row` has when it is rewritten.
     """
@@ -110,17 +110,17 @@ def alike(out_table, first, table, row, attributes, base_timestamp):
 
 
 @inline
-def kept_bytes(plain, table, row, dead):
+def kept_bytes(uncompressed, table, row, dead):
     """(bytes of the batch's kept records as they lie there, status)"""
-    position = table[row, PLAIN_POSITION]
-    end = table[row, PLAIN_END]
+    position = table[row, RECORDS_POSITION]
+    end = table[row, RECORDS_END]
     size = 0
     for _ in range(table[row, COUNT]):
-        body, body_end, sound = read_bounds(plain, position, end)
-        if not sound:
+        body, body_end, valid = read_bounds(uncompressed, position, end)
+        if not valid:
             return 0, BAD_RECORD
-        _delta, offset_delta, _key_at, _key_length, _value_at, sound = read_key(plain, body, body_end)
-        if not sound:
+        _delta, offset_delta, _key_at, _key_length, _value_at, valid = read_key(uncompressed, body, body_end)
+        if not valid:
             return 0, BAD_RECORD
         if not test_bit(dead, table[row, BASE_OFFSET] + offset_delta):
             size += body_end - position
@@ -129,21 +129,21 @@ def kept_bytes(plain, table, row, dead):
 
 
 @inline
-def room_for(joining, open_bytes, kept_size, most_size, most_records):
+def fits_open_batch(joining, open_bytes, kept_size, most_size, most_records):
     """Do about `kept_size` bytes, at most `most_size` of `most_records`, fit the open batch?"""
     return (
         open_bytes + kept_size <= joining[TARGET_BYTES]
-        and open_bytes + most_size + _RECORD_GROWTH * most_records <= joining[MOST_BYTES]
+        and open_bytes + most_size + _RECORD_GROWTH * most_records <= joining[MAX_BYTES]
     )
 
 
 @inline
-def append_kept(plain, table, row, dead, out, write, out_table, first):
+def append_kept(uncompressed, table, row, dead, out, write, out_table, first):
     """Write the kept records of `row` at `write`, behind those of batch `first` of `out_table`, and bring
     that batch's row and header up to date, but for the checksum. Returns (end, records written, status).
     """
-    position = table[row, PLAIN_POSITION]
-    end = table[row, PLAIN_END]
+    position = table[row, RECORDS_POSITION]
+    end = table[row, RECORDS_END]
     old_base = table[row, BASE_TIMESTAMP]
     log_append = table[row, ATTRIBUTES] & LOG_APPEND_BIT != 0
     new_base = out_table[first, BASE_TIMESTAMP]
@@ -151,14 +151,14 @@ def append_kept(plain, table, row, dead, out, write, out_table, first):
     largest = out_table[first, MAX_TIMESTAMP]
     kept = 0
     for _ in range(table[row, COUNT]):
-        body, body_end, sound = read_bounds(plain, position, end)
-        if not sound:
+        body, body_end, valid = read_bounds(uncompressed, position, end)
+        if not valid:
             return 0, 0, BAD_RECORD
-        _delta, _offset_delta, _key_at, _key_length, _value_at, sound = read_key(plain, body, body_end)
-        if not sound:
+        _delta, _offset_delta, _key_at, _key_length, _value_at, valid = read_key(uncompressed, body, body_end)
+        if not valid:
             return 0, 0, BAD_RECORD
-        delta, rest, _sound = read_varlong(plain, body + 1)
-        offset_delta, rest = read_varint(plain, rest)
+        delta, rest, _valid = read_varlong(uncompressed, body + 1)
+        offset_delta, rest = read_varint(uncompressed, rest)
         if not test_bit(dead, table[row, BASE_OFFSET] + offset_delta):
             if new_base != old_base:
                 timestamp = table[row, MAX_TIMESTAMP] if log_append else old_base + delta
@@ -168,10 +168,10 @@ def append_kept(plain, table, row, dead, out, write, out_table, first):
             offset_delta += moved
             size = 1 + varint_size(delta) + varint_size(offset_delta) + body_end - rest
             write = write_varint(out, write, size)
-            store8(out, write, load8(plain, body))
+            store8(out, write, load8(uncompressed, body))
             write = write_varint(out, write + 1, delta)
             write = write_varint(out, write, offset_delta)
-            copy_wide(out, write, plain, rest, body_end - rest)
+            copy_wide(out, write, uncompressed, rest, body_end - rest)
             write += body_end - rest
             kept += 1
         position = body_end
@@ -182,7 +182,7 @@ def append_kept(plain, table, row, dead, out, write, out_table, first):
     out_table[first, COUNT] += kept
     out_table[first, MAX_TIMESTAMP] = largest
     out_table[first, SIZE] = write - start
-    out_table[first, PLAIN_END] = write
+    out_table[first, RECORDS_END] = write
     store32_be(out, start + LENGTH_AT, write - start - OVERHEAD_BYTES)
     store32_be(out, start + LAST_OFFSET_DELTA_AT, table[row, LAST_OFFSET] - out_table[first, BASE_OFFSET])
     store64_be(out, start + MAX_TIMESTAMP_AT, largest)
@@ -196,7 +196,7 @@ VERBATIM = 1
 MIXED = 2
 EMPTIED = 3
 JOINED = 4
-"""Several batches became this one. Its records are plain, and its checksum is not set yet."""
+"""Several batches became this one. Its records are uncompressed, and its checksum is not set yet."""
 
 # What the caller wants of a batch: `retain`.
 AS_BITS = 0
@@ -204,19 +204,19 @@ RETAIN = 1
 """A data batch leaves at least its header."""
 DROP = 2
 """A control batch goes."""
-CLOCK = 3
+SET_HORIZON = 3
 """A control batch gets the delete horizon."""
 
 
-class Source(NamedTuple):
-    """The arrays of a chunk: `raw` and `plain` (uint8, with slack), and its batch `table`."""
+class RepackSource(NamedTuple):
+    """The arrays of a chunk: `raw` and `uncompressed` (uint8, with slack), and its batch `table`."""
 
     raw: np.ndarray
-    plain: np.ndarray
+    uncompressed: np.ndarray
     table: np.ndarray
 
 
-class Output(NamedTuple):
+class RepackOutput(NamedTuple):
     """Where rewritten batches go.
 
     Attributes:
@@ -237,15 +237,15 @@ class Output(NamedTuple):
 @inline
 def _growth_bound(table, row):
     """Bytes that rewriting a batch can take at most: each record's timestamp delta and length may grow."""
-    return HEADER_BYTES + table[row, PLAIN_END] - table[row, PLAIN_POSITION] + 16 * table[row, COUNT]
+    return HEADER_BYTES + table[row, RECORDS_END] - table[row, RECORDS_POSITION] + 16 * table[row, COUNT]
 
 
 @inline
 def _rewrite(source, row, dead, horizon_ms, out, start):
     """(size, kept, maximum timestamp, attributes, base timestamp, status); `out` has room for the bound."""
-    raw, plain, table = source
-    position = table[row, PLAIN_POSITION]
-    end = table[row, PLAIN_END]
+    raw, uncompressed, table = source
+    position = table[row, RECORDS_POSITION]
+    end = table[row, RECORDS_END]
     attributes = table[row, ATTRIBUTES]
     base_offset = table[row, BASE_OFFSET]
     old_base = table[row, BASE_TIMESTAMP]
@@ -261,15 +261,15 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
     kept = 0
     run = -1
     for _ in range(table[row, COUNT]):
-        body, body_end, sound = read_bounds(plain, position, end)
-        if not sound:
+        body, body_end, valid = read_bounds(uncompressed, position, end)
+        if not valid:
             return 0, 0, 0, 0, 0, BAD_RECORD
-        delta, offset_delta, _key_at, _key_length, _value_at, sound = read_key(plain, body, body_end)
-        if not sound:
+        delta, offset_delta, _key_at, _key_length, _value_at, valid = read_key(uncompressed, body, body_end)
+        if not valid:
             return 0, 0, 0, 0, 0, BAD_RECORD
         if not control and test_bit(dead, base_offset + offset_delta):
             if run >= 0:
-                copy_wide(out, write, plain, run, position - run)
+                copy_wide(out, write, uncompressed, run, position - run)
                 write += position - run
                 run = -1
         else:
@@ -281,19 +281,19 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
                 if run < 0:
                     run = position
             else:
-                # Read again, for a sound delta need not be in its shortest form.
-                _delta, rest, _sound = read_varlong(plain, body + 1)
+                # Read again, for a valid delta need not be in its shortest form.
+                _delta, rest, _valid = read_varlong(uncompressed, body + 1)
                 new_delta = timestamp - new_base
                 write = write_varint(out, write, 1 + varint_size(new_delta) + body_end - rest)
-                store8(out, write, load8(plain, body))
+                store8(out, write, load8(uncompressed, body))
                 write = write_varint(out, write + 1, new_delta)
-                copy_wide(out, write, plain, rest, body_end - rest)
+                copy_wide(out, write, uncompressed, rest, body_end - rest)
                 write += body_end - rest
         position = body_end
     if position != end:
         return 0, 0, 0, 0, 0, BAD_RECORD
     if run >= 0:
-        copy_wide(out, write, plain, run, position - run)
+        copy_wide(out, write, uncompressed, run, position - run)
         write += position - run
     copy_exact(out, start, raw, table[row, POSITION], HEADER_BYTES)
     store16_be(out, start + ATTRIBUTES_AT, attributes)
@@ -319,19 +319,19 @@ def _empty(raw, table, row, out, start):
 
 
 @inline
-def _has_kept_tombstone(plain, table, row, dead):
+def _has_kept_tombstone(uncompressed, table, row, dead):
     """(found, status)"""
-    position = table[row, PLAIN_POSITION]
-    end = table[row, PLAIN_END]
+    position = table[row, RECORDS_POSITION]
+    end = table[row, RECORDS_END]
     for _ in range(table[row, COUNT]):
-        body, body_end, sound = read_bounds(plain, position, end)
-        if not sound:
+        body, body_end, valid = read_bounds(uncompressed, position, end)
+        if not valid:
             return False, BAD_RECORD
-        _delta, offset_delta, _key_at, _key_length, value_at, sound = read_key(plain, body, body_end)
-        if not sound:
+        _delta, offset_delta, _key_at, _key_length, value_at, valid = read_key(uncompressed, body, body_end)
+        if not valid:
             return False, BAD_RECORD
-        _value_position, value_length, _after, sound = read_value(plain, value_at, body_end)
-        if not sound:
+        _value_position, value_length, _after, valid = read_value(uncompressed, value_at, body_end)
+        if not valid:
             return False, BAD_RECORD
         if value_length < 0 and not test_bit(dead, table[row, BASE_OFFSET] + offset_delta):
             return True, OK
@@ -344,10 +344,10 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
     """Rewrite the batches row..rows of `source` behind out_position in the output.
 
     `retain` (uint8[rows]): AS_BITS, RETAIN for a data batch that must leave at least its header, DROP or
-    CLOCK for a control batch. `dead`: the bits of the dead records. `horizon_ms` >= 0: a batch with a kept
-    tombstone and no delete horizon yet, or with CLOCK, is rewritten to carry it; -1: none is. `out_row`: rows
+    SET_HORIZON for a control batch. `dead`: the bits of the dead records. `horizon_ms` >= 0: a batch with a kept
+    tombstone and no delete horizon yet, or with SET_HORIZON, is rewritten to carry it; -1: none is. `out_row`: rows
     of the output's table that are in use. A MIXED or JOINED batch whose ATTRIBUTES name a codec is written
-    with plain records: the caller compresses and seals it; it seals every JOINED one.
+    with uncompressed records: the caller compresses and seals it; it seals every JOINED one.
 
     `output.joining` keeps between calls which batch may still grow; a caller that empties the output brings
     that row along or sets OPEN_ROW to -1. A batch that is cut anyway joins the one before it where the two
@@ -355,20 +355,20 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
     written again makes one at least twice as large, and a record is moved by joining no more often than
     batches can double.
 
-    Returns (row, out position, out row, records kept, status). FULL: make room in the output (`room_needed`)
+    Returns (row, out position, out row, records kept, status). FULL: make room in the output (`bytes_needed`)
     or in its table, call again.
     """
-    raw, plain, table = source
+    raw, uncompressed, table = source
     out, out_table, classes, joining, side = output
     target_bytes = joining[TARGET_BYTES]
     total = 0
     while row < rows:
         size = table[row, SIZE]
         position = table[row, POSITION]
-        plain_end = table[row, PLAIN_END]
+        records_end = table[row, RECORDS_END]
         if position < 0 or size < HEADER_BYTES or size > raw.size - SLACK - position:
             return row, out_position, out_row, total, NO_SLACK
-        if plain_end > plain.size - SLACK or table[row, PLAIN_POSITION] < 0:
+        if records_end > uncompressed.size - SLACK or table[row, RECORDS_POSITION] < 0:
             return row, out_position, out_row, total, NO_SLACK
         room = out.size - SLACK - out_position - side.size
         if out_row >= out_table.shape[0] or size > room or _growth_bound(table, row) > room:
@@ -382,7 +382,7 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
             if retain[row] == DROP:
                 kind = DROPPED
             elif (
-                retain[row] == CLOCK
+                retain[row] == SET_HORIZON
                 and attributes & DELETE_HORIZON_BIT == 0
                 and horizon_ms >= 0
                 and count > 0
@@ -400,15 +400,15 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
                     if dead_records > 0:
                         kind = MIXED
                     if horizon_ms >= 0 and attributes & DELETE_HORIZON_BIT == 0:
-                        found, status = _has_kept_tombstone(plain, table, row, dead)
+                        found, status = _has_kept_tombstone(uncompressed, table, row, dead)
                         if status != OK:
                             return row, out_position, out_row, total, status
                         if found:
                             kind = MIXED
                             horizon = horizon_ms
         joins = target_bytes > 0 and count > 0 and kind in (VERBATIM, MIXED) and joinable(table, row)
-        plain_bytes = plain_end - table[row, PLAIN_POSITION]
-        if kind == VERBATIM and (2 * plain_bytes >= target_bytes or plain_bytes > side.size - SLACK):
+        records_bytes = records_end - table[row, RECORDS_POSITION]
+        if kind == VERBATIM and (2 * records_bytes >= target_bytes or records_bytes > side.size - SLACK):
             joins = False
         first = joining[OPEN_ROW]
         if joins and first >= 0:
@@ -417,26 +417,26 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
             if horizon >= 0:
                 new_attributes |= DELETE_HORIZON_BIT
                 new_base = horizon
-            if alike(out_table, first, table, row, new_attributes, new_base):
+            if can_join(out_table, first, table, row, new_attributes, new_base):
                 start = out_table[first, POSITION]
-                beside = joining[OPEN_PLAIN]
+                beside = joining[OPEN_UNCOMPRESSED]
                 open_bytes = HEADER_BYTES + beside if beside >= 0 else out_table[first, SIZE]
-                kept_size, status = plain_bytes, OK
-                if kind == MIXED and plain_bytes <= target_bytes:
+                kept_size, status = records_bytes, OK
+                if kind == MIXED and records_bytes <= target_bytes:
                     kept_size = (
-                        plain_bytes * (count - dead_records) // count
+                        records_bytes * (count - dead_records) // count
                     )  # near enough, without a look at each
                 elif kind == MIXED:
-                    kept_size, status = kept_bytes(plain, table, row, dead)
+                    kept_size, status = kept_bytes(uncompressed, table, row, dead)
                 if status != OK:
                     return row, out_position, out_row, total, status
-                most_size = kept_size if plain_bytes > target_bytes else plain_bytes
-                if room_for(joining, open_bytes, kept_size, most_size, count):
+                most_size = kept_size if records_bytes > target_bytes else records_bytes
+                if fits_open_batch(joining, open_bytes, kept_size, most_size, count):
                     if beside >= 0:
                         copy_exact(out, start + HEADER_BYTES, side, 0, beside)
-                        joining[OPEN_PLAIN] = -1
+                        joining[OPEN_UNCOMPRESSED] = -1
                     out_position, kept, status = append_kept(
-                        plain, table, row, dead, out, start + open_bytes, out_table, first
+                        uncompressed, table, row, dead, out, start + open_bytes, out_table, first
                     )
                     if status != OK:
                         return row, out_position, out_row, total, status
@@ -446,7 +446,7 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
                     continue
         if kind != DROPPED:
             joining[OPEN_ROW] = out_row if joins else -1
-            joining[OPEN_PLAIN] = -1
+            joining[OPEN_UNCOMPRESSED] = -1
             for j in range(FIELDS):
                 out_table[out_row, j] = table[row, j]
             written = size
@@ -454,8 +454,8 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
                 copy_exact(out, out_position, raw, position, size)
                 total += count
                 if joins and attributes & CODEC_MASK:
-                    copy_exact(side, 0, plain, table[row, PLAIN_POSITION], plain_bytes)
-                    joining[OPEN_PLAIN] = plain_bytes
+                    copy_exact(side, 0, uncompressed, table[row, RECORDS_POSITION], records_bytes)
+                    joining[OPEN_UNCOMPRESSED] = records_bytes
             elif kind == EMPTIED:
                 out_table[out_row, ATTRIBUTES] = _empty(raw, table, row, out, out_position)
                 out_table[out_row, BASE_TIMESTAMP] = -1
@@ -475,8 +475,8 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
             out_table[out_row, SIZE] = written
             out_table[out_row, POSITION] = out_position
             out_table[out_row, FILE_POSITION] = out_position
-            out_table[out_row, PLAIN_POSITION] = out_position + HEADER_BYTES
-            out_table[out_row, PLAIN_END] = out_position + written
+            out_table[out_row, RECORDS_POSITION] = out_position + HEADER_BYTES
+            out_table[out_row, RECORDS_END] = out_position + written
             classes[out_row] = kind
             out_row += 1
             out_position += written
@@ -485,7 +485,7 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
 
 
 @kernel
-def room_needed(table, row, side):
+def bytes_needed(table, row, side):
     """Bytes of room that `repack_rows` wants in its output before it takes this batch."""
     return max(table[row, SIZE], _growth_bound(table, row)) + side.size + SLACK
 

@@ -1,7 +1,7 @@
 """The batch table: `int64[rows, FIELDS]`, one row a batch.
 
 POSITION is where the batch starts in the bytes as they lie on disk (`raw`), FILE_POSITION where that is in
-its file, SIZE its bytes there. PLAIN_POSITION and PLAIN_END bound its records, uncompressed, in `plain`.
+its file, SIZE its bytes there. RECORDS_POSITION and RECORDS_END bound its records, uncompressed, in `uncompressed`.
 BASE_TIMESTAMP is the raw field at byte 27: the base timestamp, or the delete horizon when HORIZON is among
 the ATTRIBUTES. All others are the header's fields. A row of magic 0 or 1 reads the same once its records
 were translated (`kernels.legacy`).
@@ -26,8 +26,8 @@ BASE_SEQUENCE = 11
 LEADER_EPOCH = 12
 CRC = 13
 MAGIC = 14
-PLAIN_POSITION = 15
-PLAIN_END = 16
+RECORDS_POSITION = 15
+RECORDS_END = 16
 FIELDS = 17
 
 # Fields of `state`, int64: what the rule remembers from one batch to the next.

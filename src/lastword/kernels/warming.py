@@ -47,9 +47,9 @@ def _run_all() -> None:
     out, end = _pack()
     table = np.empty((4, fields.FIELDS), np.int64)
     batches.walk_batches(out, 0, end, 0, 0, True, table, 0)
-    batches.sound_rows(out, table, 1)
+    batches.valid_rows(out, table, 1)
     crc32c.crc32c(out, 0, end)
-    batches.place_ready(out, np.full(1, end, np.int64), 0, 0, table)
+    batches.assign_offsets(out, np.full(1, end, np.int64), 0, 0, table)
     fields.rows_before_roll(table, 0, 0, 1, 0, 1, 1, 0, False, False)
     entries = np.empty((1, 2), np.int64), np.empty((1, 2), np.int64)
     fields.index_rows(table, 1, 4096, np.zeros(fields.INDEX_STATE_FIELDS, np.int64), *entries)
@@ -63,12 +63,12 @@ def _run_all() -> None:
     target = np.empty(4096, np.uint8)
     retain = np.zeros(1, np.uint8)
     joining, side = np.full(repack.JOINING_FIELDS, -1, np.int64), np.empty(SLACK, np.uint8)
-    output = repack.Output(target, np.empty_like(table), np.empty(4, np.int64), joining, side)
-    batches.rows_within(out, table, 1, retain, 1)
+    output = repack.RepackOutput(target, np.empty_like(table), np.empty(4, np.int64), joining, side)
+    batches.rows_that_fit(out, table, 1, retain, 1)
     digest.sum_contents(out, table, 1, dead, retain, -1, np.empty(1, np.uint8), np.empty(1, np.int64))
-    repack.repack_rows(repack.Source(out, out, table), 1, 0, retain, dead, -1, output, 0, 0)
-    repack.room_needed(table, 0, side)
-    lz4.inflate_lz4_rows(out, table, 0, 1, retain, target, 0)
+    repack.repack_rows(repack.RepackSource(out, out, table), 1, 0, retain, dead, -1, output, 0, 0)
+    repack.bytes_needed(table, 0, side)
+    lz4.decompress_lz4_rows(out, table, 0, 1, retain, target, 0)
     repack.mark_dead_rows(table, 1, dead, retain)
     _resolve(out, table)
     _legacy()
@@ -78,11 +78,11 @@ def _legacy() -> None:
     """One message of magic 0, alone and as the inner entry of a wrapper; its checksum is not asked for."""
     entry = np.zeros(26 + SLACK, np.uint8)
     entry[11], entry[18:26] = 14, 0xFF  # size; no key, no value
-    table, plain = np.empty((1, fields.FIELDS), np.int64), np.empty(1024, np.uint8)
+    table, uncompressed = np.empty((1, fields.FIELDS), np.int64), np.empty(1024, np.uint8)
     batches.walk_batches(entry, 0, 26, 0, 0, False, table, 0)
-    legacy.translate_messages(entry, table, 0, 1, plain, 0)
-    legacy.survey_inner(entry, 26)
-    legacy.translate_wrapper(entry, 1, 0, 0, table, 0, plain, 0)
+    legacy.translate_messages(entry, table, 0, 1, uncompressed, 0)
+    legacy.scan_inner(entry, 26)
+    legacy.translate_wrapper(entry, 1, 0, 0, table, 0, uncompressed, 0)
 
 
 def _pack() -> tuple[np.ndarray, int]:
@@ -102,28 +102,28 @@ def _pack() -> tuple[np.ndarray, int]:
     return out, end
 
 
-def _columns(plain: np.ndarray, table: np.ndarray) -> None:
+def _columns(uncompressed: np.ndarray, table: np.ndarray) -> None:
     arrays = columns.ColumnArrays.empty(1)
-    columns.decode_rows(plain, table, 1, False, arrays)
+    columns.decode_rows(uncompressed, table, 1, False, arrays)
     key_position, key_length = arrays.key_position, arrays.key_length
     spans = (np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32))
-    columns.decode_headers(plain, arrays.header_position, arrays.header_count, *spans)
+    columns.decode_headers(uncompressed, arrays.header_position, arrays.header_count, *spans)
     columns.span_bytes(key_length)
     edges = np.zeros(2, np.int32)
     edges.flags.writeable = False
     hashing.murmur2_partitions(np.frombuffer(b"key", np.uint8), edges, 1, np.zeros(1, np.int64))
-    hashing.hash_spans(plain, key_position, key_length, *digest_seeds(0), np.zeros(1, np.uint64))
+    hashing.hash_spans(uncompressed, key_position, key_length, *digest_seeds(0), np.zeros(1, np.uint64))
     target = np.empty(1024, np.uint8)
     columns.gather_spans(
-        plain, key_position, key_length, np.empty(2, np.int32), target, np.zeros(1, np.uint8)
+        uncompressed, key_position, key_length, np.empty(2, np.int32), target, np.zeros(1, np.uint8)
     )
 
 
-def _resolve(plain: np.ndarray, table: np.ndarray) -> None:
+def _resolve(uncompressed: np.ndarray, table: np.ndarray) -> None:
     state = np.zeros(offset_map.STATE_FIELDS, np.int64)
     state[offset_map.ARENA_END] = offset_map.ARENA_START
     state[offset_map.ARENA_LIMIT] = 512
-    state[offset_map.MOST_USED] = 6
+    state[offset_map.MAX_ENTRIES] = 6
     words = np.zeros(key_batch.WORD_FIELDS, np.uint64)
     words[key_batch.RANGE_LAST] = np.uint64((1 << 64) - 1)
     key_map = offset_map.KeyMap(np.zeros(1024, np.uint8), np.zeros(8, np.uint64), state, words)
@@ -131,21 +131,21 @@ def _resolve(plain: np.ndarray, table: np.ndarray) -> None:
     bits = np.zeros((4, pages.PAGE_WORDS), np.uint64)
     store = pages.Pages(ids, rows, segments, bits)
     stats = np.zeros((1, offset_map.STAT_FIELDS), np.int64)
-    counts = offset_map.Counts(np.zeros(1, np.int64), stats, np.zeros(1, np.uint64))
+    counts = offset_map.CountArrays(np.zeros(1, np.int64), stats, np.zeros(1, np.uint64))
     cursor = np.zeros(key_batch.CURSOR_FIELDS, np.int64)
     cursor[key_batch.FIRST_PASS] = 1
     spans = np.empty((key_batch.SPAN_FIELDS, 8), np.int64)
     homes = np.empty((2, 8), np.int64)
     batch = key_batch.KeyBatch(np.empty((2, 8), np.uint64), spans, np.empty(8, np.int64), homes)
-    key_batch.fill_key_batch(plain, table, np.zeros(4, np.uint8), 1, cursor, words, batch)
+    key_batch.fill_key_batch(uncompressed, table, np.zeros(4, np.uint8), 1, cursor, words, batch)
     state[offset_map.PAGES] = cursor[key_batch.PAGES_MET]
-    offset_map.insert_keys(plain, batch, int(cursor[key_batch.FILLED]), 0, key_map, store, counts)
-    offset_map.find_key(key_map, plain, 1)
+    offset_map.insert_keys(uncompressed, batch, int(cursor[key_batch.FILLED]), 0, key_map, store, counts)
+    offset_map.find_key(key_map, uncompressed, 1)
     lists = np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64)
     copies.list_tombstones(key_map.arena, state, *lists)
     copies.mark_due(key_map, np.empty(0, np.int64), store, counts)
-    copies.note_going(plain, table, 1, key_map, pages.DeadBits(ids, rows, bits))
-    copies.settle_going(key_map.arena, state, True)
+    copies.count_removals(uncompressed, table, 1, key_map, pages.DeadBits(ids, rows, bits))
+    copies.apply_removals(key_map.arena, state, True)
     offset_map.drop_entries(key_map, store, counts)
     key_map.slots[:] = 0
-    offset_map.rebuild(key_map, homes)
+    offset_map.rebuild_slots(key_map, homes)

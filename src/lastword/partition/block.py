@@ -66,11 +66,11 @@ class Block(Sequence[memoryview]):
         import numpy as np
 
         from lastword.kernels import table as fields
-        from lastword.kernels.batches import place_ready
+        from lastword.kernels.batches import assign_offsets
 
         table = np.empty((len(self), fields.FIELDS), np.int64)
         sizes = np.array(self.sizes, np.int64)
-        return bool(place_ready(np.frombuffer(self.buffer, np.uint8), sizes, 0, 0, table) == sizes.size)
+        return bool(assign_offsets(np.frombuffer(self.buffer, np.uint8), sizes, 0, 0, table) == sizes.size)
 
 
 def blocks_of(files: Files, path: str) -> Iterator[Block]:

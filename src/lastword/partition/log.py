@@ -307,13 +307,13 @@ class PartitionLog(Reads):
         import numpy as np
 
         from lastword.kernels import table as fields
-        from lastword.kernels.batches import place_ready
+        from lastword.kernels.batches import assign_offsets
 
         local = self._local
         sizes = np.fromiter(map(len, batches), np.int64, len(batches))
         buffer, data = gathered(batches, int(sizes.sum()))
         table = np.empty((sizes.size, fields.FIELDS), np.int64)
-        if place_ready(buffer, sizes, local.log_end, self._leader_epoch, table) < sizes.size:
+        if assign_offsets(buffer, sizes, local.log_end, self._leader_epoch, table) < sizes.size:
             return None
         self._assign_epoch()
         first, unasked = 0, 0

@@ -24,7 +24,7 @@ from lastword.errors import (
     UnknownMagicError,
 )
 from lastword.kernels import table as fields
-from lastword.kernels.batches import rows_within, sound_rows, walk_batches
+from lastword.kernels.batches import rows_that_fit, valid_rows, walk_batches
 from lastword.kernels.crc32c import crc32c
 from lastword.records.batch import BatchHeader
 from lastword.records.plain import PlainBuffer, Unwanted
@@ -96,7 +96,7 @@ class Chunk:
     """
 
     raw: Bytes
-    plain: Bytes
+    uncompressed: Bytes
     table: Table
     file: str
     scratch: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -108,7 +108,7 @@ class Chunk:
         CorruptBatchError.
         """
         if self.unverified:
-            sound = sound_rows(self.raw, self.table, self.rows)
+            sound = valid_rows(self.raw, self.table, self.rows)
             if sound < self.rows:
                 position = int(self.table[sound, fields.FILE_POSITION])
                 raise _bad_crc(self.raw, int(self.table[sound, fields.POSITION]), self.file, position)
@@ -120,7 +120,7 @@ class Chunk:
         """
         if self.compressed is not None:
             buffer, first_offset = self.compressed
-            self.plain = buffer.inflate(self.raw, self.table, first_offset)
+            self.uncompressed = buffer.inflate(self.raw, self.table, first_offset)
             self.compressed = None
 
     @property
@@ -304,7 +304,7 @@ class ChunkReader:
         new = table[:, fields.MAGIC] == 2
         sound = rows if new.all() else int(np.argmin(new))
         if sound < rows or not self._leaves_checksums:
-            sound = int(sound_rows(self._raw, table, sound))
+            sound = int(valid_rows(self._raw, table, sound))
         if sound < rows:
             used = int(table[sound, fields.POSITION])
             next_offset = int(table[sound - 1, fields.LAST_OFFSET]) + 1 if sound else self.next_offset
@@ -322,7 +322,7 @@ class ChunkReader:
         if not (table[:, fields.ATTRIBUTES] & CODEC_MASK).any():
             return rows, used, next_offset
         within = int(
-            rows_within(self._raw, table, rows, self._plain.unwanted(table), self._plain.limit_bytes)
+            rows_that_fit(self._raw, table, rows, self._plain.unwanted(table), self._plain.limit_bytes)
         )
         if within == rows:
             return rows, used, next_offset

@@ -34,7 +34,7 @@ ARROW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "t
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """One entry a record. Positions are bytes in `chunk.plain`; lengths are -1 for null; `row` is the batch
+    """One entry a record. Positions are bytes in `chunk.uncompressed`; lengths are -1 for null; `row` is the batch
     in `chunk.table`.
 
     offset, timestamp (ms), the positions: int64; lengths, header_count, row: int32. Valid as long as the
@@ -66,7 +66,7 @@ def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColu
     The arrays are reused by the next chunk of the same reader: `select` with a mask or indices copies.
     """
     table = chunk.table
-    room = (table[:, fields.PLAIN_END] - table[:, fields.PLAIN_POSITION]) // SMALLEST_RECORD_BYTES
+    room = (table[:, fields.RECORDS_END] - table[:, fields.RECORDS_POSITION]) // SMALLEST_RECORD_BYTES
     counts = np.minimum(table[:, fields.COUNT], room)  # a count is believed only as far as the bytes go
     if not include_control:
         counts = counts[chunk.data_rows()]
@@ -75,7 +75,7 @@ def decode_columns(chunk: Chunk, *, include_control: bool = False) -> RecordColu
     if arrays is None or arrays.offset.size < size:
         arrays = ColumnArrays.empty(max(size + size // 4, 1024))
         chunk.scratch["columns"] = arrays
-    done, row, status = decode_rows(chunk.plain, table, table.shape[0], include_control, arrays)
+    done, row, status = decode_rows(chunk.uncompressed, table, table.shape[0], include_control, arrays)
     if status != kernels.OK:
         chunk.raise_status(row, status)
     return RecordColumns(*(array[:done] for array in arrays))
@@ -101,9 +101,9 @@ def to_arrow(
     arrays: list[pa.Array] = []
     for name in names:
         if name == "key":
-            arrays.append(binary_array(chunk.plain, columns.key_position, columns.key_length))
+            arrays.append(binary_array(chunk.uncompressed, columns.key_position, columns.key_length))
         elif name == "value":
-            arrays.append(binary_array(chunk.plain, columns.value_position, columns.value_length))
+            arrays.append(binary_array(chunk.uncompressed, columns.value_position, columns.value_length))
         elif name == "topic":
             arrays.append(_repeated(topic, size))
         elif name == "partition":
@@ -181,7 +181,7 @@ def _header_spans(columns: RecordColumns, chunk: Chunk) -> tuple[Int64s, Int32s,
         np.empty(total, np.int32),
     )
     decode_headers(
-        chunk.plain,
+        chunk.uncompressed,
         np.ascontiguousarray(columns.header_position),
         np.ascontiguousarray(columns.header_count),
         *spans,
@@ -197,12 +197,12 @@ def _headers(columns: RecordColumns, chunk: Chunk) -> pa.Array:
     if not counts.any():
         return pa.nulls(len(columns), kind)
     name_position, name_length, value_position, value_length = _header_spans(columns, chunk)
-    names = binary_array(chunk.plain, name_position, name_length)
+    names = binary_array(chunk.uncompressed, name_position, name_length)
     try:
         names = names.cast(pa.string())
     except pa.ArrowInvalid:  # not UTF-8: what Java would show
         names = pa.array([name.decode("utf-8", "replace") for name in names.to_pylist()], pa.string())
-    values = binary_array(chunk.plain, value_position, value_length)
+    values = binary_array(chunk.uncompressed, value_position, value_length)
     pairs = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
     offsets = np.zeros(counts.size + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
@@ -216,7 +216,7 @@ def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
     """The records as values, with bytes of their own."""
     from lastword.records.record import RawRecord
 
-    data = chunk.plain.data
+    data = chunk.uncompressed.data
     types = timestamp_types(columns, chunk)
     headers: list[tuple[tuple[str, bytes | None], ...]] | None = None
     if columns.header_count.any():
@@ -240,7 +240,7 @@ def raw_records(columns: RecordColumns, chunk: Chunk) -> list[RawRecord]:
 
 
 def header_tuples(columns: RecordColumns, chunk: Chunk) -> list[tuple[tuple[str, bytes | None], ...]]:
-    data = chunk.plain.data
+    data = chunk.uncompressed.data
     pairs = []
     for name_at, name_size, value_at, value_size in zip(
         *(spans.tolist() for spans in _header_spans(columns, chunk)), strict=True

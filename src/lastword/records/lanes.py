@@ -44,7 +44,7 @@ def in_lanes(reader: Iterator[Chunk], lanes: int, *, verify_later: bool = False)
         yield from reader
     else:
         for chunk in reader:
-            yield Chunk(chunk.raw.copy(), chunk.plain.copy(), chunk.table.copy(), chunk.file)
+            yield Chunk(chunk.raw.copy(), chunk.uncompressed.copy(), chunk.table.copy(), chunk.file)
 
 
 def prepared(

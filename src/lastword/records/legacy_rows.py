@@ -80,7 +80,7 @@ def _wrapper(
     data = legacy.inner_bytes(raw, header_of(table, row), file, position=at, limit_bytes=limit)
     inner = np.empty(len(data) + kernels.SLACK, np.uint8)
     inner[: len(data)] = np.frombuffer(data, np.uint8)
-    count, first, last, status = legacy_kernels.survey_inner(inner, len(data))
+    count, first, last, status = legacy_kernels.scan_inner(inner, len(data))
     if status != kernels.OK:
         text = _INNER_TEXT.get(status, kernels.STATUS_TEXT[status])
         raise _bad(f"{text} (after {count} whole inner entries)", table, row, file)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.errors import DataError, DecompressionLimitError
 from lastword.kernels import table as fields
-from lastword.kernels.lz4 import BLOCK_BYTES, inflate_lz4_rows
+from lastword.kernels.lz4 import BLOCK_BYTES, decompress_lz4_rows
 from lastword.records.legacy_rows import inflate_rows
 from lastword.records.limits import limit_of
 from lastword.wire import CODEC_MASK, HEADER_BYTES, LZ4
@@ -46,7 +46,7 @@ class PlainBuffer:
         unwanted = self.unwanted(table)
         done = row = 0
         while row < rows:
-            row, done, status = inflate_lz4_rows(raw, table, row, rows, unwanted, self._plain, done)
+            row, done, status = decompress_lz4_rows(raw, table, row, rows, unwanted, self._plain, done)
             if status == kernels.OK:
                 break
             if status == kernels.FULL:
@@ -81,7 +81,7 @@ class PlainBuffer:
 
     def _check_sizes(self, table: Table) -> None:
         """DecompressionLimitError for a batch that the buffer had room for, and which passes the bound."""
-        sizes = table[:, fields.PLAIN_END] - table[:, fields.PLAIN_POSITION]
+        sizes = table[:, fields.RECORDS_END] - table[:, fields.RECORDS_POSITION]
         if sizes.size and int(sizes.max()) > self.limit_bytes:
             for row in (sizes > self.limit_bytes).nonzero()[0].tolist():
                 if table[row, fields.MAGIC] == 2 and table[row, fields.ATTRIBUTES] & CODEC_MASK:
@@ -113,8 +113,8 @@ class PlainBuffer:
             if last > first:
                 done += self._inflate_one(codec, data[first:last], done, table, number)
             places.append(done)
-        table[row:end, fields.PLAIN_POSITION] = places[:-1]
-        table[row:end, fields.PLAIN_END] = places[1:]
+        table[row:end, fields.RECORDS_POSITION] = places[:-1]
+        table[row:end, fields.RECORDS_END] = places[1:]
         return end, done
 
     def _room(self, used: int, room: int) -> Bytes:

@@ -168,7 +168,7 @@ class OffsetMap:
         if self._used < LEAST_LOAD * self.slots.size and self.slots.size > 64:
             self._rebuild(max(int(self._used / MOST_LOAD * 1.06) + 8, _FEWEST_SLOTS))
 
-    def narrow(self, share: float, pages: Pages, counts: loops.Counts) -> None:
+    def narrow(self, share: float, pages: Pages, counts: loops.CountArrays) -> None:
         """Keep only the keys in the first `share` of the hash range; what the others have added is taken
         back from `counts`.
         """
@@ -177,7 +177,7 @@ class OffsetMap:
         self._set_range(first, first + max(min(int(width * share), width - 1), 0))
         self.drop(pages, counts)
 
-    def drop(self, pages: Pages, counts: loops.Counts) -> None:
+    def drop(self, pages: Pages, counts: loops.CountArrays) -> None:
         """Leave out keys outside the range, and those of which nothing is left."""
         self.note_peak()
         loops.drop_entries(self.arrays, pages, counts)
@@ -268,7 +268,7 @@ class OffsetMap:
 
     def _spill_more(self) -> bool:
         """A longer arena, if it was the arena that was full."""
-        if self._used >= self.state[loops.MOST_USED] or self.spill is None:
+        if self._used >= self.state[loops.MAX_ENTRIES] or self.spill is None:
             return False
         self.arena = self.spill(self.arena.size + max(self.arena.size // 2, 1 << 20))
         self.state[loops.ARENA_LIMIT] = self.arena.size - kernels.SLACK
@@ -280,12 +280,12 @@ class OffsetMap:
         self.slots[:] = 0
         limit = self.map_bytes - self.slots.nbytes if self.spill is None else self.arena.size - kernels.SLACK
         self.state[loops.ARENA_LIMIT] = min(limit, self.arena.size - kernels.SLACK)
-        self.state[loops.MOST_USED] = max(int(slots * MOST_LOAD), 1)
+        self.state[loops.MAX_ENTRIES] = max(int(slots * MOST_LOAD), 1)
 
     def _rebuild(self, slots: int) -> None:
         self._place_slots(slots)
         homes = np.empty((2, 64), np.int64)
-        if loops.rebuild(self.arrays, homes) != kernels.OK:
+        if loops.rebuild_slots(self.arrays, homes) != kernels.OK:
             raise ValueError("the arena of an offset map does not hold what it says")
 
     def note_peak(self) -> None:

@@ -38,7 +38,7 @@ class Piece:
         """At the beginning of a chunk."""
         self.cursor[key_batch.ROW] = 0
         self.cursor[key_batch.ORDINAL] = 0
-        self.cursor[key_batch.KEYLESS_GO] = rules.keyless_go
+        self.cursor[key_batch.DROP_KEYLESS] = rules.keyless_go
         self.cursor[key_batch.NOW] = rules.now_ms
         self.cursor[key_batch.OLD_DUE] = old_due
         self.cursor[key_batch.DUE_BELOW] = rules.due_below
@@ -57,7 +57,7 @@ class Piece:
         if self.cursor[key_batch.ROW] >= chunk.rows:
             return False
         status = key_batch.fill_key_batch(
-            chunk.plain, chunk.table, fates, chunk.rows, self.cursor, words, self.arrays
+            chunk.uncompressed, chunk.table, fates, chunk.rows, self.cursor, words, self.arrays
         )
         if status != kernels.OK:
             chunk.raise_status(int(self.cursor[key_batch.ROW]), status)

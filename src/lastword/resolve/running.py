@@ -15,7 +15,7 @@ from lastword import kernels
 from lastword.kernels import copies as loops
 from lastword.kernels import offset_map as fields
 from lastword.kernels.key_batch import TOMBSTONE
-from lastword.kernels.offset_map import COPIES_AT, NO_OFFSET, Counts
+from lastword.kernels.offset_map import COPIES_AT, NO_OFFSET, CountArrays
 from lastword.kernels.table import BASE_OFFSET
 from lastword.records.chunk import CHUNK_BYTES, Chunk
 from lastword.resolve.bitmaps import DeadBitmaps, PageStore, check_pages
@@ -174,7 +174,7 @@ class RunningResolution:
 
     def lowest_killer(self, segment_index: int) -> int | None:
         """The lowest offset of a record that replaced one which is still in that segment's file."""
-        found = int(self._walk.tally.stats[segment_index, fields.LOWEST_KILLER])
+        found = int(self._walk.tally.stats[segment_index, fields.LOWEST_SUPERSEDING])
         return None if found == NO_OFFSET else found
 
     def tombstones(self) -> Tombstones:
@@ -254,7 +254,9 @@ class RunningResolution:
         # What marking them takes off their segments, told to arrays of its own, is what comes back.
         offset_map.set_flags(at, TOMBSTONE | size_bytes)
         stats, digests = np.zeros_like(walk.tally.stats), np.zeros_like(walk.tally.digests)
-        loops.mark_due(offset_map.arrays, at, walk.store.arrays, Counts(walk.tally.bases, stats, digests))
+        loops.mark_due(
+            offset_map.arrays, at, walk.store.arrays, CountArrays(walk.tally.bases, stats, digests)
+        )
         offset_map.set_flags(at, TOMBSTONE | size_bytes)
         walk.store.unset(found)
         owners = np.searchsorted(walk.tally.bases, found, side="right") - 1
@@ -281,7 +283,9 @@ class RunningResolution:
         offset_map = self._walk.map
         if offset_map is None:
             return
-        row, status = loops.note_going(chunk.plain, chunk.table, chunk.rows, offset_map.arrays, dead.arrays)
+        row, status = loops.count_removals(
+            chunk.uncompressed, chunk.table, chunk.rows, offset_map.arrays, dead.arrays
+        )
         if status != kernels.OK:
             chunk.raise_status(row, status)
 
@@ -316,7 +320,7 @@ class RunningResolution:
         """Nothing to do, and no pass over the keys, where no rewrite told what it leaves out."""
         noted, self._going = self._going is not None, None
         if noted and self._walk.map is not None:
-            loops.settle_going(self._walk.map.arena, self._walk.state, gone)
+            loops.apply_removals(self._walk.map.arena, self._walk.state, gone)
 
     def _tidy(self, forget: bool) -> None:
         vacancies, used = (int(self._walk.state[field]) for field in (fields.VACANCIES, fields.USED))

@@ -75,7 +75,7 @@ class SectionWriter:
         nothing = np.empty(0, np.uint8)
         places = np.where(keyless, 0, made.arrays.spans[key_batch.KEY_POSITION, :count])[order]
         sizes = key_lengths.astype(np.int32)
-        if gather_spans(chunk.plain, places, sizes, starts, keys, nothing) != kernels.OK:
+        if gather_spans(chunk.uncompressed, places, sizes, starts, keys, nothing) != kernels.OK:
             raise ValueError("a key lies outside its chunk")
         rows = np.empty((count, 4), np.uint64)
         rows[:, 0] = made.arrays.hashes[0, :count][order]
@@ -86,7 +86,7 @@ class SectionWriter:
         for flag, word in (
             (keyless[order], _KEYLESS),
             ((sizes_and_flags & np.uint64(key_batch.ABORTED)) != 0, _ABORTED),
-            ((sizes_and_flags & np.uint64(key_batch.GONE)) != 0, _GONE),
+            ((sizes_and_flags & np.uint64(key_batch.DEAD_KEYLESS)) != 0, _GONE),
         ):
             if flag.any():
                 rows[flag, 3] |= word
@@ -190,7 +190,7 @@ def read_section(unit: Handle, entry: NDArray[np.int64]) -> Section:
     lengths[(word & _KEYLESS) != 0] = -1
     sizes = (word & _LOW).astype(np.int64)
     sizes[(word & _ABORTED) != 0] |= key_batch.ABORTED
-    sizes[(word & _GONE) != 0] |= key_batch.GONE
+    sizes[(word & _GONE) != 0] |= key_batch.DEAD_KEYLESS
     offsets = np.ascontiguousarray(rows[:, 2]).view(np.int64)
     return Section(rows[:, :2], offsets, sizes, positions, lengths, data[ROW_BYTES * count :])
 

@@ -252,12 +252,12 @@ def merged_tally(units: Sequence[dict[str, Any]], shards: Sequence[ShardFound]) 
     parts["producers"] = np.concatenate(producers)
     tally = Tally.from_parts(parts)
     lowest = np.minimum.reduce(
-        [tally.stats[:, loops.LOWEST_KILLER], *(s.stats[:, loops.LOWEST_KILLER] for s in shards)]
+        [tally.stats[:, loops.LOWEST_SUPERSEDING], *(s.stats[:, loops.LOWEST_SUPERSEDING] for s in shards)]
     )
     for one in shards:
         tally.stats += one.stats
         tally.digests += one.digests
-    tally.stats[:, loops.LOWEST_KILLER] = lowest
+    tally.stats[:, loops.LOWEST_SUPERSEDING] = lowest
     return tally
 
 

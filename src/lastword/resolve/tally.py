@@ -50,9 +50,9 @@ class Tally:
         return int(self.bases.size)
 
     @property
-    def arrays(self) -> loops.Counts:
+    def arrays(self) -> loops.CountArrays:
         """The counts that kernels keep; valid until rows are added or merged."""
-        return loops.Counts(self.bases, self.stats, self.digests)
+        return loops.CountArrays(self.bases, self.stats, self.digests)
 
     @property
     def size_bytes(self) -> int:
@@ -74,7 +74,7 @@ class Tally:
         for name in ("weights", "worths", "records", "control_batches", "control_bytes"):
             more(name, [0] * len(sources))
         stats = np.zeros((len(sources), loops.STAT_FIELDS), np.int64)
-        stats[:, loops.LOWEST_KILLER] = NO_OFFSET
+        stats[:, loops.LOWEST_SUPERSEDING] = NO_OFFSET
         self.stats = np.concatenate([self.stats, stats])
         self.digests = np.append(self.digests, np.zeros(len(sources), np.uint64))
         self.producers += [{} for _ in sources]
@@ -113,7 +113,7 @@ class Tally:
         live = self.stats[part].sum(axis=0)
         live[[loops.DEAD_RECORDS, loops.DEAD_BYTES, loops.DUE_TOMBSTONES, loops.KEYLESS]] = 0
         live[loops.ABORTED_RECORDS] = 0
-        live[loops.LOWEST_KILLER] = NO_OFFSET
+        live[loops.LOWEST_SUPERSEDING] = NO_OFFSET
         weight = (self.weights[part] - self.stats[part, loops.DEAD_BYTES]).sum()
         # What the file has beyond the sizes that are known may be markers, as far as there were any.
         markers = min(self.control_bytes[part].sum(), max(size_bytes - weight / share, 0))
@@ -166,7 +166,7 @@ class Tally:
                 dead_bytes=dead,
                 live_digest=digest,
                 tombstones=stats[loops.TOMBSTONES],
-                tombstones_without_horizon=stats[loops.UNCLOCKED_TOMBSTONES],
+                tombstones_without_horizon=stats[loops.TOMBSTONES_WITHOUT_HORIZON],
                 due_tombstones=stats[loops.DUE_TOMBSTONES],
                 keyless=stats[loops.KEYLESS],
                 control_batches=control_batches,

@@ -107,7 +107,7 @@ class Walk:
         self.state[loops.NEXT] = first
         while True:
             status = loops.insert_keys(
-                chunk.plain,
+                chunk.uncompressed,
                 made.arrays,
                 filled,
                 segment,

@@ -15,7 +15,7 @@ import numpy as np
 from lastword import kernels
 from lastword.files import Handle
 from lastword.kernels import table as fields
-from lastword.kernels.batches import sound_rows, walk_batches
+from lastword.kernels.batches import valid_rows, walk_batches
 from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.scan import Gap
@@ -61,7 +61,7 @@ def walk(
         rows, _used, _next, status = walk_batches(
             buffer, 0, have, found.position, found.next_offset, False, table, 0
         )
-        good = sound_rows(buffer, table, _plain_rows(table, rows, limit))
+        good = valid_rows(buffer, table, _plain_rows(table, rows, limit))
         if good:
             indexer.take(table[:good])
             if contiguous_from is not None and found.gap is None:

@@ -188,8 +188,8 @@ def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
     """Restrict a batch's row in the table to its records in the range. The bytes are unchanged."""
     entry = chunk.table[row]
     base = int(entry[fields.BASE_OFFSET])
-    position, last = int(entry[fields.PLAIN_POSITION]), int(entry[fields.PLAIN_END])
-    data: memoryview = chunk.plain.data[:last]
+    position, last = int(entry[fields.RECORDS_POSITION]), int(entry[fields.RECORDS_END])
+    data: memoryview = chunk.uncompressed.data[:last]
     first_kept, kept = None, 0
     for _ in range(int(entry[fields.COUNT])):
         size, body = _varint(data, position)
@@ -201,8 +201,8 @@ def _narrow(chunk: Chunk, row: int, start: int, end: int) -> None:
             first_kept = position if first_kept is None else first_kept
             kept += 1
         position = body + size
-    entry[fields.PLAIN_POSITION] = position if first_kept is None else first_kept
-    entry[fields.PLAIN_END] = position
+    entry[fields.RECORDS_POSITION] = position if first_kept is None else first_kept
+    entry[fields.RECORDS_END] = position
     entry[fields.COUNT] = kept
 
 

@@ -424,8 +424,8 @@ def _binaries_of(columns: RecordColumns, chunk: Chunk) -> _Binaries:
     from lastword.records.columns import binary_array
 
     return _Binaries(
-        binary_array(chunk.plain, columns.key_position, columns.key_length),
-        binary_array(chunk.plain, columns.value_position, columns.value_length),
+        binary_array(chunk.uncompressed, columns.key_position, columns.key_length),
+        binary_array(chunk.uncompressed, columns.value_position, columns.value_length),
         int(columns.key_length.sum()) + int(columns.value_length.clip(0).sum()),
     )
 

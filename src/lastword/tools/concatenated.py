@@ -82,7 +82,7 @@ class _ShiftedSegment:
             table = chunk.table.copy()
             table[:, fields.BASE_OFFSET] += self._shift
             table[:, fields.LAST_OFFSET] += self._shift
-            yield Chunk(chunk.raw, chunk.plain, table, chunk.file, chunk.scratch)
+            yield Chunk(chunk.raw, chunk.uncompressed, table, chunk.file, chunk.scratch)
 
 
 def shared_keys(own: DeadBitmaps, forward: DeadBitmaps, backward: DeadBitmaps) -> tuple[int, int]:

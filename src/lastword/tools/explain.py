@@ -223,7 +223,7 @@ def _bulk(view: PartitionView, key: bytes) -> Iterator[tuple[int, int, bool, Bat
         for i in np.flatnonzero(columns.key_length == len(key)).tolist():
             start = int(columns.key_position[i])
             offset = int(columns.offset[i])
-            if offset >= reached and chunk.plain[start : start + len(key)].tobytes() == key:
+            if offset >= reached and chunk.uncompressed[start : start + len(key)].tobytes() == key:
                 tombstone = bool(columns.value_length[i] < 0)
                 row = int(columns.row[i])
                 header = headers[row] if row in headers else headers.setdefault(row, chunk.header(row))

@@ -125,7 +125,7 @@ class _Live:
                 columns = decode_columns(chunk)
                 live = (columns.key_length >= 0) & ~self.resolution.dead.mask(columns.offset)
                 columns = columns.select(live)
-                plain = chunk.plain
+                plain = chunk.uncompressed
                 ends = columns.key_position + columns.key_length
                 yield [
                     (offset, plain[start:end].tobytes())

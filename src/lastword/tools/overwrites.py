@@ -225,7 +225,7 @@ def _rows(chunk: Chunk, salt: bytes, fates: Fates | None) -> _Rows:
     columns = decode_columns(chunk)
     hashes = np.empty(len(columns), np.uint64)
     status = hash_spans(
-        chunk.plain, columns.key_position, columns.key_length, *seeds(salt, b"lastword deaths"), hashes
+        chunk.uncompressed, columns.key_position, columns.key_length, *seeds(salt, b"lastword deaths"), hashes
     )
     if status:
         chunk.raise_status(0, status)

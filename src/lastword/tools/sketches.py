@@ -189,7 +189,7 @@ class Sketcher:
         self._keyed_bytes += chunk.size_bytes * keyed_count / len(columns)
         hashes = np.empty(keyed_count, np.uint64)
         status = hash_spans(
-            chunk.plain, columns.key_position[keyed], columns.key_length[keyed], *_seeds(), hashes
+            chunk.uncompressed, columns.key_position[keyed], columns.key_length[keyed], *_seeds(), hashes
         )
         if status != kernels.OK:
             chunk.raise_status(0, status)
