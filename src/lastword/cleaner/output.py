@@ -1,7 +1,7 @@
 """The new segment while a rewrite makes it: survivors are packed into a buffer, and a full one is appended.
 
-What is left of neighbouring batches goes into one (`kernels.repack`). Batches that were taken apart lie in the
-buffer with plain records; they are compressed and get their checksums when it is appended.
+What is left of neighbouring batches goes into one (`kernels.repack`). Batches that were taken apart lie in
+the buffer with plain records; they are compressed and get their checksums when it is appended.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """Loops over arrays: everything that is done once for each record, compiled by Numba.
 
-Stands on NumPy, Numba, llvmlite and the constants of `lastword.wire`. A kernel takes arrays and integers
-and gives back a status, never an exception: the callers in `records` and `resolve` turn statuses into errors
-that name the file. Start reading at `table.py` (one row a batch: what every kernel walks), then `batches.py`,
-`columns.py`, `piece.py`, `offset_map.py`.
+The package imports NumPy, Numba, llvmlite and the constants of `lastword.wire`. A kernel takes arrays and
+integers and returns a status. It raises no exception: the callers in `records` and `resolve` turn statuses
+into errors that name the file. Start reading at `table.py` (a row for each batch, which every kernel reads),
+then `batches.py`, `columns.py`, `key_batch.py`, `offset_map.py`.
 
 Rules that make unchecked loads safe:
 
-- A buffer that is read by a kernel has at least `SLACK` bytes after the last byte that counts; each kernel
-  checks that itself.
-- A length is compared with what is left (`n < 0 or n > end - position`) before it is used.
+- A buffer that a kernel reads has at least `SLACK` bytes after its last valid byte. Each kernel checks this.
+- A length is compared with the bytes that are left (`n < 0 or n > end - position`) before it is used.
 - With `NUMBA_BOUNDSCHECK=1` the raw loads of `memory.py` check every access as Numba checks an index.
 
-Compiled code is kept in a folder named by a digest of these sources, so an edit is never served stale code.
+Compiled code is kept in a folder named by a digest of these sources, so stale code is never loaded.
+`warming.warm` compiles every kernel.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from numba.core import event as _event
 
 from lastword.kernels.cache import cache_folder
 
-# Statuses. OK: everything done. MORE: the input ends inside a batch. FULL: an output or the map has no
-# room; call again with more.
+# Statuses. OK: all is done. MORE: the input ends inside a batch. FULL: an output or the map has no room;
+# call again with more.
 OK = 0
 MORE = 1
 FULL = 2
@@ -51,18 +51,19 @@ STATUS_TEXT = {
 }
 
 SLACK = 64
-"""Bytes that must exist after the end of any buffer a kernel reads or writes: wide loads may touch them,
-results never do.
+"""Bytes that must follow the end of any buffer that a kernel reads or writes.
+
+Wide loads and stores may touch them. They never change a result.
 """
 
 
 COMPILING = "compiling kernels (once; some 10 s)"
 log = logging.getLogger(__name__)
-"""Gets `COMPILING` at level INFO before the first kernel that a process compiles: a cold start is slow."""
+"""Gets `COMPILING` at level INFO before the first kernel that a process compiles."""
 
 
 class _FirstCompilation(_event.Listener):
-    """Log the first kernel of ours that is compiled. Loading one from the cache folder is no event."""
+    """Log the first compilation of a kernel of this package. A load from the cache folder is no event."""
 
     def on_start(self, event: Any) -> None:
         function = getattr((event.data or {}).get("dispatcher"), "py_func", None)
@@ -81,15 +82,15 @@ _OPTIONS = {
     "nogil": True,
     "error_model": "numpy",
     "no_cfunc_wrapper": True,
-    # No counting of references: kernels allocate nothing, and their callers hold the arrays. Numba leaves
-    # some of it in inner loops, at several atomic operations a record.
+    # No reference counting: kernels allocate nothing, and their callers hold the arrays. Numba would leave
+    # some counting in inner loops, at several atomic operations a record.
     "_nrt": False,
 }
 
 
 def _decorate(function: Callable[..., Any], **options: Any) -> Any:
-    # Numba reads CACHE_DIR while it decorates; put back, other users of Numba in this process keep their
-    # own folder.
+    # Numba reads CACHE_DIR while it decorates. It is restored, so that other users of Numba in this process
+    # keep their own folder.
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(cache_folder())
     try:
@@ -99,10 +100,10 @@ def _decorate(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile `function` on first call: no GIL held, no exceptions, kept in the cache folder."""
+    """Compile `function` on its first call: without the GIL, without exceptions, kept in the cache folder."""
     return _decorate(function)
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """A step of a kernel, put into its callers by LLVM; not callable from Python."""
+    """Mark a step that LLVM puts into the kernels that use it; Python cannot call it."""
     return numba.njit(forceinline=True, no_cpython_wrapper=True, **_OPTIONS)(function)

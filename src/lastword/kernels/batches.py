@@ -1,5 +1,6 @@
-"""Walk a buffer of batches: each header becomes a row of the table, after its length, magic, CRC and
-offsets are checked.
+"""Batch headers into rows of the batch table.
+
+Length, magic, checksum and offsets of each batch are checked before its row is filled.
 """
 
 from __future__ import annotations
@@ -74,10 +75,12 @@ from lastword.wire import (
 def walk_batches(raw, position, end, file_position, next_offset, verify, table, row):
     """Fill `table` from `row` on with the batches of raw[position:end].
 
-    `file_position` is where raw[0] lies in its file; `next_offset` the smallest base offset that the next
-    batch may have.
-    Returns (rows filled, position reached, next offset, status). MORE: the batch at that position is not
-    all there. FULL: the table is. A BAD_ status is about the batch at that position; its row is not filled.
+    `file_position` is the position of raw[0] in its file. `next_offset` is the smallest base offset that the
+    next batch may have.
+
+    Returns (rows filled, position reached, next offset, status). MORE: the batch at that position is
+    incomplete. FULL: the table is full. A BAD_ status is about the batch at that position, whose row is not
+    filled.
     """
     if position < 0 or position > end or end > raw.size - SLACK:
         return row, position, next_offset, NO_SLACK
@@ -87,7 +90,7 @@ def walk_batches(raw, position, end, file_position, next_offset, verify, table, 
         if end - position < STEP_BYTES:
             return row, position, next_offset, MORE
         length = load32_be(raw, position + LENGTH_AT)
-        if length < SMALLEST_LENGTH:  # less than any magic needs; also what a zero-filled tail looks like
+        if length < SMALLEST_LENGTH:  # less than any magic needs; also the length in a zero-filled tail
             return row, position, next_offset, BAD_LENGTH
         magic = load8(raw, position + MAGIC_AT)
         if magic > 2:
@@ -143,13 +146,13 @@ def walk_batches(raw, position, end, file_position, next_offset, verify, table, 
 
 @kernel
 def valid_rows(data, table, rows):
-    """How many rows of magic 2, from the first on, have the checksum of their bytes, which lie in `data`.
+    """Count the leading rows of magic 2 whose checksums match their bytes in `data`.
 
-    Four are computed side by side: one alone waits for its own last step most of the time.
+    Four checksums are computed side by side: a single one waits for its own last step most of the time.
     """
     row = 0
     while row + 4 <= rows:
-        found = crc_of_four(
+        crcs = crc_of_four(
             data,
             table[row, POSITION] + ATTRIBUTES_AT,
             table[row, SIZE] - ATTRIBUTES_AT,
@@ -160,9 +163,9 @@ def valid_rows(data, table, rows):
             table[row + 3, POSITION] + ATTRIBUTES_AT,
             table[row + 3, SIZE] - ATTRIBUTES_AT,
         )
-        for one in range(4):
-            if found[one] != table[row + one, CRC]:
-                return row + one
+        for i in range(4):
+            if crcs[i] != table[row + i, CRC]:
+                return row + i
         row += 4
     while row < rows:
         if (
@@ -179,7 +182,10 @@ _ZSTD_FRAME = 0xFD2FB528
 
 @inline
 def _zstd_bound(raw, position, end):
-    """The most that the zstd frames raw[position:end] hold, by the heads of their blocks; -1: unknown."""
+    """Return an upper bound of the decompressed size of the zstd frames raw[position:end]; -1 if unknown.
+
+    The bound is the sum over the blocks' headers.
+    """
     bound = 0
     while end - position >= 9:
         if load32(raw, position) != _ZSTD_FRAME:
@@ -199,7 +205,7 @@ def _zstd_bound(raw, position, end):
                 return -1
             head = load32(raw, position) & 0xFFFFFF
             last, kind, size = head & 1, head >> 1 & 3, head >> 3
-            position += 3 + (1 if kind == 1 else size)  # of a run only the repeated byte is stored
+            position += 3 + (1 if kind == 1 else size)  # a run stores only the repeated byte
             bound += ZSTD_BLOCK_BYTES if kind == 2 else size
         if flags & 4:
             position += 4
@@ -207,12 +213,11 @@ def _zstd_bound(raw, position, end):
 
 
 @kernel
-def rows_that_fit(raw, table, rows, skip, most):
-    """Count the leading rows whose records surely take at most `most` bytes together when decompressed; at
-    least 1, whatever that one takes.
+def rows_that_fit(raw, table, rows, skip, max_bytes):
+    """Count the leading rows whose records take at most `max_bytes` together when decompressed; at least 1.
 
-    A row is bounded by what its codec can do at best (zstd: by its blocks), never by a size that it declares.
-    `skip` (uint8, by row; empty: none): a batch that is not decompressed.
+    The bound of a row is what its codec can reach (zstd: the sum of its blocks), never a size that the row
+    declares. `skip` (uint8 for each row, or empty): 1 for a batch that is not decompressed.
     """
     if rows and table[rows - 1, POSITION] + table[rows - 1, SIZE] > raw.size - SLACK:
         return 0
@@ -232,26 +237,27 @@ def rows_that_fit(raw, table, rows, skip, most):
             position = table[row, POSITION]
             size = _zstd_bound(raw, position + HEADER_BYTES, position + size)
             if size < 0:
-                size = most + 1
+                size = max_bytes + 1
         total += size
-        if total > most and row:
+        if total > max_bytes and row:
             return row
     return rows
 
 
 @kernel
 def assign_offsets(data, sizes, next_offset, epoch, table):
-    """Number the batches that lie one behind another in `data`, of `sizes` bytes each, from `next_offset`.
+    """Check the encoded batches in `data`, of `sizes` bytes each, and number them from `next_offset`.
 
-    Each becomes a row of `table`, with its place in `data` as its file position, and gets its base offset and
-    leader epoch written. Returns how many: all of `sizes`, or the number of the first that is not plainly a
-    whole valid batch of magic 2 without a producer; then nothing was written to `data`.
+    Each batch becomes a row of `table`, with its position in `data` as its file position. Its base offset
+    and leader epoch are written to `data`. Returns the number of batches: all of `sizes`, or the index of
+    the first that is not a whole valid batch of magic 2 without a producer. In that case nothing is written
+    to `data`.
     """
     rows, position = 0, 0
-    room = data.size - SLACK
+    end = data.size - SLACK
     while rows < min(sizes.size, table.shape[0]):
         size = sizes[rows]
-        if size < HEADER_BYTES or size > room - position:
+        if size < HEADER_BYTES or size > end - position:
             break
         if (
             load32_be(data, position + LENGTH_AT) != size - OVERHEAD_BYTES

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: a private folder, named by a digest of the kernels' sources."""
+"""The folder of compiled kernels: private, and named by a digest of the kernels' sources."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def kernel_sources() -> list[Path]:
 
 @functools.cache
 def sources_digest() -> str:
-    """16 hex digits over every source file that is compiled and the versions that compile it.
+    """Return 16 hex digits over every compiled source file and the versions of the compilers.
 
-    Numba's own cache looks only at the file of the function that is called, so an edit of a step it uses
-    would go unnoticed.
+    Numba's own cache checks only the file of the function that is called, so it would miss an edit of a step
+    that the function uses.
     """
     digest = hashlib.blake2b(digest_size=8)
     versions = (platform.python_version(), numba.__version__, llvmlite.__version__, numpy.__version__)
@@ -39,8 +39,10 @@ def sources_digest() -> str:
 
 
 def _private_folder(path: Path) -> bool:
-    """Make `path` a folder that only this user can write to or replace: the cache holds pickles, and another
-    user who writes them runs code as this one."""
+    """Create `path` and check that only this user can write to it or replace it.
+
+    The cache holds pickles: another user who writes them could run code as this user.
+    """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = path.lstat()
@@ -51,8 +53,11 @@ def _private_folder(path: Path) -> bool:
 
 
 def _replaceable(path: Path) -> bool:
-    """Can another user rename a directory on the way to `path`? Whoever owns a directory can, and whoever may
-    write to it, unless it is sticky. The user's own group is trusted."""
+    """Return whether another user can rename a directory on the way to `path`.
+
+    The owner of a directory can, and anyone who may write to a directory that is not sticky. The user's own
+    group is trusted.
+    """
     for above in path.resolve().parents:
         facts = above.stat()
         if facts.st_uid not in (0, os.getuid()):
@@ -65,9 +70,10 @@ def _replaceable(path: Path) -> bool:
 
 @functools.cache
 def cache_folder() -> Path:
-    """The folder for compiled kernels, made if it is missing.
+    """Return the folder for compiled kernels; create it if it is missing.
 
-    `LASTWORD_CACHE_DIR`, else the user's cache directory, else a folder of ours in the temporary directory.
+    It is below `LASTWORD_CACHE_DIR`, else the user's cache directory, else a folder of this user in the
+    temporary directory. If none of them is private, a folder for this process alone.
     """
     name = f"kernels-{sources_digest()}"
     chosen = os.environ.get("LASTWORD_CACHE_DIR")
@@ -86,6 +92,6 @@ def cache_folder() -> Path:
 
 
 def _remove(folder: Path, process: int) -> None:
-    """Remove a folder that no other process can use. Not in a child made by fork."""
+    """Remove a folder that no other process can use; not in a child that was forked."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

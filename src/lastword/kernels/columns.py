@@ -1,4 +1,4 @@
-"""Records of a chunk into columns: where each key, value and header list lies."""
+"""Records of a chunk into columns, and spans of bytes into Arrow's layout."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lastword.wire import CONTROL_BIT, LOG_APPEND_BIT, SMALLEST_RECORD_BYTES
 
 
 class ColumnArrays(NamedTuple):
-    """One entry a record. Positions are bytes in the chunk's uncompressed bytes; lengths are -1 for null; `row` is
-    the batch's row in the table.
+    """The positions and facts of records, an entry for each record.
 
-    Offset, timestamp and positions are int64, the others int32.
+    Positions count in the chunk's `uncompressed` bytes. Lengths are -1 for null. `row` is the row of the
+    batch in the table. Offset, timestamp and positions are int64, the others int32.
     """
 
     offset: np.ndarray
@@ -48,18 +48,17 @@ class ColumnArrays(NamedTuple):
 
 @inline
 def read_bounds(data, position, end):
-    """(body position, body end, valid) of the record at `position`, whose batch ends at `end`."""
+    """Return (body position, body end, valid) of the record at `position` in a batch that ends at `end`."""
     size, body = read_varint(data, position)
     return body, body + size, size >= SMALLEST_RECORD_BYTES - 1 and size <= end - body
 
 
 @inline
 def read_key(data, body, body_end):
-    """(timestamp delta, offset delta, key position, key length, value length's position, valid) of a
-    record's body.
+    """Return (timestamp delta, offset delta, key position, key length, value length's position, valid).
 
-    Reads at most 21 bytes past the body: slack covers them. The key's length is -1 for null, and is inside
-        the body.
+    Reads at most 21 bytes past the body, which slack covers. The key's length is -1 for null; a key is
+    inside the body.
     """
     timestamp_delta, position, valid = read_varlong(data, body + 1)
     offset_delta, position = read_varint(data, position)
@@ -71,7 +70,7 @@ def read_key(data, body, body_end):
 
 @inline
 def read_value(data, position, body_end):
-    """(value position, value length, position after the value, valid) at the value's length."""
+    """Return (value position, value length, position after the value, valid) at the value's length."""
     value_length, position = read_varint(data, position)
     present = max(value_length, 0)
     return position, value_length, position + present, value_length >= -1 and present <= body_end - position
@@ -79,8 +78,9 @@ def read_value(data, position, body_end):
 
 @inline
 def skip_headers(data, position, body_end):
-    """(position of the first header, count, valid): every header is looked at, and the body must end
-    with the last one.
+    """Return (position of the first header, count, valid) after checking every header.
+
+    The body must end with the last header.
     """
     count, position = read_varint(data, position)
     first = position
@@ -99,10 +99,10 @@ def skip_headers(data, position, body_end):
 
 @kernel
 def decode_rows(uncompressed, table, rows, with_control, columns):
-    """Fill one entry of every column for each record of the first `rows` rows.
+    """Fill an entry of every column for each record of the first `rows` rows.
 
-    Control batches are left out unless `with_control`. Returns (records, row, status): on a BAD_ status,
-    `row` is the batch that is malformed.
+    Control batches are left out unless `with_control`. Returns (records, row, status). With a BAD_ status
+    `row` is the malformed batch.
     """
     (
         offset,
@@ -171,8 +171,9 @@ def decode_rows(uncompressed, table, rows, with_control, columns):
 def decode_headers(
     uncompressed, header_position, header_count, name_position, name_length, value_position, value_length
 ):
-    """Fill one entry for each header of each record, from columns that `decode_rows` has checked; gives
-    their number.
+    """Fill an entry for each header of each record; return the number of headers.
+
+    The columns come from `decode_rows`, which checked them.
     """
     done = 0
     for i in range(header_position.size):
@@ -191,7 +192,7 @@ def decode_headers(
 
 @kernel
 def span_bytes(length):
-    """(bytes of all spans, number of nulls); a negative length is a null."""
+    """Return (bytes of all spans, number of nulls); a negative length is a null."""
     total = 0
     nulls = 0
     for i in range(length.size):
@@ -204,11 +205,11 @@ def span_bytes(length):
 
 @kernel
 def gather_spans(source, position, length, offsets, data, validity):
-    """Copy each source[position:position + length] behind the one before into `data`.
+    """Copy each source[position:position + length] into `data`, one after another.
 
-    `offsets` (int32[n + 1]) and `data` (SLACK bytes more than needed) become an Arrow binary array;
-    `validity`, zeroed by the caller, gets a bit for each span that is not null, or is empty (size 0) when
-    none is null. Spans must lie inside `source`, before its slack.
+    `offsets` (int32[n + 1]) and `data` (SLACK bytes longer than needed) become an Arrow binary array. The
+    caller zeroes `validity`; it gets a bit for each span that is not null, or is empty (size 0) if no span
+    is null. Spans must be inside `source`, before its slack.
     """
     total = 0
     marked = validity.size > 0

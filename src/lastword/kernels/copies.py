@@ -1,7 +1,7 @@
-"""Copies of keys on disk, and tombstones: what the arena says of them, and how it changes with a rewrite.
+"""Copies of keys on disk, and tombstones: what the arena stores of them, and how a rewrite changes it.
 
-A rewrite that leaves dead records out is counted twice: `count_removals` while it reads its sources, which only
-remembers, and `apply_removals` once its output has taken their place.
+A rewrite that removes dead records is counted in two steps: `count_removals` while the rewrite reads its
+sources, and `apply_removals` when its output has replaced them or was discarded.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ from lastword.wire import CONTROL_BIT, SMALLEST_RECORD_BYTES
 
 @kernel
 def list_tombstones(arena, state, entries, offsets, copies, size_bytes):
-    """One element for each live tombstone, in the order of the arena, as many as there is room for; gives
-    how many there are.
-    """
+    """List the live tombstones in the order of the arena, as many as fit; return their number."""
     done = 0
     entry = np.int64(ARENA_START)
     while entry < state[ARENA_END]:
@@ -70,7 +68,7 @@ def list_tombstones(arena, state, entries, offsets, copies, size_bytes):
 
 @kernel
 def mark_due(key_map, entries, pages, counts):
-    """The tombstones in these entries are live no more."""
+    """Set the bits of the tombstones in these entries: their delete horizons have passed."""
     arena, _slots, state, words = key_map
     digest0 = words[DIGEST0]
     digest1 = words[DIGEST1]
@@ -90,9 +88,9 @@ def mark_due(key_map, entries, pages, counts):
 
 @kernel
 def count_removals(uncompressed, table, rows, key_map, dead):
-    """For each dead record of the chunk's first `rows` rows: one copy of its key is about to go.
+    """Add a removal to the key of each dead record in the chunk's first `rows` rows.
 
-    The bits are those that the rewrite goes by. Gives (row, status).
+    `dead` are the bits by which the rewrite removes records. Returns (row, status).
     """
     arena, _slots, _state, words = key_map
     range_first = words[RANGE_FIRST]
@@ -122,8 +120,8 @@ def count_removals(uncompressed, table, rows, key_map, dead):
                 if hashed - range_first <= range_width:
                     entry = find_entry(key_map, uncompressed, key_at, key_length)
                     if entry >= 0:
-                        going = load8(arena, entry + REMOVALS_AT)
-                        store8(arena, entry + REMOVALS_AT, min(going + 1, MAX_COPIES))
+                        removals = load8(arena, entry + REMOVALS_AT)
+                        store8(arena, entry + REMOVALS_AT, min(removals + 1, MAX_COPIES))
                         flags = load32(arena, entry + 8)
                         if flags & KIND == TOMBSTONE | DUE and np.int64(load64(arena, entry)) == offset:
                             store32(arena, entry + 8, flags | REMOVED)
@@ -132,24 +130,27 @@ def count_removals(uncompressed, table, rows, key_map, dead):
 
 
 @kernel
-def apply_removals(arena, state, gone):
-    """What was about to go is `gone`, or else stays after all. A key whose due tombstone went is vacant."""
+def apply_removals(arena, state, published):
+    """Subtract the counted removals from the copies, or discard them if the rewrite was not `published`.
+
+    A key whose due tombstone was removed becomes vacant.
+    """
     entry = np.int64(ARENA_START)
     while entry < state[ARENA_END]:
-        going = load8(arena, entry + REMOVALS_AT)
-        if going > 0:
+        removals = load8(arena, entry + REMOVALS_AT)
+        if removals > 0:
             store8(arena, entry + REMOVALS_AT, 0)
             flags = load32(arena, entry + 8)
-            leaves = flags & KIND == TOMBSTONE | DUE and flags & REMOVED != 0
-            if gone:
+            is_removed = flags & KIND == TOMBSTONE | DUE and flags & REMOVED != 0
+            if published:
                 copies = load8(arena, entry + COPIES_AT)
                 if copies < MAX_COPIES:
-                    store8(arena, entry + COPIES_AT, max(copies - going, 0))
-                if leaves:
+                    store8(arena, entry + COPIES_AT, max(copies - removals, 0))
+                if is_removed:
                     store64(arena, entry, np.uint64(NO_OFFSET))
                     store32(arena, entry + 8, VACANT)
                     state[VACANCIES] += 1
-            elif leaves:
+            elif is_removed:
                 store32(arena, entry + 8, flags & ~REMOVED)
         key_at, key_length = entry_key(arena, entry)
         entry = key_at + key_length

@@ -1,7 +1,7 @@
 """Sums modulo 2^64 that a certificate compares: of (key, offset) pairs, of contents, of batch headers.
 
-A sum does not depend on how records are spread over batches, so it is the same before and after a rewrite
-that keeps what it must.
+A sum does not depend on how records are spread over batches. So a rewrite that keeps every record that it
+must keep does not change it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _is_outside(uncompressed, table, row):
 
 @kernel
 def sum_pairs(uncompressed, table, rows, seed0, seed1):
-    """(sum of the pair digests of every user record, records, row, status)."""
+    """Return (sum of the pair digests of every user record, records, row, status)."""
     total = np.uint64(0)
     records = 0
     for row in range(rows):
@@ -82,10 +82,10 @@ def _mix(digest, value):
 
 @inline
 def _batch_digest(table, row, attributes, horizon_ms):
-    """Digest of what a batch says once for all its records; batches that may be joined agree on it.
+    """Return the digest of the fields that a batch stores once for all its records.
 
-    `attributes` and `horizon_ms` (0: none) are those that the batch has after the rewrite. A batch that joins
-    no other keeps its range of offsets, too.
+    Batches that may be joined agree on it. `attributes` and `horizon_ms` (0: none) are those after the
+    rewrite. A batch that cannot be joined with another keeps its range of offsets, too.
     """
     digest = _mix(_MIX0, attributes)
     digest = _mix(digest, table[row, MAGIC])
@@ -104,17 +104,17 @@ def _batch_digest(table, row, attributes, horizon_ms):
 def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends, largest):
     """Sum the digests of the records whose bit is not set, and of the batches that they leave behind.
 
-    A record's content is its offset, its absolute timestamp, and the bytes from its key's length to its end.
-    A batch whose records are all dead is not looked into. `retain` and `horizon_ms` mean what they mean to
-    `repack.repack_rows`; -1 and RETAIN for all rows take the batches as they are.
+    The content of a record is its offset, its absolute timestamp, and the bytes from its key's length to its
+    end. The records of a batch that are all dead are not read. `retain` and `horizon_ms` mean what they mean
+    in `repack.repack_rows`; -1 and RETAIN for all rows take the batches as they are.
 
-    Each batch's digest is multiplied into the digests of its records: so it is bound to each of them, and the
-    sum stays the same when batches that agree on it are joined. Batches without records, and control batches,
-    are summed by themselves.
+    The digest of each batch is multiplied into the digests of its records. So it is bound to each of them,
+    and the sum stays the same when batches that agree on it are joined. Batches without records, and control
+    batches, are summed separately.
 
-    `ends` (uint8, by row): 1 for a batch that may be joined with others and keeps a record: its last offset
-    is that of a batch afterwards or is no batch's. `largest` (int64, by row): the largest timestamp of its
-    records; for a batch of which that does not follow from its records, what its header says.
+    `ends` (uint8 for each row) is 1 for a batch that may be joined with others and keeps a record:
+    afterwards its last offset is the last offset of a batch, or of none. `largest` (int64 for each row) is
+    the largest timestamp of its records, or the header's field where the records do not determine it.
 
     Returns (contents, batches, controls, records, row, status).
     """
@@ -135,7 +135,7 @@ def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends,
         if not control:
             dead = bits_between(dead_bits, first, last)
         if 0 < dead == count:
-            # Its header stays: it holds the end of a range, or a producer's sequence. Magic 2 only.
+            # The header stays: it keeps the end of a range, or a producer's sequence. Magic 2 only.
             if retain[row] and table[row, MAGIC] == 2:
                 timestamp = table[row, MAX_TIMESTAMP] if table[row, PRODUCER_ID] >= 0 else -1
                 batches += _empty_digest(
@@ -153,8 +153,8 @@ def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends,
         has_horizon = sets_horizon and control and retain[row] == SET_HORIZON and count > 0
         position = table[row, RECORDS_POSITION]
         end = table[row, RECORDS_END]
-        of_records = np.uint64(0)
-        most = np.iinfo(np.int64).min
+        records_digest = np.uint64(0)
+        largest_timestamp = np.iinfo(np.int64).min
         for _ in range(count):
             body, body_end, valid = read_bounds(uncompressed, position, end)
             if not valid:
@@ -164,14 +164,14 @@ def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends,
                 return total, batches, controls, records, row, BAD_RECORD
             offset = first + offset_delta
             timestamp = table[row, BASE_TIMESTAMP] + delta
-            most = max(most, timestamp)
+            largest_timestamp = max(largest_timestamp, timestamp)
             if dead == 0 or not test_bit(dead_bits, offset):
                 if attributes & LOG_APPEND_BIT:
                     timestamp = table[row, MAX_TIMESTAMP]
                 start = key_at - varint_size(key_length)
                 mixed = np.uint64(crc_of(uncompressed, start, body_end - start)) ^ _MIX0
                 mixed = multiply_fold(mixed, np.uint64(offset) ^ _MIX1)
-                of_records += multiply_fold(mixed ^ _MIX1, np.uint64(timestamp) ^ _MIX2)
+                records_digest += multiply_fold(mixed ^ _MIX1, np.uint64(timestamp) ^ _MIX2)
                 if sets_horizon and not has_horizon and not control:
                     _value_at, value_length, _after, valid = read_value(uncompressed, value_at, body_end)
                     if not valid:
@@ -183,7 +183,7 @@ def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends,
         if position != end:
             return total, batches, controls, records, row, BAD_RECORD
         if table[row, MAGIC] == 2 and attributes & LOG_APPEND_BIT == 0 and count > 0:
-            largest[row] = most
+            largest[row] = largest_timestamp
         horizon = np.int64(0)
         if has_horizon:
             attributes |= DELETE_HORIZON_BIT
@@ -194,18 +194,18 @@ def sum_contents(uncompressed, table, rows, dead_bits, retain, horizon_ms, ends,
         if control:
             timestamp = table[row, MAX_TIMESTAMP]
             if has_horizon and attributes & LOG_APPEND_BIT == 0:
-                timestamp = most
-            controls += _mix(_mix(_mix(digest, of_records), count), timestamp)
+                timestamp = largest_timestamp
+            controls += _mix(_mix(_mix(digest, records_digest), count), timestamp)
         else:
-            total += of_records
-            batches += of_records * (digest | np.uint64(1))
+            total += records_digest
+            batches += records_digest * (digest | np.uint64(1))
             ends[row] = table[row, MAGIC] == 2 and joinable(table, row)
     return total, batches, controls, records, rows, OK
 
 
 @inline
 def _empty_digest(table, row, attributes, base_timestamp, largest):
-    """Digest of a batch without records, with what it has after the rewrite."""
+    """Return the digest of a batch without records, with the fields that it has after the rewrite."""
     digest = _batch_digest(table, row, attributes, base_timestamp)
     digest = _mix(_mix(digest, table[row, BASE_OFFSET]), table[row, LAST_OFFSET])
     return _mix(digest, largest)

@@ -1,4 +1,8 @@
-"""Hashes of keys: the salted hash of maps and digests, and Kafka's hash, which chooses the partition."""
+"""Hashes of keys: the salted hash of maps and digests, and Kafka's hash, which chooses the partition.
+
+The salted hash reads two words a step, through one 64x64->128-bit multiply. Without its seeds no one can
+construct keys that collide.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,20 @@ from lastword.kernels.memory import load8, load32, load64, multiply_fold
 
 
 def seeds(salt: bytes, purpose: bytes) -> tuple[np.uint64, np.uint64]:
-    """Two seeds for `key_hash`; those of different purposes (at most 16 bytes) are independent."""
+    """Return two seeds for `key_hash`; those of different purposes (at most 16 bytes) are independent."""
     digest = hashlib.blake2b(salt, digest_size=16, person=purpose).digest()
     first, second = np.frombuffer(digest, np.uint64)
     return np.uint64(first), np.uint64(second)
 
 
 def digest_seeds(seed: int) -> tuple[np.uint64, np.uint64]:
-    """The two seeds behind a digest seed (any integer of 64 bits)."""
+    """Return the two seeds that a digest seed (any integer of 64 bits) stands for."""
     return seeds((seed & (1 << 64) - 1).to_bytes(8, "little"), b"lastword digest")
 
 
 @inline
 def key_hash(data, position, size, seed0, seed1):
-    """Hash of data[position:position + size]; reads up to 7 bytes more, which do not count."""
+    """Return the hash of data[position:position + size]; reads up to 7 bytes more, which have no effect."""
     state = seed0
     if size > 16:
         end = position + size
@@ -43,18 +47,18 @@ def key_hash(data, position, size, seed0, seed1):
 
 
 NULL_KEY = np.uint64(0x9E3779B97F4A7C15)
-"""Stands for the hash of a record without a key."""
+"""The hash of a record without a key."""
 
 
 @inline
 def pair_digest(hashed_key, offset, seed0, seed1):
-    """What one (key, offset) adds to a digest; `hashed_key` was made with the same seeds."""
+    """Return the digest of a (key, offset) pair; `hashed_key` was made with the same seeds."""
     return multiply_fold(hashed_key ^ seed0, np.uint64(offset) ^ seed1)
 
 
 @kernel
 def hash_spans(source, position, length, seed0, seed1, hashes):
-    """hashes[i] (uint64) = `key_hash` of source[position:position + length]; of a null span `NULL_KEY`."""
+    """Fill `hashes` (uint64) with the `key_hash` of each span of `source`, or `NULL_KEY` for a null span."""
     for i in range(position.size):
         size = length[i]
         if size < 0:
@@ -74,7 +78,7 @@ _MASK = 0xFFFFFFFF
 
 @inline
 def murmur2(data, position, size):
-    """The 32-bit hash of `size` bytes, as Kafka's Java client has it; 0 to 2^32 - 1."""
+    """Return the 32-bit hash of `size` bytes, as Kafka's Java client computes it: 0 to 2^32 - 1."""
     h = _SEED ^ size
     end = position + size
     while end - position >= 4:
@@ -95,10 +99,10 @@ def murmur2(data, position, size):
 
 @kernel
 def murmur2_partitions(data, edges, partitions, chosen):
-    """chosen[i] (int64) = the partition, of `partitions`, of the key data[edges[i]:edges[i + 1]].
+    """Fill `chosen` (int64) with the partition of each key data[edges[i]:edges[i + 1]].
 
-    The hash's sign bit is cleared, as in Java's `toPositive`. BAD_LENGTH for edges that fall, or lie
-    outside `data`: nothing was read there.
+    The sign bit of the hash is cleared, as in Java's `toPositive`. BAD_LENGTH for edges that decrease or are
+    outside `data`; these bytes are not read.
     """
     for i in range(chosen.size):
         first = edges[i]

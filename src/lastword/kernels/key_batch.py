@@ -1,7 +1,7 @@
-"""Records of a chunk as the offset map takes them: parsed, hashed, and marked with what they are.
+"""Records of a chunk in the form that the offset map takes: parsed, hashed, and with their flags.
 
-A key batch depends on nothing that the map holds, so one thread may fill key batches while another one
-inserts them.
+A key batch does not depend on the content of the map, so one thread may fill key batches while another
+thread inserts them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from lastword.kernels.table import (
 from lastword.kernels.table import SIZE as BATCH_BYTES
 from lastword.wire import CONTROL_BIT, DELETE_HORIZON_BIT, SMALLEST_RECORD_BYTES
 
-# Fields of `cursor`, int64: where the next key batch starts, what the last one holds, and the rules.
+# Fields of `cursor`, int64: the start of the next key batch, the sizes of the last one, and the rules.
 ROW = 0
 ORDINAL = 1  # of the record in its row
 FILLED = 2
 PAGES_MET = 3
 DROP_KEYLESS = 4  # 1: records without a key are dead
-# What keeps a tombstone, by the numbers of `partition.tombstones`: 3 no horizon, 4 horizon, 5 lease.
+# Reasons to keep a tombstone, numbered as in `partition.tombstones`: 3 no horizon, 4 horizon, 5 lease.
 NOW = 5  # 4: a horizon after it has not passed
-OLD_DUE = 6  # 1: the horizon of tombstones of magic 0 and 1, told by file times, has passed
+OLD_DUE = 6  # 1: the horizon of tombstones of magic 0 and 1, from file times, has passed
 DUE_BELOW = 7  # 5: a lease keeps tombstones from this offset on
 FIRST_PASS = 8
-KEEP_COPIES = 9  # 1: keys of aborted records are wanted too
-SAMPLED = 10  # 1: of records without a key too, only a share is wanted
+KEEP_COPIES = 9  # 1: include keys of aborted records
+SAMPLED = 10  # 1: take only a share of records without a key, too
 CURSOR_FIELDS = 11
 
 # Fields of `words`, uint64: seeds of the map's hash, seeds of the digest, first and last hash of this pass.
@@ -56,27 +56,27 @@ WORD_FIELDS = 6
 KEY_POSITION = 0
 KEY_LENGTH = 1
 OFFSET = 2
-SIZE = 3  # bytes on disk and flags, as in an entry of the arena, and two more:
+SIZE = 3  # bytes on disk and flags, as in an entry of the arena, and two more flags:
 SIZE_MASK = (1 << 29) - 1
 NO_HORIZON = 1 << 29  # a tombstone whose batch has no delete horizon
 DUE = 1 << 30
 TOMBSTONE = 1 << 31
-ABORTED = 1 << 40  # dead at once: of an aborted transaction
-DEAD_KEYLESS = 1 << 41  # dead at once: without a key
+ABORTED = 1 << 40  # dead from the start: of an aborted transaction
+DEAD_KEYLESS = 1 << 41  # dead from the start: without a key
 SPAN_FIELDS = 4
 
-# In `outcomes` (`partition.transactions.Fate`): 0 is committed; what is not stays out of the map.
+# In `outcomes` (`partition.transactions.Fate`): 0 is committed; all others stay out of the map.
 OUTCOME_ABORTED = 1
 
 
 class KeyBatch(NamedTuple):
-    """Consecutive records of a chunk for the map; n is the most that fit.
+    """Consecutive records of a chunk for the map; at most n fit.
 
     Attributes:
         hashes: uint64[2, n]; hash of the map, hash of the digest.
-        spans: int64[SPAN_FIELDS, n]; KEY_POSITION in the chunk's uncompressed bytes, KEY_LENGTH or -1, OFFSET, SIZE
-            with flags.
-        page_ids: int64[n]; the bitmap pages that the records lie in, ascending. In a first pass only.
+        spans: int64[SPAN_FIELDS, n]; KEY_POSITION in the chunk's `uncompressed` bytes, KEY_LENGTH or -1,
+            OFFSET, SIZE with flags.
+        page_ids: int64[n]; the bitmap pages of the records, ascending. In a first pass only.
         homes: int64[2, n]; scratch of `offset_map.insert_keys`.
     """
 
@@ -88,17 +88,16 @@ class KeyBatch(NamedTuple):
 
 @inline
 def number_hash(offset, seed0, seed1):
-    """Stands for the hash of a record without a key, so that a sample takes its share of them."""
+    """Return the hash of a record without a key, so that a sample takes its share of such records."""
     return multiply_fold(np.uint64(offset) ^ seed0, seed1)
 
 
 @kernel
 def fill_key_batch(uncompressed, table, outcomes, rows, cursor, words, batch):
-    """Fill `batch` with the next records of the chunk's first `rows` rows, from cursor[ROW] and
-    cursor[ORDINAL] on.
+    """Fill `batch` with the chunk's next records, from cursor[ROW] and cursor[ORDINAL] on.
 
-    Stops when all is read, or when `batch` is full. `outcomes` (uint8 a row): the outcome of the batch's
-    transaction. Returns a status; with a BAD_ one cursor[ROW] is the batch that is malformed.
+    Stops after the first `rows` rows, or when `batch` is full. `outcomes` (uint8 for each row): the outcome
+    of the batch's transaction. Returns a status; with a BAD_ status cursor[ROW] is the malformed batch.
     """
     hashes, spans, pages, _homes = batch
     first_pass = cursor[FIRST_PASS] != 0
@@ -128,8 +127,8 @@ def fill_key_batch(uncompressed, table, outcomes, rows, cursor, words, batch):
         count = table[row, COUNT]
         outcome = outcomes[row]
         aborted = outcome == OUTCOME_ABORTED
-        # What an undecided transaction will have replaced is not known yet. The bits of an aborted one's
-        # records were set in the first pass.
+        # An ongoing transaction does not supersede anything yet. The bits of the records of an aborted one
+        # were set in the first pass.
         if attributes & CONTROL_BIT or (outcome != 0 and not (aborted and first_pass)):
             row += 1
             continue
@@ -156,7 +155,7 @@ def fill_key_batch(uncompressed, table, outcomes, rows, cursor, words, batch):
             position = body_end
         has_horizon = attributes & DELETE_HORIZON_BIT != 0
         due_batch = has_horizon and table[row, BASE_TIMESTAMP] <= now
-        if table[row, MAGIC] < 2:  # no place for a horizon: the segment's time decides
+        if table[row, MAGIC] < 2:  # these have no field for a horizon: the segment's time decides
             has_horizon = True
             due_batch = old_due
         while ordinal < count and filled < capacity and met < room:

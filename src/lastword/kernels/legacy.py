@@ -1,9 +1,9 @@
 """Magic 0 and 1: headers into the batch table, and messages into the record layout of magic 2.
 
-After these every other kernel reads old formats as it reads new ones: a row's RECORDS_POSITION and RECORDS_END
-bound records in the layout of magic 2, whose offsets and timestamps are deltas to the row's BASE_OFFSET and
-BASE_TIMESTAMP. A row of these magics keeps MAGIC, and of ATTRIBUTES the codec and LOG_APPEND; it has no
-producer and no leader epoch (-1). The formats: `records.legacy`.
+Afterwards every other kernel reads the old formats as it reads magic 2: a row's RECORDS_POSITION and
+RECORDS_END bound records in the layout of magic 2, whose offsets and timestamps are deltas to the row's
+BASE_OFFSET and BASE_TIMESTAMP. A row of these magics keeps MAGIC and, in ATTRIBUTES, the codec and
+LOG_APPEND; it has no producer and no leader epoch (-1). The formats are described in `records.legacy`.
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ from lastword.wire import (
 )
 
 GROWTH_BYTES = 8
-"""A message in the layout of magic 2 takes at most this much more than its entry does."""
+"""Upper bound of the bytes by which a message grows in the layout of magic 2."""
 
 
 def _crc_table() -> np.ndarray:
-    """uint32[8, 256]: row 0 is the usual table of CRC-32 (reflected 0xEDB88320), row k advances it by k
-    more zero bytes."""
+    """Return the tables of CRC-32: uint32[8, 256].
+
+    Row 0 is the usual table (reflected 0xEDB88320); row k advances it by k more zero bytes.
+    """
     table = np.zeros((8, 256), np.uint32)
     for byte in range(256):
         value = byte
@@ -92,7 +94,7 @@ _CRC = _crc_table()
 
 @inline
 def crc32_of(data, position, size):
-    """CRC-32 of zlib, eight bytes a step, as int64; unchecked."""
+    """Return the CRC-32 of zlib as int64, eight bytes a step; unchecked."""
     crc = np.int64(0xFFFFFFFF)
     end = position + size
     while end - position >= 8:
@@ -117,11 +119,10 @@ def crc32_of(data, position, size):
 
 @inline
 def read_entry(raw, position, size, magic, file_position, next_offset, verify, table, row):
-    """Fill a row from the entry raw[position:position+size] of magic 0 or 1, all of which is there; gives a
-    status.
+    """Fill a row from the whole entry raw[position:position+size] of magic 0 or 1; return a status.
 
-    A wrapper's row has LAST_OFFSET only: BASE_OFFSET is the same and COUNT -1 until `translate_wrapper` has
-    seen inside.
+    The row of a wrapper has LAST_OFFSET only: until `translate_wrapper` has read the inner entries,
+    BASE_OFFSET is the same and COUNT is -1.
     """
     if size < SMALLEST_ENTRY_BYTES + 8 * magic:
         return BAD_LENGTH
@@ -160,10 +161,10 @@ def read_entry(raw, position, size, magic, file_position, next_offset, verify, t
 
 @inline
 def read_spans(data, position, end, magic):
-    """(timestamp, key position, key length, value position, value length, valid) of the message
-    data[position:end].
+    """Return (timestamp, key position, key length, value position, value length, valid) of a message.
 
-    Its entry has at least the smallest size of its magic. Bytes behind the value are ignored.
+    The entry data[position:end] has at least the smallest size of its magic. Bytes after the value are
+    ignored.
     """
     timestamp = load64_be(data, position + LEGACY_TIMESTAMP_AT) if magic == 1 else -1
     at = position + LEGACY_TIMESTAMP_AT + 8 * magic
@@ -182,7 +183,7 @@ def read_spans(data, position, end, magic):
 def write_record(
     uncompressed, at, timestamp_delta, offset_delta, data, key_at, key_length, value_at, value_length
 ):
-    """Write a record without headers in the layout of magic 2; gives the position after it."""
+    """Write a record without headers in the layout of magic 2; return the position after it."""
     key_size = max(key_length, 0)
     value_size = max(value_length, 0)
     body = (
@@ -210,8 +211,8 @@ def write_record(
 def translate_messages(raw, table, row, rows, uncompressed, done):
     """Write the records of uncompressed rows of magic 0 and 1, from `row` on, into uncompressed[done:].
 
-    Stops at the first row of another kind. Returns (row reached, bytes of uncompressed used, status): FULL wants a
-    larger `uncompressed` and another call from that row; BAD_RECORD is about that row.
+    Stops at the first row of another kind. Returns (row reached, bytes of `uncompressed` used, status).
+    FULL: call again from that row with a larger `uncompressed`. BAD_RECORD is about that row.
     """
     while row < rows:
         magic = table[row, MAGIC]
@@ -235,11 +236,10 @@ def translate_messages(raw, table, row, rows, uncompressed, done):
 
 @kernel
 def scan_inner(inner, size):
-    """(whole entries, first offset, last offset as stored, status) of the inflated entries inner[:size];
-    all CRCs are checked.
+    """Check the decompressed entries inner[:size] of a wrapper, with their CRCs.
 
-    A cut entry at the end is left out. BAD_COUNT: none is whole; BAD_RECORD: one is compressed. `inner` has
-    slack.
+    Returns (whole entries, first offset, last offset as stored, status). An incomplete entry at the end is
+    left out. BAD_COUNT: no entry is whole. BAD_RECORD: an entry is compressed. `inner` has slack.
     """
     count, first, last = 0, np.int64(-1), np.int64(-1)
     if size < 0 or size > inner.size - SLACK:
@@ -278,11 +278,10 @@ def scan_inner(inner, size):
 
 @kernel
 def translate_wrapper(inner, count, first, last, table, row, uncompressed, done):
-    """Write the records of one wrapper's inner entries, as `scan_inner` found them, into uncompressed[done:] and
-    complete its row.
+    """Write the records of a wrapper's inner entries into uncompressed[done:], and complete its row.
 
-    Returns (bytes of uncompressed used, status). The caller gives `uncompressed` room for the inner bytes and
-    GROWTH_BYTES a message.
+    `count`, `first` and `last` come from `scan_inner`. Returns (bytes of `uncompressed` used, status). The
+    caller provides room for the inner bytes and GROWTH_BYTES for each message.
     """
     shift = np.int64(0)
     wrapper_offset = table[row, LAST_OFFSET]

@@ -1,8 +1,8 @@
-"""lz4 frames as Kafka writes them, inflated for a whole chunk in one call.
+"""lz4 frames as Kafka writes them, decompressed for a whole chunk in one call.
 
-Taken here: the frame that Kafka's and our own writer make (04 22 4d 18 · 60 40 82: independent blocks of
-64 KiB, no sizes, no checksums). Every other frame, and every damaged one, is left to
-`records.compression`, which knows all of them and says what is wrong.
+Supported is the frame that Kafka's writer and ours make (04 22 4d 18 · 60 40 82: independent blocks of 64
+KiB, no sizes, no checksums). Every other frame, and every damaged one, is left to `records.compression`,
+which reads all kinds and reports the damage.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from lastword.kernels.table import ATTRIBUTES, MAGIC, POSITION, RECORDS_END, REC
 from lastword.wire import CODEC_MASK, HEADER_BYTES, LZ4
 
 UNSUPPORTED = 100
-"""Status: this batch is for somebody else."""
+"""Status: `records.compression` has to read this batch."""
 
 BLOCK_BYTES = 64 << 10
 _FRAME = 0x184D2204
 _FRAME_HEAD_BYTES = 7
-_SHORT = 16  # literals up to here are copied without a loop; reads and writes pass the end by less than SLACK
+_SHORT = 16  # up to this size literals are copied without a loop; less than SLACK past the end
 _SHORTEST_MATCH = 4
 
 
 @inline
 def _longer(data, position, end, size):
-    """(size, position) with the further bytes of a size whose first four bits are all ones; position -1 when
-    they pass the end.
+    """Add the further bytes of a size whose first four bits are all ones; return (size, position).
+
+    Position -1: the bytes pass the end.
     """
     while True:
         if position >= end:
@@ -39,10 +40,10 @@ def _longer(data, position, end, size):
 
 @inline
 def _copy_match(data, target, distance, size):
-    """Repeat what lies `distance` bytes back; `target` may overlap it."""
+    """Repeat the bytes `distance` bytes before `target`; the ranges may overlap."""
     done = 0
     if distance < 8:
-        while done < size and done < 16:  # then a multiple of the distance is at least 8
+        while done < size and done < 16:  # from here a multiple of the distance is at least 8
             store8(data, target + done, load8(data, target + done - distance))
             done += 1
         distance *= (7 + distance) // distance
@@ -53,8 +54,9 @@ def _copy_match(data, target, distance, size):
 
 @inline
 def decompress_block(source, position, end, out, start, limit):
-    """Position behind the uncompressed bytes of the block source[position:end] at `start`; -1 for a damaged one or
-    one that passes `limit`. May write SLACK bytes more.
+    """Decompress the block source[position:end] to `start`; return the end of its bytes.
+
+    Returns -1 for a damaged block or one that passes `limit`. May write SLACK bytes more.
     """
     write = start
     while position < end:
@@ -96,8 +98,9 @@ def decompress_block(source, position, end, out, start, limit):
 
 @inline
 def decompress_frame(source, position, end, out, start, limit):
-    """(position behind the uncompressed bytes, status): OK, UNSUPPORTED, or FULL when less than a block of room is left
-    before `limit`.
+    """Decompress a frame to `start`; return (end of its bytes, status).
+
+    The status is OK, UNSUPPORTED, or FULL if less than a block of room is left before `limit`.
     """
     if end - position < _FRAME_HEAD_BYTES or load32(source, position) != _FRAME:
         return start, UNSUPPORTED
@@ -128,13 +131,16 @@ def decompress_frame(source, position, end, out, start, limit):
 
 @kernel
 def decompress_lz4_rows(raw, table, row, rows, skip, uncompressed, done):
-    """Put the records of row.. into `uncompressed` behind `done`, and where they are into the table.
+    """Put the records of the batches from `row` on into `uncompressed`, from `done` on.
 
-    `skip` (uint8, by row; empty: none): a batch of which no record is needed; it has no bytes in `uncompressed`.
+    Their positions are set in the table.
 
-    Returns (row, done, status): OK when all rows are done; UNSUPPORTED at one that is neither lz4 as above nor
-    uncompressed (magic 2); FULL: make room for more than 64 KiB, or all of an uncompressed batch, and call
-    again.
+    `skip` (uint8 for each row, or empty): 1 for a batch of which no record is needed; it gets no bytes in
+    `uncompressed`.
+
+    Returns (row, done, status). OK: all rows are done. UNSUPPORTED: this batch is neither an lz4 frame as
+    above nor uncompressed (magic 2). FULL: make room for more than 64 KiB, or for all of an uncompressed
+    batch, and call again.
     """
     limit = uncompressed.size - SLACK
     while row < rows:

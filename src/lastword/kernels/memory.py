@@ -1,7 +1,9 @@
-"""Raw loads, stores, copies and wide multiplies on byte arrays.
+"""Raw loads, stores and copies on byte arrays, wide multiplies, and varints.
 
 An array is always `uint8[::1]`, a position always a byte in it. Nothing here checks bounds, except with
 `NUMBA_BOUNDSCHECK=1`; the kernels check lengths before they use them.
+
+Varints are zig-zag: 32-bit (at most 5 bytes) and 64-bit (at most 10).
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ _I128 = ir.IntType(128)
 
 
 def _pointer(context, builder, array_type, array, position, size):
-    """Address of byte `position`; with the bounds check on, IndexError unless `size` bytes from there
-    lie in the array.
+    """Return the address of byte `position`.
+
+    With the bounds check on: IndexError unless `size` bytes from there are inside the array.
     """
     view = context.make_array(array_type)(context, builder, array)
     if config.BOUNDSCHECK:
@@ -108,7 +111,7 @@ def copy_exact(typingctx, target, target_position, source, source_position, size
 
 @inline
 def copy_wide(target, target_position, source, source_position, size):
-    """Copy `size` bytes; may read and write up to 7 bytes more, so both arrays need slack there."""
+    """Copy `size` bytes; may read and write up to 7 bytes more, so both arrays need slack."""
     if size > 128:
         copy_exact(target, target_position, source, source_position, size)
     else:
@@ -120,7 +123,7 @@ def copy_wide(target, target_position, source, source_position, size):
 
 @intrinsic
 def prefetch(typingctx, array, position):
-    """Ask for the cache line at `position`, without waiting for it."""
+    """Prefetch the cache line at `position`."""
 
     def codegen(context, builder, signature, args):
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1], 1)
@@ -140,7 +143,7 @@ def _wide_product(builder, args):
 
 @intrinsic
 def multiply_fold(typingctx, a, b):
-    """Low half xor high half of the 128-bit product of two uint64."""
+    """Return the low half xor the high half of the 128-bit product of two uint64."""
 
     def codegen(context, builder, signature, args):
         low, high = _wide_product(builder, args)
@@ -151,7 +154,7 @@ def multiply_fold(typingctx, a, b):
 
 @intrinsic
 def multiply_high(typingctx, a, b):
-    """High half of the 128-bit product of two uint64: spreads a hash over b places without a division."""
+    """Return the high half of the 128-bit product of two uint64: a hash becomes one of b places."""
 
     def codegen(context, builder, signature, args):
         return _wide_product(builder, args)[1]
@@ -161,7 +164,7 @@ def multiply_high(typingctx, a, b):
 
 @intrinsic
 def count_bits(typingctx, word):
-    """How many bits of a uint64 are set."""
+    """Return how many bits of a uint64 are set."""
 
     def codegen(context, builder, signature, args):
         return builder.ctpop(args[0])
@@ -170,15 +173,14 @@ def count_bits(typingctx, word):
 
 
 OVERLONG = 1 << 40
-"""What `read_varint` gives for a varint of more than 5 bytes: no length, count or offset delta can be as
-large.
-"""
+"""Result of `read_varint` for more than 5 bytes: larger than any length, count or offset delta."""
 
 
 @inline
 def read_varint(data, position):
-    """(value, position after it); reads at most 5 bytes, unchecked. OVERLONG when the fifth is not the
-    last.
+    """Return (value, position after it); OVERLONG if the fifth byte is not the last.
+
+    Reads at most 5 bytes, unchecked.
     """
     byte = load8(data, position)
     if byte < 128:
@@ -205,8 +207,9 @@ def read_varint(data, position):
 
 @inline
 def read_varlong(data, position):
-    """(value, position after it, valid); reads at most 10 bytes, unchecked. Not valid when the tenth is
-    not the last.
+    """Return (value, position after it, valid); not valid if the tenth byte is not the last.
+
+    Reads at most 10 bytes, unchecked.
     """
     byte = load8(data, position)
     value = np.uint64(byte & 127)
@@ -222,13 +225,13 @@ def read_varlong(data, position):
 
 @inline
 def zigzag(value):
-    """The unsigned form of a signed value, as uint64."""
+    """Return the unsigned form of a signed value, as uint64."""
     return np.uint64((value << 1) ^ (value >> 63))
 
 
 @inline
 def varint_size(value):
-    """Bytes of `value` as a varint or varlong (for a value of 32 bits both forms are the same)."""
+    """Return the bytes of `value` as a varint or varlong: for a value of 32 bits both forms are the same."""
     bits = zigzag(value)
     size = 1
     while bits >= np.uint64(128):
@@ -239,7 +242,7 @@ def varint_size(value):
 
 @inline
 def write_varint(data, position, value):
-    """Write `value` and give the position after it; up to 10 bytes, unchecked."""
+    """Write `value` and return the position after it; up to 10 bytes, unchecked."""
     bits = zigzag(value)
     while bits >= np.uint64(128):
         store8(data, position, np.int64(bits & np.uint64(127)) | 128)

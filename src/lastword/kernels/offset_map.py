@@ -1,12 +1,23 @@
-"""The exact offset map: pieces of records go in, in order, and every record that a newer one of its key has
-replaced is marked.
+"""The exact offset map: records are inserted in order, and every superseded record is marked dead.
 
-`arena` (uint8) holds the entries (`arena.py`), `slots` (uint64) find them: 24 bits of the hash (the tag) and
-40 bits of arena position; 0 is empty. The number of slots need not be a power of two. A tag that matches is
-only a candidate: the key's bytes decide.
+`slots` (uint64) refer to the entries in `arena` (uint8): 24 bits of the hash (the tag) and 40 bits of arena
+position; 0 is empty. The number of slots need not be a power of two. A tag that matches is only a candidate:
+the key's bytes decide.
 
-Asking ahead hides the cache misses: while a record is looked at, the bit that one further on will set is on
-its way, the entry of one further still, and the slot of one behind that.
+The arena has one entry for each key, end to end:
+
+    offset of the newest record   8 bytes
+    its bytes on disk and flags   4 bytes (29 bits, NO_HORIZON, DUE, TOMBSTONE)
+    copies                        1 byte: records of the key on disk, dead ones included; stays at 255
+    removals                      1 byte: copies that the rewrite in progress leaves out
+    key length                    1 byte, or 0xFF and 4 bytes
+    key
+
+DUE without TOMBSTONE: the key has no record that counts. It may have copies of aborted transactions, or
+none. Without copies its entry is used for the key's next record, or is removed when room is made.
+
+Prefetching hides the cache misses: while a record is inserted, the bit that a later record will set is being
+loaded, the entry of a still later record, and the slot of one after that.
 """
 
 from __future__ import annotations
@@ -49,7 +60,7 @@ from lastword.kernels.memory import (
 from lastword.kernels.pages import PAGE_BITS, PAGE_WORDS, find_page, set_bit
 from lastword.wire import INT64_MAX
 
-ARENA_START = 8  # so that no entry lies at 0, the empty slot
+ARENA_START = 8  # 0 is the empty slot
 COPIES_AT = 12
 REMOVALS_AT = 13
 LENGTH_AT = 14
@@ -59,18 +70,19 @@ MAX_COPIES = 255
 
 KIND = DUE | TOMBSTONE
 VACANT = DUE  # of KIND: no record counts
-REMOVED = NO_HORIZON  # of a tombstone that is due: the rewrite under way leaves it out
+REMOVED = NO_HORIZON  # of a due tombstone: the rewrite in progress removes it
 NO_OFFSET = INT64_MAX  # in a vacant entry
 
 
 @inline
 def entry_bytes(key_length):
+    """Return the size of an entry for a key of this length."""
     return FIXED_BYTES + key_length + (4 if key_length >= LONG_KEY else 0)
 
 
 @inline
 def entry_key(arena, entry):
-    """(key position, key length) of an entry."""
+    """Return (key position, key length) of an entry."""
     size = load8(arena, entry + LENGTH_AT)
     if size == LONG_KEY:
         return entry + FIXED_BYTES + 4, load32(arena, entry + FIXED_BYTES)
@@ -79,7 +91,7 @@ def entry_key(arena, entry):
 
 @inline
 def write_entry(arena, entry, uncompressed, key_position, key_length):
-    """The key, with one copy; the caller stores offset and size. May write 7 bytes past the entry."""
+    """Write a key with one copy; the caller stores offset and size. May write 7 bytes past the entry."""
     store8(arena, entry + COPIES_AT, 1)
     store8(arena, entry + REMOVALS_AT, 0)
     key_at = entry + FIXED_BYTES
@@ -94,7 +106,7 @@ def write_entry(arena, entry, uncompressed, key_position, key_length):
 
 @inline
 def same_key(arena, entry, uncompressed, key_position, key_length):
-    """Are the entry's key and uncompressed[key_position:] the same bytes?"""
+    """Return whether the entry's key and uncompressed[key_position:] are the same bytes."""
     at, size = entry_key(arena, entry)
     if size != key_length:
         return False
@@ -114,13 +126,13 @@ def same_key(arena, entry, uncompressed, key_position, key_length):
 # Fields of `state`, int64.
 ARENA_END = 0  # first free byte of the arena
 ARENA_LIMIT = 1  # one past the last byte that it may use
-MAX_ENTRIES = 2  # as many entries as the slots take
+MAX_ENTRIES = 2  # limit of entries, from the number of slots
 USED = 3  # entries
-VACANCIES = 4  # those of them whose key has no record that counts
-PROBES = 5  # slots looked at
+VACANCIES = 4  # of USED: keys without a record that counts
+PROBES = 5  # slots read
 PAGES = 6
 PAGES_STORED = 7
-NEXT = 8  # record of the key batch to go on with
+NEXT = 8  # next record of the key batch
 STATE_FIELDS = 9
 
 # Columns of `stats`, int64, one row a segment.
@@ -131,16 +143,16 @@ DUE_TOMBSTONES = 3
 KEYLESS = 4
 TOMBSTONES_WITHOUT_HORIZON = 5  # of TOMBSTONES
 ABORTED_RECORDS = 6  # of DEAD_RECORDS: in batches whose transaction was aborted
-LOWEST_SUPERSEDING = 7  # of those that still lie there; NO_OFFSET: none
+LOWEST_SUPERSEDING = 7  # lowest offset of a record that superseded a record of the segment; NO_OFFSET: none
 STAT_FIELDS = 8
 
 
 class KeyMap(NamedTuple):
-    """The offset map.
+    """The arrays of the offset map.
 
     Attributes:
-        arena: uint8, with slack; the entries (`arena`).
-        slots: uint64; tag and entry of a key, 0 while empty.
+        arena: uint8, with slack; the entries.
+        slots: uint64; tag and entry of a key, 0 if empty.
         state: int64[STATE_FIELDS].
         words: uint64[WORD_FIELDS]; seeds and the range of hashes (`key_batch`).
     """
@@ -152,7 +164,7 @@ class KeyMap(NamedTuple):
 
 
 class CountArrays(NamedTuple):
-    """What is counted for each segment, one row a segment.
+    """The counts of each segment, a row for each segment.
 
     Attributes:
         bases: int64; base offsets, ascending.
@@ -165,7 +177,7 @@ class CountArrays(NamedTuple):
     digests: np.ndarray
 
 
-PREFETCH_DISTANCE = 12  # by so many records is a slot asked for before it is read, then an entry, then a bit
+PREFETCH_DISTANCE = 12  # records between the prefetches of slot, entry and bit, and the use
 PREFETCH_PROBES = 6
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -176,13 +188,16 @@ _ENTRY_MASK = np.uint64((1 << 40) - 1)
 
 @inline
 def first_slot(hashed, slots):
-    """Where the find_entry for a hash starts. Not by its top bits: a pass may cover a narrow range of them."""
+    """Return the slot where the search for a hash starts.
+
+    The hash is spread first, because a pass may cover a narrow range of its top bits.
+    """
     return np.int64(multiply_high(hashed * _SPREAD, np.uint64(slots)))
 
 
 @inline
 def owner_of(pages, page, bases, offset):
-    """The segment that an offset of this page lies in."""
+    """Return the segment of an offset on this page."""
     owner = np.int64(pages.segments[page])
     while owner + 1 < bases.size and bases[owner + 1] <= offset:
         owner += 1
@@ -191,7 +206,7 @@ def owner_of(pages, page, bases, offset):
 
 @inline
 def mark_dead(pages, state, stats, page, owner, offset, size):
-    """Set the bit of a record, and count it if it was not set."""
+    """Set the bit of a record, and count the record if the bit was not set."""
     if set_bit(pages, state, page, offset):
         stats[owner, DEAD_RECORDS] += 1
         stats[owner, DEAD_BYTES] += size & SIZE_MASK
@@ -199,7 +214,7 @@ def mark_dead(pages, state, stats, page, owner, offset, size):
 
 @inline
 def remove_live(counts, owner, flags, offset, key_digest, digest0, digest1):
-    """Take the newest record of a key out of what its segment says of its live ones."""
+    """Subtract the newest record of a key from the live records of its segment."""
     if flags & DUE:
         counts.stats[owner, DUE_TOMBSTONES] -= 1
     else:
@@ -212,7 +227,7 @@ def remove_live(counts, owner, flags, offset, key_digest, digest0, digest1):
 
 @inline
 def prefetch_slot(spans, hashes, homes, slots, i):
-    """Where the find_entry for record i starts; its slot is on the way."""
+    """Compute the first slot of record i, and prefetch it."""
     if spans[KEY_LENGTH, i] >= 0:
         slot = first_slot(hashes[0, i], slots.size)
         homes[0, i] = slot
@@ -221,16 +236,16 @@ def prefetch_slot(spans, hashes, homes, slots, i):
 
 @inline
 def prefetch_entry(spans, hashes, homes, slots, arena, i):
-    """The first slots that are looked at tell which entry it will be; that is on the way."""
+    """Find the probable entry of record i in its first slots, and prefetch it."""
     entry = np.int64(0)
     if spans[KEY_LENGTH, i] >= 0:
         slot = homes[0, i]
         for _ in range(PREFETCH_PROBES):
-            found = slots[slot]
-            if found == np.uint64(0):
+            word = slots[slot]
+            if word == np.uint64(0):
                 break
-            if found >> _TAG_SHIFT == hashes[0, i] & _TAG_MASK:
-                entry = np.int64(found & _ENTRY_MASK)
+            if word >> _TAG_SHIFT == hashes[0, i] & _TAG_MASK:
+                entry = np.int64(word & _ENTRY_MASK)
                 prefetch(arena, entry)
                 prefetch(arena, entry + FIXED_BYTES + min(spans[KEY_LENGTH, i], 49))
                 break
@@ -242,12 +257,12 @@ def prefetch_entry(spans, hashes, homes, slots, arena, i):
 
 @inline
 def prefetch_bit(homes, arena, state, pages, i):
-    """The bit of the record that this one replaces is on the way."""
+    """Prefetch the bit of the record that record i supersedes."""
     entry = homes[1, i]
     if entry > 0:
         offset = np.int64(load64(arena, entry))
         page = (offset >> PAGE_BITS) - pages.ids[0]
-        if 0 <= page < state[PAGES]:  # of a log without holes; elsewhere it is only a guess
+        if 0 <= page < state[PAGES]:  # exact for a log without gaps, else a guess
             stored = np.int64(pages.slots[page])
             if stored >= 0:
                 prefetch(pages.bits, stored * PAGE_WORDS + ((offset >> 6) & (PAGE_WORDS - 1)))
@@ -255,12 +270,13 @@ def prefetch_bit(homes, arena, state, pages, i):
 
 @kernel
 def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
-    """Insert the first `filled` records of a key batch into the map, from state[NEXT] on. Their pages are
-    known.
+    """Insert the first `filled` records of a key batch into the map, from state[NEXT] on.
 
-    Every record adds its pair digest to its segment's sum. A newer record of a key supersedes the older one:
-    the older one's bit is set, its bytes are counted, and its digest, made with the newer record's key, is
-    subtracted. Returns OK, FULL or BAD_OFFSET. After the last two state[NEXT] is the record that was not
+    The pages of the records are registered. Every record adds its pair digest to the sum of its segment. A
+    newer record of a key supersedes the older one: the older record's bit is set, its bytes are counted, and
+    its digest, made with the newer record's key, is subtracted.
+
+    Returns OK, FULL or BAD_OFFSET. After FULL and BAD_OFFSET state[NEXT] is the record that was not
     inserted; all before it were.
     """
     hashes, spans, _page_ids, homes = batch
@@ -304,7 +320,7 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
                 digest += pair_digest(NULL_KEY, offset, digest0, digest1)
             continue
         hashed = hashes[0, i]
-        if hashed - range_first > range_width:  # the range was narrowed since
+        if hashed - range_first > range_width:  # the range was narrowed after the batch was filled
             continue
         tag = hashed & _TAG_MASK
         key_digest = hashes[1, i]
@@ -313,8 +329,8 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
         probes = 1
         new = False
         while True:
-            found = slots[slot]
-            if found == np.uint64(0):
+            word = slots[slot]
+            if word == np.uint64(0):
                 entry = state[ARENA_END]
                 need = entry_bytes(key_length)
                 if state[USED] >= max_entries or need > arena_limit - entry:
@@ -327,8 +343,8 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
                 state[USED] += 1
                 new = True
                 break
-            if found >> _TAG_SHIFT == tag:
-                entry = np.int64(found & _ENTRY_MASK)
+            if word >> _TAG_SHIFT == tag:
+                entry = np.int64(word & _ENTRY_MASK)
                 if same_key(arena, entry, uncompressed, key_position, key_length):
                     break
             slot += 1
@@ -336,7 +352,7 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
                 slot = 0
             probes += 1
         state[PROBES] += probes
-        if size & ABORTED:  # replaces nothing, but lies there
+        if size & ABORTED:  # supersedes nothing, but is a copy on disk
             if new:
                 store64(arena, entry, np.uint64(NO_OFFSET))
                 store32(arena, entry + 8, VACANT)
@@ -386,8 +402,8 @@ def insert_keys(uncompressed, batch, filled, segment, key_map, pages, counts):
 def rebuild_slots(key_map, homes):
     """Fill the (zeroed) slots from the arena; `homes` (int64[2, n]) is scratch.
 
-    BAD_RECORD if the arena is not entries end to end, or they are not as many as `state` says: its bytes may
-    come from a file.
+    BAD_RECORD if the arena is not a sequence of entries, or their number is not that of `state`: its bytes
+    may come from a file.
     """
     arena, slots, state, words = key_map
     places = slots.size
@@ -397,7 +413,7 @@ def rebuild_slots(key_map, homes):
         return BAD_RECORD
     used = 0
     while entry < end:
-        # Some entries at once, so that their slots are on the way when they are needed.
+        # In groups: the slots of a whole group are prefetched before the first is used.
         filled = 0
         while entry < end and filled < homes.shape[1]:
             if end - entry < FIXED_BYTES or used == state[USED]:
@@ -427,10 +443,10 @@ def rebuild_slots(key_map, homes):
 
 @kernel
 def drop_entries(key_map, pages, counts):
-    """Leave out of the arena every key whose hash lies outside the range in `words`, its newest record no
-    longer counting as met, and every key without a record and without copies.
+    """Remove from the arena the keys outside the range of hashes in `words`, and vacant keys without copies.
 
-    The slots are stale after that: zero them and `rebuild_slots`.
+    The newest record of a key outside the range is subtracted from the live records. Afterwards the slots
+    are stale: zero them and call `rebuild_slots`.
     """
     arena, _slots, state, words = key_map
     range_first = words[RANGE_FIRST]
@@ -449,7 +465,7 @@ def drop_entries(key_map, pages, counts):
         if hashed - range_first <= range_width:
             if not vacant or load8(arena, entry + COPIES_AT) > 0:
                 if kept != entry:
-                    for i in range(size):  # moves down over itself: byte by byte
+                    for i in range(size):  # the ranges may overlap: byte by byte
                         store8(arena, kept + i, load8(arena, entry + i))
                 kept += size
                 used += 1
@@ -467,16 +483,16 @@ def drop_entries(key_map, pages, counts):
 
 @inline
 def find_entry(key_map, data, position, length):
-    """The entry of a key, or -1."""
+    """Return the entry of a key, or -1."""
     arena, slots, _state, words = key_map
     hashed = key_hash(data, position, length, words[SEED0], words[SEED1])
     slot = first_slot(hashed, slots.size)
     while True:
-        found = slots[slot]
-        if found == np.uint64(0):
+        word = slots[slot]
+        if word == np.uint64(0):
             return np.int64(-1)
-        entry = np.int64(found & _ENTRY_MASK)
-        if found >> _TAG_SHIFT == hashed & _TAG_MASK and same_key(arena, entry, data, position, length):
+        entry = np.int64(word & _ENTRY_MASK)
+        if word >> _TAG_SHIFT == hashed & _TAG_MASK and same_key(arena, entry, data, position, length):
             return entry
         slot += 1
         if slot == slots.size:
@@ -485,7 +501,7 @@ def find_entry(key_map, data, position, length):
 
 @kernel
 def find_key(key_map, key, key_length):
-    """The entry of key[:key_length], or -1; `key` has slack."""
+    """Return the entry of key[:key_length], or -1; `key` has slack."""
     if key_length < 0 or key_length > key.size - SLACK:
         return np.int64(-1)
     return find_entry(key_map, key, 0, key_length)

@@ -1,4 +1,4 @@
-"""Records from columns into batches of magic 2, uncompressed, as Kafka's own builder lays them out."""
+"""Records from columns into uncompressed batches of magic 2, laid out as by Kafka's own builder."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ PACKED_FIELDS = 4
 
 
 class Spans(NamedTuple):
-    """Values of one column: `length` bytes of `data` (uint8, read-only) from `position` on; -1 for null.
-    Positions and lengths are int64.
+    """The values of a column, as spans of `data` (uint8, read-only).
+
+    A value is `length` bytes from `position` on; length -1 is null. Positions and lengths are int64.
     """
 
     data: np.ndarray
@@ -56,10 +57,10 @@ class Spans(NamedTuple):
 
 
 class RecordSpans(NamedTuple):
-    """Records to pack, one entry a record; timestamps are int64 ms.
+    """Records to pack, an entry for each record; timestamps are int64 ms.
 
     The headers of record i are the entries header_first[i]..header_first[i + 1] of `header_names` and
-    `header_values`; `header_first` (int64) is empty if no record has any.
+    `header_values`. `header_first` (int64) is empty if no record has headers.
     """
 
     keys: Spans
@@ -72,7 +73,7 @@ class RecordSpans(NamedTuple):
 
 @inline
 def seal(data, position, size):
-    """Set a batch's length and CRC."""
+    """Set the length and the CRC of a batch."""
     store32_be(data, position + LENGTH_AT, size - OVERHEAD_BYTES)
     store32_be(data, position + CRC_AT, crc_of(data, position + ATTRIBUTES_AT, size - ATTRIBUTES_AT))
 
@@ -84,13 +85,12 @@ def _outside(source, position, length):
 
 @kernel
 def pack_records(records, attributes, append_time, batch_bytes, first, out, batches):
-    """Write records first.. into `out`, a new batch whenever the next record would make one larger than
-    `batch_bytes`.
+    """Write the records from `first` on into `out`; start a new batch when `batch_bytes` would be exceeded.
 
-    `append_time` is the maximum timestamp of every batch when
-    `attributes` has LOG_APPEND. Base offsets are 0, leader epochs 0, no producer. Returns (next record,
-    bytes written, batches written, status): FULL when `out` or `batches` is, after whole batches;
-    BAD_RECORD for spans outside their data or a header without a name.
+    `append_time` is the maximum timestamp of every batch if `attributes` has LOG_APPEND. Base offsets are 0,
+    leader epochs 0, and there is no producer. Returns (next record, bytes written, batches written, status).
+    FULL: `out` or `batches` is full; whole batches were written. BAD_RECORD: spans outside their data, or a
+    header without a name.
     """
     key_data, key_position, key_length = records.keys
     value_data, value_position, value_length = records.values
@@ -201,7 +201,7 @@ def pack_records(records, attributes, append_time, batch_bytes, first, out, batc
 
 @kernel
 def seal_batch(data, position, size):
-    """Set length and CRC of the batch data[position:position + size], which must lie inside."""
+    """Set length and CRC of the batch data[position:position + size]; return False if that is outside."""
     if position < 0 or size < HEADER_BYTES or position > data.size or size > data.size - position:
         return False
     seal(data, position, size)
@@ -210,10 +210,10 @@ def seal_batch(data, position, size):
 
 @kernel
 def rebase_batches(data, end, base_offset, leader_epoch):
-    """Give the batches of data[:end] consecutive offsets from `base_offset` on; both fields lie outside the
-    CRC.
+    """Give the batches of data[:end] consecutive offsets from `base_offset` on, and a leader epoch.
 
-    Returns (next offset, largest maximum timestamp, batches, position reached): `end` when all were whole.
+    Both fields are outside the CRC. Returns (next offset, largest maximum timestamp, batches, position
+    reached): the position is `end` if all batches were whole.
     """
     position = 0
     largest = -1

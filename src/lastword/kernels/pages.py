@@ -1,6 +1,7 @@
-"""Paged bitmaps: one bit for an offset, in pages of 2^12 offsets that exist only where records do.
+"""Paged bitmaps: a bit for each offset, in pages of 2^12 offsets that exist only where records do.
 
-Offsets without gaps are found without a find_entry. A page costs 16 bytes, and 512 more once a bit of it is set.
+If offsets have no gaps, a page is found without a search. A page costs 16 bytes, and 512 more once a bit of
+it is set.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from lastword.kernels.memory import count_bits
 PAGE_BITS = 12
 PAGE_WORDS = 1 << (PAGE_BITS - 6)
 
-_PAGES_STORED = 7  # offset_map.PAGES_STORED: the field of `state` that counts the used rows of page_bits
+_PAGES_STORED = 7  # offset_map.PAGES_STORED: the field of `state` that counts the used rows of `bits`
 
 
 class DeadBits(NamedTuple):
@@ -23,7 +24,7 @@ class DeadBits(NamedTuple):
 
     Attributes:
         ids: int64; the page numbers, ascending.
-        slots: int32; the row of `bits` that holds a page's bits, -1 while none is set.
+        slots: int32; the row of `bits` that holds the bits of a page, -1 while no bit is set.
         bits: uint64[slots, PAGE_WORDS].
     """
 
@@ -33,10 +34,10 @@ class DeadBits(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """Bitmaps while they grow: their arrays are longer than the pages in use, which `state` counts.
+    """Bitmaps while they grow: the arrays are longer than the pages in use, which `state` counts.
 
     Attributes:
-        ids, slots, bits: As of `DeadBits`; `bits` has a row for every page that may be stored.
+        ids, slots, bits: As in `DeadBits`; `bits` has a row for every page that may be stored.
         segments: int32; the segment of the page's first record.
     """
 
@@ -48,7 +49,7 @@ class Pages(NamedTuple):
 
 @inline
 def lower_page(page_ids, pages, page):
-    """Index of the first page that is >= `page` (`pages` if there is none)."""
+    """Return the index of the first page that is >= `page` (`pages` if there is none)."""
     low = 0
     high = pages
     while low < high:
@@ -62,7 +63,7 @@ def lower_page(page_ids, pages, page):
 
 @inline
 def find_page(page_ids, pages, offset):
-    """Index of the page of an offset that has been registered."""
+    """Return the index of the page of an offset that has been registered."""
     page = offset >> PAGE_BITS
     guess = page - page_ids[0]
     if guess < pages and page_ids[guess] == page:
@@ -89,7 +90,7 @@ def set_bit(pages, state, page, offset):
 
 @inline
 def test_bit(dead, offset):
-    """Is the offset's bit set? False too for an offset that no page covers."""
+    """Return whether the offset's bit is set; False for an offset without a page."""
     ids = dead.ids
     pages = ids.size
     if pages == 0:
@@ -111,7 +112,7 @@ def test_bit(dead, offset):
 
 @inline
 def bits_between(dead, first, last):
-    """How many bits of the offsets first..last are set."""
+    """Count the set bits of the offsets first..last."""
     ids = dead.ids
     pages = ids.size
     if pages == 0 or last < first:
@@ -145,12 +146,12 @@ def bits_between(dead, first, last):
 
 @kernel
 def test_bits(dead, offsets, out):
-    """out[i] = is the bit of offsets[i] set."""
+    """Set out[i] to whether the bit of offsets[i] is set."""
     for i in range(offsets.size):
         out[i] = test_bit(dead, offsets[i])
 
 
 @kernel
 def count_between(dead, first, last):
-    """How many bits of the offsets first..last are set."""
+    """Count the set bits of the offsets first..last."""
     return bits_between(dead, first, last)

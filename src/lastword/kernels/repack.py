@@ -1,9 +1,15 @@
-"""Kept records into the bytes of the batches that replace theirs, driven by bits alone: no key is looked at.
+"""Kept records into the batches that replace theirs, driven by bits alone: no key is read.
 
-A batch without a dead record is copied as it lies on disk; one with only dead records goes, or leaves its
-61-byte header where something must hold the end of the range; the others are cut by their records' lengths.
-A rewritten batch keeps its base offset, last offset, producer and leader epoch. What becomes of a control
-batch the caller says. Small neighbours become one batch where `join` allows it. Magic 2 only.
+A batch without a dead record is copied byte for byte. A batch with only dead records is dropped, or leaves
+its 61-byte header where something must keep the end of the range. The others are cut at the boundaries of
+their records. A rewritten batch keeps its base offset, last offset, producer and leader epoch. The caller
+decides what happens to a control batch. Magic 2 only.
+
+Small neighbours are joined into one batch: the kept records of a batch are appended to the batch before it.
+Only offset and timestamp deltas are rewritten; every other byte of a record stays. `joinable` and `can_join`
+alone decide which batches are joined: no field that Kafka stores once for a whole batch may differ between
+them. Batches of a producer, of a transaction and of control records are never joined, because their
+sequences, outcomes and markers refer to batches.
 """
 
 from __future__ import annotations
@@ -67,15 +73,16 @@ from lastword.wire import (
 
 # Fields of `joining` (int64).
 TARGET_BYTES = 0
-"""Plain bytes that a joined batch is filled up to; 0: nothing is joined. Where records differ in size it may
-end above it, by less than as much again.
+"""Uncompressed bytes that a joined batch is filled up to; 0: no batches are joined.
+
+If records differ in size, a joined batch may exceed this by less than as much again.
 """
 MAX_BYTES = 1
-"""No joined batch is larger, whatever its records grow by."""
+"""Upper bound of a joined batch, growth of its records included."""
 OPEN_ROW = 2
-"""The last batch written, if it may take more records; -1: it may not."""
+"""The last batch written, if it may take more records; else -1."""
 OPEN_UNCOMPRESSED = 3
-"""Bytes of its records in `side`, while the output has them compressed; -1: the output has them uncompressed."""
+"""Bytes of its records in `side` while the output has them compressed; -1: they are uncompressed."""
 JOINING_FIELDS = 4
 
 _RECORD_GROWTH = 16  # a timestamp delta, an offset delta and a length, each in its longest form
@@ -83,7 +90,7 @@ _RECORD_GROWTH = 16  # a timestamp delta, an offset delta and a length, each in 
 
 @inline
 def joinable(table, row):
-    """May this batch be one with another at all?"""
+    """Return whether this batch may be joined with any other."""
     return (
         table[row, MAGIC] == 2
         and table[row, ATTRIBUTES] & (CONTROL_BIT | TRANSACTIONAL_BIT) == 0
@@ -95,10 +102,11 @@ def joinable(table, row):
 
 @inline
 def can_join(out_table, first, table, row, attributes, base_timestamp):
-    """May the records of `row` follow those of batch `first`? Both are joinable; `attributes` and
-    `base_timestamp` are what `row` has when it is rewritten.
+    """Return whether the records of `row` may be appended to batch `first`.
+
+    Both are joinable. `attributes` and `base_timestamp` are those of `row` after its rewrite.
     """
-    if out_table[first, ATTRIBUTES] != attributes:  # codec, kind of timestamp, whether there is a horizon
+    if out_table[first, ATTRIBUTES] != attributes:  # codec, timestamp type, delete horizon
         return False
     if out_table[first, LEADER_EPOCH] != table[row, LEADER_EPOCH]:
         return False
@@ -111,7 +119,7 @@ def can_join(out_table, first, table, row, attributes, base_timestamp):
 
 @inline
 def kept_bytes(uncompressed, table, row, dead):
-    """(bytes of the batch's kept records as they lie there, status)"""
+    """Return (bytes of the batch's kept records as they are on disk, status)."""
     position = table[row, RECORDS_POSITION]
     end = table[row, RECORDS_END]
     size = 0
@@ -130,7 +138,7 @@ def kept_bytes(uncompressed, table, row, dead):
 
 @inline
 def fits_open_batch(joining, open_bytes, kept_size, most_size, most_records):
-    """Do about `kept_size` bytes, at most `most_size` of `most_records`, fit the open batch?"""
+    """Return whether about `kept_size` bytes, at most `most_size`, fit the open batch."""
     return (
         open_bytes + kept_size <= joining[TARGET_BYTES]
         and open_bytes + most_size + _RECORD_GROWTH * most_records <= joining[MAX_BYTES]
@@ -139,8 +147,10 @@ def fits_open_batch(joining, open_bytes, kept_size, most_size, most_records):
 
 @inline
 def append_kept(uncompressed, table, row, dead, out, write, out_table, first):
-    """Write the kept records of `row` at `write`, behind those of batch `first` of `out_table`, and bring
-    that batch's row and header up to date, but for the checksum. Returns (end, records written, status).
+    """Write the kept records of `row` at `write`, after those of batch `first` of `out_table`.
+
+    Updates the row and the header of that batch, except the checksum. Returns (end, records written,
+    status).
     """
     position = table[row, RECORDS_POSITION]
     end = table[row, RECORDS_END]
@@ -190,20 +200,20 @@ def append_kept(uncompressed, table, row, dead, out, write, out_table, first):
     return write, kept, OK
 
 
-# What became of a batch.
+# The class of a batch after the rewrite.
 DROPPED = 0
 VERBATIM = 1
 MIXED = 2
 EMPTIED = 3
 JOINED = 4
-"""Several batches became this one. Its records are uncompressed, and its checksum is not set yet."""
+"""Several batches were joined. The records are uncompressed, and the checksum is not set yet."""
 
-# What the caller wants of a batch: `retain`.
+# `retain`: what the caller requires of a batch.
 AS_BITS = 0
 RETAIN = 1
 """A data batch leaves at least its header."""
 DROP = 2
-"""A control batch goes."""
+"""A control batch is dropped."""
 SET_HORIZON = 3
 """A control batch gets the delete horizon."""
 
@@ -217,13 +227,13 @@ class RepackSource(NamedTuple):
 
 
 class RepackOutput(NamedTuple):
-    """Where rewritten batches go.
+    """The arrays that rewritten batches are written to.
 
     Attributes:
         data: uint8, with slack; the batches.
         table: int64[rows, FIELDS]; a row for each batch, with positions in `data`.
-        classes: int64 by row of `table`; VERBATIM, MIXED, EMPTIED or JOINED.
-        joining: int64[JOINING_FIELDS]; how far batches are filled, and which one may still grow (`join`).
+        classes: int64 for each row of `table`; VERBATIM, MIXED, EMPTIED or JOINED.
+        joining: int64[JOINING_FIELDS]; the limits of joined batches, and the batch that may still grow.
         side: uint8, half of TARGET_BYTES and slack; scratch of the kernel.
     """
 
@@ -236,13 +246,13 @@ class RepackOutput(NamedTuple):
 
 @inline
 def _growth_bound(table, row):
-    """Bytes that rewriting a batch can take at most: each record's timestamp delta and length may grow."""
+    """Return an upper bound of a rewritten batch: each record's timestamp delta and length may grow."""
     return HEADER_BYTES + table[row, RECORDS_END] - table[row, RECORDS_POSITION] + 16 * table[row, COUNT]
 
 
 @inline
 def _rewrite(source, row, dead, horizon_ms, out, start):
-    """(size, kept, maximum timestamp, attributes, base timestamp, status); `out` has room for the bound."""
+    """Return (size, kept, maximum timestamp, attributes, base timestamp, status); `out` has room."""
     raw, uncompressed, table = source
     position = table[row, RECORDS_POSITION]
     end = table[row, RECORDS_END]
@@ -250,10 +260,10 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
     base_offset = table[row, BASE_OFFSET]
     old_base = table[row, BASE_TIMESTAMP]
     log_append = attributes & LOG_APPEND_BIT != 0
-    control = attributes & CONTROL_BIT != 0  # a marker's record stays, whatever its bit says
+    control = attributes & CONTROL_BIT != 0  # the record of a marker stays; its bit has no meaning
     largest = table[row, MAX_TIMESTAMP] if log_append else -1
     new_base = old_base
-    # The base timestamp changes only when a horizon takes its place; otherwise runs of records are copied.
+    # The base timestamp changes only if a horizon replaces it; otherwise runs of records are copied.
     if attributes & DELETE_HORIZON_BIT == 0 and horizon_ms >= 0:
         new_base = horizon_ms
         attributes |= DELETE_HORIZON_BIT
@@ -281,7 +291,7 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
                 if run < 0:
                     run = position
             else:
-                # Read again, for a valid delta need not be in its shortest form.
+                # Read again: a valid delta may have a longer form than the shortest.
                 _delta, rest, _valid = read_varlong(uncompressed, body + 1)
                 new_delta = timestamp - new_base
                 write = write_varint(out, write, 1 + varint_size(new_delta) + body_end - rest)
@@ -306,8 +316,9 @@ def _rewrite(source, row, dead, horizon_ms, out, start):
 
 @inline
 def _empty(raw, table, row, out, start):
-    """The header alone: no codec, no horizon, no base timestamp, no records; everything else stays.
-    Gives its attributes.
+    """Write the header alone; return its attributes.
+
+    It has no codec, no horizon, no base timestamp and no records. All other fields stay.
     """
     attributes = table[row, ATTRIBUTES] & ~(CODEC_MASK | DELETE_HORIZON_BIT)
     copy_exact(out, start, raw, table[row, POSITION], HEADER_BYTES)
@@ -320,7 +331,7 @@ def _empty(raw, table, row, out, start):
 
 @inline
 def _has_kept_tombstone(uncompressed, table, row, dead):
-    """(found, status)"""
+    """Return (found, status)."""
     position = table[row, RECORDS_POSITION]
     end = table[row, RECORDS_END]
     for _ in range(table[row, COUNT]):
@@ -341,22 +352,23 @@ def _has_kept_tombstone(uncompressed, table, row, dead):
 
 @kernel
 def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_position, out_row):
-    """Rewrite the batches row..rows of `source` behind out_position in the output.
+    """Rewrite the batches row..rows of `source` into the output, from out_position on.
 
     `retain` (uint8[rows]): AS_BITS, RETAIN for a data batch that must leave at least its header, DROP or
-    SET_HORIZON for a control batch. `dead`: the bits of the dead records. `horizon_ms` >= 0: a batch with a kept
-    tombstone and no delete horizon yet, or with SET_HORIZON, is rewritten to carry it; -1: none is. `out_row`: rows
-    of the output's table that are in use. A MIXED or JOINED batch whose ATTRIBUTES name a codec is written
-    with uncompressed records: the caller compresses and seals it; it seals every JOINED one.
+    SET_HORIZON for a control batch. `dead`: the bits of the dead records. `horizon_ms` >= 0: a batch that
+    keeps a tombstone and has no delete horizon yet, or has SET_HORIZON, is rewritten with this horizon; -1:
+    no horizon is set. `out_row`: rows in use of the output's table. A MIXED or JOINED batch whose ATTRIBUTES
+    name a codec is written with uncompressed records: the caller compresses and seals it. The caller seals
+    every JOINED batch.
 
-    `output.joining` keeps between calls which batch may still grow; a caller that empties the output brings
-    that row along or sets OPEN_ROW to -1. A batch that is cut anyway joins the one before it where the two
-    fit; a whole one only if it is *small*, with less than half of TARGET_BYTES: so every whole batch that is
-    written again makes one at least twice as large, and a record is moved by joining no more often than
+    `output.joining` keeps between calls which batch may still grow. A caller that empties the output keeps
+    that row or sets OPEN_ROW to -1. A batch that is cut anyway is joined to the one before it if both fit. A
+    whole batch is joined only if it is *small*, with less than half of TARGET_BYTES: so each rewrite of a
+    whole batch makes a batch at least twice as large, and a record is moved by joining no more often than
     batches can double.
 
-    Returns (row, out position, out row, records kept, status). FULL: make room in the output (`bytes_needed`)
-    or in its table, call again.
+    Returns (row, out position, out row, records kept, status). FULL: make room in the output
+    (`bytes_needed`) or in its table, and call again.
     """
     raw, uncompressed, table = source
     out, out_table, classes, joining, side = output
@@ -423,9 +435,8 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
                 open_bytes = HEADER_BYTES + beside if beside >= 0 else out_table[first, SIZE]
                 kept_size, status = records_bytes, OK
                 if kind == MIXED and records_bytes <= target_bytes:
-                    kept_size = (
-                        records_bytes * (count - dead_records) // count
-                    )  # near enough, without a look at each
+                    # An estimate, without reading each record.
+                    kept_size = records_bytes * (count - dead_records) // count
                 elif kind == MIXED:
                     kept_size, status = kept_bytes(uncompressed, table, row, dead)
                 if status != OK:
@@ -486,13 +497,13 @@ def repack_rows(source, rows, row, retain, dead, horizon_ms, output, out_positio
 
 @kernel
 def bytes_needed(table, row, side):
-    """Bytes of room that `repack_rows` wants in its output before it takes this batch."""
+    """Return the free bytes that `repack_rows` needs in its output before it takes this batch."""
     return max(table[row, SIZE], _growth_bound(table, row)) + side.size + SLACK
 
 
 @kernel
 def mark_dead_rows(table, rows, dead, marks):
-    """marks[row] = 1 for each batch of users' records (magic 2) of which every one is dead, else 0."""
+    """Set marks[row] to 1 for each data batch (magic 2) whose records are all dead, else 0."""
     for row in range(rows):
         count = table[row, COUNT]
         marks[row] = 0

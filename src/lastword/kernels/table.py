@@ -1,10 +1,10 @@
-"""The batch table: `int64[rows, FIELDS]`, one row a batch.
+"""The batch table: `int64[rows, FIELDS]`, a row for each batch.
 
-POSITION is where the batch starts in the bytes as they lie on disk (`raw`), FILE_POSITION where that is in
-its file, SIZE its bytes there. RECORDS_POSITION and RECORDS_END bound its records, uncompressed, in `uncompressed`.
-BASE_TIMESTAMP is the raw field at byte 27: the base timestamp, or the delete horizon when HORIZON is among
-the ATTRIBUTES. All others are the header's fields. A row of magic 0 or 1 reads the same once its records
-were translated (`kernels.legacy`).
+POSITION is the start of the batch in its bytes on disk (`raw`), FILE_POSITION the same position in its file,
+SIZE its bytes on disk. RECORDS_POSITION and RECORDS_END bound its records in `uncompressed`. BASE_TIMESTAMP
+is the raw field at byte 27: the base timestamp, or the delete horizon if HORIZON is in ATTRIBUTES. All
+others are the fields of the header. A row of magic 0 or 1 reads the same once its records were translated
+(`kernels.legacy`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECORDS_POSITION = 15
 RECORDS_END = 16
 FIELDS = 17
 
-# Fields of `state`, int64: what the rule remembers from one batch to the next.
+# Fields of `state`, int64: what the index rule carries from one batch to the next.
 ENTRY_POSITION = 0
 TIME_ENTRY = 1
 LARGEST_TIMESTAMP = 2
@@ -40,9 +40,10 @@ INDEX_STATE_FIELDS = 4
 
 @kernel
 def index_rows(table, rows, interval_bytes, state, offset_entries, time_entries):
-    """Fill (last offset, file position) and (timestamp, last offset) of each entry of the first `rows` rows.
+    """Fill the offset index and time index entries of the first `rows` rows.
 
-    Both outputs are int64[rows, 2]. Returns (offset entries, time entries).
+    The rule is that of `segment.index_builder`. The entries are (last offset, file position) and (timestamp,
+    last offset); both outputs are int64[rows, 2]. Returns (offset entries, time entries).
     """
     entry_position, time_entry = state[ENTRY_POSITION], state[TIME_ENTRY]
     largest, largest_offset = state[LARGEST_TIMESTAMP], state[LARGEST_TIMESTAMP_OFFSET]
@@ -72,11 +73,11 @@ def index_rows(table, rows, interval_bytes, state, offset_entries, time_entries)
 def rows_before_roll(
     table, first, unasked, rows, segment_size, most_bytes, most_offset, latest, overdue, clock
 ):
-    """Up to which row (exclusive) the rows from `first` on go into a segment of `segment_size` bytes.
+    """Return the row (exclusive) up to which the rows from `first` on fit a segment of `segment_size` bytes.
 
-    The first `unasked` of them go there in any case. The rule: at most `most_bytes`, no offset above
-    `most_offset`, and none but the segment's first batch with a timestamp above `latest`, or at all if
-    `overdue`. `clock`: the segment's first batch has no timestamp, then only `overdue` counts.
+    The first `unasked` rows are included in any case. The rule: at most `most_bytes`, no offset above
+    `most_offset`, and, after the segment's first batch, no batch with a timestamp above `latest`, or no
+    batch at all if `overdue`. `clock`: the segment's first batch has no timestamp, so only `overdue` counts.
     """
     start = table[first, POSITION]
     for row in range(first + unasked, rows):

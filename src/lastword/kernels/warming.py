@@ -1,4 +1,4 @@
-"""Every kernel once, on one tiny batch, with the array types that the callers use."""
+"""Compile every kernel: call each once on a tiny batch, with the array types that the callers use."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ _READY = "ready"
 
 
 def warm(progress: Callable[[str], None] | None = None) -> None:
-    """Compile every kernel once on tiny inputs, or load it from the cache folder (about 0.3 s).
+    """Compile every kernel, or load it from the cache folder (about 0.3 s).
 
-    `progress` hears one line when compiling is really needed. Call it on a Spark driver before tasks start.
-    The folder is marked once everything in it is complete.
+    Call it on a Spark driver before tasks start. The folder is marked when all kernels are in it.
+
+    Args:
+        progress: Gets one line if kernels have to be compiled.
     """
     ready = cache.cache_folder() / _READY
     if progress is not None and not ready.exists():
@@ -75,7 +77,7 @@ def _run_all() -> None:
 
 
 def _legacy() -> None:
-    """One message of magic 0, alone and as the inner entry of a wrapper; its checksum is not asked for."""
+    """Call the kernels on a message of magic 0, alone and inside a wrapper; its checksum is not verified."""
     entry = np.zeros(26 + SLACK, np.uint8)
     entry[11], entry[18:26] = 14, 0xFF  # size; no key, no value
     table, uncompressed = np.empty((1, fields.FIELDS), np.int64), np.empty(1024, np.uint8)

@@ -34,9 +34,9 @@ ARROW_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "t
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """One entry a record. Positions are bytes in `chunk.uncompressed`; lengths are -1 for null; `row` is the batch
-    in `chunk.table`.
+    """The positions and facts of records, an entry for each record.
 
+    Positions count in `chunk.uncompressed`; lengths are -1 for null; `row` is the batch in `chunk.table`.
     offset, timestamp (ms), the positions: int64; lengths, header_count, row: int32. Valid as long as the
     chunk.
     """
