@@ -23,12 +23,11 @@ from bench import kafka
 from bench.registry import FULL_RECORDS, Measured, Run, Times, compared, rate, timed, workload
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner import CleanRound
-from lastword.cleaner.cleaner import clean_partition, opened
-from lastword.cleaner.cleaning import Context
-from lastword.cleaner.liveness import refresh
-from lastword.cleaner.plan import Request
-from lastword.cleaner.prepare import prepare
-from lastword.cleaner.report import Phases
+from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.liveness import refresh
+from lastword.cleaner.engine.partition import clean_partition, opened, prepare
+from lastword.cleaner.engine.report import Phases
+from lastword.cleaner.policy.plan import Request
 from lastword.clock import SystemClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from lastword.api.record import Appended, Record
     from lastword.api.topic import Topic
     from lastword.api.values import PartitionInfo, SegmentInfo
-    from lastword.cleaner.plan import Plan
-    from lastword.cleaner.report import CleanRound
+    from lastword.cleaner.engine.report import CleanRound
+    from lastword.cleaner.policy.plan import Plan
     from lastword.retention.rules import Deletion
     from lastword.state.state import Restored, State
     from lastword.tools.audit import Audit
@@ -73,7 +73,7 @@ __all__ = [
 _HOMES = {
     "Appended": "api.record",
     "Audit": "tools.audit",
-    "CleanRound": "cleaner.report",
+    "CleanRound": "cleaner.engine.report",
     "Cleaner": "api.cleaner",
     "Deletion": "retention.rules",
     "Duplication": "tools.duplication",
@@ -82,7 +82,7 @@ _HOMES = {
     "LeaseInfo": "api.lease",
     "LogDir": "api.logs",
     "PartitionInfo": "api.values",
-    "Plan": "cleaner.plan",
+    "Plan": "cleaner.policy.plan",
     "Progress": "values",
     "Reader": "api.reader",
     "Record": "api.record",

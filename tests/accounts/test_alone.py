@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lastword.accounts import deletes as deletes_module
-from lastword.cleaner.liveness import account_of
-from lastword.cleaner.runs import Columns, best_runs
+from lastword.accounts import tombstones as deletes_module
+from lastword.cleaner.engine.liveness import account_of
+from lastword.cleaner.policy.generational import Columns, best_runs
 from tests.accounts.test_stale import look
 from tests.cleaner.test_accounted import HOUR, Log
 

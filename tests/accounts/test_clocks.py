@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastword.accounts.clocks import TombstoneClocks
+from lastword.accounts.tombstones import TombstoneClocks
 
 
 @dataclass

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from lastword.accounts import entries
+from lastword.accounts import tracking
 from lastword.accounts.ledger import Ledger
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
@@ -112,7 +112,7 @@ def test_a_power_cut_at_every_ninth_moment_even_if_inodes_could_not_tell(tmp_pat
         found = facts is not None and (segment.base_offset, facts.size)
         return found == (entry.base_offset, entry.size_bytes)
 
-    monkeypatch.setattr(entries.Entry, "is_of", is_of)
+    monkeypatch.setattr(tracking.Entry, "is_of", is_of)
     files = ForgetfulFiles(tmp_path / "live", HastyFiles())
     (tmp_path / "live").mkdir(exist_ok=True)
     files.mkdir(str(tmp_path / "live" / "t-0"))

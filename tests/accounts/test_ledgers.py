@@ -13,8 +13,8 @@ from lastword import metrics
 from lastword.accounts import ledger
 from lastword.cleaner import drive
 from lastword.cleaner.drive import Place, look
-from lastword.cleaner.liveness import refresh
-from lastword.cleaner.steps import Stopped
+from lastword.cleaner.engine.liveness import refresh
+from lastword.cleaner.engine.throttle import Stopped
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.logdir import TopicPartition, ledgers

@@ -11,9 +11,8 @@ import random
 import pytest
 
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.generational import all_garbage
-from lastword.cleaner.liveness import account_of
-from lastword.cleaner.runs import Columns, best_runs
+from lastword.cleaner.engine.liveness import account_of
+from lastword.cleaner.policy.generational import Columns, all_garbage, best_runs
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
 from tests.cleaner.test_accounted import HOUR, NOW, Log

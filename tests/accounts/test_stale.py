@@ -303,11 +303,11 @@ def test_a_map_that_may_take_less_memory_now(log):
 
 def test_rewritten_by_executors_beneath_it(log):
     """A round that was built elsewhere is published here, and no ledger hears of it."""
-    from lastword.cleaner.cleaning import Context, clean
-    from lastword.cleaner.liveness import FullScan
-    from lastword.cleaner.plan import Request
-    from lastword.cleaner.prepare import alone, prepare
-    from lastword.cleaner.sinks import Collector, Publisher
+    from lastword.cleaner.engine.cleaning import Context, clean
+    from lastword.cleaner.engine.liveness import FullScan
+    from lastword.cleaner.engine.partition import alone, prepare
+    from lastword.cleaner.engine.sinks import Collector, Publisher
+    from lastword.cleaner.policy.plan import Request
 
     with alone(log.log.directory):
         plan = prepare(log.log, CONFIG, Request())

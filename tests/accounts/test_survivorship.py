@@ -2,7 +2,7 @@
 
 import pytest
 
-from lastword.accounts.survivorship import Survivorship, age_class
+from lastword.accounts.estimates import Survivorship, age_class
 from lastword.files import DEFAULT
 
 

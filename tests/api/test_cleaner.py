@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lastword
 from lastword import metrics
-from lastword.api.work import DIRTY, OVERDUE
+from lastword.background.work import DIRTY, OVERDUE
 from lastword.clock import ManualClock
 from lastword.errors import (
     BusyError,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lastword.cleaner import account, groups
-from lastword.cleaner.built import BuiltGroup
-from lastword.cleaner.certificate import certify
-from lastword.cleaner.groups import Limits
-from lastword.cleaner.output import Output
-from lastword.cleaner.plan import Plan
-from lastword.cleaner.rewrite import rewrite
+from lastword.cleaner.engine import report
+from lastword.cleaner.engine.certificate import certify
+from lastword.cleaner.engine.output import Output
+from lastword.cleaner.engine.report import BuiltGroup
+from lastword.cleaner.engine.rewrite import rewrite
+from lastword.cleaner.policy import groups
+from lastword.cleaner.policy.groups import Limits
+from lastword.cleaner.policy.plan import Plan
 from lastword.files import DEFAULT, Files
 from lastword.records.batch import BatchHeader
 from lastword.records.builder import BatchBuilder
@@ -109,6 +110,6 @@ def rewrite_all(
         rewritten = rewrite(one, segments, resolution, the_plan, output, lambda _: None)
         certified = certify(output, rewritten, one, segments, resolution)
         output.finish(segments[one.last].mtime_ms)
-        facts = account.built(segments, one, str(directory), rewritten, certified, resolution, 0.0)
+        facts = report.built(segments, one, str(directory), rewritten, certified, resolution, 0.0)
         made.append((facts, Segment.load(files, str(directory), one.base_offset)))
     return made

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner.cleaning import Context
-from lastword.cleaner.liveness import refresh
-from lastword.cleaner.plan import Request
-from lastword.cleaner.prepare import prepare
+from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.liveness import refresh
+from lastword.cleaner.engine.partition import prepare
+from lastword.cleaner.policy.plan import Request
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner import ahead, staging
-from lastword.cleaner.ahead import built_in_order, threads_for
-from lastword.cleaner.steps import Stopped
+from lastword.cleaner.engine import build, output
+from lastword.cleaner.engine.build import built_in_order, threads_for
+from lastword.cleaner.engine.throttle import Stopped
 from lastword.errors import CorruptBatchError, DataError
 from lastword.records.lanes import second_thread
 from tests.build import LogBuilder
@@ -41,11 +41,11 @@ def helpers() -> list[str]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every log is worth two threads."""
-    monkeypatch.setattr(ahead, "LARGE_BYTES", 0)
+    monkeypatch.setattr(build, "LARGE_BYTES", 0)
 
 
 def test_a_small_log_is_not_worth_a_second_thread() -> None:
-    assert [threads_for(size, 8) for size in (0, ahead.LARGE_BYTES - 1, ahead.LARGE_BYTES)] == [1, 1, 2]
+    assert [threads_for(size, 8) for size in (0, build.LARGE_BYTES - 1, build.LARGE_BYTES)] == [1, 1, 2]
     assert threads_for(1 << 40, 1) == 1
 
 
@@ -110,7 +110,7 @@ def test_the_other_thread_made_the_private_directory(tmp_path: Path) -> None:
                 super().mkdir(path)
             super().mkdir(path)
 
-    made = staging.make(Late(), str(tmp_path), 5)
+    made = output.make_staging(Late(), str(tmp_path), 5)
     assert Path(made).is_dir() and Path(made).parent == tmp_path / "lastword"
 
 

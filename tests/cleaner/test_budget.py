@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastword.cleaner.budget import CREDIT_SECONDS, DriveBudget, Drives
-from lastword.cleaner.paced import PacedFiles
-from lastword.cleaner.steps import Stopped
+from lastword.cleaner.engine.throttle import CREDIT_SECONDS, DriveBudget, Drives, PacedFiles, Stopped
 from lastword.clock import ManualClock
 from lastword.errors import UsageError
 from lastword.segment.segment import Segment

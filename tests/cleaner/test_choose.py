@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner.choose import LogState, choose, corrected_first_dirty, overdue_ms
-from lastword.cleaner.plan import Plan, Request
+from lastword.cleaner.policy.choose import LogState, choose, corrected_first_dirty, overdue_ms
+from lastword.cleaner.policy.plan import Plan, Request
 from lastword.config import TopicConfig
 from lastword.errors import UsageError
 

@@ -7,10 +7,10 @@ import pytest
 
 import lastword
 from lastword import metrics
-from lastword.cleaner.groups import Limits
-from lastword.cleaner.liveness import restrict_to_run
-from lastword.cleaner.runs import Run
-from lastword.cleaner.transactions import NOTHING
+from lastword.cleaner.engine.liveness import restrict_to_run
+from lastword.cleaner.engine.transactions import NOTHING
+from lastword.cleaner.policy.generational import Run
+from lastword.cleaner.policy.groups import Limits
 from lastword.clock import ManualClock
 from lastword.errors import PartialFailure
 from lastword.files import DEFAULT

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from lastword import kernels
-from lastword.cleaner import output, quarantine, rewrite
-from lastword.cleaner.cleaning import Context, clean
-from lastword.cleaner.liveness import FullScan
-from lastword.cleaner.plan import Request
-from lastword.cleaner.prepare import prepare
-from lastword.cleaner.sinks import Collector, Publisher
+from lastword.cleaner.engine import output, rewrite
+from lastword.cleaner.engine.cleaning import Context, clean
+from lastword.cleaner.engine.liveness import FullScan
+from lastword.cleaner.engine.partition import prepare
+from lastword.cleaner.engine.sinks import Collector, Publisher
+from lastword.cleaner.policy import quarantine
+from lastword.cleaner.policy.plan import Request
 from lastword.errors import (
     BusyError,
     CertificateError,

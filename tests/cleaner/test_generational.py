@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastword.accounts import DriveAccount, PartitionAccount, SegmentAccount
-from lastword.cleaner.generational import all_garbage, choose_drive, crowded
+from lastword.cleaner.policy.generational import all_garbage, choose_drive, crowded
 
 MIB = 1 << 20
 T = 100 * MIB

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lastword.cleaner.groups import Limits, group, needs_rewrite
+from lastword.cleaner.policy.groups import Limits, group, needs_rewrite
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 
 LIMITS = Limits(segment_bytes=1000, segment_index_bytes=10 << 20, index_interval_bytes=4096)

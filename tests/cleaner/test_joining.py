@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastword.cleaner import output as module
-from lastword.cleaner.groups import Limits, group
-from lastword.cleaner.rewrite import rewrite
+from lastword.cleaner.engine import output as module
+from lastword.cleaner.engine.rewrite import rewrite
+from lastword.cleaner.policy.groups import Limits, group
 from lastword.records.batch import BatchHeader, read_header
 from lastword.records.compression import compress
 from lastword.records.reader import read_records

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastword
-from lastword.cleaner import leased
+from lastword.cleaner.engine import lease_guard
 from lastword.clock import ManualClock
 from lastword.errors import LeaseRefusedError
 from lastword.files import DEFAULT
@@ -134,14 +134,14 @@ def test_a_lease_that_comes_while_a_round_rewrites_stops_it(logs, clock, monkeyp
     topic.append(b"tick", b"1")
     directory = logs.dirs.log_dir("users", 0).directory("users", 0)
     before = offsets(topic)
-    highest = leased.highest_due
+    highest = lease_guard.highest_due
 
     def meanwhile(*arguments, **more):
         found = highest(*arguments, **more)
         topic.lease("late", position=2)
         return found
 
-    monkeypatch.setattr(leased, "highest_due", meanwhile)
+    monkeypatch.setattr(lease_guard, "highest_due", meanwhile)
     (done,) = topic.clean()
     monkeypatch.undo()
     assert not done.complete and done.stopped_by == "lease"
@@ -257,13 +257,13 @@ def test_a_lease_below_a_tombstone_that_accounts_had_marked_as_due(tmp_path, mon
         arguments = {"log_start": 0, "log_end": 6, "now_ms": log.clock.now_ms()}
         return lessee.register(DEFAULT, log.log.directory, "late", position, **arguments)
 
-    check = leased.check
+    check = lease_guard.check
 
     def meanwhile(*arguments):
         late_lease(1)
         return check(*arguments)
 
-    monkeypatch.setattr(leased, "check", meanwhile)
+    monkeypatch.setattr(lease_guard, "check", meanwhile)
     stopped = log.clean()
     monkeypatch.undo()
     assert not stopped.complete

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastword.cleaner import output, quarantine
+from lastword.cleaner.engine import output
+from lastword.cleaner.policy import quarantine
 from lastword.clock import ManualClock
 from lastword.errors import CertificateError, DataError
 from lastword.files import DEFAULT, Files

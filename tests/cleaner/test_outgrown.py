@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import lastword
-from lastword.api.work import DirectoryWork
-from lastword.cleaner import choose
-from lastword.cleaner.scheduler import Scheduler
-from lastword.cleaner.states import States
+from lastword.background.scheduler import Scheduler
+from lastword.background.states import States
+from lastword.background.work import DirectoryWork
+from lastword.cleaner.policy import choose
 from lastword.clock import ManualClock
 
 FLOOR = 20_000

@@ -8,11 +8,11 @@ import pytest
 
 import lastword
 from lastword.accounts.ledger import Ledger
-from lastword.cleaner import remote
-from lastword.cleaner.cleaning import Context
-from lastword.cleaner.plan import Request
-from lastword.cleaner.prepare import prepare
-from lastword.cleaner.remote import LedgerParams
+from lastword.cleaner.distributed import remote
+from lastword.cleaner.distributed.remote import LedgerParams
+from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.partition import prepare
+from lastword.cleaner.policy.plan import Request
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory

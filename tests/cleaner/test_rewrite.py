@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastword.cleaner import output
-from lastword.cleaner.rewrite import rewrite
+from lastword.cleaner.engine import output
+from lastword.cleaner.engine.rewrite import rewrite
 from lastword.records.batch import read_header
 from lastword.records.reader import read_records
 from tests.cleaner.support import (
@@ -297,7 +297,7 @@ def test_batches_larger_than_every_buffer(
 
 
 def test_counting_gives_the_size_to_the_byte(tmp_path: Path) -> None:
-    from lastword.cleaner.groups import Limits, group
+    from lastword.cleaner.policy.groups import Limits, group
 
     rows = [(i, b"k%d" % (i % 9), None if i % 5 == 0 else b"value" * 9) for i in range(60)]
     segment = write_segment(

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lastword import metrics
-from lastword.cleaner.report import CleanRound, Removed
-from lastword.cleaner.scheduler import Scheduler
-from lastword.cleaner.states import IDLE, IllegalState, State, States
-from lastword.cleaner.tasks import Done, Stop, Urgency
+from lastword.background.scheduler import Done, Scheduler, Stop, Urgency
+from lastword.background.states import IDLE, IllegalState, State, States
+from lastword.cleaner.engine.report import CleanRound, Removed
 from lastword.clock import ManualClock, SystemClock
 from lastword.errors import BusyError
 from lastword.logdir import TopicPartition
@@ -34,7 +33,7 @@ def tp(number: int, topic: str = "t") -> TopicPartition:
 
 
 def round_of(partition: TopicPartition, *, freed_bytes: int = 10, complete: bool = True) -> CleanRound:
-    from lastword.cleaner.report import Phases
+    from lastword.cleaner.engine.report import Phases
 
     return CleanRound(
         *(*partition, "kafka", 0, 5, complete, 5, 4, Removed(1), 100, 90, freed_bytes),

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner import job as jobs
-from lastword.cleaner import sharded, sinks
-from lastword.cleaner.job import Job
-from lastword.cleaner.plan import Request
-from lastword.cleaner.prepare import chosen_plan, prepare
-from lastword.cleaner.report import CleanRound
-from lastword.cleaner.sinks import Publisher
+from lastword.cleaner.distributed import job as jobs
+from lastword.cleaner.distributed import sharded
+from lastword.cleaner.distributed.job import Job
+from lastword.cleaner.engine import sinks
+from lastword.cleaner.engine.partition import chosen_plan, prepare
+from lastword.cleaner.engine.report import CleanRound
+from lastword.cleaner.engine.sinks import Publisher
+from lastword.cleaner.policy.plan import Request
 from lastword.errors import CorruptBatchError, CorruptFileError
 from lastword.partition import lessee
 from tests.build import HOUR, SALT, LogBuilder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner import quarantine
+from lastword.cleaner.policy import quarantine
 from lastword.errors import CertificateError, DataError
 from lastword.segment.txn_index import AbortedTransaction
 from tests.build import HOUR, LogBuilder
@@ -359,7 +359,7 @@ def test_rounds_reach_a_fixed_point_with_a_frozen_clock(users: LogBuilder) -> No
 
 def test_a_lost_marker_is_seen_before_the_swap(users: LogBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: a marker that must stay is left out of the output."""
-    from lastword.cleaner import output, rewrite
+    from lastword.cleaner.engine import output, rewrite
 
     real = output.repack_rows
     one = Producer(users)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 import lastword
-from lastword.api import background
+from lastword.api import cleaner
 from lastword.cli import keep_cleaning, main
 from lastword.cli.exporter import exporter, parse_address
 
@@ -139,8 +139,8 @@ def test_a_signal_that_comes_late_is_seen(tmp_path, monkeypatch):
         run_for(*given)
         signal.setitimer(signal.ITIMER_REAL, 1.5 * keep_cleaning.POLL_SECONDS)
 
-    run_for = background.Background.run_for
-    monkeypatch.setattr(background.Background, "run_for", running_then)
+    run_for = cleaner.Background.run_for
+    monkeypatch.setattr(cleaner.Background, "run_for", running_then)
     before = signal.signal(signal.SIGALRM, late)
     try:
         assert main.run(["clean", str(tmp_path / "data"), "--every", "1h"]) == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner import cleaner, sinks, staging
+from lastword.cleaner.engine import output, partition, sinks
 from lastword.clock import ManualClock
 from lastword.errors import SyncFailedError
 from lastword.files import Files
@@ -115,7 +115,7 @@ def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
         else:
             real(self, appender, end, indexes=indexes)
 
-    prepare = cleaner.prepare
+    prepare = partition.prepare
 
     def preparing(*args: Any, **more: Any) -> Any:
         cleaning[0] = True
@@ -125,7 +125,7 @@ def test_a_round_over_records_that_are_not_synced(monkeypatch: Patch) -> None:
             cleaning[0] = False
 
     monkeypatch.setattr(Durability, "sync_files", pretend)
-    monkeypatch.setattr(cleaner, "prepare", preparing)
+    monkeypatch.setattr(partition, "prepare", preparing)
     caught("cleans_acked_before_unacked", "I1")
 
 
@@ -284,7 +284,7 @@ def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
 
 def test_leftovers_that_nobody_removes(monkeypatch: Patch) -> None:
     monkeypatch.setattr(open_module, "remove_leftovers", nothing)
-    monkeypatch.setattr(staging, "remove_leftovers", nothing)
+    monkeypatch.setattr(output, "remove_leftovers", nothing)
     caught("cleans_small", "I10")
 
 
@@ -305,12 +305,12 @@ def test_handles_that_stay_open(monkeypatch: Patch) -> None:
 
 
 def test_tombstones_that_go_too_early(monkeypatch: Patch) -> None:
-    real = cleaner.prepare
+    real = partition.prepare
 
     def prepare(*args: Any, **more: Any) -> Any:
         return replace(real(*args, **more), now_ms=1 << 60, delete_retention_ms=0)
 
-    monkeypatch.setattr(cleaner, "prepare", prepare)
+    monkeypatch.setattr(partition, "prepare", prepare)
     caught("cleans_twice", "I6")
 
 
@@ -319,7 +319,7 @@ def test_a_dead_bit_for_a_live_record(monkeypatch: Patch) -> None:
     import numpy as np
 
     import lastword.resolve
-    from lastword.cleaner import certificate
+    from lastword.cleaner.engine import certificate
 
     real = lastword.resolve.resolve
 

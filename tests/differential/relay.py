@@ -27,7 +27,7 @@ from typing import Any
 
 import lastword
 from lastword.cleaner.drive import Place, look, rewrite
-from lastword.cleaner.runs import Columns
+from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.config.topic import STRATEGIES
 from lastword.logdir import TopicPartition

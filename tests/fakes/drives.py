@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from lastword.cleaner.budget import DriveBudget
-from lastword.cleaner.scheduler import Scheduler
-from lastword.cleaner.states import States
-from lastword.cleaner.tasks import Done, Stop, Urgency
+from lastword.background.scheduler import Done, Scheduler, Stop, Urgency
+from lastword.background.states import States
+from lastword.cleaner.engine.throttle import DriveBudget
 from lastword.logdir import TopicPartition
 from tests.fakes.simulated import SimulatedClock
 

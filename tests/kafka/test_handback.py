@@ -23,7 +23,7 @@ import pytest
 import lastword
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner.drive import Place, look, rewrite
-from lastword.cleaner.runs import Columns
+from lastword.cleaner.policy.generational import Columns
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.ingest import commit as committing

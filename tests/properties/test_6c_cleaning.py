@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner.cleaning import Context, clean
-from lastword.cleaner.liveness import FullScan
-from lastword.cleaner.plan import Request
-from lastword.cleaner.prepare import prepare
-from lastword.cleaner.sinks import Collector, Publisher
+from lastword.cleaner.engine.cleaning import Context, clean
+from lastword.cleaner.engine.liveness import FullScan
+from lastword.cleaner.engine.partition import prepare
+from lastword.cleaner.engine.sinks import Collector, Publisher
+from lastword.cleaner.policy.plan import Request
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.logdir import LogDirectory

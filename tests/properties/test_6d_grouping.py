@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner.groups import Limits, group
+from lastword.cleaner.policy.groups import Limits, group
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from tests.build import LogBuilder
 from tests.cleaner.transactional import Producer

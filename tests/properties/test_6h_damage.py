@@ -10,7 +10,7 @@ import pytest
 
 import lastword
 from lastword import metrics
-from lastword.cleaner import quarantine
+from lastword.cleaner.policy import quarantine
 from lastword.errors import CorruptBatchError, DataError, PartialFailure, UnknownMagicError
 from tests.build import LogBuilder
 from tests.properties.strategies import by_strategy

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner import quarantine
+from lastword.cleaner.policy import quarantine
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError, StorageError
 from lastword.logdir import LogDirectory, TopicPartition

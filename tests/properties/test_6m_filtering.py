@@ -25,7 +25,7 @@ from tests.properties.support import FORMS, T, batch, entry, header_of, records_
 def each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left of neighbours is not joined (`cleaner/test_joining.py`): these are properties of one
     batch."""
-    monkeypatch.setattr("lastword.cleaner.output.BATCH_BYTES", 0)
+    monkeypatch.setattr("lastword.cleaner.engine.output.BATCH_BYTES", 0)
 
 
 NEWER = 100

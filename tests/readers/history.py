@@ -501,11 +501,11 @@ class Writer:
 
     def clean_sharded(self, number: int) -> None:
         """Clean in steps, like Spark's executors; the owner of the log publishes."""
-        from lastword.cleaner import job as jobs
-        from lastword.cleaner import sharded
-        from lastword.cleaner.plan import Request
-        from lastword.cleaner.prepare import prepare
-        from lastword.cleaner.sinks import Publisher
+        from lastword.cleaner.distributed import job as jobs
+        from lastword.cleaner.distributed import sharded
+        from lastword.cleaner.engine.partition import prepare
+        from lastword.cleaner.engine.sinks import Publisher
+        from lastword.cleaner.policy.plan import Request
 
         assert self.logs is not None
         log, home, files, clock = (

@@ -159,7 +159,14 @@ class SwitchingCondition(SwitchingLock):
 @contextmanager
 def switching(baton: Baton) -> Iterator[None]:
     """The modules of a log directory make locks that switch."""
-    names = ("partition.", "logdir.", "state.state", "api.", "cleaner.budget", "cleaner.prepare")
+    names = (
+        "partition.",
+        "logdir.",
+        "state.state",
+        "api.",
+        "cleaner.engine.throttle",
+        "cleaner.engine.partition",
+    )
     changed: list[Any] = []
     stand_in = SimpleNamespace(**{name: getattr(threading, name) for name in threading.__all__})
     stand_in.Lock = stand_in.RLock = lambda: SwitchingLock(baton)

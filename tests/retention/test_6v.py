@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lastword.cleaner import quarantine
+from lastword.cleaner.policy import quarantine
 from lastword.errors import CorruptBatchError, OffsetOutOfRangeError
 from lastword.logdir import LogDirectory
 from lastword.partition.prefix import read_note

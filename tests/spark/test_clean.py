@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import lastword
 import lastword.spark
-from lastword.accounts.saved import saved_entries
+from lastword.accounts.snapshot import saved_entries
 from lastword.files import DEFAULT
 from lastword.spark.tasks import as_answered, run_tasks
 from tests.spark.conftest import append, create, numbered

@@ -23,11 +23,12 @@ from lastword.kernels.warming import warm
 warm()
 import pyarrow
 from pathlib import Path
-from lastword.cleaner import cleaner, sharded, sinks
-from lastword.cleaner import job as jobs
-from lastword.cleaner.plan import Request
-from lastword.cleaner.prepare import prepare
-from lastword.cleaner.sinks import Publisher
+from lastword.cleaner.distributed import job as jobs
+from lastword.cleaner.distributed import sharded
+from lastword.cleaner.engine import partition, sinks
+from lastword.cleaner.engine.partition import prepare
+from lastword.cleaner.engine.sinks import Publisher
+from lastword.cleaner.policy.plan import Request
 from lastword.clock import SystemClock
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory

@@ -502,7 +502,7 @@ def test_files_that_a_cleaning_swapped_are_found_again(root: Path, view: str, be
 
 def test_latest_with_aborted_records_takes_no_accounts_that_count_them_as_dead(tmp_path: Path) -> None:
     from lastword.accounts.ledger import Ledger
-    from lastword.cleaner.transactions import Transactions
+    from lastword.cleaner.engine.transactions import Transactions
 
     create(tmp_path, "t")
     append(tmp_path, "t", 0, [numbered(0, 20, 11)])

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from lastword.cleaner.report import Phases
+from lastword.cleaner.engine.report import Phases
 from lastword.spark.result_frames import row_of, schema_of
 
 

@@ -113,7 +113,7 @@ def test_a_driver_that_was_killed_is_gone_on_with(spark: Any, root: Path, tmp_pa
 import os, signal
 from pathlib import Path
 import lastword.spark
-from lastword.cleaner import sharded
+from lastword.cleaner.distributed import sharded
 def die(*given):
     os.kill(os.getpid(), signal.SIGKILL)
 sharded.prepared = die

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from lastword.cleaner.cleaner import clean_partition, plan_partition
-from lastword.cleaner.cleaning import Context
-from lastword.cleaner.plan import Plan, Request
-from lastword.cleaner.report import CleanRound
+from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.partition import clean_partition, plan_partition
+from lastword.cleaner.engine.report import CleanRound
+from lastword.cleaner.policy.plan import Plan, Request
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.files import Files

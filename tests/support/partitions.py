@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from lastword.cleaner.report import CleanRound
+from lastword.cleaner.engine.report import CleanRound
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT, Files

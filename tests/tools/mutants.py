@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import lastword
-from lastword.accounts.survivorship import Survivorship
-from lastword.cleaner import quarantine
-from lastword.cleaner.job_files import write_arrays, write_json
+from lastword.accounts.estimates import Survivorship
+from lastword.cleaner.distributed.job import write_arrays, write_json
+from lastword.cleaner.policy import quarantine
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, LastwordError
 from lastword.files import DEFAULT

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lastword
-from lastword.cleaner.cleaning import Context
-from lastword.cleaner.liveness import refresh
+from lastword.cleaner.engine.cleaning import Context
+from lastword.cleaner.engine.liveness import refresh
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, UsageError
 from lastword.files import DEFAULT

@@ -20,21 +20,19 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from lastword.accounts import saved, snapshot
-from lastword.accounts.deletes import Deletes
-from lastword.accounts.entries import Entry, begin_ages, has_old, keep_ages, private_path
-from lastword.accounts.statement import dead_bytes, indexed_bytes, segment_accounts
-from lastword.accounts.survivorship import Survivorship
-from lastword.accounts.tracking import Tracking
+from lastword.accounts import snapshot
+from lastword.accounts.estimates import Survivorship, dead_bytes, indexed_bytes, segment_accounts
+from lastword.accounts.tombstones import Deletes
+from lastword.accounts.tracking import Entry, Tracking, begin_ages, has_old, keep_ages, private_path
 from lastword.accounts.values import PartitionAccount
-from lastword.accounts.watched import Watched
 from lastword.errors import CorruptFileError
 from lastword.files import Files
 from lastword.partition.leases import NO_FLOOR
-from lastword.records.chunk import CHUNK_BYTES
+from lastword.records.chunk import CHUNK_BYTES, Chunk, ChunkReader
 from lastword.segment import names
 from lastword.segment.segment import Segment
 
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from lastword.config import TopicConfig
     from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
     from lastword.resolve.facts import Fates
+    from lastword.resolve.running import RunningResolution
 
 
 PORTION_BYTES = 256 << 20
@@ -97,7 +96,7 @@ class Ledger:
         """What was saved, if it speaks of `segments` (all of the log, ascending) as they are; else a fresh
         one. Never raises for what the file holds. `scratch`: as of `Tracking`."""
         try:
-            found = saved.load(files, directory, map_bytes, scratch)
+            found = snapshot.load_ledger(files, directory, map_bytes, scratch)
             if found is None:
                 return cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch)
             ledger = cls(files, directory, map_bytes=map_bytes, salt=salt, scratch=scratch)
@@ -376,7 +375,7 @@ class Ledger:
         if not whole and not (self.exact and self.deletes.running()[0].size):
             return False
         more = {"t": self.t, "seen": list(self.seen)}
-        saved.put(self.files, self.directory, self.tracking, self.deletes, more, into, whole=whole)
+        snapshot.save_ledger(self.files, self.directory, self.tracking, self.deletes, more, into, whole=whole)
         if self._learned:
             private = into or private_path(self.directory, "")
             self.survivorship.save(self.files, os.path.join(private, names.SURVIVORSHIP))
@@ -388,9 +387,9 @@ class Ledger:
     def _restore(self, found: snapshot.Snapshot, segments: Sequence[Segment]) -> str:
         """Take what was saved, if it is of these segments; else why not."""
         why = (
-            saved.take(found, self.tracking, self.deletes)
+            snapshot.restore_ledger(found, self.tracking, self.deletes)
             or self.tracking.misfit(segments)
-            or saved.otherwise(self.tracking, segments)
+            or snapshot.mismatch(self.tracking, segments)
         )
         if why:
             return why
@@ -407,6 +406,22 @@ class Ledger:
     def _touched(self) -> None:
         self.deletes.touched()
         self._changed = True
+
+
+class Watched(Segment):
+    """The same file, and the same open handle. Each chunk that is read goes through `running.dropping`."""
+
+    def __init__(self, segment: Segment, running: RunningResolution, dead: DeadBitmaps) -> None:
+        self.__dict__.update(segment.__dict__)
+        self._running = running
+        self._dead = dead
+
+    def chunk_reader(self, *args: Any, **options: Any) -> Iterator[Chunk]:
+        options.pop("unwanted", None)  # of a dead record the key is wanted: it has one copy less
+        reader = super().chunk_reader(*args, **options)
+        assert isinstance(reader, ChunkReader)
+        reader.show_to(partial(self._running.dropping, dead=self._dead))
+        return reader
 
 
 def _portions(segments: Sequence[Segment]) -> deque[list[Segment]]:

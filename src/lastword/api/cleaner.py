@@ -1,31 +1,85 @@
-"""`logs.cleaner`: the background cleaner of an open log directory, and what can be said to it.
+"""`logs.cleaner`: the background cleaner of an open log directory.
 
-It runs by itself in a directory that is open to append: it takes the rounds that are due, on
-`log.cleaner.threads` threads of this process, and applies retention every
-`log.retention.check.interval.ms`. The first look comes `log.cleaner.backoff.ms` after opening. Topics without
-a known cleanup.policy are never touched.
+In a directory that is open to append it starts by itself: it runs the cleanings that are due, on
+`log.cleaner.threads` threads of this process, and applies retention every `log.retention.check.interval.ms`.
+The first check comes `log.cleaner.backoff.ms` after opening. Topics without a known cleanup.policy are never
+touched.
+
+Each `LogDir` has one `Background`, made when it is first needed. Users hold a `Cleaner`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lastword.cleaner import quarantine
-from lastword.cleaner.scheduler import STOP_SECONDS
-from lastword.cleaner.states import Kind, State
-from lastword.cleaner.tasks import Done
-from lastword.errors import QuarantinedError
+from lastword.background.scheduler import STOP_SECONDS, Done, Scheduler
+from lastword.background.states import Kind, State, States
+from lastword.background.work import DirectoryWork
+from lastword.cleaner.policy import quarantine
+from lastword.errors import NoPolicyError, QuarantinedError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.parse import parse_bytes
 from lastword.units import format_bytes
 from lastword.values import Handle, Value
 
 if TYPE_CHECKING:
-    from lastword.api.background import Background
-    from lastword.api.open_dirs import PathLike
+    from lastword.api.open_dirs import OpenDirs, PathLike
+    from lastword.config.instance import LogConfig
     from lastword.tools.verify import Verification
+
+
+class Background:
+    """The scheduler of the partitions of `dirs`, with the states and drives that it goes by."""
+
+    def __init__(self, dirs: OpenDirs) -> None:
+        self.dirs = dirs
+        self.states = States(dirs.clock)
+        self.drives = dirs.drives
+        self._work = DirectoryWork(dirs.dir_set, self.drives, self.states, dirs.clock)
+        self._applied: LogConfig = dirs.settings.instance
+        self.scheduler = Scheduler(
+            self._work,
+            clock=dirs.clock,
+            states=self.states,
+            threads=self._applied.log_cleaner_threads,
+            backoff_ms=self._applied.log_cleaner_backoff_ms,
+            chores_ms=self._applied.log_retention_check_interval_ms,
+        )
+
+    def run_for(
+        self, only: tuple[str, int | None] | None, backoff_ms: int, on_done: Callable[[Done], None]
+    ) -> None:
+        """Start at once, look so often, at one topic only if it is named, and tell of every round."""
+        self.dirs.require_writable()
+        if only is not None and self.dirs.config(only[0]).cleanup_policy is None:
+            raise NoPolicyError.of(only[0], self.dirs.paths[0])
+        self._work.only = only
+        self._work.forget()
+        self.scheduler.backoff_ms = backoff_ms
+        self.scheduler.on_done = on_done
+        self.scheduler.start(at_once=True)
+
+    def forget(self, topic: str, partitions: Iterable[int]) -> None:
+        """A topic is gone: another one of its name begins without its pauses."""
+        for number in partitions:
+            self.states.forget(TopicPartition(topic, number))
+            self.scheduler.forgive(TopicPartition(topic, number))
+
+    def settings_changed(self) -> None:
+        """Take over what the settings say now, where they say something else than before, and look."""
+        now: LogConfig = self.dirs.settings.instance
+        before, self._applied = self._applied, now
+        if now.log_cleaner_backoff_ms != before.log_cleaner_backoff_ms:
+            self.scheduler.backoff_ms = now.log_cleaner_backoff_ms
+        self.scheduler.chores_ms = now.log_retention_check_interval_ms
+        limits = now.log_cleaner_io_max_bytes_per_second, now.drives
+        if limits != (before.log_cleaner_io_max_bytes_per_second, before.drives):
+            self.drives.set_all(*limits)
+        self._work.forget()
+        self.scheduler.wake()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.values import ProgressLike, plural
 
 if TYPE_CHECKING:
-    from lastword.accounts.deletes import Clocks
+    from lastword.accounts.tombstones import Clocks
     from lastword.api.open_dirs import OpenDirs
     from lastword.cleaner import CleanRound, Plan
     from lastword.partition.view import PartitionView
@@ -55,9 +55,9 @@ def plan_chosen(
     progress: ProgressLike | bool | None,
 ) -> list[Plan]:
     """The same for partitions that were listed already."""
-    from lastword.cleaner.cleaner import plan_partition
-    from lastword.cleaner.cleaning import Context
-    from lastword.cleaner.plan import Request
+    from lastword.cleaner.engine.cleaning import Context
+    from lastword.cleaner.engine.partition import plan_partition
+    from lastword.cleaner.policy.plan import Request
     from lastword.retention.expire import outlook
 
     views, unviewed = dirs.checked_views(chosen)
@@ -179,9 +179,9 @@ def _clean_one(
     progress: ProgressLike | None,
     stop: Callable[[], bool] | None,
 ) -> CleanRound | None:
-    from lastword.cleaner.cleaner import clean_partition
-    from lastword.cleaner.cleaning import Context
-    from lastword.cleaner.plan import Request
+    from lastword.cleaner.engine.cleaning import Context
+    from lastword.cleaner.engine.partition import clean_partition
+    from lastword.cleaner.policy.plan import Request
 
     config = dirs.config(name)
     home = dirs.log_dir(name, number)
@@ -255,7 +255,7 @@ def quarantined(dirs: OpenDirs, topic: str | None, partition: int | None) -> lis
 
 
 def _check_quarantine(dirs: OpenDirs, name: str, number: int) -> None:
-    from lastword.cleaner import quarantine
+    from lastword.cleaner.policy import quarantine
 
     directory = dirs.log_dir(name, number).directory(name, number)
     noted = quarantine.load(dirs.files, directory)
@@ -271,7 +271,7 @@ def _check_quarantine(dirs: OpenDirs, name: str, number: int) -> None:
 
 def _plan_of(deletion: Deletion, view: PartitionView) -> Plan:
     """A `Deletion` as one of the things that could be done."""
-    from lastword.cleaner.plan import Plan, Reason
+    from lastword.cleaner.policy.plan import Plan, Reason
 
     return Plan(
         topic=deletion.topic,

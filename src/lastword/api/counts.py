@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lastword.api.progress import Meter
 from lastword.api.values import PartitionInfo, SegmentInfo
-from lastword.cleaner import quarantine
-from lastword.cleaner.choose import corrected_first_dirty
+from lastword.cleaner.policy import quarantine
+from lastword.cleaner.policy.choose import corrected_first_dirty
 from lastword.errors import DataError, FileVanishedError, LastwordError, StorageError, UsageError
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition.outcomes import Outcomes
@@ -153,7 +153,7 @@ def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) ->
 def _rewritten(dirs: OpenDirs, view: PartitionView) -> dict[tuple[int, int], tuple[int, float | None]]:
     """How often each segment was rewritten, and what share of the bytes the last rewrite kept, as far as the
     garbage accounts know; by base offset and inode."""
-    from lastword.accounts.saved import saved_entries
+    from lastword.accounts.snapshot import saved_entries
 
     held = dirs.log_dir(view.topic, view.partition).ledgers.held(TopicPartition(view.topic, view.partition))
     entries = held.entries if held is not None else saved_entries(view.files, view.directory)
@@ -191,7 +191,7 @@ def _accounted(dirs: OpenDirs, view: PartitionView) -> list[_Count] | None:
     """As the garbage accounts have it, those in memory or those that were saved; None if there are none that
     fit the log. A segment that they do not know counts as live, its records as if no offset were missing."""
     from lastword.accounts.ledger import Ledger
-    from lastword.accounts.saved import has_accounts
+    from lastword.accounts.snapshot import has_accounts
 
     tp = TopicPartition(view.topic, view.partition)
     home = dirs.log_dir(*tp)

@@ -70,8 +70,8 @@ def _clean_drive(
     failed: list[LastwordError],
 ) -> Iterator[CleanRound]:
     from lastword.cleaner.drive import look, rewrite
-    from lastword.cleaner.generational import choose_drive
-    from lastword.cleaner.steps import Stopped
+    from lastword.cleaner.engine.throttle import Stopped
+    from lastword.cleaner.policy.generational import choose_drive
 
     held = {one.partition for one in places if one.partition not in wanted}
     here = {one.partition: one for one in places}
@@ -143,11 +143,10 @@ def plan_due(
     failed   takes the errors of partitions that cannot be looked at
     only     plans are for these of the wanted partitions; None: for all
     """
-    from lastword.cleaner import quarantine
-    from lastword.cleaner.cleaning import Context
-    from lastword.cleaner.drive import look, plan_of
-    from lastword.cleaner.drive_plan import outlook, planned
-    from lastword.cleaner.plan import QUARANTINED
+    from lastword.cleaner.drive import look, outlook, plan_of, planned
+    from lastword.cleaner.engine.cleaning import Context
+    from lastword.cleaner.policy import quarantine
+    from lastword.cleaner.policy.plan import QUARANTINED
 
     for name, places in drives(dirs, wanted, strategy):
         now_ms = dirs.clock.now_ms()

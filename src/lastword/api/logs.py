@@ -26,8 +26,7 @@ from lastword.logdir import DirRecovery, SetAside, move
 from lastword.values import Handle, ProgressLike, table_html
 
 if TYPE_CHECKING:
-    from lastword.api.background import Background
-    from lastword.api.cleaner import Cleaner
+    from lastword.api.cleaner import Background, Cleaner
     from lastword.api.partitioners import PartitionerLike
     from lastword.api.ranges import Bounds
     from lastword.api.serializers import Pair, Raw, Real, SerializerLike, Text, Tree, Whole
@@ -158,7 +157,7 @@ class LogDir(Handle):
 
     @cached_property
     def background(self) -> Background:
-        from lastword.api.background import Background
+        from lastword.api.cleaner import Background
 
         background = Background(self.dirs)
         self.dirs.on_close(background.scheduler.stop)

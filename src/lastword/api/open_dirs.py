@@ -33,7 +33,7 @@ from lastword.segment import names
 from lastword.values import Handle
 
 if TYPE_CHECKING:
-    from lastword.cleaner.budget import Drives
+    from lastword.cleaner.engine.throttle import Drives
     from lastword.partition.log import PartitionLog
     from lastword.partition.view import PartitionView
 
@@ -245,7 +245,7 @@ class OpenDirs(Handle):
     @cached_property
     def drives(self) -> Drives:
         """The drive of each directory, and the I/O budget that cleanings have on it."""
-        from lastword.cleaner.budget import Drives
+        from lastword.cleaner.engine.throttle import Drives
 
         settings = self.settings.instance
         return Drives(

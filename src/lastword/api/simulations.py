@@ -96,7 +96,7 @@ def _one_drive(
 
 def _trace(dirs: OpenDirs, topic: str, partition: int, meter: Meter, size_bytes: int) -> OverwriteTrace:
     """A file that vanishes was rewritten: the view is listed again, and read anew."""
-    from lastword.cleaner.choose import corrected_first_dirty
+    from lastword.cleaner.policy.choose import corrected_first_dirty
     from lastword.tools.overwrites import trace_log
 
     view = dirs.checked_view(topic, partition)

@@ -1,13 +1,17 @@
 """The cleaner: what a compacted log may forget, and how it forgets it without losing a word.
 
-It stands on `logdir`, `accounts`, `resolve`, `partition`, `segment` and `records`. Read `cleaning.py` first:
-one cleaning, `clean(log, plan, liveness, sink, context)`. Then `choose.py` and `prepare.py` (up to where, and
-why: a `Plan`, `plan.py`), `liveness.py` (which records are dead), `groups.py`, `building.py`, `rewrite.py`,
-`output.py`, `certificate.py`, `sinks.py` (publish, collect, or count for a dry run), `report.py`;
-`transactions.py` for logs that have any. `cleaner.py` puts them together for one partition. Then what makes a
-cleaning cost what the garbage costs: `generational.py` (the decision, a `Choice`), `drive.py` (one drive),
-`drive_plan.py` (its dry run). In the background: `scheduler.py`, `workers.py`, `budget.py`. In other places
-than where the log is open: `remote.py`; one giant partition on many machines: `job.py`, `sharded.py`.
+Four layers, from below:
+
+    policy        values and decisions: `plan.py` (a `Plan`), `choose.py` (up to where, and why), `groups.py`
+                  (which segments become one), `generational.py` (the best run of a drive), `quarantine.py`
+    engine        one cleaning: `cleaning.py` first (`clean(log, plan, liveness, sink, context)`),
+                  `partition.py` (prepare, then clean), `liveness.py` (which records are dead), `build.py`,
+                  `rewrite.py`, `output.py`, `certificate.py`, `sinks.py` (publish, collect, or count for a
+                  dry run), `report.py`; `transactions.py`, `lease_guard.py`, `throttle.py`
+    drive         all partitions of one drive: what is due there, and its dry run
+    distributed   where the log is not open: `remote.py`; one giant partition: `job.py`, `sharded.py`
+
+`lastword.background` runs cleanings on threads.
 
 Three parts of a log
 --------------------
@@ -154,15 +158,15 @@ What it does not do, and why that is fine
 In the background
 -----------------
 
-`scheduler.py` runs rounds (`tasks.py`) on threads (`workers.py`); `states.py` says who may be cleaned when,
-`budget.py` what a drive may be used for, and `paced.py` makes every byte of a round come out of it. Whoever
-needs a partition for himself (to trim, move, truncate or delete it) does not wait for a round: it ends at its
-next safe point, its unpublished files go, and what it had published stays.
+`background.scheduler` runs tasks on threads; `background.states` says who may be cleaned when, and
+`engine/throttle.py` limits the I/O of a drive. A caller that needs a partition (to trim, move, truncate or
+delete it) does not wait for a cleaning: the cleaning ends at its next safe point, its unpublished files are
+removed, and what it had published stays.
 """
 
 from __future__ import annotations
 
-from lastword.cleaner.plan import Plan, Reason
-from lastword.cleaner.report import CleanRound
+from lastword.cleaner.engine.report import CleanRound
+from lastword.cleaner.policy.plan import Plan, Reason
 
 __all__ = ["CleanRound", "Plan", "Reason"]

@@ -13,7 +13,7 @@ from lastword.cli.target import Target
 from lastword.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
-    from lastword.cleaner.tasks import Done
+    from lastword.background.scheduler import Done
 
 POLL_SECONDS = 0.2  # a signal takes effect after at most this time
 

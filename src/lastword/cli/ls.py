@@ -279,7 +279,7 @@ class Uncounted:
     @classmethod
     def of(cls, dirs: OpenDirs, topic: str, partition: int) -> Uncounted:
         """Return the facts that can be read; if listing fails too, only directory and policy."""
-        from lastword.cleaner import quarantine
+        from lastword.cleaner.policy import quarantine
 
         policy = dirs.config(topic).cleanup_policy
         row = cls(

@@ -106,7 +106,7 @@ class Ledgers:
         """The drive's time: bytes appended to its partitions."""
         with self._lock:
             if self._t is None:
-                from lastword.accounts.saved import saved_clock
+                from lastword.accounts.snapshot import saved_clock
 
                 self._t = max((saved_clock(self._files, path) for path in self._directories()), default=0)
             return self._t

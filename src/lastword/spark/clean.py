@@ -34,8 +34,8 @@ from lastword.spark.sharded import TASK_BYTES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from lastword.cleaner.job import Job
-    from lastword.cleaner.plan import Plan, Request
+    from lastword.cleaner.distributed.job import Job
+    from lastword.cleaner.policy.plan import Plan, Request
     from lastword.config import TopicConfig
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.logdir.log_dir import LogDirectory
@@ -83,7 +83,7 @@ def clean(
     from lastword.spark.bootstrap import shared_log
 
     path = shared_log(path)
-    from lastword.cleaner.report import CleanRound
+    from lastword.cleaner.engine.report import CleanRound
     from lastword.ingest.apply import Watch, open_to_append
     from lastword.spark import sharded as distributed
     from lastword.spark.result_frames import frame_of
@@ -137,7 +137,7 @@ def plan(
     from lastword.spark.bootstrap import shared_log
 
     path = shared_log(path)
-    from lastword.cleaner.plan import Plan
+    from lastword.cleaner.policy.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
     from lastword.spark.result_frames import frame_of
     from lastword.spark.tasks import as_answered
@@ -171,8 +171,8 @@ def _plan_giant(
     scratch: str | None,
     progress: ProgressLike | None,
 ) -> Plan:
-    from lastword.cleaner import job as jobs
-    from lastword.cleaner.prepare import chosen_plan
+    from lastword.cleaner.distributed import job as jobs
+    from lastword.cleaner.engine.partition import chosen_plan
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
     from lastword.spark import sharded as distributed
@@ -199,9 +199,9 @@ def _prepared(
 ) -> Iterator[RoundTask]:
     """A task for each partition that is to be cleaned, each made when the ones before it run already; what is
     too large for one goes to `giants`."""
-    from lastword.cleaner import job as jobs
-    from lastword.cleaner.cleaning import below
-    from lastword.cleaner.prepare import alone, prepare
+    from lastword.cleaner.distributed import job as jobs
+    from lastword.cleaner.engine.cleaning import below
+    from lastword.cleaner.engine.partition import alone, prepare
 
     for tp in _largest_first(directory, chosen):
         log, config = directory.log(*tp), directory.topic_config(tp.topic)
@@ -235,7 +235,7 @@ def _largest_first(directory: LogDirectory, chosen: list[TopicPartition]) -> lis
 
 def _left_behind(log: PartitionLog) -> Job | None:
     """A shared-out round whose driver died, made ready to go on."""
-    from lastword.cleaner import job as jobs
+    from lastword.cleaner.distributed import job as jobs
 
     job = jobs.unfinished(log.files, log.directory, log.clock)
     if job is not None:
@@ -266,7 +266,7 @@ def _chosen(directory: LogDirectory, topic: str | None, partition: int | None) -
 def _request(
     directory: LogDirectory, tp: TopicPartition, config: TopicConfig, due: bool, strategy: str | None
 ) -> Request:
-    from lastword.cleaner.plan import Request
+    from lastword.cleaner.policy.plan import Request
 
     map_bytes = directory.settings.instance.map_bytes
     return Request(directory.first_dirty(*tp), due, strategy or config.lastword_strategy, map_bytes)

@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lastword.accounts.values import DriveAccount
+    from lastword.cleaner.distributed.remote import LedgerParams
     from lastword.cleaner.drive import Place
-    from lastword.cleaner.generational import Choice
-    from lastword.cleaner.plan import Plan
-    from lastword.cleaner.remote import LedgerParams
-    from lastword.cleaner.runs import Run
+    from lastword.cleaner.policy.generational import Choice, Run
+    from lastword.cleaner.policy.plan import Plan
     from lastword.config import TopicConfig
     from lastword.logdir.checkpoints import TopicPartition
     from lastword.logdir.ledgers import Ledgers
@@ -38,8 +37,8 @@ def by_accounts(config: TopicConfig, strategy: str | None) -> bool:
 
 def opening(directory: LogDirectory, ledgers: Ledgers, tp: TopicPartition) -> LedgerParams:
     """With what a task opens a partition's accounts; the drive's time runs on by what was appended here."""
-    from lastword.accounts.saved import saved_time
-    from lastword.cleaner.remote import LedgerParams
+    from lastword.accounts.snapshot import saved_time
+    from lastword.cleaner.distributed.remote import LedgerParams
 
     time = saved_time(directory.files, directory.directory(*tp))
     ledgers.advance(tp, directory.view(*tp).segments, time)
@@ -56,9 +55,9 @@ def clean_due(
     publishing: Publishing,
 ) -> None:
     """Rounds over wanted partitions until nothing more is due. One whose round fails is left alone."""
-    from lastword.cleaner.drive_plan import outlook
-    from lastword.cleaner.plan import Request
-    from lastword.cleaner.prepare import alone, prepare
+    from lastword.cleaner.drive import outlook
+    from lastword.cleaner.engine.partition import alone, prepare
+    from lastword.cleaner.policy.plan import Request
     from lastword.spark.tasks import as_answered
 
     places = _places(directory, strategy)
@@ -107,10 +106,9 @@ def plan_due(
     strategy: str | None,
 ) -> dict[TopicPartition, Plan]:
     """What `clean_due` would do now with each wanted partition, or why nothing; changes nothing."""
-    from lastword.cleaner import quarantine
-    from lastword.cleaner.drive import plan_of
-    from lastword.cleaner.drive_plan import outlook
-    from lastword.cleaner.plan import QUARANTINED
+    from lastword.cleaner.drive import outlook, plan_of
+    from lastword.cleaner.policy import quarantine
+    from lastword.cleaner.policy.plan import QUARANTINED
     from lastword.spark.tasks import run_tasks
 
     places = _places(directory, strategy)
@@ -173,7 +171,7 @@ def _looked(
 ) -> DriveAccount:
     """The drive's accounts, up to date. A partition that cannot be looked at leaves `places`, and its error
     goes to `failed`."""
-    from lastword.cleaner import remote
+    from lastword.cleaner.distributed import remote
     from lastword.cleaner.drive import look, plan_of
     from lastword.spark.tasks import as_answered
 
@@ -214,7 +212,7 @@ def _looked(
 def _runs(choices: Sequence[Choice]) -> dict[TopicPartition, list[Run]]:
     """Of each partition what is rewritten now: runs that do not touch each other, the best first; others
     wait for the next look."""
-    from lastword.cleaner.runs import disjoint
+    from lastword.cleaner.policy.generational import disjoint
     from lastword.logdir.checkpoints import TopicPartition
 
     found: dict[TopicPartition, list[Run]] = {}

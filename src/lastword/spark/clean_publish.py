@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from lastword.errors import LastwordError
 
 if TYPE_CHECKING:
-    from lastword.cleaner.built import PreparedCleaning
-    from lastword.cleaner.job import Job
-    from lastword.cleaner.plan import Plan
-    from lastword.cleaner.remote import RemoteBuild
-    from lastword.cleaner.report import CleanRound
+    from lastword.cleaner.distributed.job import Job
+    from lastword.cleaner.distributed.remote import RemoteBuild
+    from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
+    from lastword.cleaner.policy.plan import Plan
     from lastword.logdir.log_dir import LogDirectory
     from lastword.partition.log import PartitionLog
 
@@ -29,7 +28,7 @@ class Publishing:
         self, plan: Plan, built: PreparedCleaning | RemoteBuild | LastwordError, job: Job | None = None
     ) -> bool:
         """Publish, and take the rounds or their error down; were all of them published to their end?"""
-        from lastword.cleaner import job as jobs
+        from lastword.cleaner.distributed import job as jobs
 
         whole = True
         try:
@@ -48,9 +47,9 @@ class Publishing:
     def _published(
         self, plan: Plan, built: PreparedCleaning | RemoteBuild, job: Job | None
     ) -> Iterator[CleanRound]:
-        from lastword.cleaner import job as jobs
-        from lastword.cleaner import remote
-        from lastword.cleaner.sinks import Publisher
+        from lastword.cleaner.distributed import job as jobs
+        from lastword.cleaner.distributed import remote
+        from lastword.cleaner.engine.sinks import Publisher
         from lastword.logdir.checkpoints import TopicPartition
 
         tp = TopicPartition(plan.topic, plan.partition)

@@ -14,12 +14,11 @@ from lastword.errors import LastwordError, StorageError
 from lastword.files import DEFAULT
 
 if TYPE_CHECKING:
-    from lastword.cleaner.built import PreparedCleaning
-    from lastword.cleaner.cleaning import Context
-    from lastword.cleaner.generational import Choice
-    from lastword.cleaner.plan import Plan, Request
-    from lastword.cleaner.remote import LedgerParams, RemoteBuild, RemoteScan
-    from lastword.cleaner.runs import Run
+    from lastword.cleaner.distributed.remote import LedgerParams, RemoteBuild, RemoteScan
+    from lastword.cleaner.engine.cleaning import Context
+    from lastword.cleaner.engine.report import PreparedCleaning
+    from lastword.cleaner.policy.generational import Choice, Run
+    from lastword.cleaner.policy.plan import Plan, Request
     from lastword.config import TopicConfig
     from lastword.partition.view import PartitionView
 
@@ -69,10 +68,10 @@ class ChosenTask:
 
 
 def build(task: RoundTask) -> PreparedCleaning | RemoteBuild | LastwordError:
-    from lastword.cleaner import remote
-    from lastword.cleaner.cleaning import clean
-    from lastword.cleaner.liveness import FullScan
-    from lastword.cleaner.sinks import Collector
+    from lastword.cleaner.distributed import remote
+    from lastword.cleaner.engine.cleaning import clean
+    from lastword.cleaner.engine.liveness import FullScan
+    from lastword.cleaner.engine.sinks import Collector
 
     def built() -> PreparedCleaning | RemoteBuild:
         view, context = _view(task.directory), _context(dry=False)
@@ -84,7 +83,7 @@ def build(task: RoundTask) -> PreparedCleaning | RemoteBuild | LastwordError:
 
 
 def look(task: LookTask) -> RemoteScan | LastwordError:
-    from lastword.cleaner import remote
+    from lastword.cleaner.distributed import remote
 
     def looked() -> RemoteScan:
         view = _view(task.directory)
@@ -94,17 +93,18 @@ def look(task: LookTask) -> RemoteScan | LastwordError:
 
 
 def plan(task: PlanTask) -> Plan:
-    from lastword.cleaner.cleaner import plan_partition
+    from lastword.cleaner.engine.partition import plan_partition
 
     return plan_partition(_view(task.directory), task.config, task.request, _context(dry=True))
 
 
 def plan_chosen(task: ChosenTask) -> Plan:
-    from lastword.cleaner import drive_plan, remote
+    from lastword.cleaner import drive
+    from lastword.cleaner.distributed import remote
 
     view, context = _view(task.directory), _context(dry=True)
     ledger, _ = remote.up_to_date(view, task.plan, task.params, context)
-    return drive_plan.planned(view, task.config, task.plan, ledger, task.choices, context)
+    return drive.planned(view, task.config, task.plan, ledger, task.choices, context)
 
 
 def _view(directory: str) -> PartitionView:
@@ -114,7 +114,7 @@ def _view(directory: str) -> PartitionView:
 
 
 def _context(*, dry: bool) -> Context:
-    from lastword.cleaner.cleaning import Context
+    from lastword.cleaner.engine.cleaning import Context
     from lastword.clock import SystemClock
 
     return Context(DEFAULT, SystemClock(), dry=dry)

@@ -24,9 +24,9 @@ from lastword.errors import LastwordError, StorageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lastword.cleaner.built import PreparedCleaning
-    from lastword.cleaner.job import Job
-    from lastword.cleaner.plan import Plan
+    from lastword.cleaner.distributed.job import Job
+    from lastword.cleaner.engine.report import PreparedCleaning
+    from lastword.cleaner.policy.plan import Plan
     from lastword.values import ProgressLike
 
 TASK_BYTES = 1 << 30
@@ -40,7 +40,7 @@ def build(
     spark: SparkSession, job: Job, now_ms: int, progress: ProgressLike | None = None
 ) -> PreparedCleaning | LastwordError:
     """Every step that is left, and what was built; or the first fault of the data."""
-    from lastword.cleaner import sharded
+    from lastword.cleaner.distributed import sharded
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
 
@@ -56,7 +56,7 @@ def build(
 
 def plan(spark: SparkSession, job: Job, progress: ProgressLike | None = None) -> Plan:
     """The same steps, written into nothing: the exact plan."""
-    from lastword.cleaner import sharded
+    from lastword.cleaner.distributed import sharded
     from lastword.files import DEFAULT
 
     with _telling(job, progress):
@@ -67,8 +67,8 @@ def plan(spark: SparkSession, job: Job, progress: ProgressLike | None = None) ->
 
 
 def _map(spark: SparkSession, job: Job) -> LastwordError | None:
-    from lastword.cleaner import job as jobs
-    from lastword.cleaner import sharded
+    from lastword.cleaner.distributed import job as jobs
+    from lastword.cleaner.distributed import sharded
     from lastword.files import DEFAULT
 
     while left := jobs.units_left(DEFAULT, job):
@@ -86,7 +86,7 @@ def _map(spark: SparkSession, job: Job) -> LastwordError | None:
 
 
 def _rewrite(spark: SparkSession, job: Job, now_ms: int) -> LastwordError | None:
-    from lastword.cleaner import job as jobs
+    from lastword.cleaner.distributed import job as jobs
     from lastword.files import DEFAULT
 
     left = jobs.groups_left(DEFAULT, job)
@@ -120,28 +120,28 @@ def _faults_kept(step: Callable[..., Any], directory: str, number: int) -> Any:
 
 
 def _extract(directory: str, number: int) -> Any:
-    from lastword.cleaner import sharded
+    from lastword.cleaner.distributed import sharded
     from lastword.files import DEFAULT
 
     return sharded.extract(DEFAULT, directory, number)
 
 
 def _look(directory: str, first_offset: int) -> None:
-    from lastword.cleaner import sharded
+    from lastword.cleaner.distributed import sharded
     from lastword.files import DEFAULT
 
     sharded.look(DEFAULT, directory, first_offset)
 
 
 def _resolve(directory: str, number: int) -> None:
-    from lastword.cleaner import sharded
+    from lastword.cleaner.distributed import sharded
     from lastword.files import DEFAULT
 
     sharded.resolve_shard(DEFAULT, directory, number)
 
 
 def _rewrite_one(now_ms: int, directory: str, number: int) -> None:
-    from lastword.cleaner import sharded
+    from lastword.cleaner.distributed import sharded
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
 
@@ -157,7 +157,7 @@ def _telling(job: Job, progress: ProgressLike | None) -> Iterator[None]:
     if progress is None:
         yield
         return
-    from lastword.cleaner import job as jobs
+    from lastword.cleaner.distributed import job as jobs
     from lastword.clock import SystemClock
     from lastword.files import DEFAULT
     from lastword.values import Progress

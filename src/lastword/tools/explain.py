@@ -17,8 +17,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lastword.cleaner import quarantine
-from lastword.cleaner.plan import (
+from lastword.cleaner.policy import quarantine
+from lastword.cleaner.policy.plan import (
     ACTIVE_SEGMENT,
     COMPACTION_LAG,
     NEWEST,
@@ -29,7 +29,7 @@ from lastword.cleaner.plan import (
     UNFINISHED_COMMIT,
     Plan,
 )
-from lastword.cleaner.quarantine import Quarantine
+from lastword.cleaner.policy.quarantine import Quarantine
 from lastword.config import TopicConfig
 from lastword.errors import FileVanishedError
 from lastword.partition import leases, scan, tombstones

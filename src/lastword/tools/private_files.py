@@ -12,9 +12,10 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lastword.accounts import snapshot, survivorship
-from lastword.accounts.saved import VERSION as ACCOUNTS_VERSION
-from lastword.cleaner import job_files, quarantine
+from lastword.accounts import estimates, snapshot
+from lastword.accounts.snapshot import VERSION as ACCOUNTS_VERSION
+from lastword.cleaner.distributed import job
+from lastword.cleaner.policy import quarantine
 from lastword.errors import CorruptFileError, LastwordError, UsageError
 from lastword.files import Files
 from lastword.files.framed import Framed
@@ -198,7 +199,7 @@ def _settings(files: Files, path: str) -> Fields:
 
 
 def _arrays(files: Files, path: str) -> Fields:
-    for name, array in job_files.read_arrays(files, path).items():
+    for name, array in job.read_arrays(files, path).items():
         yield name, f"{array.dtype} {array.shape}"
 
 
@@ -223,10 +224,10 @@ def _size(files: Files, path: str) -> int:
     return 0 if facts is None else facts.size
 
 
-_job = _framed(job_files.FORM)
+_job = _framed(job.FORM)
 _NAMES: dict[str, Reader] = {
     names.ACCOUNTS: _accounts,
-    names.SURVIVORSHIP: _framed(survivorship.FORM),
+    names.SURVIVORSHIP: _framed(estimates.FORM),
     names.DROPPED_TOMBSTONES: _typed(losses.FORM, _losses),
     names.QUARANTINE: _framed(quarantine.FORM),
     names.SYNCED: _synced,

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from lastword.accounts import DriveAccount
-from lastword.cleaner.choose import LogState, choose
-from lastword.cleaner.generational import choose_drive
-from lastword.cleaner.groups import Limits, group
-from lastword.cleaner.plan import Request
+from lastword.cleaner.policy.choose import LogState, choose
+from lastword.cleaner.policy.generational import choose_drive
+from lastword.cleaner.policy.groups import Limits, group
+from lastword.cleaner.policy.plan import Request
 from lastword.config import TopicConfig
 from lastword.config.instance import DEFAULT_SPACE_TARGET
 from lastword.tools.overwrites import OverwriteTrace

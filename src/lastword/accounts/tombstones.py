@@ -1,0 +1,302 @@
+"""The tombstones of one ledger: which are blocked, when each may go, and which are garbage.
+
+A tombstone is *blocked* while a closed segment holds an older record of its key: if the tombstone went first,
+that record would be the newest. When the last older record has left the log, durably, the tombstone's clock
+starts: until that moment a reader may have seen the old value. The tombstone is due when
+`delete.retention.ms` have passed, and not before the delete horizon of its batch, if it has one. A due
+tombstone is garbage: its bit is set, and a later record of the key does not count it again.
+
+Copies of a key are counted up to 255. Beyond, or where copies left with a segment at the front of the log,
+the last older copy is gone when every segment up to the tombstone's own was without garbage at some time
+since the tombstone was appended.
+
+Clocks are saved with the accounts. A lost clock starts again: later, never earlier. So does one for which
+there was no room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword.accounts.tracking import Tracking
+from lastword.partition.leases import NO_FLOOR
+from lastword.partition.tombstones import LEASE, MAY_GO, TombstoneFacts, held_by
+from lastword.wire import INT64_MAX
+
+if TYPE_CHECKING:
+    from lastword.resolve import SegmentFacts
+
+
+class LiveTombstones(Protocol):
+    """Live tombstones, ascending by offset, as `resolve.running` tells of them. `copies` uint8: records of
+    the key in closed segments, the tombstone included; 255: that many or more. `horizon_ms` int64, -1: none.
+    """
+
+    @property
+    def offset(self) -> NDArray[np.int64]: ...
+    @property
+    def copies(self) -> NDArray[np.uint8]: ...
+    @property
+    def size_bytes(self) -> NDArray[np.int64]: ...
+    @property
+    def horizon_ms(self) -> NDArray[np.int64]: ...
+
+
+class TombstoneClocks:
+    """(offset, since) of tombstones that are not blocked, ascending by offset. At most `most` of them."""
+
+    def __init__(
+        self,
+        offset: NDArray[np.int64] | None = None,
+        since_ms: NDArray[np.int64] | None = None,
+        *,
+        most: int = 1 << 20,
+    ) -> None:
+        self.offset = np.empty(0, np.int64) if offset is None else offset
+        self.since_ms = np.empty(0, np.int64) if since_ms is None else since_ms
+        self._most = most
+
+    def __len__(self) -> int:
+        return self.offset.size
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.offset.nbytes + self.since_ms.nbytes
+
+    def update(self, found: LiveTombstones, now_ms: int) -> None:
+        """Start the clocks of those that became free, stop those of the ones that are gone."""
+        free = found.offset[found.copies == 1][: self._most]
+        since_ms = np.full(free.size, now_ms, np.int64)
+        if self.offset.size and free.size:
+            at = np.minimum(np.searchsorted(self.offset, free), self.offset.size - 1)
+            known = self.offset[at] == free
+            since_ms[known] = self.since_ms[at[known]]
+        self.offset, self.since_ms = free, since_ms
+
+    def due(
+        self,
+        found: LiveTombstones,
+        now_ms: int,
+        delete_retention_ms: int,
+        *,
+        floor: int = NO_FLOOR,
+        keep: int = -1,
+    ) -> NDArray[np.int64]:
+        """Return the offsets of the tombstones that may go now."""
+        return self.offset[self.held_by(found, now_ms, delete_retention_ms, floor=floor, keep=keep) == MAY_GO]
+
+    def held_by(
+        self,
+        found: LiveTombstones,
+        now_ms: int,
+        delete_retention_ms: int,
+        *,
+        floor: int = NO_FLOOR,
+        keep: int = -1,
+    ) -> Any:
+        """Return what keeps each tombstone whose clock runs (`partition.tombstones`).
+
+        Args:
+            floor: the lowest offset that a reader with a lease has yet to read.
+            keep: the offset at the log end, if no empty batch could take its place.
+        """
+        due_ms = self.due_ms(found, delete_retention_ms)
+        has_older = found.copies[np.searchsorted(found.offset, self.offset)] > 1
+        ends_file = self.offset == keep
+        facts = TombstoneFacts(self.offset, due_ms, has_older=has_older, ends_file=ends_file)
+        return held_by(facts, now_ms, floor)
+
+    def first_due(self, found: LiveTombstones, delete_retention_ms: int) -> tuple[int, int]:
+        """(offset, ms) of the one that is due first; (-1, -1) if no clock runs."""
+        if not self.offset.size:
+            return -1, -1
+        due_ms = self.due_ms(found, delete_retention_ms)
+        first = int(np.argmin(due_ms))
+        return int(self.offset[first]), int(due_ms[first])
+
+    def due_ms(self, found: LiveTombstones, delete_retention_ms: int) -> NDArray[np.int64]:
+        """When each is due, in milliseconds since 1970."""
+        if not self.offset.size:
+            return np.empty(0, np.int64)
+        horizon_ms = found.horizon_ms[np.searchsorted(found.offset, self.offset)]
+        room_ms = INT64_MAX - np.maximum(self.since_ms, 0)
+        return np.maximum(self.since_ms + np.minimum(delete_retention_ms, room_ms), horizon_ms)
+
+
+Clocks = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Offsets of tombstones, and since when each has had no older copy, in ms since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How long what is known of tombstones stays true, if the log does.
+
+    until_ms   when the next clock comes to its end, in ms since 1970; -1: none runs
+    due_to     highest offset of one that is garbage; -1: none is
+    held_from  lowest offset of one that only a lease keeps; `NO_FLOOR`: none is
+    """
+
+    until_ms: int = -1
+    due_to: int = -1
+    held_from: int = NO_FLOOR
+
+    @property
+    def asks_leases(self) -> bool:
+        return self.due_to >= 0 or self.held_from < NO_FLOOR
+
+    def holds(self, now_ms: int, floor: int) -> bool:
+        """`floor`: the lowest offset that a reader with a lease has yet to read now."""
+        return (self.until_ms < 0 or now_ms < self.until_ms) and self.due_to < floor <= self.held_from
+
+
+class Deletes:
+    """Clocks of live tombstones, and the offsets of those that are due (ascending).
+
+    ends_old    the log ends with a message of magic 0 or 1
+    remembered  clocks that were saved without the map: they run on once a scan has found their tombstones
+    """
+
+    def __init__(self, tracking: Tracking) -> None:
+        self.tracking = tracking
+        self.clocks = TombstoneClocks(most=max(tracking.map_bytes // 8 // 16, 1024))
+        self.due: NDArray[np.int64] = np.empty(0, np.int64)
+        self.ends_old = False
+        self.remembered: Clocks | None = None
+        self._found: Any = None
+
+    def found(self) -> Any:
+        """Live ones, ascending by offset, in segments that lie in the log; asked before `clocks`, which are
+        of those."""
+        if self._found is None:
+            running = self.tracking.running
+            self._found = found = running.tombstones().since(self.tracking.first_offset)
+            self._let_go_below(self.tracking.first_offset)
+            if self.tracking.exact and (found.copies > 1).any():
+                alone = (found.copies > 1) & self.tracking.alone(found.offset)
+                running.left_alone(found.offset[alone])
+                found.copies[alone] = 1
+        return self._found
+
+    def _let_go_below(self, offset: int) -> None:
+        """Of what has left the log at its front."""
+        self.due = self.due[self.due >= offset]
+        if len(self.clocks) and int(self.clocks.offset[0]) < offset:
+            clocks = copy(self.clocks)
+            left = clocks.offset >= offset
+            clocks.offset, clocks.since_ms = clocks.offset[left], clocks.since_ms[left]
+            self.clocks = clocks
+
+    def touched(self) -> None:
+        """The map has changed."""
+        self._found = None
+
+    def mark(self, now_ms: int, delete_retention_ms: int, floor: int) -> int:
+        """Those whose time has come are garbage from now on; returns how many became so."""
+        found, tracking = self.found(), self.tracking
+        self._renew(found, now_ms)
+        due = self._over(now_ms, delete_retention_ms, floor)
+        if due.size:
+            tracking.running.mark_due(due)
+            self.due = np.union1d(self.due, due)
+            self.touched()
+            self._renew(self.found(), now_ms)
+        return int(due.size)
+
+    def revive(self, floor: int) -> None:
+        """Those at or above `floor` are no garbage after all: somebody has yet to read them. Their clocks
+        have come to their end all the same."""
+        offset, since_ms = self.running()
+        self.tracking.running.revive(self.due[self.due >= floor])
+        self.due = self.due[self.due < floor]
+        self.touched()
+        found = self.found()
+        free = np.isin(offset, found.offset[found.copies == 1])
+        self.clocks = copy(self.clocks)
+        self.clocks.offset, self.clocks.since_ms = offset[free], since_ms[free]
+
+    def _renew(self, found: Any, now_ms: int) -> None:
+        """Others may be looking at the clocks (`running`): they find all of the old ones, or of the new."""
+        clocks = copy(self.clocks)
+        if self.remembered is not None and not len(clocks):
+            clocks.offset, clocks.since_ms = self.remembered
+        clocks.update(found, now_ms)
+        self.clocks, self.remembered = clocks, None
+
+    def _over(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
+        """Offsets of those below `floor`, in the log, whose clocks have come to their end."""
+        keep = self.tracking.running.limit - 1 if self.ends_old else -1
+        found = self.found()
+        over = self.clocks.due(found, now_ms, delete_retention_ms, floor=floor, keep=keep)
+        return over[over >= self.tracking.first_offset]
+
+    def standing(self, now_ms: int, delete_retention_ms: int) -> Standing:
+        """After `mark`."""
+        found = self.found()
+        due_ms = self.clocks.due_ms(found, delete_retention_ms)
+        later = due_ms[due_ms > now_ms]
+        held = self._over(now_ms, delete_retention_ms, NO_FLOOR)
+        return Standing(
+            int(later.min()) if later.size else -1,
+            int(self.due[-1]) if self.due.size else -1,
+            int(held[0]) if held.size else NO_FLOOR,
+        )
+
+    def running(self) -> Clocks:
+        """The clocks that run, ascending by offset; of those that are due, one that has run for ever. May be
+        asked while another thread has the ledger."""
+        clocks = self.clocks
+        offset = np.union1d(clocks.offset, self.due)
+        since_ms = np.full(offset.size, -(1 << 62), np.int64)
+        since_ms[np.searchsorted(offset, clocks.offset)] = clocks.since_ms
+        return offset, since_ms
+
+    def held_back(self, now_ms: int, delete_retention_ms: int, floor: int) -> NDArray[np.int64]:
+        """Offsets at or above `floor` that would be due by their clocks: a reader with a lease keeps them."""
+        if not self.tracking.exact:
+            return np.empty(0, np.int64)
+        held = self.clocks.held_by(self.found(), now_ms, delete_retention_ms, floor=floor)
+        return self.clocks.offset[held == LEASE]
+
+    def due_ms(self, offset: int, delete_retention_ms: int) -> int | None:
+        """When the tombstone at `offset` may go, in ms since 1970 (0: it is garbage already); None while no
+        clock runs for it."""
+        if (self.due == offset).any():
+            return 0
+        if self.remembered is not None:
+            since_ms = dict(zip(*(one.tolist() for one in self.remembered), strict=True)).get(offset)
+            return None if since_ms is None else max(since_ms + delete_retention_ms, 0)
+        found = self.found()
+        at = int(np.searchsorted(self.clocks.offset, offset))
+        if at == len(self.clocks) or self.clocks.offset[at] != offset:
+            return None
+        return int(self.clocks.due_ms(found, delete_retention_ms)[at])
+
+    def next_due(self, delete_retention_ms: int) -> tuple[int, int]:
+        """(offset, ms) of the one that is due next; (-1, -1) while no clock runs."""
+        found = self.found()
+        return self.clocks.first_due(found, delete_retention_ms)
+
+    def due_between(self, first_offset: int, next_offset: int) -> int:
+        """Highest offset of one that goes when this range is rewritten; -1: none does."""
+        within = self.due[(self.due >= first_offset) & (self.due < next_offset)]
+        return int(within[-1]) if within.size else -1
+
+    def rewritten(self, first_offset: int, next_offset: int) -> None:
+        """This range was rewritten, durably: what was due there is gone."""
+        self.due = self.due[(self.due < first_offset) | (self.due >= next_offset)]
+
+    def blocked_bytes(self, facts: Sequence[SegmentFacts]) -> list[int]:
+        """Of each segment: its tombstones that an older copy of their key holds back."""
+        if not facts or not self.tracking.exact or not any(one.tombstones for one in facts):
+            return [0] * len(facts)
+        found = self.found()
+        held = (found.copies > 1) & (found.offset >= self.tracking.first_offset)
+        bases = np.array([one.base_offset for one in facts], np.int64)
+        at = np.searchsorted(bases, found.offset[held], side="right") - 1
+        return np.bincount(at, found.size_bytes[held], len(facts)).astype(np.int64).tolist()

@@ -1,0 +1,1 @@
+"""Clean and expire in the background of a process: the scheduler, its states, and its work."""

@@ -1,0 +1,459 @@
+"""Which partition is cleaned next, by which thread: tasks in the background of one process.
+
+A `Work` supplies the drives and the most urgent `Task` of each. The scheduler has threads, states and time:
+
+- A free thread takes the most urgent task of a drive on which none runs; only if there is none may a second
+  task begin on a drive. So no drive waits while another one has two.
+- `States` says which partitions a task may be given for: none that is paused, quarantined or being cleaned. A
+  partition whose cleaning failed, was stopped or did nothing rests for a while: a back-off that doubles with
+  each failure in a row.
+- A running task ends at its next safe point for another that must not wait for it (`max.compaction.lag.ms` of
+  another partition of its drive has passed), if no thread is free. This is checked once per back-off.
+- When nothing is due, a thread waits for the back-off, or until `wake`. The first check comes after one
+  back-off, so a process that opens a log for a moment does not clean.
+- Chores (retention) have their own interval. A thread does them between tasks, and within a long task at its
+  safe points.
+- A thread that dies is counted and replaced after a back-off. An idle thread holds no reference to the
+  scheduler, so a log directory without other references is freed.
+- `stop` ends tasks at their next safe point and waits for the threads, a bounded time.
+
+`turn()` takes one task and runs it in the caller's thread: for tests and simulations.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from lastword import metrics
+from lastword.background.states import RUNNING, States
+from lastword.cleaner.engine.report import CleanRound
+from lastword.clock import Clock
+from lastword.logdir.checkpoints import TopicPartition
+from lastword.values import Value
+
+Result = Literal["ok", "partial", "aborted", "failed", "expired", "looked"]
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Urgency:
+    """First by the rank of the obligation (0: max.compaction.lag.ms has passed), then by how much: the most
+    urgent is the least."""
+
+    rank: int
+    less: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Value):
+    """What became of one task, or of one partition's retention: an entry of the history.
+
+    result    `ok`; `partial`: stopped between two swaps, what was swapped stays; `aborted`: stopped before
+              the first; `failed`, with `error`; `expired`: retention removed segments; `looked`: what was
+              new there is known now (that is not in the history)
+    round     what the round did: a `CleanRound`; None if it did not come so far
+    deletion  what retention removed
+    damaged   the partition is in quarantine now
+    """
+
+    topic: str
+    partition: int
+    drive: str
+    result: Result
+    time_ms: int = 0
+    round: CleanRound | None = None
+    deletion: Any = None
+    error: str | None = None
+    damaged: bool = False
+
+    def __str__(self) -> str:
+        what = self.round or self.deletion
+        told = str(what) if what is not None else f"{self.topic}-{self.partition}: {self.result}"
+        return f"{told}: {self.error}" if self.error else told
+
+
+class Task(Protocol):
+    """One round that could be done now."""
+
+    @property
+    def partition(self) -> TopicPartition: ...
+    @property
+    def drive(self) -> str: ...
+    @property
+    def urgency(self) -> Urgency: ...
+    def run(self, stop: Stop) -> Done | None:
+        """Do it. `stop` is asked at every safe point; once true the round ends there. None: there was nothing
+        to do any more. Errors of the data or the storage are in the answer, others are raised."""
+        ...
+
+
+class Work(Protocol):
+    """What there is to clean."""
+
+    def drives(self) -> Sequence[str]: ...
+    def next(self, drive: str, held: Collection[TopicPartition]) -> Task | None:
+        """The most urgent task on a drive that is of none of these partitions."""
+        ...
+
+    def overtakes(self, task: Task, held: Collection[TopicPartition]) -> bool:
+        """Is there something on the drive of a task under way, of none of these partitions, that must not
+        wait for the end of it?"""
+        ...
+
+    def chores(self, held: Collection[TopicPartition]) -> Iterable[Done]:
+        """Retention, of all partitions but these; what it did."""
+        ...
+
+
+MOST_DOUBLINGS = 6  # of a back-off: 15 s become 16 minutes
+HISTORY = 1000
+STOP_SECONDS = 60.0
+ABORT_SECONDS = 10.0  # for a round that did not end in time by itself
+
+
+@dataclass(slots=True)
+class _Rest:
+    """A partition that is left alone until a time of the steady clock."""
+
+    until: float
+    failures: int
+
+
+class Scheduler:
+    """Rounds of `work` on so many threads.
+
+    on_done   hears of every entry of the history, in the thread that made it
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        clock: Clock,
+        states: States,
+        threads: int = 1,
+        backoff_ms: int = 15_000,
+        chores_ms: int | None = None,
+        on_done: Callable[[Done], None] | None = None,
+    ) -> None:
+        self.work = work
+        self.states = states
+        self.threads = threads
+        self.backoff_ms = backoff_ms
+        self.chores_ms = chores_ms
+        self.on_done = on_done
+        self.deaths = 0
+        self.history: deque[Done] = deque(maxlen=HISTORY)
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._picking = threading.Lock()
+        self._chores_running = threading.Lock()
+        self._chores_due_at = 0.0
+        self._running: dict[TopicPartition, Task] = {}
+        self._overtaken_at: dict[TopicPartition, float] = {}  # when a round asks next whether it is
+        self._rests: dict[TopicPartition, _Rest] = {}
+        self._workers: list[Worker] = []
+        self._pid = os.getpid()
+        self.stopping = False
+
+    # -------------------------------------------------------------- choosing
+
+    def pick(self) -> Task | None:
+        """Take the task that comes next, if there is one: its partition is `cleaning` then."""
+        with self._picking:
+            drives = list(self.work.drives())
+            held = self._held()
+            busy = Counter(task.drive for task in self._running.values())
+            for some in (
+                [drive for drive in drives if not busy[drive]],
+                [drive for drive in drives if busy[drive]],
+            ):
+                found = [task for drive in some if (task := self._next(drive, held)) is not None]
+                for task in sorted(found, key=lambda task: task.urgency):
+                    if self._begin(task):
+                        return task
+            return None
+
+    def _next(self, drive: str, held: Collection[TopicPartition]) -> Task | None:
+        task = self.work.next(drive, held)
+        metrics.CLEANER_LAST_CHECK.set(self._clock.now_ms() / 1000, drive)
+        return task
+
+    def _begin(self, task: Task) -> bool:
+        with self._lock:
+            if self.stopping or not self.states.begin(task.partition):
+                return False
+            self._running[task.partition] = task
+            self._overtaken_at[task.partition] = self._clock.monotonic() + self.backoff_ms / 1000
+        metrics.CLEANER_LAST_PICK.set(self._clock.now_ms() / 1000, task.drive)
+        return True
+
+    def _held(self) -> set[TopicPartition]:
+        now = self._clock.monotonic()
+        with self._lock:
+            resting = {tp for tp, rest in self._rests.items() if rest.until > now}
+        return resting | self.states.all().keys()
+
+    def running(self) -> dict[TopicPartition, Task]:
+        """The rounds under way."""
+        with self._lock:
+            return dict(self._running)
+
+    # -------------------------------------------------------------- doing
+
+    def turn(self) -> bool:
+        """Take one task and run it to its end; False if there was none."""
+        task = self.pick()
+        if task is None:
+            return False
+        self.run(task)
+        return True
+
+    def run(self, task: Task) -> None:
+        """Run a task that `pick` gave."""
+        tp, done = task.partition, None
+        try:
+            done = task.run(lambda: self._stop(tp))
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+            done = Done(tp.topic, tp.partition, task.drive, "failed", self._clock.now_ms(), error=told)
+            raise
+        finally:
+            with self._lock:
+                self._running.pop(tp, None)
+                self._overtaken_at.pop(tp, None)
+                self._rest(tp, done)
+            if done is not None and done.result != "looked":
+                self._note(done)
+            self.states.apply(tp, "damage" if done is not None and done.damaged else "end")
+
+    def _stop(self, tp: TopicPartition) -> bool:
+        if self.stopping or self.states[tp].kind == "aborted":
+            return True
+        self._chores()
+        if not self._is_overtaken(tp):
+            return False
+        self.states.apply(tp, "abort")
+        return True
+
+    def _is_overtaken(self, tp: TopicPartition) -> bool:
+        """Something on its drive must not wait for this round, and no thread is free for that."""
+        now = self._clock.monotonic()
+        with self._lock:
+            task, due = self._running.get(tp), self._overtaken_at.get(tp, now)
+            if task is None or now < due or len(self._running) < self.threads:
+                return False
+            self._overtaken_at[tp] = now + self.backoff_ms / 1000
+        with self._picking:
+            return self.work.overtakes(task, self._held())
+
+    def _rest(self, tp: TopicPartition, done: Done | None) -> None:
+        """A round that moved something may be followed by the next one at once; others wait. One that was
+        complete and moved nothing would do so again, so it counts as a failure here."""
+        if done is not None and done.result == "looked":
+            return
+        ended = done is not None and done.result == "ok" and done.round is not None
+        if done is not None and done.round is not None and ended and _moved(done.round):
+            self._rests.pop(tp, None)
+            return
+        failures = 0
+        if ended or (done is not None and done.result == "failed"):
+            before = self._rests.get(tp)
+            failures = 1 + (before.failures if before is not None else 0)
+        seconds = self.backoff_ms / 1000 * 2 ** min(max(0, failures - 1), MOST_DOUBLINGS)
+        self._rests[tp] = _Rest(self._clock.monotonic() + seconds, failures)
+
+    def _note(self, done: Done) -> None:
+        self.history.append(done)
+        if self.on_done is not None:
+            self.on_done(done)
+
+    def _chores(self) -> None:
+        """Retention, if its time has come and no other thread is at it."""
+        if self.chores_ms is None or self._clock.monotonic() < self._chores_due_at:
+            return
+        if not self._chores_running.acquire(blocking=False):
+            return
+        try:
+            self._chores_due_at = self._clock.monotonic() + self.chores_ms / 1000
+            held = {tp for tp, state in self.states.all().items() if state.kind in RUNNING}
+            for done in self.work.chores(held):
+                self._note(done)
+        finally:
+            self._chores_running.release()
+
+    def work_on(self) -> None:
+        """Chores that are due, then one task after another until there is none or it is stopped."""
+        if not self.stopping:
+            self._chores()
+        while not self.stopping and self.turn():
+            pass
+
+    def forgive(self, tp: TopicPartition) -> None:
+        """Do not leave a partition alone any longer because of what happened."""
+        with self._lock:
+            self._rests.pop(tp, None)
+
+    # -------------------------------------------------------------- threads
+
+    @property
+    def started(self) -> bool:
+        return bool(self._workers) and self._pid == os.getpid()
+
+    @property
+    def alive(self) -> int:
+        """Threads that run and are not waiting to take a dead one's place."""
+        return sum(worker.counted for worker in self._workers) if self.started else 0
+
+    def start(self, *, at_once: bool = False) -> None:
+        """Start the threads; `at_once`: they look before their first wait. Started, nothing happens."""
+        with self._lock:
+            if self.started:
+                return
+            self._pid, self.stopping = os.getpid(), False
+            self._workers = []
+            metrics.CLEANER_THREADS.add(self.threads)
+            for number in range(self.threads):
+                self._workers.append(Worker(self, self._clock, number))
+            _started.add(self)
+        for worker in self._workers:
+            worker.start(0.0 if at_once else self.backoff_ms / 1000, counted=True)
+
+    def wake(self) -> None:
+        """Look now: settings have changed, or a partition was resumed."""
+        for worker in self._workers:
+            worker.wake.set()
+
+    def stop(self, *, abort: bool = True, seconds: float = STOP_SECONDS) -> bool:
+        """End the threads. A round that runs ends at its next safe point, or with `abort=False` at its end,
+        if that comes within `seconds`. False: a thread still runs then."""
+        with self._lock:
+            if not self.started:
+                self._workers = []  # those of a process that this one was forked from
+                return True
+            workers = list(self._workers)
+        deadline = time.monotonic() + seconds
+        if not abort:
+            for worker in workers:
+                worker.leave = True
+            self.wake()
+            for worker in workers:
+                worker.join(deadline)
+            deadline = time.monotonic() + ABORT_SECONDS
+        self.stopping = True
+        for worker in workers:
+            worker.leave = True
+        self.wake()
+        ended = [worker.join(deadline) for worker in workers]
+        with self._lock:
+            self._workers = []
+            metrics.CLEANER_THREADS.add(-self.threads)
+            _started.discard(self)
+        return all(ended)
+
+    def replace(self, worker: Worker) -> None:
+        """A thread died: count it, and let another one take its place after a back-off."""
+        with self._lock:
+            self.deaths += 1
+            metrics.CLEANER_THREAD_DEATHS.add(1)
+            if self.stopping or worker.leave or worker not in self._workers:
+                return
+            successor = Worker(self, self._clock, worker.number)
+            self._workers[self._workers.index(worker)] = successor
+        successor.start(self.backoff_ms / 1000, counted=False)
+
+
+def _moved(done: CleanRound) -> bool:
+    if done.freed_bytes > 0 or done.segments_after != done.segments_before:
+        return True
+    return done.strategy == "kafka" and done.end > done.start  # its first dirty offset moved
+
+
+_started: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """The interpreter ends: rounds end at a safe point, and leave no file behind."""
+    for scheduler in list(_started):
+        scheduler.stop(seconds=10.0)
+
+
+def _forget_all() -> None:
+    """A forked child has none of the threads, and their locks as they were by chance."""
+    for scheduler in list(_started):
+        scheduler._lock, scheduler._picking = threading.RLock(), threading.Lock()
+        scheduler._workers = []
+    _started.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class Worker:
+    """One thread. Between its looks it has only a weak reference to the scheduler."""
+
+    def __init__(self, scheduler: Scheduler, clock: Clock, number: int) -> None:
+        self.number = number
+        self.wake = threading.Event()
+        self.leave = False
+        self.counted = False
+        self._clock = clock
+        wake = self.wake
+        self._scheduler = weakref.ref(scheduler, lambda _: wake.set())
+        self._thread = threading.Thread(target=self._run, name=f"lastword-cleaner-{number}", daemon=True)
+
+    def start(self, wait_seconds: float, *, counted: bool) -> None:
+        self._begin_at = self._clock.monotonic() + wait_seconds
+        if counted:
+            self._count(1)
+        self._thread.start()
+
+    def join(self, deadline: float) -> bool:
+        if self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _count(self, change: int) -> None:
+        self.counted = change > 0
+        metrics.CLEANER_THREADS_ALIVE.add(change)
+
+    def _run(self) -> None:
+        died = True
+        try:
+            with suppress(Exception):  # a bug, or no memory: what it was is in the history
+                self._loop()
+                died = False
+        finally:
+            if self.counted:
+                self._count(-1)
+            scheduler = self._scheduler()
+            if scheduler is None:
+                metrics.CLEANER_THREADS.add(-1)
+            elif died:
+                scheduler.replace(self)
+
+    def _loop(self) -> None:
+        seconds = self._begin_at - self._clock.monotonic()
+        while True:
+            self._clock.wait(self.wake, seconds)
+            self.wake.clear()
+            scheduler = self._scheduler()
+            if scheduler is None or scheduler.stopping or self.leave:
+                return
+            if not self.counted:
+                self._count(1)
+            scheduler.work_on()
+            seconds = max(scheduler.backoff_ms, 1) / 1000
+            if scheduler.stopping or self.leave:
+                return
+            del scheduler

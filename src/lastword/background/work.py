@@ -1,0 +1,410 @@
+"""The tasks of the scheduler: the partitions of open log directories, drive by drive.
+
+Choosing uses sizes, times, checkpoints and garbage accounts and reads no record, so a log in which nothing is
+due costs an inspection, and imports no kernel before its first segment is closed. A task holds the
+partition's claim. A caller that waits for the claim (to trim, move, truncate or delete, to clean or expire)
+ends the task at its next safe point. The background never waits for a claim.
+
+By strategy:
+
+    kafka         a partition is due by itself: by its dirty ratio, or by its age
+    generational  a drive is due: the best run of all its partitions under the first obligation that holds.
+                  A partition with segments that its accounts do not cover is scanned first
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from lastword import metrics
+from lastword.background.scheduler import Done, Stop, Task, Urgency
+from lastword.background.states import States
+from lastword.cleaner.engine.throttle import Drives, Stopped
+from lastword.cleaner.policy import quarantine
+from lastword.cleaner.policy.choose import choose_for, overdue_ms, roll_for_cleaning
+from lastword.cleaner.policy.plan import Request
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.errors import LastwordError, UnknownTopicError
+from lastword.logdir import LogDirectory, LogDirSet
+from lastword.logdir.checkpoints import TopicPartition
+
+if TYPE_CHECKING:
+    from lastword.cleaner import CleanRound, Plan
+    from lastword.cleaner.drive import Place
+    from lastword.cleaner.policy.generational import Run
+    from lastword.state.ttl import ExpiryWatch
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Something to do with one partition, now."""
+
+    work: DirectoryWork
+    partition: TopicPartition
+    home: LogDirectory
+    drive: str
+    urgency: Urgency
+
+    def run(self, stop: Stop) -> Done | None:
+        """With the partition's claim, if nobody has it; given up as soon as somebody wants it, or the topic
+        may not be cleaned any more."""
+        tp, home = self.partition, self.home
+
+        def over() -> bool:
+            return home.wanted(*tp) or not home.topic_config(tp.topic).compacts or stop()
+
+        with home.try_claim(*tp) as mine:
+            if not mine or not home.holds(*tp):
+                return None
+            try:
+                return self._do(over)
+            except UnknownTopicError:  # deleted a moment ago
+                return None
+            except LastwordError as error:
+                damaged = quarantine.load(home.files, home.directory(*tp)) is not None
+                now_ms = self.work.clock.now_ms()
+                return Done(*tp, self.drive, "failed", now_ms, error=error.message, damaged=damaged)
+
+    def _do(self, stop: Stop) -> Done | None:
+        raise AssertionError("each kind has its own")
+
+    def _done(self, found: CleanRound | None) -> Done | None:
+        if found is None:
+            return None
+        published = found.certificate is not None
+        result = "ok" if found.complete else "partial" if published else "aborted"
+        # `result` is one of Done's three words, which mypy takes for any text.
+        return Done(*self.partition, self.drive, result, found.now_ms, round=found)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Due):
+    """Strategy `kafka`: all that lies below the limit."""
+
+    def _do(self, stop: Stop) -> Done | None:
+        from lastword.cleaner.engine.cleaning import Context
+        from lastword.cleaner.engine.partition import clean_partition
+        from lastword.cleaner.policy.plan import Request
+
+        tp, home = self.partition, self.home
+        log, settings = home.log(*tp), home.settings.instance
+        found = clean_partition(
+            log,
+            home.topic_config(tp.topic),
+            Request(home.first_dirty(*tp), due=True, map_bytes=settings.map_bytes),
+            Context(
+                log.files,
+                log.clock,
+                scratch=settings.lastword_map_scratch,
+                stop=stop,
+                budget=self.work.budgets.budget(self.drive),
+            ),
+            record_first_dirty=lambda offset: home.set_first_dirty(*tp, offset),
+        )
+        return self._done(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite(Due):
+    """Strategy `generational`: one run of neighbouring segments."""
+
+    chosen: Run
+
+    def _do(self, stop: Stop) -> Done | None:
+        from lastword.cleaner.drive import Place, rewrite
+
+        budget = self.work.budgets.budget(self.drive)
+        found = rewrite(Place(self.partition, self.home), self.chosen, stop=stop, budget=budget)
+        return self._done(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan(Due):
+    """Brings the accounts of a partition up to date; each segment is read once, soon after it was closed."""
+
+    def _do(self, stop: Stop) -> Done | None:
+        from lastword.cleaner.drive import Place, look
+
+        place = Place(self.partition, self.home)
+        now_ms = self.work.clock.now_ms()
+        failed: list[LastwordError] = []
+        try:
+            look(
+                [place],
+                self.drive,
+                now_ms=now_ms,
+                space_target=self.work.space_target([place]),
+                failed=failed,
+                stop=stop,
+                budget=self.work.budgets.budget(self.drive),
+            )
+        except Stopped:
+            return None
+        if failed:
+            raise failed[0]
+        return Done(*self.partition, self.drive, "looked", now_ms)
+
+
+log = logging.getLogger(__name__)
+
+OVERDUE, SCAN, CEILING, DIRTY, FILES = range(5)
+"""Ranks: garbage older than max.compaction.lag.ms; segments that no account knows yet; a partition beyond its
+ceiling; a drive above its target, or a partition above its dirty ratio; too many files."""
+KEEP_SECONDS = 5.0
+_RANKS = {"overdue": OVERDUE, "ceiling": CEILING, "target": DIRTY, "files": FILES}
+
+
+class DirectoryWork:
+    """The compacted partitions of `spread`.
+
+    only   a topic and a partition (None: each) to which everything is limited; None: all
+    """
+
+    def __init__(
+        self,
+        spread: LogDirSet,
+        drives: Drives,
+        states: States,
+        clock: Clock,
+        *,
+        only: tuple[str, int | None] | None = None,
+    ) -> None:
+        self.budgets = drives
+        self._spread = spread
+        self._states = states
+        self.clock = clock
+        self.only = only
+        self._found: dict[str, tuple[float, list[Due]]] = {}
+        self._told: set[str] = set()
+        self._watches: dict[tuple[str, TopicPartition], ExpiryWatch] = {}
+
+    def drives(self) -> list[str]:
+        self._look_at_quarantine()
+        return self.budgets.names
+
+    def next(self, drive: str, held: Collection[TopicPartition]) -> Due | None:
+        """The most urgent round on a drive. A look at many partitions finds many: they are given one after
+        another, for a while."""
+        until, found = self._found.pop(drive, (0.0, []))
+        now = self.clock.monotonic()
+        found = [one for one in found if one.partition not in held] if now < until else []
+        if not found:
+            found, until = self._look_at_drive(drive, held), now + KEEP_SECONDS
+        if not found:
+            return None
+        # A run was the best before what goes first now was done: it is chosen anew then.
+        rest = list(takewhile(lambda one: not isinstance(one, Rewrite), found[1:]))
+        self._found[drive] = until, rest
+        return found[0]
+
+    def overtakes(self, task: Task, held: Collection[TopicPartition]) -> bool:
+        """`max.compaction.lag.ms` beats everything: also what is under way. What was found is given next."""
+        if task.urgency.rank == OVERDUE:
+            return False
+        found = self._look_at_drive(task.drive, held)
+        if not found or found[0].urgency.rank != OVERDUE:
+            return False
+        self._found[task.drive] = self.clock.monotonic() + KEEP_SECONDS, found[:1]
+        return True
+
+    def forget(self) -> None:
+        """Look anew: settings have changed."""
+        self._found.clear()
+
+    def _look_at_drive(self, drive: str, held: Collection[TopicPartition]) -> list[Due]:
+        """All that could be done there now, the most urgent first."""
+        found: list[Due] = []
+        accounted: list[tuple[TopicPartition, LogDirectory]] = []
+        kept = set(held)
+        worth_it = False  # is there a closed segment to look at?
+        for tp, home, config in self._partitions(drive):
+            if not config.compacts:
+                continue
+            generational = config.lastword_strategy == "generational"
+            wanted = self._wanted(tp)
+            if not wanted:
+                kept.add(tp)
+            if generational:
+                accounted.append((tp, home))
+            if tp in held or not (wanted or generational):
+                continue
+            try:
+                plan, urgency = self._look(tp, home, config)
+            except LastwordError:  # told to whoever uses that partition; the others are cleaned
+                continue
+            if plan.action == "clean" and generational:
+                worth_it = True
+            elif plan.action == "clean":
+                found.append(Whole(self, tp, home, drive, urgency))
+        if worth_it:
+            found += self._by_accounts(drive, accounted, kept)
+        return sorted(found, key=lambda one: (one.urgency, one.partition))
+
+    def _wanted(self, tp: TopicPartition) -> bool:
+        return self.only is None or self.only in ((tp.topic, None), (tp.topic, tp.partition))
+
+    def _by_accounts(
+        self,
+        drive: str,
+        accounted: list[tuple[TopicPartition, LogDirectory]],
+        held: Collection[TopicPartition],
+    ) -> Iterator[Due]:
+        """Scans of what is new, and the best run of the drive as far as it is known."""
+        from lastword.cleaner.drive import Place, late_ms, look
+        from lastword.cleaner.policy.generational import choose_drive
+
+        places = [Place(tp, home) for tp, home in accounted]
+        stale: list[Place] = []
+        failed: list[LastwordError] = []
+        now_ms = self.clock.now_ms()
+        account = look(
+            places,
+            drive,
+            now_ms=now_ms,
+            space_target=self.space_target(places),
+            held=held,
+            failed=failed,
+            stale=stale,
+        )
+        self._tell(failed)
+        late = {(one.topic, one.partition): late_ms(one, now_ms) for one in account.partitions}
+        for place in stale:
+            if place.partition not in held:
+                # Before the garbage of a partition that is overdue can go, what is new there must be known.
+                after_ms = late.get(place.partition, 0)
+                urgency = Urgency(OVERDUE, -after_ms) if after_ms else Urgency(SCAN)
+                yield Scan(self, place.partition, place.home, drive, urgency)
+        choice = choose_drive(account, now_ms)
+        if choice.run is not None:
+            homes = dict(accounted)
+            tp = TopicPartition(choice.run.topic, choice.run.partition)
+            dead = sum(one.dead_bytes for one in account.partitions)
+            share = dead / max(1, sum(one.total_bytes for one in account.partitions))
+            urgency = Urgency(_RANKS[choice.obligation], -share)
+            yield Rewrite(self, tp, homes[tp], drive, urgency, choice.run)
+
+    def _tell(self, failed: list[LastwordError]) -> None:
+        """What keeps a partition from being looked at, once each: the others go on."""
+        for error in failed:
+            if error.message not in self._told:
+                self._told.add(error.message)
+                log.warning("lastword: not cleaned: %s", error.message)
+
+    @staticmethod
+    def space_target(places: list[Place]) -> float:
+        return min(one.home.settings.instance.lastword_space_target for one in places)
+
+    def _partitions(self, drive: str) -> Iterator[tuple[TopicPartition, LogDirectory, TopicConfig]]:
+        """Those that may be touched, on a drive that serves."""
+        try:
+            homes = self._spread.homes()
+        except LastwordError:  # a partition lies in two places: nothing is touched before that is settled
+            return
+        for topic, partitions in homes.items():
+            for number, home in partitions.items():
+                if not self._spread.serves(home):
+                    continue
+                if self.budgets.drive_of(home.path) == drive:
+                    yield TopicPartition(topic, number), home, home.topic_config(topic)
+
+    def _look(self, tp: TopicPartition, home: LogDirectory, config: TopicConfig) -> tuple[Plan, Urgency]:
+        log = home.log(*tp)
+        seen = home.ledgers.seen.get(tp)
+        dead_bytes = getattr(getattr(seen, "account", None), "dead_bytes", 0)
+        roll_for_cleaning(log, config, now_ms=self.clock.now_ms(), dead_bytes=dead_bytes)
+        noted = quarantine.load(home.files, log.directory)
+        if noted is not None and self._states[tp].kind in ("idle", "paused"):
+            self._states.apply(tp, "find")
+        segments = log.segments
+        plan = choose_for(
+            log,
+            config,
+            Request(home.first_dirty(*tp), True, config.lastword_strategy, home.settings.instance.map_bytes),
+            self.clock.now_ms(),
+            quarantine=None if noted is None else noted.reason,
+            dead_bytes=dead_bytes,
+        )
+        if config.lastword_strategy == "generational":
+            return plan, Urgency(SCAN)
+        late_ms = overdue_ms(
+            [one for one in segments if one.next_offset <= plan.limit],
+            plan.start,
+            plan.now_ms,
+            config.max_compaction_lag_ms,
+        )
+        labels = tp.topic, str(tp.partition)
+        metrics.LOG_DIRTY_RATIO.set(plan.dirty_ratio, *labels)
+        metrics.CLEANER_OVERDUE_SECONDS.set((late_ms or 0) / 1000, *labels)
+        if late_ms is None:
+            return plan, Urgency(DIRTY, -plan.dirty_ratio)
+        return plan, Urgency(OVERDUE, -late_ms)
+
+    def _look_at_quarantine(self) -> None:
+        """A note that somebody removed by hand holds nobody back."""
+        for tp, state in self._states.all().items():
+            if state.kind == "quarantined":
+                try:
+                    home = self._spread.home(*tp)
+                    if home is None or not home.holds(*tp):
+                        self._states.forget(tp)
+                    elif quarantine.load(home.files, home.directory(*tp)) is None:
+                        self._states.apply(tp, "retry")
+                except LastwordError:  # its drive is offline
+                    continue
+
+    def chores(self, held: Collection[TopicPartition]) -> Iterator[Done]:
+        """Retention of every partition whose policy is known, and files whose delay has passed."""
+        homes: dict[str, LogDirectory] = {}
+        for drive in self.budgets.names:
+            for tp, home, config in self._partitions(drive):
+                homes[home.path] = home
+                if tp not in held and config.cleanup_policy is not None and self._wanted(tp):
+                    done = self._expire(tp, home, drive)
+                    if done is not None:
+                        yield done
+                    self._expire_values(tp, home, config)
+        for home in homes.values():
+            try:
+                home.remove_deferred()
+            except LastwordError:  # a drive that fails says so to whoever writes there
+                continue
+
+    def _expire_values(self, tp: TopicPartition, home: LogDirectory, config: TopicConfig) -> None:
+        """Append tombstones for values whose time to live has passed."""
+        if config.lastword_ttl_ms < 0 or not config.compacts:
+            self._watches.pop((home.path, tp), None)
+            return
+        from lastword.state.ttl import ExpiryWatch, expire_values
+
+        watch = self._watches.setdefault((home.path, tp), ExpiryWatch())
+        with home.try_claim(*tp) as mine:
+            if mine:
+                try:
+                    map_bytes = home.settings.instance.map_bytes
+                    count = expire_values(home.log(*tp), config, watch, map_bytes=map_bytes)
+                except LastwordError as error:
+                    self._tell([error])
+                else:
+                    if count:
+                        log.info("lastword: %s: %d values expired", tp, count)
+
+    def _expire(self, tp: TopicPartition, home: LogDirectory, drive: str) -> Done | None:
+        from lastword.retention.expire import expire
+
+        with home.try_claim(*tp) as mine:
+            if not mine:
+                return None
+            try:
+                found = expire(home, *tp)
+            except UnknownTopicError:  # deleted a moment ago
+                return None
+            except LastwordError as error:
+                return Done(*tp, drive, "failed", self.clock.now_ms(), error=error.message)
+        if not found.removes:
+            return None
+        return Done(*tp, drive, "expired", self.clock.now_ms(), deletion=found)

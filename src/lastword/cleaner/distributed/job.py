@@ -1,0 +1,395 @@
+"""A cleaning in many steps as files: a description of the work, and the results of the steps.
+
+A job is `<partition>/lastword/sharded-<token>/`. The files of its steps are there too, or in a directory of
+that name in another place that all tasks see; outputs are always on the log's own drive. `job.json` describes
+the work and never changes; each finished step has left a file with its number (`sharded.py`). A process that
+resumes a job lists the files. Nothing in a job is part of the log.
+
+Files are written under another name and renamed, with checksums, not synced. A power cut may leave a damaged
+file: the next cleaning discards a job with a file that fails its checksum, and starts a new one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from lastword.cleaner.engine.cleaning import below
+from lastword.cleaner.engine.report import BuiltGroup, OutputFacts, Removed, SourceFacts, TombstonesWaiting
+from lastword.cleaner.policy.groups import Group
+from lastword.cleaner.policy.plan import Plan, Reason
+from lastword.clock import Clock
+from lastword.errors import CorruptFileError, LastwordError
+from lastword.files import Files
+from lastword.files.framed import Framed
+from lastword.partition import leases
+from lastword.segment import names
+from lastword.segment.segment import Segment
+from lastword.values import Value
+
+PREFIX = "sharded-"
+PLANNED = "planned-"
+MAX_AGE_MS = 24 * 3_600_000
+"""A job that was begun so long ago is not gone on with, and its files go."""
+UNIT_BYTES = 1 << 30
+SMALLEST_UNIT_BYTES = 32 << 20
+SHARD_BYTES = 512 << 20  # of the log: so many go into one shard at most
+FEWEST_SHARDS = 8
+_UNITS = 64
+_JOB = "job.json"
+GROUPS = "groups.json"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSource(Value):
+    """A segment as the job found it."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    inode: int
+    old_due: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Value):
+    """All that a step has to know.
+
+    directory   of the job; scratch: of its steps' files; partition: of the log
+    salt        of the maps, hexadecimal
+    due_below   tombstones from there on wait for a lease
+    units       (first, end) as indexes of `sources`
+    rewrites    False: outputs are only counted, for a plan
+    """
+
+    directory: str
+    scratch: str
+    partition: str
+    plan: Plan
+    salt: str
+    due_below: int
+    sources: tuple[JobSource, ...]
+    units: tuple[tuple[int, int], ...]
+    shards: int
+    rewrites: bool
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(one.size_bytes for one in self.sources)
+
+
+def start(
+    files: Files,
+    partition: str,
+    segments: Sequence[Segment],
+    plan: Plan,
+    *,
+    scratch: str | None = None,
+    salt: bytes | None = None,
+    shards: int | None = None,
+    unit_bytes: int | None = None,
+    rewrites: bool = True,
+) -> Job:
+    """A new job for `plan`, from `prepare`; without `rewrites`, from `choose`."""
+    from lastword.cleaner.engine.liveness import old_due  # loads the kernels
+
+    token = os.urandom(8).hex()
+    sources = below(segments, plan.limit)
+    total_bytes = sum(one.size for one in sources)
+    if unit_bytes is None:
+        unit_bytes = min(max(total_bytes // _UNITS, SMALLEST_UNIT_BYTES), UNIT_BYTES)
+    private = f"{partition}/{names.PRIVATE}"
+    if not files.exists(private):
+        files.mkdir(private)
+    directory = f"{private}/{PREFIX if rewrites else PLANNED}{token}"
+    files.mkdir(directory)
+    job = Job(
+        directory=directory,
+        scratch=directory,
+        partition=partition,
+        plan=plan,
+        salt=(os.urandom(16) if salt is None else salt).hex(),
+        due_below=leases.load(files, partition, plan.now_ms).floor,
+        sources=tuple(
+            JobSource(one.base_offset, one.next_offset, one.size, one.inode, due)
+            for one, due in zip(sources, old_due(sources, plan), strict=True)
+        ),
+        units=_units([one.size for one in sources], unit_bytes),
+        shards=shards or _shards(sources, total_bytes, plan.map_bytes),
+        rewrites=rewrites,
+    )
+    if scratch is not None:
+        job = replace(job, scratch=f"{scratch.rstrip('/')}/lastword-{PREFIX}{token}")
+        files.mkdir(job.scratch)
+    write_json(files, f"{directory}/{_JOB}", job.to_dict())
+    return job
+
+
+def unfinished(files: Files, partition: str, clock: Clock) -> Job | None:
+    """The job that a killed process left behind, if it can be gone on with; others are removed. For the only
+    round of a partition.
+
+    It can while it is young, its segments are the ones that lie there (or its own outputs in their place),
+    and no lease has come below the tombstones that it lets go.
+    """
+    private = f"{partition}/{names.PRIVATE}"
+    if not files.exists(private):
+        return None
+    kept = None
+    for name in files.listdir(private):
+        path = f"{private}/{name}"
+        if name.startswith((PREFIX, PLANNED)):
+            facts = files.stat(f"{path}/{_JOB}")
+            old = facts is not None and clock.now_ms() - facts.mtime_ms > MAX_AGE_MS
+            if name.startswith(PLANNED) and not old:
+                continue  # somebody may be planning, without a lock
+            job = None if facts is None or old else _sound(files, path, partition, clock)
+            if job is None or kept is not None:
+                remove(files, path)
+            else:
+                kept = job
+    return kept
+
+
+def _sound(files: Files, path: str, partition: str, clock: Clock) -> Job | None:
+    try:
+        job = load(files, path)
+        floor = leases.load(files, partition, clock.now_ms()).floor
+    except LastwordError:
+        return None
+    if not job.rewrites:
+        return None
+    moved = job.partition != partition or job.directory != path or not files.exists(job.scratch)
+    if moved or floor < job.due_below:
+        return None
+    try:
+        groups = groups_of(files, job) or ()
+        gone = {i for n in published(files, job) for i in range(groups[n].first, groups[n].last + 1)}
+    except LastwordError:  # a damaged file of a step: the job starts again
+        return None
+    for number, source in enumerate(job.sources):
+        facts = files.stat(log_file(partition, source.base_offset))
+        same = facts is not None and (facts.size, facts.inode) == (source.size_bytes, source.inode)
+        if not same and number not in gone:
+            return None
+    return job
+
+
+def go_on(files: Files, job: Job) -> None:
+    """Before the steps of a job that was left behind: outputs that are gone, or gave tombstones a time to
+    live that counts from back then, are made again.
+    """
+    done = published(files, job)
+    for number, _ in enumerate(groups_of(files, job) or ()):
+        known = load_note(files, job, number)
+        if known is not None and number not in done:
+            there = files.exists(known["group"]["output"]["directory"])
+            if known["starts_clocks"] or not there:
+                files.unlink(f"{job.scratch}/built-{number:05d}.json", missing_ok=True)
+
+
+def remove(files: Files, directory: str) -> None:
+    """End a job: its files go, wherever they lie. A copy of a task that is about to be ended may still write
+    there; what it leaves goes the next time.
+    """
+    with suppress(LastwordError):
+        scratch = load(files, directory).scratch
+        if scratch != directory and files.exists(scratch):
+            files.remove_tree(scratch)
+    with suppress(LastwordError):
+        if files.exists(directory):
+            files.remove_tree(directory)
+
+
+def load(files: Files, directory: str) -> Job:
+    """CorruptFileError if its description cannot be read."""
+    path = f"{directory}/{_JOB}"
+    try:
+        found = read_json(files, path)
+        plan = found["plan"]
+        plan["reasons"] = tuple(Reason(**one) for one in plan["reasons"])
+        found["plan"] = Plan(**plan)
+        found["sources"] = tuple(JobSource(**one) for one in found["sources"])
+        found["units"] = tuple((first, end) for first, end in found["units"])
+        return Job(**found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise unreadable(path) from error
+
+
+def _units(sizes: Sequence[int], unit_bytes: int) -> tuple[tuple[int, int], ...]:
+    """Neighbours together until they are as large as that."""
+    units, first, held = [], 0, 0
+    for number, size in enumerate(sizes):
+        held += size
+        if held >= unit_bytes or number + 1 == len(sizes):
+            units.append((first, number + 1))
+            first, held = number + 1, 0
+    return tuple(units)
+
+
+def _shards(sources: Sequence[Segment], total_bytes: int, map_bytes: int) -> int:
+    """So many that a shard's map holds its keys, were all of them different; told from a few chunks. Too few
+    only mean that a shard is passed over more than once.
+    """
+    from lastword.kernels import table as fields
+    from lastword.kernels.offset_map import FIXED_BYTES
+    from lastword.records.columns import decode_columns
+    from lastword.resolve.offset_map import MOST_LOAD, SLOT_BYTES
+    from lastword.resolve.shards import MOST_SHARDS
+
+    taken = records = key_bytes = 0
+    looked_at = {one.base_offset: one for one in (sources[0], sources[len(sources) // 2], sources[-1])}
+    for source in looked_at.values():
+        with suppress(LastwordError):  # damage is for the steps to tell
+            chunk = next(iter(source.chunk_reader(chunk_bytes=1 << 18)), None)
+            if chunk is not None:
+                lengths = decode_columns(chunk).key_length
+                taken += int(chunk.table[:, fields.SIZE].sum())
+                records += lengths.size
+                key_bytes += int(lengths.clip(0).sum())
+    entry = key_bytes / max(records, 1) + FIXED_BYTES + SLOT_BYTES / MOST_LOAD
+    by_memory = total_bytes * records / max(taken, 1) * entry / (0.8 * map_bytes)
+    wanted = max(by_memory, total_bytes / SHARD_BYTES, FEWEST_SHARDS)
+    return min(math.ceil(wanted), MOST_SHARDS)
+
+
+# ---------------------------------------------------------------- what is there
+
+
+def units_left(files: Files, job: Job) -> list[int]:
+    return _left(files, job, "unit", len(job.units))
+
+
+def shards_left(files: Files, job: Job) -> list[int]:
+    return _left(files, job, "shard", job.shards)
+
+
+def groups_left(files: Files, job: Job) -> list[int]:
+    """Largest first."""
+    groups = groups_of(files, job) or ()
+    left = [i for i in range(len(groups)) if load_note(files, job, i) is None]
+    return sorted(left, key=lambda i: -groups[i].size_bytes)
+
+
+def done_bytes(files: Files, job: Job) -> tuple[int, int]:
+    """(done, in all): every byte of the log counts once to extract, once to resolve, and once more where it
+    is rewritten.
+    """
+    there = set(files.listdir(job.scratch))
+    done = sum(
+        sum(one.size_bytes for one in job.sources[first:end])
+        for number, (first, end) in enumerate(job.units)
+        if f"unit-{number:05d}.npz" in there
+    )
+    resolved = sum(f"shard-{number:05d}.npz" in there for number in range(job.shards))
+    done += job.source_bytes * resolved // job.shards
+    groups = groups_of(files, job)
+    total = 3 * job.source_bytes
+    if groups is not None:
+        total = 2 * job.source_bytes + sum(one.size_bytes for one in groups)
+        done += sum(one.size_bytes for i, one in enumerate(groups) if f"built-{i:05d}.json" in there)
+    return min(done, total), total
+
+
+def _left(files: Files, job: Job, step: str, count: int) -> list[int]:
+    there = set(files.listdir(job.scratch))
+    return [number for number in range(count) if f"{step}-{number:05d}.npz" not in there]
+
+
+def groups_of(files: Files, job: Job) -> tuple[Group, ...] | None:
+    path = f"{job.scratch}/{GROUPS}"
+    if not files.exists(path):
+        return None
+    return tuple(Group(**one) for one in read_json(files, path))
+
+
+def load_note(files: Files, job: Job, number: int) -> dict[str, Any] | None:
+    path = f"{job.scratch}/built-{number:05d}.json"
+    return read_json(files, path) if files.exists(path) else None
+
+
+def built_of(known: dict[str, Any]) -> BuiltGroup:
+    fields = dict(known["group"])
+    fields["sources"] = tuple(SourceFacts(**one) for one in fields["sources"])
+    fields["output"] = OutputFacts(**fields["output"])
+    fields["removed"] = Removed(**fields["removed"])
+    fields["tombstones"] = TombstonesWaiting(**fields["tombstones"])
+    return BuiltGroup(**fields)
+
+
+def published(files: Files, job: Job) -> dict[int, int]:
+    """Groups whose outputs have been swapped in already: number to base offset."""
+    found = {}
+    for number, _ in enumerate(groups_of(files, job) or ()):
+        known = load_note(files, job, number)
+        if known is not None:
+            output = known["group"]["output"]
+            facts = files.stat(log_file(job.partition, output["base_offset"]))
+            if facts is not None and (facts.size, facts.inode) == (output["size_bytes"], known["inode"]):
+                found[number] = output["base_offset"]
+    return found
+
+
+def log_file(partition: str, base_offset: int) -> str:
+    return os.path.join(partition, names.segment_file(base_offset, names.LOG))
+
+
+FORM = Framed("job", 1, "bad-job-file", "clean the partition again: the job is discarded and starts again")
+
+
+def name_aside(path: str) -> str:
+    """A name beside it that no other attempt has."""
+    return f"{path}.{os.urandom(6).hex()}"
+
+
+def write_whole(files: Files, path: str, data: bytes) -> None:
+    """All of it or nothing has the name."""
+    aside = name_aside(path)
+    with files.open_append(aside, create=True, exclusive=True) as out:
+        out.append(data)
+    files.rename(aside, path)
+
+
+def write_arrays(files: Files, path: str, parts: dict[str, Any]) -> None:
+    buffer = BytesIO()
+    np.savez(buffer, **parts)
+    write_whole(files, path, buffer.getvalue())
+
+
+def read_arrays(files: Files, path: str) -> dict[str, Any]:
+    """Its own checksums are looked at."""
+    try:
+        with np.load(BytesIO(files.read_bytes(path)), allow_pickle=False) as found:
+            return dict(found)
+    except (ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        raise unreadable(path) from error
+
+
+def write_json(files: Files, path: str, value: Any) -> None:
+    """Write a value of JSON, framed."""
+    write_whole(files, path, FORM.encode({"value": value}))
+
+
+def read_json(files: Files, path: str) -> Any:
+    """Return what `write_json` wrote. CorruptFileError for anything else."""
+    fields = FORM.decode(files.read_bytes(path), path)
+    if "value" not in fields:
+        raise unreadable(path)
+    return fields["value"]
+
+
+def unreadable(path: str) -> CorruptFileError:
+    return CorruptFileError(
+        "a scratch file of a cleaning is not as it was written",
+        code=FORM.code,
+        remedy=FORM.remedy,
+        file=path,
+    )

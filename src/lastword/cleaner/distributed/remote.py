@@ -1,0 +1,174 @@
+"""Cleanings by garbage accounts in two places: built where a worker sees the files, published where the log
+is open.
+
+`build` is `cleaning.clean` on a view and without a lock, with publishing deferred: it opens the accounts that
+were saved, scans what is new, rewrites and certifies. A swap moves a file and changes nothing of it, so the
+accounts as they will be after all swaps are known before the first one. They are saved beside the outputs;
+`publish` swaps, and then renames them. A kill in between leaves accounts that do not fit the log, which are
+thrown away and cost a scan; so does a swap that is refused.
+
+    where the log is open        anywhere that sees the files
+    prepare -> plan
+                                 scan, build -> values that can be pickled
+    save, publish
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from lastword.accounts.ledger import Ledger
+from lastword.cleaner.drive import Seen, seen_of
+from lastword.cleaner.engine import output
+from lastword.cleaner.engine.cleaning import Context, clean
+from lastword.cleaner.engine.liveness import KeptAccounts, refresh
+from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
+from lastword.cleaner.engine.sinks import Collector, Publisher
+from lastword.cleaner.policy.generational import Run
+from lastword.cleaner.policy.plan import Plan
+from lastword.config import TopicConfig
+from lastword.errors import LastwordError
+from lastword.files import Files
+from lastword.partition.log import PartitionLog
+from lastword.partition.view import PartitionView
+from lastword.segment import names
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerParams:
+    """With what the accounts of a partition are opened elsewhere.
+
+    t, seen   the drive's time, and how far this log went then (`Ledgers.advance`)
+    drive     its name
+    alpha     weight of the survivorship that a cleaning meets
+    """
+
+    t: int
+    seen: tuple[int, int]
+    drive: str
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteScan:
+    """The result of a scan, and the directory that holds the accounts after it; empty: none were saved."""
+
+    seen: Seen
+    accounts: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteBuild:
+    """Cleanings of one partition, one after another, before their swaps.
+
+    after         result of a scan when all are published
+    accounts      as of then: the directory that holds them, empty if none were saved
+    """
+
+    cleanings: tuple[PreparedCleaning, ...]
+    after: Seen
+    accounts: str
+
+
+# ---------------------------------------------------------------- anywhere that sees the files
+
+
+def up_to_date(view: PartitionView, plan: Plan, params: LedgerParams, context: Context) -> tuple[Ledger, int]:
+    """Return the accounts that were saved, with what is new scanned, and the bytes that were read.
+
+    Where the saved accounts do not fit the log, they are made again.
+    """
+    ledger = open_ledger(view, plan, params, context)
+    return ledger, refresh(view, view.segments, ledger, plan, context)
+
+
+def open_ledger(view: PartitionView, plan: Plan, params: LedgerParams, context: Context) -> Ledger:
+    ledger = Ledger.open(context.files, view.directory, view.segments, map_bytes=plan.map_bytes)
+    ledger.t, ledger.seen = max(ledger.t, params.t), params.seen
+    return ledger
+
+
+def scan(
+    view: PartitionView, config: TopicConfig, plan: Plan, params: LedgerParams, context: Context
+) -> RemoteScan:
+    """Scan what is new. Changes nothing but the private directory; a dry context: nor that."""
+    ledger, _ = up_to_date(view, plan, params, context)
+    seen = seen_of(view, config, ledger, plan, view.segments, params.drive)
+    return RemoteScan(seen, "" if context.dry else _saved(view, ledger, plan, context.files))
+
+
+def build(
+    view: PartitionView,
+    config: TopicConfig,
+    plan: Plan,
+    params: LedgerParams,
+    runs: Sequence[Run] | None,
+    context: Context,
+) -> RemoteBuild:
+    """Scan what is new, then rewrite by `plan` (from `prepare`): the same `clean`, published later.
+
+    A swap moves files and changes nothing in them: the ledger counts each output as one that was swapped in,
+    and the view has it in the place of its sources.
+
+    Args:
+        runs: a cleaning for each; none reaches into another. None: one cleaning of all garbage.
+    """
+    ledger = open_ledger(view, plan, params, context)
+    prepared: list[PreparedCleaning] = []
+    for run in [None] if runs is None else runs:
+        liveness = KeptAccounts(
+            ledger, config, runs=None if run is None else [run], alpha=params.alpha, refresh=not prepared
+        )
+        prepared.append(clean(view, plan, liveness, Collector(plan, view), context))
+        plan = replace(plan, start=max(prepared[-1].first_dirty, plan.log_start))
+    after = seen_of(view, config, ledger, plan, view.segments, params.drive)
+    return RemoteBuild(tuple(prepared), after, _saved(view, ledger, plan, context.files))
+
+
+def _saved(view: PartitionView, ledger: Ledger, plan: Plan, files: Files) -> str:
+    """The private directory in which the accounts lie now; empty where they are not worth it, or for want of
+    room: they can be made again."""
+    aside = ""
+    with suppress(LastwordError):
+        aside = output.make_staging(files, view.directory, plan.limit)
+        if ledger.save(aside):
+            return aside
+    if aside:
+        with suppress(LastwordError):
+            output.discard_staging(files, aside)
+    return ""
+
+
+# ---------------------------------------------------------------- where the log is open
+
+
+def publish(
+    log: PartitionLog, built: RemoteBuild, *, record_first_dirty: Callable[[int], None]
+) -> Iterator[CleanRound]:
+    """Publish one cleaning after another, then save the accounts. A lease that comes in between ends it, and
+    with it what was built for later ones."""
+    try:
+        for one in built.cleanings:
+            done = Publisher(log, one.plan, record_first_dirty).publish(one)
+            yield done
+            if not done.complete:
+                return
+        save(log.files, log.directory, built.accounts)
+    finally:
+        if built.accounts:
+            output.discard_staging(log.files, built.accounts)
+
+
+def save(files: Files, directory: str, accounts: str) -> None:
+    """Rename accounts that were saved aside: they are true of the log from now on."""
+    if not accounts:
+        return
+    private = f"{directory}/{names.PRIVATE}"
+    for name in (names.SURVIVORSHIP, names.ACCOUNTS):
+        if files.exists(os.path.join(accounts, name)):
+            files.rename(os.path.join(accounts, name), os.path.join(private, name))
+    files.fsync_dir(private)
+    output.discard_staging(files, accounts)

@@ -1,0 +1,451 @@
+"""One round in many steps, for a partition that is too large for one task: any of them may run anywhere that
+sees the files, twice, or again after a kill.
+
+    start      a plan's segments in units, a number of shards       where the log is open
+    extract    a unit   ->  unit-<n>.data, .npz    keys and offsets by shard         a task each
+    resolve    a shard  ->  shard-<n>.dead, .npz   dead offsets, sums a segment      a task each
+    merge               ->  facts.npz, groups.json                  where the log is open
+    rewrite    a group  ->  built-<n>.json         a certified output                a task each
+    built               ->  `PreparedCleaning`, to publish      where the log is open
+
+A step's result is written aside, under a name of the attempt's own, and renamed: what has its name is whole,
+and two attempts write the same bytes. So who goes on with a job lists what is there and does the rest.
+Outputs are published by the same swap as always, if the certificate agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from google_crc32c import value as crc32c
+
+from lastword.cleaner.distributed.job import (
+    GROUPS,
+    Job,
+    built_of,
+    groups_of,
+    load,
+    load_note,
+    log_file,
+    name_aside,
+    read_arrays,
+    read_json,
+    unreadable,
+    write_arrays,
+    write_json,
+    write_whole,
+)
+from lastword.cleaner.engine import lease_guard, report
+from lastword.cleaner.engine.cleaning import CleanableLog, Context, Scan, Steps, clean, limits_of
+from lastword.cleaner.engine.report import BuiltGroup, PreparedCleaning
+from lastword.cleaner.engine.sinks import Collector, Counter, exact_plan
+from lastword.cleaner.engine.transactions import NOTHING, Found, Transactions
+from lastword.cleaner.policy import quarantine
+from lastword.cleaner.policy.groups import Group, group
+from lastword.cleaner.policy.plan import Plan
+from lastword.clock import Clock
+from lastword.errors import BusyError, LastwordError
+from lastword.files import Files
+from lastword.partition.leases import Leases
+from lastword.partition.transactions import Decisions
+from lastword.partition.view import PartitionView
+from lastword.segment.segment import Segment
+from lastword.segment.txn_index import AbortedTransaction
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
+
+_TRANSACTIONS = "transactions.json"
+_FACTS = "facts.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionMet:
+    """A unit holds a transaction, and nobody has looked yet what became of it."""
+
+    offset: int
+
+
+def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
+    """Unit `number`. Raises what `resolve` raises; damage sets the partition aside."""
+    from lastword.resolve import shards
+
+    job = _loaded(files, directory)
+    first, end = job.units[number]
+    sources = Sources(files, job)[first:end]
+    following = job.sources[end].base_offset if end < len(job.sources) else None
+    decided = _transactions(files, job)
+    path = f"{job.scratch}/unit-{number:05d}"
+    aside = name_aside(f"{path}.data")
+    try:
+        with (
+            _on_damage(files, job),
+            files.open_append(aside, create=True, exclusive=True) as out,
+        ):
+            parts = shards.extract(
+                sources,
+                following,
+                out,
+                shards=job.shards,
+                salt=bytes.fromhex(job.salt),
+                rules=_rules(job),
+                fates=_Unknown() if decided is None else decided[0],
+                old_due=[one.old_due for one in job.sources[first:end]],
+            )
+        files.rename(aside, f"{path}.data")
+    except _Met as met:
+        files.unlink(aside, missing_ok=True)
+        return TransactionMet(met.offset)
+    except BaseException:
+        with suppress(LastwordError):
+            files.unlink(aside, missing_ok=True)
+        raise
+    write_arrays(files, f"{path}.npz", parts)
+    return None
+
+
+def look(files: Files, directory: str, first_offset: int) -> None:
+    """What became of every transaction, from the first batch of any on."""
+    job = _loaded(files, directory)
+    view = PartitionView.load(files, job.partition)
+    plan = job.plan
+    walk = Transactions(view.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
+    with _on_damage(files, job):
+        decisions, found = walk.look(first_offset), walk.found
+    known = {
+        "aborted": [tuple(one) for one in decisions.aborted],
+        "undecided": list(decisions.undecided.items()),
+        "due": sorted(found.due),
+        "unclocked": sorted(found.unclocked),
+        "below": [tuple(one) for one in found.aborted],
+        "segments": sorted(found.segments),
+        "spoke_ms": list(found.spoke_ms.items()),
+    }
+    write_json(files, f"{job.scratch}/{_TRANSACTIONS}", known)
+
+
+def resolve_shard(files: Files, directory: str, number: int) -> None:
+    """Shard `number` of all units."""
+    from lastword.resolve import shards
+
+    job = _loaded(files, directory)
+    extents = [
+        shards.Extent(one.base_offset, one.next_offset, one.size_bytes, log_file("", one.base_offset))
+        for one in job.sources
+    ]
+    units = [files.open_read(f"{job.scratch}/unit-{i:05d}.data") for i in range(len(job.units))]
+    try:
+        found = shards.resolve_shard(
+            extents,
+            units,
+            number,
+            job.shards,
+            map_bytes=job.plan.map_bytes,
+            salt=bytes.fromhex(job.salt),
+            rules=_rules(job),
+        )
+    finally:
+        for unit in units:
+            unit.close()
+    path = f"{job.scratch}/shard-{number:05d}"
+    edges = _edges(found.dead, job)
+    checks = [crc32c(found.dead[a:b].tobytes()) for a, b in pairwise(edges)]
+    write_whole(files, f"{path}.dead", found.dead.tobytes())
+    numbers = (found.distinct_keys, found.passes, found.probes, found.map_bytes_used)
+    write_arrays(
+        files,
+        f"{path}.npz",
+        {
+            "stats": found.stats,
+            "digests": found.digests,
+            "edges": np.array(edges, np.int64),
+            "checks": np.array(checks, np.int64),
+            "numbers": np.array(numbers, np.int64),
+            "ratios": np.array([found.map_used_ratio, found.seconds]),
+        },
+    )
+
+
+def merge(files: Files, job: Job) -> None:
+    """Facts of all segments, and the groups to rewrite. Done before: done again, to the same end."""
+    from lastword.resolve import shards
+
+    units = [read_arrays(files, f"{job.scratch}/unit-{i:05d}.npz") for i in range(len(job.units))]
+    tally = shards.merged_tally(units, [_shard(files, job, i) for i in range(job.shards)])
+    write_arrays(files, f"{job.scratch}/{_FACTS}", tally.to_parts())
+    groups = group(tally.facts(), limits_of(job.plan), _found(files, job).segments)
+    write_json(files, f"{job.scratch}/{GROUPS}", [asdict(one) for one in groups])
+
+
+def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock: Clock) -> None:
+    """Rewrite and certify group `number`, or only count its bytes.
+
+    Tombstones that are met for the first time may go `delete.retention.ms` after `now_ms`.
+    """
+    job = _loaded(files, directory)
+    plan = replace(job.plan, now_ms=now_ms)
+    log = JobLog(plan.topic, plan.partition, job.partition, plan.log_start, Sources(files, job))
+    liveness = ShardedScan(files, job, number)
+    path = f"{job.scratch}/built-{number:05d}.json"
+    if not job.rewrites:
+        counted = clean(log, plan, liveness, Counter(plan), Context(files, clock, dry=True))
+        write_json(files, path, {"size_bytes": counted.write_bytes})
+        return
+    outputs = name_aside(f"{job.directory}/group-{number:05d}")
+    files.mkdir(outputs)
+    prepared = clean(log, plan, liveness, Collector(plan, staged_in=outputs), Context(files, clock))
+    for built in prepared.groups:
+        output = built.output
+        facts = files.stat(log_file(output.directory, output.base_offset))
+        note = {
+            "group": asdict(built),
+            "inode": -1 if facts is None else facts.inode,
+            "starts_clocks": liveness.sets_horizons(),
+        }
+        write_json(files, path, note)
+
+
+class JobLog(NamedTuple):
+    """The log of a job, without the files above its limit."""
+
+    topic: str
+    partition: int
+    directory: str
+    log_start: int
+    segments: Sequence[Segment]
+
+
+class ShardedScan:
+    """Liveness of one group, from the files of the job's shards."""
+
+    def __init__(self, files: Files, job: Job, number: int) -> None:
+        self._job = job
+        self._group = (groups_of(files, job) or ())[number]
+        self._resolution = _resolution(files, job, self._group)
+        self._transactions = _found(files, job)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
+        return 0
+
+    def scan(
+        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: Context, steps: Steps
+    ) -> Scan:
+        groups, stats = (self._group,), report.NOTHING_SCANNED
+        self._plan = plan
+        self._scan = Scan(segments, self._resolution, groups, self._transactions, stats, Leases())
+        return self._scan
+
+    def sets_horizons(self) -> bool:
+        """Return whether the group gives tombstones or markers a delete horizon that counts from now."""
+        facts = self._resolution.segments
+        return any(
+            facts[number].tombstones_without_horizon or number in self._transactions.segments
+            for number in range(self._group.first, self._group.last + 1)
+        )
+
+    def highest_due(self, group: Group) -> int:
+        return lease_guard.highest_due(self._scan, group, self._plan.now_ms, self._job.due_below)
+
+    def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
+        swap()
+
+    def first_dirty(self) -> int:
+        return self._plan.limit
+
+    def waiting(self) -> None:
+        return None
+
+    def held_back(self, scan: Scan) -> NDArray[np.int64]:
+        return np.empty(0, np.int64)
+
+
+def prepared(files: Files, job: Job, seconds: float) -> PreparedCleaning:
+    """Collect all that was built, for a `Publisher`. `seconds`: of the scan."""
+    groups = groups_of(files, job) or ()
+    stats = report.scan_stats(job.plan, _resolution(files, job, None, seconds))
+    notes = [load_note(files, job, number) for number in range(len(groups))]
+    built = tuple(built_of(note) for note in notes if note is not None)
+    return PreparedCleaning(job.plan, stats, built, job.plan.limit)
+
+
+def planned(files: Files, job: Job) -> Plan:
+    """Return the exact plan, of a job that only counts."""
+    groups = groups_of(files, job) or ()
+    notes = [load_note(files, job, number) for number in range(len(groups))]
+    write_bytes = sum(note["size_bytes"] for note in notes if note is not None)
+    source_bytes = sum(group.size_bytes for group in groups)
+    resolution = _resolution(files, job, None)
+    counted = replace(
+        job.plan,
+        segments=sum(group.count for group in groups),
+        read_bytes=report.scan_stats(job.plan, resolution).read_bytes + source_bytes,
+        write_bytes=write_bytes,
+        free_bytes=source_bytes - write_bytes,
+    )
+    return exact_plan(counted, resolution.segments)
+
+
+class Sources(Sequence[Segment]):
+    """The segments of a job, loaded when they are asked for. BusyError: it is another file now."""
+
+    def __init__(self, files: Files, job: Job) -> None:
+        self._files = files
+        self._job = job
+        self._loaded: dict[int, Segment] = {}
+
+    def __len__(self) -> int:
+        return len(self._job.sources)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        if number not in self._loaded:
+            wanted = self._job.sources[number]
+            found = Segment.load(
+                self._files, self._job.partition, wanted.base_offset, next_offset=wanted.next_offset
+            )
+            if (found.inode, found.size) != (wanted.inode, wanted.size_bytes):
+                raise BusyError(f"{found.file} changed while it was cleaned", remedy="clean again")
+            self._loaded[number] = found
+        return self._loaded[number]
+
+
+# ---------------------------------------------------------------- transactions
+
+
+class _Met(Exception):
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
+class _Unknown:
+    """Fates while nobody has looked: the first question ends the step."""
+
+    def fates(
+        self,
+        attributes: NDArray[np.int64],
+        producer_ids: NDArray[np.int64],
+        base_offsets: NDArray[np.int64],
+        last_offsets: NDArray[np.int64],
+    ) -> NDArray[np.uint8]:
+        raise _Met(int(base_offsets[0]))
+
+
+def _transactions(files: Files, job: Job) -> tuple[Decisions, Found] | None:
+    path = f"{job.scratch}/{_TRANSACTIONS}"
+    if not files.exists(path):
+        return None
+    known = read_json(files, path)
+    aborted, below_limit = (
+        tuple(AbortedTransaction(*one) for one in known[name]) for name in ("aborted", "below")
+    )
+    sets = (frozenset(known["due"]), frozenset(known["unclocked"]))
+    found = Found(*sets, below_limit, frozenset(known["segments"]), dict(known["spoke_ms"]))
+    return Decisions(aborted, undecided=dict(known["undecided"])), found
+
+
+def _found(files: Files, job: Job) -> Found:
+    known = _transactions(files, job)
+    return NOTHING if known is None else known[1]
+
+
+# ---------------------------------------------------------------- files of a job
+
+
+@lru_cache(maxsize=4)
+def _loaded(files: Files, directory: str) -> Job:
+    """A job never changes once it has its name."""
+    return load(files, directory)
+
+
+def _rules(job: Job) -> Any:
+    from lastword.resolve.rules import Rules
+
+    return Rules(decided=True, keyless_go=True, now_ms=job.plan.now_ms, due_below=job.due_below)
+
+
+def _on_damage(files: Files, job: Job) -> AbstractContextManager[None]:
+    return quarantine.on_damage(files, job.partition, job.plan, dry=not job.rewrites)
+
+
+def _edges(dead: NDArray[np.int64], job: Job) -> list[int]:
+    """Where each segment's dead offsets begin, and where the last one's end."""
+    bases = np.array([one.base_offset for one in job.sources], np.int64)
+    return [*np.searchsorted(dead, bases).tolist(), dead.size]
+
+
+def _shard(files: Files, job: Job, number: int) -> Any:
+    from lastword.resolve.shards import ShardFound
+
+    parts = read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz")
+    keys, passes, probes, used = parts["numbers"].tolist()
+    ratio, seconds = parts["ratios"].tolist()
+    nothing = np.empty(0, np.int64)
+    return ShardFound(nothing, parts["stats"], parts["digests"], keys, passes, probes, used, ratio, seconds)
+
+
+def _resolution(files: Files, job: Job, one: Group | None, seconds: float = 0.0) -> Resolution:
+    """With the bits of a group's segments, or with none."""
+    from lastword.resolve import DeadBitmaps
+    from lastword.resolve.bitmaps import joined
+    from lastword.resolve.shards import merged_resolution
+    from lastword.resolve.tally import Tally
+
+    facts = Tally.from_parts(read_arrays(files, f"{job.scratch}/{_FACTS}")).facts()
+    if one is None:
+        shards, dead = [_shard(files, job, number) for number in range(job.shards)], DeadBitmaps.of([])
+    else:
+        shards, dead = [], joined(_bits(files, job, facts, one))
+    return merged_resolution(
+        facts,
+        dead,
+        shards,
+        map_bytes=job.plan.map_bytes,
+        salt=bytes.fromhex(job.salt),
+        seconds=seconds,
+    )
+
+
+def _bits(files: Files, job: Job, facts: Sequence[SegmentFacts], one: Group) -> Iterator[DeadBitmaps]:
+    """The bits of a group, segment by segment: a group of segments without survivors may be most of the log,
+    and its dead offsets take 64 times what the bits take."""
+    from lastword.resolve.bitmaps import bits_of
+
+    known = [read_arrays(files, f"{job.scratch}/shard-{number:05d}.npz") for number in range(job.shards)]
+    edges, checks = [each["edges"] for each in known], [each["checks"] for each in known]
+    for i in range(one.first, one.last + 1):
+        end = facts[i].next_offset if i == one.last else max(facts[i].next_offset, facts[i + 1].base_offset)
+        dead = [
+            _dead(files, job, number, int(edges[number][i]), int(edges[number][i + 1]), checks[number][i])
+            for number in range(job.shards)
+        ]
+        yield bits_of(dead, facts[i].base_offset, end)
+
+
+def _dead(files: Files, job: Job, number: int, first: int, end: int, check: int) -> NDArray[np.int64]:
+    """Entries [first, end) of a shard's dead offsets, those of one segment."""
+    path = f"{job.scratch}/shard-{number:05d}.dead"
+    with files.open_read(path) as handle:
+        data = handle.pread(8 * (end - first), 8 * first)
+    if crc32c(data) != check:
+        raise unreadable(path)
+    return np.frombuffer(data, np.int64)

@@ -1,0 +1,1 @@
+"""Clean one partition: scan, rewrite, certify, publish, report."""

@@ -1,0 +1,211 @@
+"""Build a group into one certified output, in a private directory: write, read back, make durable.
+
+A second thread helps from `LARGE_BYTES` on. The caller's thread repacks survivors, group by group, and swaps
+the outputs in. Reading, verifying and decompressing the sources, and compressing and appending to the output,
+are done by whichever thread is free (`records.lanes`). A written output is read back and synced by the second
+thread while the caller writes the next; the last output is synced while it is read back.
+
+    caller   write a                write b                 swap a   read back b   swap b
+    second   read and append for a  read back a   sync a    read b   sync b
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, Future, wait
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from lastword.cleaner.engine import report
+from lastword.cleaner.engine.certificate import certify
+from lastword.cleaner.engine.output import Output, discard_staging, make_staging
+from lastword.cleaner.engine.report import BuiltGroup
+from lastword.cleaner.engine.rewrite import Rewritten, rewrite
+from lastword.cleaner.engine.transactions import index_entries
+from lastword.cleaner.policy import quarantine
+from lastword.cleaner.policy.groups import Group
+from lastword.errors import DiskFullError, LastwordError
+from lastword.records.lanes import second_thread
+
+if TYPE_CHECKING:
+    from lastword.cleaner.engine.cleaning import Rewrite
+
+
+def rewrite_each(rewrite: Rewrite, staged_in: str | None = None) -> Generator[BuiltGroup]:
+    """Rewrite and certify one group after another; one that fails leaves nothing behind. To be closed.
+
+    Args:
+        staged_in: where outputs are made, if not in the partition's private directory.
+    """
+    building = _Building(rewrite, staged_in or rewrite.directory)
+    scan = rewrite.scan
+    with second_thread("lastword-rewrite", scan.threads) as second:
+        yield from built_in_order(building, scan.groups, second, overlap=scan.overlap)
+
+
+@contextmanager
+def beside(second: Executor | None, work: Callable[[], None]) -> Iterator[None]:
+    """`work` is done by the second thread, if there is one, while the caller does what is in the context."""
+    done = second.submit(work) if second is not None else None
+    try:
+        yield
+    finally:
+        if done is not None:
+            wait([done])
+    if done is not None:
+        done.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """An output that is not certified yet. `seconds`: that it took."""
+
+    group: Group
+    output: Output
+    rewritten: Rewritten
+    seconds: float
+
+
+class _Building:
+    """What the groups of a cleaning have in common, and the two steps of building one."""
+
+    def __init__(self, rewrite: Rewrite, staged_in: str) -> None:
+        self._rewrite = rewrite
+        self._plan = rewrite.plan
+        self._scan = rewrite.scan
+        self._files = rewrite.context.files
+        self._steps = rewrite.steps
+        self._staged_in = staged_in
+
+    def write(self, group: Group, second: Executor | None) -> _Written:
+        started = self._steps.clock.monotonic()
+        self._check_room(group)
+        staged = make_staging(self._files, self._staged_in, group.base_offset)
+        scan = self._scan
+        try:
+            with self._on_damage():
+                output = Output(self._files, staged, group.base_offset, self._plan)
+                rewritten = rewrite(
+                    group,
+                    scan.sources,
+                    scan.resolution,
+                    self._plan,
+                    output,
+                    self._steps.rewritten,
+                    scan.transactions,
+                    second,
+                )
+        except BaseException:
+            self._throw_away(staged)
+            raise
+        return _Written(group, output, rewritten, self._steps.clock.monotonic() - started)
+
+    def complete(self, written: _Written, second: Executor | None) -> BuiltGroup:
+        started = self._steps.clock.monotonic()
+        group, output, rewritten = written.group, written.output, written.rewritten
+        sources, resolution = self._scan.sources, self._scan.resolution
+        taken = sources[group.first : group.last + 1]
+        try:
+            with self._on_damage(), beside(second, output.sync):
+                certified = certify(output, rewritten, group, sources, resolution, self._steps.check, second)
+            entries = index_entries(self._scan.transactions, taken, group.base_offset, group.next_offset)
+            output.finish(taken[-1].mtime_now_ms(), entries)
+            dropped = self._rewrite.highest_due(group)
+        except BaseException:
+            self._throw_away(output.directory)
+            raise
+        seconds = written.seconds + self._steps.clock.monotonic() - started
+        built = report.built(sources, group, output.directory, rewritten, certified, resolution, seconds)
+        return replace(built, dropped_tombstone=dropped)
+
+    def discard(self, unwanted: _Written) -> None:
+        discard_staging(self._files, unwanted.output.directory)
+
+    def give_up(self) -> None:
+        self._steps.give_up()
+
+    def _throw_away(self, staged: str) -> None:
+        with suppress(LastwordError):  # the first error is the one to report
+            discard_staging(self._files, staged)
+
+    def _on_damage(self) -> AbstractContextManager[None]:
+        return quarantine.on_damage(self._files, self._rewrite.directory, self._plan)
+
+    def _check_room(self, group: Group) -> None:
+        """Refuse before writing what will not fit. A guess that is too low still ends well: appends are whole
+        or nothing.
+        """
+        directory = self._rewrite.directory
+        needed, free = group.live_bytes, self._files.free_bytes(directory)
+        if needed > free:
+            name = f"{self._plan.topic}-{self._plan.partition}"
+            raise DiskFullError.of(name, os.path.dirname(directory), needed, free, directory)
+
+
+Written = TypeVar("Written")
+
+LARGE_BYTES = 32 << 20
+"""From here on a second thread is started: below, a round takes a fraction of a second as it is. Compressed
+bytes take several times as long as plain ones."""
+
+
+def threads_for(source_bytes: int, threads: int) -> int:
+    """How many a round uses that may use `threads` and reads so many bytes: a third would find nothing to do
+    while the map takes its chunks one after another."""
+    return min(threads, 2) if source_bytes >= LARGE_BYTES else 1
+
+
+class Building(Protocol[Written]):
+    """How a group is built, in two steps; a step that fails leaves nothing behind. `second`: a thread that
+    helps."""
+
+    def write(self, group: Group, second: Executor | None) -> Written: ...
+    def complete(self, written: Written, second: Executor | None) -> BuiltGroup: ...
+    def discard(self, unwanted: Written) -> None:
+        """Throw away what was written, complete or not."""
+
+    def give_up(self) -> None:
+        """Steps under way are to end soon."""
+
+
+def built_in_order(
+    building: Building[Written], groups: Sequence[Group], second: Executor | None, *, overlap: bool = True
+) -> Generator[BuiltGroup]:
+    """Each group, built when it is asked for. To be closed: what was written and not taken is thrown away.
+
+    With a second thread and `overlap` the next one is written before a group is given out, so the drive holds
+    one more output.
+    """
+    waiting: deque[tuple[Written, Future[BuiltGroup] | None]] = deque()
+
+    def oldest() -> BuiltGroup:
+        written, completed = waiting.popleft()
+        return building.complete(written, second) if completed is None else completed.result()
+
+    try:
+        for number, group in enumerate(groups, 1):
+            try:
+                written = building.write(group, second)
+            except BaseException:
+                if waiting:  # is not concerned
+                    yield oldest()
+                raise
+            if second is None or not overlap or number == len(groups):
+                waiting.append((written, None))
+            else:
+                waiting.append((written, second.submit(building.complete, written, None)))
+            if len(waiting) > 1:
+                yield oldest()
+            if waiting[0][1] is None:
+                yield oldest()
+    finally:
+        if waiting:
+            building.give_up()
+        for written, completed in waiting:
+            if completed is not None and not completed.cancel():
+                wait([completed])
+            with suppress(LastwordError):  # the first error is the one to tell
+                building.discard(written)

@@ -1,0 +1,168 @@
+"""Proof before publication: the new segment is read back, and must hold exactly what the sources' live
+records are.
+
+The bitmaps take no part in the first comparison: the map pass kept a sum of H(key, offset) over live
+records, taking a killed one off with its killer's key, so a wrong bit, two keys taken for one, a lost or
+an extra record all leave a difference. The second compares contents: CRC of each survivor's bytes with
+its offset and timestamp, summed over the sources (whose checksums were verified) and over the new file.
+Control batches, which have no keys, have a sum of their own.
+
+The third compares headers. What a batch says once for all its records (attributes, leader epoch, producer and
+sequence, delete horizon) is multiplied into the digests of these records: as it must be afterwards, computed
+from the source's header, and as it is in the new file. So it costs one product for each batch, and holds
+however batches are joined. Last offsets and largest timestamps, which joining changes, are looked up
+(`rewrite.Edges`).
+
+Reading back also makes the indexes, so they are those of the bytes that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lastword import kernels
+from lastword.cleaner.engine.output import Output
+from lastword.cleaner.engine.rewrite import Edges, Rewritten, Sums, sums_of
+from lastword.cleaner.policy.groups import Group
+from lastword.errors import CertificateError
+from lastword.kernels.digest import sum_pairs
+from lastword.kernels.hashing import digest_seeds
+from lastword.kernels.repack import RETAIN
+from lastword.records.chunk import Chunk, ChunkReader
+from lastword.records.lanes import in_lanes, prepared
+from lastword.resolve import DeadBitmaps, Resolution, SegmentSource
+from lastword.segment.bulk_walk import BulkIndexer
+
+_MASK = (1 << 64) - 1
+_NOTHING_DEAD = DeadBitmaps.of(np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """What sources and output agree on; digests are unsigned 64-bit sums."""
+
+    records: int
+    key_offset_digest: int
+    content_digest: int
+    batch_digest: int
+    next_offset: int
+    control_digest: int
+    strange_ends: int = 0
+    strange_timestamps: int = 0
+
+
+def certify(
+    output: Output,
+    rewritten: Rewritten,
+    group: Group,
+    sources: Sequence[SegmentSource],
+    resolution: Resolution,
+    check: Callable[[], None] = lambda: None,
+    second: Executor | None = None,
+) -> Certified:
+    """Read `output` back and compare; CertificateError if anything differs. Fills `output.indexes` on the
+    way. `check` is asked after every chunk, and may raise to stop; `second`: a thread that helps.
+    """
+    found = _read_back(output, rewritten.edges, resolution.digest_seed, check, second)
+    facts = resolution.segments[group.first : group.last + 1]
+    expected = Certified(
+        records=sum(one.live_records for one in facts),
+        key_offset_digest=sum(one.live_digest for one in facts) & _MASK,
+        content_digest=rewritten.content_digest,
+        batch_digest=rewritten.batch_digest,
+        next_offset=rewritten.next_offset,
+        control_digest=rewritten.control_digest,
+    )
+    if found != expected:
+        raise _refusal(
+            output, found, expected, [source.file for source in sources[group.first : group.last + 1]]
+        )
+    return found
+
+
+@dataclass(slots=True)
+class _Summed:
+    """A chunk of the new file, and sums over its records."""
+
+    chunk: Chunk
+    records: int = 0
+    pairs: int = 0
+    sums: Sums = field(default_factory=lambda: Sums())
+
+
+def _read_back(
+    output: Output, edges: Edges, digest_seed: int, check: Callable[[], None], second: Executor | None
+) -> Certified:
+    """Sum over the new file. A checksum or an offset out of order there is an error of its own."""
+    seeds = digest_seeds(digest_seed)
+    reader = ChunkReader(output.handle, output.file, 0, output.handle.size(), first_offset=output.base_offset)
+
+    def read(lanes: int) -> Iterator[_Summed]:
+        return map(_Summed, in_lanes(reader, lanes, verify_later=True))
+
+    def sum_up(one: _Summed) -> None:
+        chunk = one.chunk
+        chunk.verify()
+        chunk.inflate()
+        pairs, records, row, status = sum_pairs(chunk.uncompressed, chunk.table, chunk.rows, *seeds)
+        if status != kernels.OK:
+            chunk.raise_status(row, status)
+        one.records, one.pairs = int(records), int(pairs)
+        one.sums = sums_of(chunk, _NOTHING_DEAD, np.full(chunk.rows, RETAIN, np.uint8), -1)
+
+    pairs = contents = records = batches = controls = strange_ends = strange_timestamps = 0
+    indexer = BulkIndexer(output.indexes)
+    with closing(prepared(read, sum_up, second)) as chunks:
+        for one in chunks:
+            records += one.records
+            pairs += one.pairs
+            contents += one.sums.contents
+            batches += one.sums.batches
+            controls += one.sums.controls
+            ends, timestamps = edges.strange(one.chunk.table, one.sums.ends, one.sums.largest)
+            strange_ends += ends
+            strange_timestamps += timestamps
+            indexer.take(one.chunk.table)
+            check()
+    indexer.finish()
+    return Certified(
+        records=records,
+        key_offset_digest=pairs & _MASK,
+        content_digest=contents & _MASK,
+        batch_digest=batches & _MASK,
+        next_offset=reader.next_offset,
+        control_digest=controls & _MASK,
+        strange_ends=strange_ends,
+        strange_timestamps=strange_timestamps,
+    )
+
+
+def _refusal(output: Output, found: Certified, expected: Certified, files: list[str]) -> CertificateError:
+    differences = []
+    if found.records != expected.records:
+        differences.append(f"{found.records} records instead of {expected.records}")
+    if found.key_offset_digest != expected.key_offset_digest:
+        differences.append("other keys or offsets than the live ones of the sources")
+    if found.content_digest != expected.content_digest:
+        differences.append("other contents than those records have in the sources")
+    if found.content_digest == expected.content_digest and found.batch_digest != expected.batch_digest:
+        differences.append("other epochs, producers, flags or horizons of batches than they must have")
+    if found.strange_ends:
+        differences.append(f"{found.strange_ends} last offsets that no batch of the sources has")
+    if found.strange_timestamps:
+        differences.append(f"{found.strange_timestamps} largest timestamps that no record of the batch has")
+    if found.control_digest != expected.control_digest:
+        differences.append("other transaction markers than those that stay")
+    if found.next_offset != expected.next_offset:
+        differences.append(f"next offset {found.next_offset} instead of {expected.next_offset}")
+    return CertificateError(
+        f"the rewrite of {', '.join(files)} holds {'; '.join(differences)}. Nothing was published",
+        remedy="keep the files named here and report: a bug of lastword's",
+        file=files[0],
+        offset=output.base_offset,
+    )

@@ -1,0 +1,263 @@
+"""One cleaning of one partition: `clean`. Scan the log, rewrite the groups with garbage, give them to a sink.
+
+    liveness   which records are dead          `liveness.FullScan`        reads the whole log below the limit
+                                               `liveness.KeptAccounts`    reads only new segments
+                                               `sharded.ShardedScan`      the files of a job on many machines
+    sink       what becomes of the rewrite     `sinks.Publisher`          certified segments, swapped in
+                                               `sinks.Collector`          the same, published later, elsewhere
+                                               `sinks.Counter`            bytes alone: the dry run
+    context    where and how it runs; no part of it changes the result
+
+A cleaning that fails or is killed at any point leaves a log that holds the newest value of every key. The
+docstring of `lastword.cleaner` lists the cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWaiting
+from lastword.cleaner.engine.throttle import PacedFiles, Stopped
+from lastword.cleaner.engine.transactions import Found
+from lastword.cleaner.policy.groups import Group, Limits
+from lastword.cleaner.policy.plan import Plan, Reason
+from lastword.clock import Clock
+from lastword.errors import LastwordError
+from lastword.files import Files
+from lastword.partition.leases import Leases
+from lastword.segment.segment import Segment
+from lastword.values import Progress, ProgressLike
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lastword.cleaner.engine.throttle import DriveBudget
+    from lastword.resolve import Resolution
+
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class CleanableLog(Protocol):
+    """What a cleaning reads: an open log, a view of it, or the segments of a job."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def directory(self) -> str: ...
+    @property
+    def log_start(self) -> int: ...
+    @property
+    def segments(self) -> Sequence[Segment]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where and how a cleaning runs.
+
+    salt      of the key map, secret; None: a fresh one
+    scratch   directory for the map's keys; None: in memory
+    threads   it may use this many: two help from 32 MiB on
+    budget    of the drive: every byte that is read or written comes out of it
+    progress  called after each chunk
+    stop      called after each chunk; once true, the cleaning ends early and its unpublished files go
+    dry       nothing is written: damage quarantines nothing, and a sample of the keys gives an estimate
+    """
+
+    files: Files
+    clock: Clock
+    salt: bytes | None = None
+    scratch: str | None = None
+    threads: int = 1
+    budget: DriveBudget | None = None
+    progress: ProgressLike | None = None
+    stop: Callable[[], bool] | None = None
+    dry: bool = False
+
+    def throttled(self, segments: Sequence[Segment]) -> tuple[Context, Sequence[Segment]]:
+        """Return this context and these segments with all their I/O taken from the budget."""
+        if self.budget is None:
+            return self, segments
+        files = PacedFiles(self.files, self.budget, self.stop)
+        return replace(self, files=files), files.segments(segments)
+
+    def steps(self, verb: str, source_bytes: int) -> Steps:
+        return Steps(verb, source_bytes, self.clock, self.progress, self.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What is dead below the limit, and what is rewritten for it.
+
+    sources       the segments below the limit, as the rewrite reads them
+    resolution    facts about each of them, and the dead bitmaps
+    groups        segments that are rewritten together
+    transactions  what a rewrite needs to know of them
+    leases        of readers, as they were when the scan decided
+    reasons       why these groups were chosen
+    threads       for the rewrite; `overlap`: a group may be begun before the one before it is published
+    """
+
+    sources: Sequence[Segment]
+    resolution: Resolution
+    groups: tuple[Group, ...]
+    transactions: Found
+    stats: ScanStats
+    leases: Leases
+    threads: int = 1
+    overlap: bool = True
+    reasons: tuple[Reason, ...] = ()
+
+
+class Liveness(Protocol):
+    """Which records of a log are dead. For one cleaning, around which it is entered and left."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
+        """Return how many bytes the scan will read."""
+
+    def scan(
+        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: Context, steps: Steps
+    ) -> Scan | Plan:
+        """Find the dead records. A plan instead: nothing is rewritten, for its first reason.
+
+        Args:
+            segments: those of the log, with their I/O taken from the budget.
+        """
+
+    def highest_due(self, group: Group) -> int:
+        """Return the highest offset of a tombstone that this group drops for its age; -1: none."""
+
+    def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
+        """Publish a group by `swap`, which returns the new segment, and account for it."""
+
+    def first_dirty(self) -> int:
+        """Return the checkpoint to record when every group is published."""
+
+    def waiting(self) -> TombstonesWaiting | None:
+        """Return the tombstones that are left; None: as the rewrite counted them."""
+
+    def held_back(self, scan: Scan) -> NDArray[np.int64]:
+        """Return the offsets of tombstones that nothing but a lease keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """All that rewriting the groups of a scan takes. `directory`: of the partition."""
+
+    directory: str
+    plan: Plan
+    scan: Scan
+    context: Context
+    steps: Steps
+    highest_due: Callable[[Group], int]
+
+
+class Sink(Protocol[T_co]):
+    """What becomes of the groups. `verb`: `clean` or `plan`, for progress."""
+
+    @property
+    def verb(self) -> str: ...
+    def take(self, rewrite: Rewrite, liveness: Liveness) -> T_co:
+        """Rewrite every group, lowest offsets first, and say what came of it."""
+
+    def kept(self, plan: Plan) -> T_co:
+        """Return the result of a cleaning that the scan found not worth it."""
+
+    def stopped(self) -> T_co:
+        """Return the result of a cleaning that was stopped while it scanned."""
+
+    def failed(self) -> None:
+        """Count a cleaning that failed while it scanned."""
+
+
+def clean(log: CleanableLog, plan: Plan, liveness: Liveness, sink: Sink[T], context: Context) -> T:
+    """Clean the log below `plan.limit`, or count what that would do; the sink says which."""
+    context, segments = context.throttled(log.segments)
+    steps = context.steps(sink.verb, liveness.unread_bytes(segments, plan))
+    with liveness:
+        try:
+            scan = liveness.scan(log, segments, plan, context, steps)
+        except Stopped:
+            return sink.stopped()
+        except LastwordError:
+            sink.failed()
+            raise
+        if isinstance(scan, Plan):
+            return sink.kept(scan)
+        return sink.take(Rewrite(log.directory, plan, scan, context, steps, liveness.highest_due), liveness)
+
+
+def below(segments: Sequence[Segment], limit: int) -> list[Segment]:
+    """Return the segments that a cleaning up to `limit` may take."""
+    return [segment for segment in segments if segment.base_offset < limit]
+
+
+def limits_of(plan: Plan) -> Limits:
+    """Return what one output may hold."""
+    return Limits(plan.segment_bytes, plan.segment_index_bytes, plan.index_interval_bytes)
+
+
+class Steps:
+    """Tells progress and asks whether to stop, after each chunk. Steps are taken by one thread; `check` is
+    safe from several."""
+
+    def __init__(
+        self,
+        verb: str,
+        source_bytes: int,
+        clock: Clock,
+        progress: ProgressLike | None,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        self.clock = clock
+        self._verb = verb
+        self._map_bytes = source_bytes
+        self._total_bytes = 2 * source_bytes  # at most: every segment mapped once and rewritten
+        self._done_bytes = 0
+        self._started = clock.monotonic()
+        self._progress = progress
+        self._stop = stop
+        self._given_up = False
+
+    def mapped(self, done_bytes: int, total_bytes: int) -> None:
+        """After a chunk of the map pass; further passes make the way longer."""
+        self._total_bytes += total_bytes - self._map_bytes
+        self._map_bytes = total_bytes
+        self._step(done_bytes - self._done_bytes)
+
+    def expect(self, rewrite_bytes: int) -> None:
+        """What is left to do, once it is known."""
+        self._total_bytes = self._done_bytes + rewrite_bytes
+
+    def rewritten(self, chunk_bytes: int) -> None:
+        self._step(chunk_bytes)
+
+    def give_up(self) -> None:
+        """Whatever still takes steps is to end: nobody wants it any more."""
+        self._given_up = True
+
+    def check(self) -> None:
+        """Raise Stopped where the round is to end."""
+        if self._given_up or (self._stop is not None and self._stop()):
+            raise Stopped
+
+    def _step(self, chunk_bytes: int) -> None:
+        self.check()
+        self._done_bytes += chunk_bytes
+        if self._progress is not None:
+            seconds = self.clock.monotonic() - self._started
+            self._progress(Progress.at(self._verb, self._done_bytes, self._total_bytes, seconds))

@@ -1,0 +1,118 @@
+"""Leases in a round: which tombstones may go, and the last look before they do.
+
+A tombstone at or above the floor of the live leases is not due, whatever its horizon says. Leases come and go
+while a round maps and rewrites, so right before a swap that drops tombstones the round notes, durably, how
+high they reach, and reads the leases again. One that stands below by now stops the round there: nothing of
+this group is published, nor of those above it, and a later round finds the new floor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lastword.cleaner.engine.throttle import Stopped
+from lastword.cleaner.policy import plan as codes
+from lastword.cleaner.policy.plan import Reason
+from lastword.clock import Clock
+from lastword.files import Files
+from lastword.partition import leases, losses
+from lastword.partition.leases import Leases
+from lastword.partition.tombstones import LEASE, MAY_GO, TombstoneFacts, held_by
+from lastword.units import format_time
+from lastword.wire import DELETE_HORIZON_BIT
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lastword.cleaner.engine.cleaning import Scan
+    from lastword.cleaner.policy.groups import Group
+    from lastword.records.chunk import Chunk
+
+NONE_DROPPED = -1
+
+
+class LeaseCame(Stopped):
+    """A reader has taken a lease below a tombstone that was about to go."""
+
+
+def highest_due(scan: Scan, group: Group, now_ms: int, floor: int) -> int:
+    """Return the highest offset of a tombstone that a group drops for its age; `NONE_DROPPED` without.
+
+    May return one too high, of a batch with a due one: a tombstone that was replaced. Never one too low, and
+    never one that a lease keeps. Reads the last segment that has any.
+    """
+    dead = scan.resolution.dead
+    for number in range(group.last, group.first - 1, -1):
+        source, one = scan.sources[number], scan.resolution.segments[number]
+        if one.due_tombstones and one.base_offset < floor:
+            found = NONE_DROPPED
+            for chunk in source.chunk_reader(verify=True):
+                offsets = _held_by(MAY_GO, chunk, now_ms, floor, old_due=True)
+                offsets = offsets[dead.mask(offsets)]
+                found = max(found, int(offsets.max()) if offsets.size else NONE_DROPPED)
+            if found != NONE_DROPPED:
+                return found
+    return NONE_DROPPED
+
+
+def held_back(scan: Scan, now_ms: int) -> NDArray[np.int64]:
+    """Return the offsets of live tombstones that a lease alone keeps. Reads segments that may have one."""
+    import numpy as np
+
+    dead, floor = scan.resolution.dead, scan.leases.floor
+    found = [np.empty(0, np.int64)]
+    for source, one in zip(scan.sources, scan.resolution.segments, strict=True):
+        if one.tombstones and one.next_offset > floor:
+            for chunk in source.chunk_reader(verify=True):
+                offsets = _held_by(LEASE, chunk, now_ms, floor, old_due=False)
+                found.append(offsets[~dead.mask(offsets)])
+    return np.concatenate(found)
+
+
+def reason(held: Leases, offsets: NDArray[np.int64]) -> Reason | None:
+    """Why the tombstones at these offsets stay; None if there are none."""
+    lowest = held.lowest
+    if lowest is None or not offsets.size:
+        return None
+    what = "1 tombstone waits" if offsets.size == 1 else f"{offsets.size} tombstones wait"
+    lapses = format_time(lowest.lapses_ms)
+    return Reason(codes.LEASE, f"{lowest.name} is at {lowest.position}, lapses {lapses}: {what}")
+
+
+def _held_by(reason: int, chunk: Chunk, now_ms: int, floor: int, *, old_due: bool) -> NDArray[np.int64]:
+    """Return the offsets of the tombstones of a chunk that this reason keeps.
+
+    Args:
+        old_due: tombstones of magic 0 and 1 count as due; these formats have no delete horizon.
+    """
+    import numpy as np
+
+    from lastword.kernels import table as fields
+    from lastword.records.columns import decode_columns
+
+    old = (chunk.table[:, fields.MAGIC] < 2) & old_due
+    has_horizon = ((chunk.table[:, fields.ATTRIBUTES] & DELETE_HORIZON_BIT) != 0) | old
+    horizon_ms = np.where(old, now_ms, chunk.table[:, fields.BASE_TIMESTAMP])
+    if not (has_horizon & (horizon_ms <= now_ms) & chunk.data_rows()).any():
+        return np.empty(0, np.int64)
+    columns = decode_columns(chunk)
+    row = columns.row
+    held = held_by(TombstoneFacts(columns.offset, horizon_ms[row], has_horizon[row]), now_ms, floor)
+    wanted = (columns.value_length < 0) & (columns.key_length >= 0) & (held == reason)
+    return np.ascontiguousarray(columns.offset[wanted])
+
+
+def check(files: Files, directory: str, clock: Clock, dropped_tombstone: int) -> None:
+    """Right before a swap that drops tombstones up to this offset (`NONE_DROPPED`: none). The order protects
+    readers: one that takes a lease later meets the note, one that took it before is met here.
+
+    LeaseCame: this group must not be published.
+    """
+    if dropped_tombstone == NONE_DROPPED:
+        return
+    if leases.load(files, directory, clock.now_ms()).floor > dropped_tombstone:
+        losses.note_dropped(files, directory, dropped_tombstone)
+        if leases.load(files, directory, clock.now_ms()).floor > dropped_tombstone:
+            return
+    raise LeaseCame

@@ -1,0 +1,453 @@
+"""Which records of a log are dead: by a scan of all of it, or by accounts that are kept between cleanings.
+
+`FullScan` reads every segment below the limit, with one map of all keys (in several passes where the memory
+is too small). `KeptAccounts` scans what is new since the last cleaning; then the garbage of every segment is
+known, and only what is rewritten is read. Where the keys do not fit the memory the accounts hold a sample of
+them, which chooses but decides about no record: then a full scan decides, and still only the chosen run is
+rewritten.
+
+Tombstones of kept accounts go by the accounts' clocks, which start when no older copy of the key is left in
+any segment. A batch gets Kafka's delete horizon only from a rewrite of a segment without a blocked tombstone,
+so that no Kafka that takes over drops one before the value that it deletes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from lastword.accounts.ledger import Watched
+from lastword.accounts.values import DriveAccount, PartitionAccount
+from lastword.cleaner.engine import lease_guard, report
+from lastword.cleaner.engine.build import threads_for
+from lastword.cleaner.engine.cleaning import CleanableLog, Context, Scan, Steps, below, limits_of
+from lastword.cleaner.engine.report import BuiltGroup, TombstonesWaiting
+from lastword.cleaner.engine.transactions import NOTHING, Found, Transactions
+from lastword.cleaner.policy import quarantine
+from lastword.cleaner.policy.generational import Choice, Run, all_garbage, because, choose_drive
+from lastword.cleaner.policy.groups import Group, Limits, cut, group, needs_rewrite
+from lastword.cleaner.policy.plan import NOT_WORTH_IT, Plan, Reason
+from lastword.config.instance import DEFAULT_SURVIVORSHIP_ALPHA
+from lastword.errors import CertificateError
+from lastword.partition import leases
+from lastword.partition.leases import Leases
+from lastword.partition.tombstones import MAY_GO, TombstoneFacts, held_by
+from lastword.segment.segment import Segment
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lastword.accounts.ledger import Ledger
+    from lastword.config import TopicConfig
+    from lastword.resolve import Resolution, SegmentFacts
+
+
+class FullScan:
+    """Every segment below the limit is read.
+
+    Args:
+        run: what is rewritten; None: every segment with garbage.
+    """
+
+    def __init__(self, run: Run | None = None) -> None:
+        self._run = run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
+        return sum(segment.size for segment in below(segments, plan.limit))
+
+    def scan(
+        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: Context, steps: Steps
+    ) -> Scan:
+        from lastword.resolve import resolve
+
+        sources = below(segments, plan.limit)
+        threads = threads_for(sum(segment.size for segment in sources), context.threads)
+        transactions = Transactions(segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
+        held = leases.load(context.files, log.directory, plan.now_ms)
+        with quarantine.on_damage(context.files, log.directory, plan, dry=context.dry):
+            resolution = resolve(
+                sources,
+                map_bytes=plan.map_bytes,
+                salt=os.urandom(16) if context.salt is None else context.salt,
+                now_ms=plan.now_ms,
+                fates=transactions,
+                old_due=old_due(sources, plan),
+                due_below=held.floor,
+                progress=steps.mapped,
+                threads=threads,
+                scratch=context.scratch,
+            )
+        found = transactions.found
+        stats = report.scan_stats(plan, resolution)
+        if self._run is None:
+            groups = group(resolution.segments, limits_of(plan), found.segments)
+        else:
+            groups, resolution, found = restrict_to_run(resolution, found, limits_of(plan), self._run)
+        self._plan = plan
+        self._scan = Scan(sources, resolution, groups, found, stats, held, threads)
+        return self._scan
+
+    def highest_due(self, group: Group) -> int:
+        return lease_guard.highest_due(self._scan, group, self._plan.now_ms, self._scan.leases.floor)
+
+    def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
+        swap()
+
+    def first_dirty(self) -> int:
+        return self._plan.limit
+
+    def waiting(self) -> TombstonesWaiting | None:
+        return None
+
+    def held_back(self, scan: Scan) -> NDArray[np.int64]:
+        return lease_guard.held_back(scan, self._plan.now_ms)
+
+
+class KeptAccounts:
+    """Accounts of the garbage of each segment, and the running map of all keys or of a sample.
+
+    Args:
+        runs: what is rewritten: runs that do not touch each other; None: all garbage.
+        space_target: without `runs`, rewrite what is due if the partition has a drive of its own with this
+            space target; None: all garbage.
+        alpha: weight of the survivorship that this cleaning meets.
+        refresh: False: the accounts are up to date.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        config: TopicConfig,
+        *,
+        runs: Sequence[Run] | None = None,
+        space_target: float | None = None,
+        alpha: float = DEFAULT_SURVIVORSHIP_ALPHA,
+        refresh: bool = True,
+    ) -> None:
+        self.ledger = ledger
+        self.refreshes = refresh
+        self._runs = runs
+        self._config = config
+        self._space_target = space_target
+        self._alpha = alpha
+        self._full: FullScan | None = None
+        self._plan: Plan | None = None
+        self._rewrites = False
+        self._facts: Sequence[SegmentFacts] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, CertificateError):
+            self.ledger.discard()
+        if self._rewrites:
+            self.ledger.give_up()
+
+    def unread_bytes(self, segments: Sequence[Segment], plan: Plan) -> int:
+        if not self.refreshes:
+            return 0
+        return sum(one.size for one in segments if self.ledger.limit <= one.base_offset < plan.limit)
+
+    def scan(
+        self, log: CleanableLog, segments: Sequence[Segment], plan: Plan, context: Context, steps: Steps
+    ) -> Scan | Plan:
+        ledger = self.ledger
+        started = context.clock.monotonic()
+        read_bytes = 0
+        if self.refreshes:
+            threads = threads_for(self.unread_bytes(segments, plan), context.threads)
+            scanning = replace(context, threads=threads)
+            read_bytes = refresh(log, segments, ledger, plan, scanning, steps.mapped)
+        self._plan = plan
+        reasons: tuple[Reason, ...] = ()
+        if self._runs is None and self._space_target is not None:
+            choice = choose_alone(
+                log, self._config, ledger, space_target=self._space_target, now_ms=plan.now_ms
+            )
+            if choice.run is None:
+                held = leases.load(context.files, log.directory, plan.now_ms)
+                return not_worth_it(plan, ledger, choice, held)
+            self._runs, reasons = [choice.run], because(choice)
+        if not ledger.exact and context.dry:
+            own = account_of(log, self._config, ledger, drive=log.directory, quarantined=False)
+            return estimated(replace(plan, reasons=(*reasons, *plan.reasons)), own, ledger, self._runs)
+        self._rewrites = not context.dry
+        if not ledger.exact:
+            (run,) = self._runs or (None,)
+            self._full = FullScan(run)
+            whole = replace(context, scratch=ledger.tracking.scratch)
+            return self._full.scan(log, segments, plan, whole, steps)
+        seconds = context.clock.monotonic() - started
+        resolution = ledger.resolution()
+        transactions = transactions_of(ledger, log, plan)
+        runs: Sequence[Run | None] = [None] if self._runs is None else self._runs
+        groups = tuple(
+            one for run in runs for one in groups_of(resolution, transactions, limits_of(plan), run)
+        )
+        stats = report.accounted_stats(plan, resolution, groups, read_bytes=read_bytes, seconds=seconds)
+        rewrite_bytes = sum(one.size_bytes for one in groups)
+        steps.expect(rewrite_bytes)
+        resolution, transactions = defer_horizons(ledger, resolution, transactions)
+        sources = below(segments, plan.limit)
+        if [one.base_offset for one in sources] != [one.base_offset for one in resolution.segments]:
+            raise AssertionError("accounts of other segments than those below the limit")
+        held = leases.load(context.files, log.directory, plan.now_ms) if context.dry else Leases()
+        if not context.dry:
+            sources = ledger.sources(sources, resolution.dead)
+        self._facts = resolution.segments
+        return Scan(
+            sources,
+            resolution,
+            groups,
+            transactions,
+            stats,
+            held,
+            threads_for(rewrite_bytes, context.threads),
+            overlap=not any(isinstance(source, Watched) for source in sources),
+            reasons=reasons,
+        )
+
+    def highest_due(self, group: Group) -> int:
+        if self._full is not None:
+            return self._full.highest_due(group)
+        return self.ledger.deletes.due_between(group.base_offset, self._facts[group.last].next_offset)
+
+    def publish(self, group: BuiltGroup, swap: Callable[[], Segment]) -> None:
+        self.ledger.spoiled = True  # if the swap does not return, it is not known which files are there
+        published = swap()
+        first, last = group.sources[0].base_offset, group.sources[-1].base_offset
+        self.ledger.swapped(first, last, published, self._alpha)
+        self.ledger.spoiled = False
+
+    def first_dirty(self) -> int:
+        if self._full is not None and self._runs is None:
+            return self._full.first_dirty()
+        return self.ledger.first_dirty_for_kafka()
+
+    def waiting(self) -> TombstonesWaiting | None:
+        """Return the tombstones that are left, and which of them goes first."""
+        plan, ledger = self._plan, self.ledger
+        if not ledger.exact or plan is None:
+            return None
+        # Starts the clocks of those that were freed just now.
+        ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=0)
+        count = sum(one.tombstones for one in ledger.facts())
+        offset, due_ms = ledger.deletes.next_due(plan.delete_retention_ms)
+        return TombstonesWaiting(count, offset, due_ms)
+
+    def held_back(self, scan: Scan) -> NDArray[np.int64]:
+        assert self._plan is not None
+        return held_back(self.ledger, self._plan, scan.leases)
+
+
+# ---------------------------------------------------------------- scanning
+
+
+def refresh(
+    log: CleanableLog,
+    segments: Sequence[Segment],
+    ledger: Ledger,
+    plan: Plan,
+    context: Context,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Scan what fell below the plan's limit since the last time, and let tombstones become due.
+
+    The ledger fits the log (`Ledger.fit`).
+
+    Returns:
+        The bytes that were read.
+    """
+    if ledger.entries and ledger.entries[-1].base_offset >= plan.limit:
+        ledger.begin_anew("min.compaction.lag.ms was raised: younger records have no say any more")
+    transactions = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
+    above = sum(one.size for one in segments if one.base_offset >= plan.limit)
+    floor = leases.load(context.files, log.directory, plan.now_ms).floor
+    ledger.hold_back(floor)
+    with quarantine.on_damage(context.files, log.directory, plan, dry=context.dry):
+        read_bytes = ledger.absorb(
+            [one for one in segments if one.base_offset < plan.limit],
+            plan.limit,
+            t=ledger.t,
+            now_ms=plan.now_ms,
+            fates=transactions,
+            progress=progress,
+            bytes_above=above,
+            threads=context.threads,
+        )
+    ledger.mark_due(plan.now_ms, plan.delete_retention_ms, floor=floor)
+    return read_bytes
+
+
+def old_due(sources: Sequence[Segment], plan: Plan) -> list[bool]:
+    """Return for each source whether tombstones of magic 0 and 1 there may go.
+
+    These formats have no delete horizon; the times of files stand in for it. A cleaning before this one must
+    have seen the tombstone (it is below the first dirty offset), and between the last append to its segment
+    and the last one that was cleaned lie at least `delete.retention.ms`. The last segment keeps its
+    tombstones: if the last record of a log went, with no empty batch in its place, no consumer would ever
+    reach the log's end.
+    """
+    times_ms = [segment.mtime_now_ms() for segment in sources]
+    clean_ms = [t for t, segment in zip(times_ms, sources, strict=True) if segment.base_offset < plan.start]
+    if not clean_ms:
+        return [False] * len(sources)
+    last = max((i for i, segment in enumerate(sources) if segment.size), default=-1)
+    return [
+        held_by(
+            TombstoneFacts(
+                segment.base_offset,
+                t + plan.delete_retention_ms,
+                has_horizon=segment.next_offset <= plan.start,
+                ends_file=number == last,
+            ),
+            now_ms=clean_ms[-1],
+        )
+        == MAY_GO
+        for number, (t, segment) in enumerate(zip(times_ms, sources, strict=True))
+    ]
+
+
+def transactions_of(ledger: Ledger, log: CleanableLog, plan: Plan) -> Found:
+    """Return what a rewrite needs to know of transactions: a walk over headers, if the log has any."""
+    if ledger.transactions_from < 0:
+        return NOTHING
+    walk = Transactions(log.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
+    walk.look(ledger.transactions_from)
+    return walk.found
+
+
+# ---------------------------------------------------------------- what accounts say
+
+
+def account_of(
+    log: CleanableLog, config: TopicConfig, ledger: Ledger, *, drive: str, quarantined: bool
+) -> PartitionAccount:
+    """Return what the ledger says of a log that it was brought up to date with."""
+    return ledger.account(
+        config,
+        topic=log.topic,
+        partition=log.partition,
+        drive=drive,
+        total_bytes=sum(segment.size for segment in log.segments),
+        log_start=log.log_start,
+        quarantined=quarantined,
+    )
+
+
+def choose_alone(
+    log: CleanableLog, config: TopicConfig, ledger: Ledger, *, space_target: float, now_ms: int
+) -> Choice:
+    """Choose what is due if the partition has a drive of its own."""
+    own = account_of(log, config, ledger, drive=log.directory, quarantined=False)
+    return choose_drive(DriveAccount(log.directory, ledger.t, space_target, 0.0, (own,)), now_ms)
+
+
+def held_back(ledger: Ledger, plan: Plan, held: Leases) -> NDArray[np.int64]:
+    """Return the offsets of tombstones that nothing but a lease keeps."""
+    return ledger.deletes.held_back(plan.now_ms, plan.delete_retention_ms, held.floor)
+
+
+def not_worth_it(plan: Plan, ledger: Ledger, choice: Choice, held: Leases) -> Plan:
+    """Return the plan of a partition that a choice leaves alone, with its reason."""
+    plan = replace(plan, exact=ledger.exact)
+    reason = lease_guard.reason(held, held_back(ledger, plan, held))
+    if reason is not None:
+        plan = replace(plan, reasons=(reason, *plan.reasons))
+    return plan.kept(NOT_WORTH_IT, choice.text)
+
+
+def estimated(plan: Plan, own: PartitionAccount, ledger: Ledger, runs: Sequence[Run] | None) -> Plan:
+    """Return the plan by a sample of the keys: about. Such a cleaning scans the log as a whole."""
+    if runs is None and own.dead_bytes == 0:
+        return replace(plan, exact=False).only_newest(sum(one.tombstones for one in ledger.facts()), None)
+    taken = all_garbage(own) if runs is None else runs
+    return replace(
+        plan,
+        segments=sum(run.files_in for run in taken),
+        read_bytes=sum(one.size_bytes for one in own.segments) + sum(run.read_bytes for run in taken),
+        write_bytes=sum(run.write_bytes for run in taken),
+        free_bytes=sum(run.free_bytes for run in taken),
+        exact=False,
+    )
+
+
+# ---------------------------------------------------------------- partial cleanings
+
+
+def groups_of(
+    resolution: Resolution, transactions: Found, limits: Limits, run: Run | None
+) -> tuple[Group, ...]:
+    """Return what is rewritten together: the run, or all garbage. A run that is gone gives nothing."""
+    facts = resolution.segments
+    if run is None:
+        return group(
+            [replace(one, tombstones_without_horizon=0) for one in facts], limits, transactions.segments
+        )
+    within = [
+        number
+        for number, one in enumerate(facts)
+        if run.base_offset <= one.base_offset and one.next_offset <= run.next_offset
+    ]
+    if not within or facts[within[0]].base_offset != run.base_offset:
+        return ()
+    return tuple(
+        one
+        for one in cut(facts, within[0], within[-1], limits)
+        if one.count > 1 or one.first in transactions.segments or needs_rewrite(facts[one.first])
+    )
+
+
+def restrict_to_run(
+    resolution: Resolution, transactions: Found, limits: Limits, run: Run
+) -> tuple[tuple[Group, ...], Resolution, Found]:
+    """Return the groups of a run in a log that was scanned as a whole, and the facts to rewrite by.
+
+    No copies were counted. While garbage lies below the run, an older copy of a key deleted there may be
+    among it (`partition.tombstones.OLDER_RECORD`): then no tombstone gets a horizon, and if one goes, all
+    garbage below goes first.
+    """
+    found, facts = groups_of(resolution, transactions, limits, run), resolution.segments
+    first = found[0].first if found else 0
+    if not any(one.dead_records for one in facts[:first]):
+        return found, resolution, transactions
+    if any(one.due_tombstones for each in found for one in facts[each.first : each.last + 1]):
+        return (*group(facts[:first], limits, transactions.segments), *found), resolution, transactions
+    without_horizon = tuple(replace(one, tombstones_without_horizon=0) for one in facts)
+    without = replace(transactions, unclocked=frozenset(), segments=frozenset())
+    return found, replace(resolution, segments=without_horizon), without
+
+
+def defer_horizons(ledger: Ledger, resolution: Resolution, transactions: Found) -> tuple[Resolution, Found]:
+    """Return facts by which a rewrite writes no delete horizon into a segment where an older copy of some
+    deleted key holds a tombstone back; a marker there waits with it."""
+    blocked = ledger.blocked_segments()
+    if not blocked:
+        return resolution, transactions
+    facts = resolution.segments
+    held = {number for number, one in enumerate(facts) if one.base_offset in blocked}
+    ranges = [(facts[number].base_offset, facts[number].next_offset) for number in held]
+    unclocked = frozenset(
+        offset for offset in transactions.unclocked if not any(first <= offset < end for first, end in ranges)
+    )
+    segments = tuple(
+        replace(one, tombstones_without_horizon=0) if number in held else one
+        for number, one in enumerate(facts)
+    )
+    found = replace(transactions, unclocked=unclocked, segments=transactions.segments - held)
+    return replace(resolution, segments=segments), found

@@ -1,0 +1,196 @@
+"""Clean one partition of an open log, or plan what that would do: prepare, then `cleaning.clean`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lastword.cleaner.engine.cleaning import Context, clean
+from lastword.cleaner.engine.report import CleanRound
+from lastword.cleaner.policy import quarantine
+from lastword.cleaner.policy.choose import choose_for, roll_for_cleaning
+from lastword.cleaner.policy.plan import Plan, Request
+from lastword.clock import Clock
+from lastword.config import TopicConfig
+from lastword.config.instance import DEFAULT_SPACE_TARGET, DEFAULT_SURVIVORSHIP_ALPHA
+from lastword.errors import BusyError, LastwordError
+from lastword.files import Files
+from lastword.partition.log import PartitionLog
+from lastword.partition.view import PartitionView
+
+if TYPE_CHECKING:
+    from lastword.accounts.ledger import Ledger
+    from lastword.accounts.tombstones import Clocks
+    from lastword.cleaner.engine.cleaning import Liveness
+    from lastword.cleaner.policy.generational import Run
+
+
+def clean_partition(
+    log: PartitionLog,
+    config: TopicConfig,
+    request: Request,
+    context: Context,
+    *,
+    record_first_dirty: Callable[[int], None],
+    ledger: Ledger | None = None,
+    run: Run | None = None,
+    space_target: float = DEFAULT_SPACE_TARGET,
+    alpha: float = DEFAULT_SURVIVORSHIP_ALPHA,
+) -> CleanRound | None:
+    """Clean one partition; None when the plan is to keep it (`plan_partition` says why).
+
+    Args:
+        record_first_dirty: called with the new checkpoint, after the last swap is durable.
+        ledger: of strategy `generational`: the partition's garbage accounts, held by the caller; None: those
+            that were saved.
+        run: what to rewrite; None: all garbage, or with `due` what is due as if alone on a drive.
+        space_target: of that drive.
+        alpha: weight of the survivorship that this cleaning meets.
+    """
+    from lastword.cleaner.engine.liveness import FullScan, KeptAccounts  # loads the kernels
+    from lastword.cleaner.engine.sinks import Publisher
+
+    with alone(log.directory):
+        plan = prepare(log, config, request)
+        if plan.action != "clean":
+            return None
+        sink = Publisher(log, plan, record_first_dirty)
+        if request.strategy != "generational":
+            return clean(log, plan, FullScan(), sink, context)
+        if ledger is None:
+            kept = opened(log, context, plan.map_bytes)
+        else:
+            kept = ledger
+            kept.fit(log.segments)
+        liveness = KeptAccounts(
+            kept,
+            config,
+            runs=None if run is None else [run],
+            space_target=space_target if request.due else None,
+            alpha=alpha,
+        )
+        try:
+            return clean(log, plan, liveness, sink, context)
+        finally:
+            if ledger is None:
+                with suppress(LastwordError):  # derived data: lost, it costs a scan
+                    kept.save()
+
+
+def plan_partition(
+    view: PartitionView,
+    config: TopicConfig,
+    request: Request,
+    context: Context,
+    *,
+    clocks: Clocks | None = None,
+    space_target: float = DEFAULT_SPACE_TARGET,
+) -> Plan:
+    """Return what `clean_partition` would do now, to the byte: scanned, and rewritten into nothing.
+
+    Takes no lock and changes nothing.
+
+    Args:
+        context: a dry one.
+        clocks: of tombstones, by the accounts that are in memory.
+    """
+    plan = chosen_plan(view, config, request, context.files, context.clock)
+    if plan.action != "clean":
+        return plan
+    from lastword.cleaner.engine.liveness import FullScan, KeptAccounts  # loads the kernels
+
+    liveness: Liveness = FullScan()
+    if request.strategy == "generational":
+        ledger = opened(view, context, plan.map_bytes)
+        if clocks is not None:
+            ledger.deletes.clocks.offset, ledger.deletes.clocks.since_ms = clocks
+        liveness = KeptAccounts(ledger, config, space_target=space_target if request.due else None)
+    return dry_run(view, plan, liveness, context)
+
+
+def dry_run(view: PartitionView, plan: Plan, liveness: Liveness, context: Context) -> Plan:
+    """Return the plan with the figures that a cleaning by it would have."""
+    from lastword.cleaner.engine.sinks import Counter
+
+    assert context.dry
+    return clean(view, plan, liveness, Counter(plan), context)
+
+
+def opened(log: PartitionLog | PartitionView, context: Context, map_bytes: int) -> Ledger:
+    """Return the accounts that were saved, or fresh ones, for one cleaning or one scan."""
+    from lastword.accounts.ledger import Ledger
+
+    ledger = Ledger.open(
+        context.files,
+        log.directory,
+        log.segments,
+        map_bytes=map_bytes,
+        salt=lambda: os.urandom(16) if context.salt is None else context.salt,
+        scratch=context.scratch,
+    )
+    ledger.t = max(ledger.t, sum(segment.size for segment in log.segments))
+    return ledger
+
+
+def prepare(log: PartitionLog, config: TopicConfig, request: Request) -> Plan:
+    """Choose, close the active segment if the plan says so, and make durable what the cleaning builds on.
+
+    A record may supersede an older one only when it cannot be lost itself: so everything below the limit is
+    synced before the scan reads it. Leftovers of earlier cleanings are removed here.
+    """
+    with log.lock:
+        if request.due and config.compacts:
+            # So segment.ms and max.compaction.lag.ms hold without new appends, and a small state stays small.
+            roll_for_cleaning(log, config, now_ms=log.clock.now_ms())
+        plan = chosen_plan(log, config, request, log.files, log.clock)
+        if plan.action == "clean" and plan.rolls_active:
+            log.roll()
+            plan = replace(plan, limit=log.active.base_offset)
+    if plan.action == "clean":
+        log.sync()
+        if log.synced_to < plan.limit:
+            raise BusyError(f"{log.directory} is synced up to {log.synced_to} only", remedy="try again")
+        from lastword.cleaner.engine import output  # loads the kernels
+
+        output.remove_leftovers(log.files, log.directory)
+    return plan
+
+
+def chosen_plan(
+    log: PartitionLog | PartitionView, config: TopicConfig, request: Request, files: Files, clock: Clock
+) -> Plan:
+    """Choose for a log as it is on disk, with its quarantine."""
+    set_aside = quarantine.load(files, log.directory)
+    return choose_for(
+        log,
+        config,
+        request,
+        clock.now_ms(),
+        quarantine=None if set_aside is None else set_aside.reason,
+    )
+
+
+_cleaning: set[str] = set()
+_cleaning_lock = threading.Lock()
+
+
+@contextmanager
+def alone(directory: str) -> Iterator[None]:
+    """Hold the only cleaning of a partition in this process; BusyError if there is one.
+
+    Other processes are kept out by the log directory's lock.
+    """
+    real = os.path.realpath(directory)
+    with _cleaning_lock:
+        if real in _cleaning:
+            raise BusyError(f"{directory} is being cleaned", remedy="wait until that ends", file=directory)
+        _cleaning.add(real)
+    try:
+        yield
+    finally:
+        with _cleaning_lock:
+            _cleaning.discard(real)

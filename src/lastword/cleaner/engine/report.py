@@ -1,0 +1,416 @@
+"""What one cleaning did, as values: the facts of its outputs, their totals, and the report.
+
+`CleanRound` counts what happened to the records below the end of the cleaning, and what it cost: it is
+printed, logged, sent as JSON, shown in a notebook. The name of each figure has its unit.
+
+`BuiltGroup`, `ScanStats` and `PreparedCleaning` hold neither handles nor arrays, so they can be pickled: a
+`Collector` makes them where a worker sees the files, a `Publisher` uses them where the log is open. A source
+is named with its inode and size; a swap that finds another file refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from lastword import metrics
+from lastword.cleaner.policy.groups import Group
+from lastword.cleaner.policy.plan import Plan
+from lastword.units import format_duration
+from lastword.values import Value
+
+if TYPE_CHECKING:
+    from lastword.cleaner.engine.certificate import Certified
+    from lastword.cleaner.engine.rewrite import Rewritten
+    from lastword.resolve import Resolution, SegmentFacts
+    from lastword.segment.segment import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Removed(Value):
+    """Records that left the log, by the rule that let them go. Of control records, which nobody reads, only
+    `marker` tells: `records_read` and `records_kept` of a round leave them out.
+    """
+
+    superseded: int = 0  # a newer record of the same key lies below the round's end
+    tombstone: int = 0  # its delete horizon had passed
+    marker: int = 0  # control records of transactions without data
+    aborted: int = 0  # data of aborted transactions
+    keyless: int = 0  # a compacted log cannot keep them apart
+
+    @property
+    def total(self) -> int:
+        return self.superseded + self.tombstone + self.marker + self.aborted + self.keyless
+
+
+@dataclass(frozen=True, slots=True)
+class Phases(Value):
+    """Seconds of a round: reading keys, writing survivors (with their certificate), publishing."""
+
+    map: float = 0.0
+    rewrite: float = 0.0
+    swap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate(Value):
+    """What was compared, by a path that the dead bitmaps take no part in, before anything was published.
+
+    key_offset_digest  sum over the rewritten segments' live records of H(key, offset), as kept by the map
+                       pass and as found in the new files read back; 16 hex digits
+    content_digest     sum over the survivors of mix(CRC of the record's bytes, offset, timestamp), from the
+                       sources and from the new files read back; 16 hex digits
+    """
+
+    records: int
+    key_offset_digest: str
+    content_digest: str
+
+    def __str__(self) -> str:
+        return f"{self.records} records, keys {self.key_offset_digest}, contents {self.content_digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class TombstonesWaiting(Value):
+    """Tombstones below the round's end that stay until their horizon.
+
+    first_offset, first_due_ms   the one due first, and its horizon in milliseconds since 1970; -1 if it
+                                 lies in a segment that was not rewritten
+    """
+
+    count: int = 0
+    first_offset: int = -1
+    first_due_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CleanRound(Value):
+    """One cleaning of one partition.
+
+    start, end       first dirty offset before, and the offset up to which the log is clean now
+    complete         False when it was stopped between two swaps; what was swapped stays, `end` is not
+                     recorded
+    stopped_by       of such a round: "lease", a reader took one below a tombstone that was about to go; or
+                     "request"
+    records_read     records that the map pass met below `end`, control records left out; records_kept: how
+                     many of them are left
+    read_bytes       bytes read from the log: by every map pass, and by the rewrite
+    written_bytes    bytes of the new segments; freed_bytes: bytes of the old ones less these
+    map_used_ratio   distinct keys over what the key map could hold (of the fullest pass)
+    survivorship     share of the dirty bytes that survived (1.0 when nothing was dirty)
+    certificate      None when no segment needed a rewrite
+    """
+
+    topic: str
+    partition: int
+    strategy: str
+    start: int
+    end: int
+    complete: bool
+    records_read: int
+    records_kept: int
+    removed: Removed
+    read_bytes: int
+    written_bytes: int
+    freed_bytes: int
+    seconds: float
+    phases: Phases
+    map_used_ratio: float
+    survivorship: float
+    certificate: Certificate | None
+    tombstones: TombstonesWaiting = field(default_factory=TombstonesWaiting)
+    segments_before: int = 0
+    segments_after: int = 0
+    map_passes: int = 1
+    now_ms: int = 0
+    stopped_by: Literal["", "lease", "request"] = ""
+
+    def __str__(self) -> str:
+        if not self.complete and not self.records_read:
+            by = " by a lease that came below a due tombstone" if self.stopped_by == "lease" else ""
+            return f"{self.topic}-{self.partition}: stopped{by} before anything was changed"
+        records = "1 record" if self.records_read == 1 else f"{self.records_read} records"
+        text = f"{self.topic}-{self.partition}: {records} -> {self.records_kept}"
+        if self.stopped_by == "lease":
+            text += ", stopped before its end by a lease that came below a due tombstone"
+        elif not self.complete:
+            text += ", stopped before its end"
+        return text + self._waiting()
+
+    def _waiting(self) -> str:
+        waiting = self.tombstones
+        if not waiting.count:
+            return ""
+        what = "1 tombstone waits" if waiting.count == 1 else f"{waiting.count} tombstones wait"
+        if waiting.first_offset < 0:
+            return f"; {what}"
+        wait = format_duration(max(0, waiting.first_due_ms - self.now_ms))
+        if waiting.count == 1:
+            return f"; the tombstone at {waiting.first_offset} may go in {wait}"
+        return f"; {what}, the one at {waiting.first_offset} may go in {wait}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """One segment as it was read: its .log file."""
+
+    path: str
+    base_offset: int
+    size_bytes: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFacts:
+    """A complete, synced segment in a private directory. `next_offset` is that of the last source, or below
+    it where nothing is left of what ends there (messages of old formats)."""
+
+    directory: str
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltGroup:
+    """One certified output and what it stands for.
+
+    key_offset_digest, content_digest   unsigned 64-bit sums that sources and output agreed on
+    read_bytes                          of the sources, once; seconds: rewrite and certificate
+    dropped_tombstone                   highest offset of a tombstone that goes for its age, -1 without
+    """
+
+    sources: tuple[SourceFacts, ...]
+    output: OutputFacts
+    records_read: int
+    records_kept: int
+    removed: Removed
+    key_offset_digest: int
+    content_digest: int
+    tombstones: TombstonesWaiting
+    read_bytes: int
+    seconds: float
+    dropped_tombstone: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ScanStats:
+    """What the scan of a cleaning met below the limit: sums.
+
+    bytes, records      of the segments there
+    dirty_bytes         of segments with an offset at or above the first dirty one; dirty_live_bytes: what
+                        survives there
+    tombstones          live ones: they wait for their horizon
+    passes, used_ratio  of the key map
+    read_bytes          of the log, by all passes
+    waiting             the tombstone that is due first, where accounts know it
+    """
+
+    segments: int
+    bytes: int
+    records: int
+    dirty_bytes: int
+    dirty_live_bytes: int
+    tombstones: int
+    passes: int
+    used_ratio: float
+    seconds: float
+    read_bytes: int = 0
+    waiting: TombstonesWaiting | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCleaning:
+    """A cleaning before its swaps. `groups` ascend; each was certified when it was built.
+
+    first_dirty   the checkpoint to record when all are published
+    """
+
+    plan: Plan
+    stats: ScanStats
+    groups: tuple[BuiltGroup, ...]
+    first_dirty: int
+
+
+LOGGER = logging.getLogger("lastword.cleaner")
+"""One JSON line for each round, at level INFO."""
+
+StoppedBy = Literal["", "lease", "request"]
+NOTHING_SCANNED = ScanStats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+"""Of a cleaning that was stopped while it scanned."""
+_MASK = (1 << 64) - 1
+
+
+def removable(facts: Sequence[SegmentFacts], markers: int) -> Removed:
+    """What a rewrite of these segments drops, by rule; `markers` of them are control records."""
+    due = sum(one.due_tombstones for one in facts)
+    keyless = sum(one.keyless for one in facts)
+    aborted = sum(one.aborted_records for one in facts)
+    dead = sum(one.dead_records for one in facts)
+    return Removed(
+        superseded=dead - due - keyless - aborted,
+        tombstone=due,
+        marker=markers,
+        aborted=aborted,
+        keyless=keyless,
+    )
+
+
+def scan_stats(plan: Plan, resolution: Resolution) -> ScanStats:
+    """Add up what the scan of a whole log met."""
+    dirty = [one for one in resolution.segments if one.next_offset > plan.start]
+    return ScanStats(
+        segments=len(resolution.segments),
+        bytes=sum(one.size_bytes for one in resolution.segments),
+        records=sum(one.records for one in resolution.segments),
+        dirty_bytes=sum(one.size_bytes for one in dirty),
+        dirty_live_bytes=sum(one.live_bytes for one in dirty),
+        tombstones=sum(one.tombstones for one in resolution.segments),
+        passes=resolution.passes,
+        used_ratio=resolution.map_used_ratio,
+        seconds=resolution.seconds,
+        read_bytes=resolution.passes * sum(one.size_bytes for one in resolution.segments),
+    )
+
+
+def accounted_stats(
+    plan: Plan,
+    resolution: Resolution,
+    groups: Sequence[Group],
+    *,
+    read_bytes: int,
+    seconds: float,
+) -> ScanStats:
+    """Add up the same for a cleaning by garbage accounts: the bytes that were scanned for it, and as dirty
+    bytes those that it rewrites."""
+    chosen = [one for each in groups for one in resolution.segments[each.first : each.last + 1]]
+    return replace(
+        scan_stats(plan, resolution),
+        dirty_bytes=sum(one.size_bytes for one in chosen),
+        dirty_live_bytes=sum(one.live_bytes for one in chosen),
+        passes=1 if read_bytes else 0,
+        seconds=seconds,
+        read_bytes=read_bytes,
+    )
+
+
+def built(
+    sources: Sequence[Segment],
+    group: Group,
+    directory: str,
+    rewritten: Rewritten,
+    certified: Certified,
+    resolution: Resolution,
+    seconds: float,
+) -> BuiltGroup:
+    """The facts of one certified output, complete in `directory`."""
+    facts = resolution.segments[group.first : group.last + 1]
+    chosen = sources[group.first : group.last + 1]
+    return BuiltGroup(
+        sources=tuple(SourceFacts(one.file, one.base_offset, one.size, one.inode) for one in chosen),
+        output=OutputFacts(directory, group.base_offset, certified.next_offset, rewritten.size_bytes),
+        records_read=sum(one.records for one in facts),
+        records_kept=certified.records,
+        removed=removable(facts, rewritten.markers),
+        key_offset_digest=certified.key_offset_digest,
+        content_digest=certified.content_digest,
+        tombstones=rewritten.tombstones,
+        read_bytes=group.size_bytes,
+        seconds=seconds,
+    )
+
+
+def report(
+    plan: Plan,
+    found: ScanStats,
+    done: Sequence[BuiltGroup],
+    *,
+    stopped_by: StoppedBy,
+    swap_seconds: float,
+) -> CleanRound:
+    """Return the report of a cleaning whose groups `done` were published. `stopped_by`: empty, it ended."""
+    removed = Removed(
+        superseded=sum(one.removed.superseded for one in done),
+        tombstone=sum(one.removed.tombstone for one in done),
+        marker=sum(one.removed.marker for one in done),
+        aborted=sum(one.removed.aborted for one in done),
+        keyless=sum(one.removed.keyless for one in done),
+    )
+    source_bytes = sum(one.read_bytes for one in done)
+    written_bytes = sum(one.output.size_bytes for one in done)
+    rewrite_seconds = sum(one.seconds for one in done)
+    return CleanRound(
+        topic=plan.topic,
+        partition=plan.partition,
+        strategy=plan.strategy,
+        start=plan.start,
+        end=plan.limit,
+        complete=not stopped_by,
+        records_read=found.records,
+        records_kept=found.records - (removed.total - removed.marker),
+        removed=removed,
+        read_bytes=found.read_bytes + source_bytes,
+        written_bytes=written_bytes,
+        freed_bytes=source_bytes - written_bytes,
+        seconds=found.seconds + rewrite_seconds + swap_seconds,
+        phases=Phases(map=found.seconds, rewrite=rewrite_seconds, swap=swap_seconds),
+        map_used_ratio=found.used_ratio,
+        survivorship=found.dirty_live_bytes / found.dirty_bytes if found.dirty_bytes else 1.0,
+        certificate=_certificate(done),
+        tombstones=found.waiting or _waiting(found.tombstones, [one.tombstones for one in done]),
+        segments_before=found.segments,
+        segments_after=found.segments - sum(len(one.sources) - 1 for one in done),
+        map_passes=found.passes,
+        now_ms=plan.now_ms,
+        stopped_by=stopped_by,
+    )
+
+
+def close(
+    directory: str,
+    plan: Plan,
+    stats: ScanStats,
+    done: Sequence[BuiltGroup],
+    *,
+    stopped_by: StoppedBy,
+    swap_seconds: float,
+) -> CleanRound:
+    """The report, and its figures into the metrics of the log directory that holds `directory`."""
+    round_ = report(plan, stats, done, stopped_by=stopped_by, swap_seconds=swap_seconds)
+    root = os.path.realpath(os.path.dirname(directory))
+    metrics.CLEANER_ROUNDS.add(1, root, "ok" if round_.complete else "partial" if done else "aborted")
+    metrics.CLEANER_READ_BYTES.add(round_.read_bytes, root)
+    metrics.CLEANER_WRITTEN_BYTES.add(round_.written_bytes, root)
+    metrics.CLEANER_FREED_BYTES.add(max(round_.freed_bytes, 0), root)
+    metrics.CLEANER_ROUND_SECONDS.observe(round_.seconds, root)
+    metrics.CLEANER_MAP_USED_RATIO.set(round_.map_used_ratio, root)
+    if LOGGER.isEnabledFor(logging.INFO):
+        LOGGER.info(json.dumps({"event": "round", "dir": root, **round_.to_dict()}, separators=(",", ":")))
+    return round_
+
+
+def count_failure(directory: str) -> None:
+    metrics.CLEANER_ROUNDS.add(1, os.path.realpath(os.path.dirname(directory)), "failed")
+
+
+def _certificate(done: Sequence[BuiltGroup]) -> Certificate | None:
+    if not done:
+        return None
+    return Certificate(
+        records=sum(one.records_kept for one in done),
+        key_offset_digest=f"{sum(one.key_offset_digest for one in done) & _MASK:016x}",
+        content_digest=f"{sum(one.content_digest for one in done) & _MASK:016x}",
+    )
+
+
+def _waiting(count: int, rewritten: Sequence[TombstonesWaiting]) -> TombstonesWaiting:
+    """All live tombstones are counted; which is due first is known of those that were rewritten."""
+    seen = [one for one in rewritten if one.count]
+    if not count or sum(one.count for one in seen) < count:
+        return TombstonesWaiting(count)
+    first = min(seen, key=lambda one: (one.first_due_ms, one.first_offset))
+    return TombstonesWaiting(count, first.first_offset, first.first_due_ms)

@@ -1,0 +1,267 @@
+"""A group of segments into one, driven by the dead bitmaps: no key is looked at.
+
+Chunk by chunk of verified batches: a batch without dead records is copied byte for byte, one with dead
+records only is left out, the others are cut. A batch keeps its base and last offset, codec, producer and
+leader epoch; its largest timestamp is taken anew (create time), and it gets a delete horizon when a
+tombstone survives its first cleaning.
+
+What is left of neighbours goes into one batch, of about `output.BATCH_BYTES` of plain records at most: small
+batches compress badly and cost a header each. Only where nothing differs that a batch keeps once for all its
+records, and never batches of producers, transactions or control records (`kernels.repack`). A batch that lost
+nothing takes part only if it is small, with less than half of that; so what was joined is left alone
+afterwards.
+
+Two kinds of batch stay at least as a header of 61 bytes: the last one of the group, so that the file covers
+its range of offsets, and the last one of each producer, whose sequence the log must remember until it forgets
+a silent one (`producer.id.expiration.ms`). What becomes of control batches `transactions` says.
+
+Entries of magic 0 and 1 keep magic and codec. A compressed one is cut inside; nothing holds the place of one
+that goes, for these formats have no empty batch. Then the output ends where its last survivor does, and the
+next segment's base covers the rest.
+
+Memory: one chunk in, one output buffer out, whatever the size of the group. With a second thread it is
+`records.lanes.LANES` chunks and two buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword import kernels
+from lastword.cleaner.engine.output import Output, Writer
+from lastword.cleaner.engine.report import TombstonesWaiting
+from lastword.cleaner.engine.transactions import NOTHING, Found, is_forgotten
+from lastword.cleaner.policy.groups import Group
+from lastword.cleaner.policy.plan import Plan
+from lastword.kernels import table as fields
+from lastword.kernels.digest import sum_contents
+from lastword.kernels.repack import (
+    AS_BITS,
+    DROP,
+    RETAIN,
+    SET_HORIZON,
+    mark_dead_rows,
+)
+from lastword.records.chunk import Chunk
+from lastword.records.lanes import in_lanes, prepared
+from lastword.resolve import DeadBitmaps, Resolution, SegmentFacts
+from lastword.resolve.bitmaps import joined
+from lastword.segment.segment import Segment
+from lastword.wire import CONTROL_BIT
+
+_MASK = (1 << 64) - 1
+_MOST_ENDS = 1 << 17  # offsets that wait to become bits
+_MOST_ODD = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What a rewrite says it did; `certificate` looks whether it is true.
+
+    content_digest   sum over the survivors as they lie in the sources; size_bytes: of the output
+    next_offset      one past the last batch that it must hold
+    batch_digest     sum over the headers of batches as they must be afterwards; control_digest: over the
+                     control batches that stay; markers: records of those that went
+    edges            what the ends and the largest timestamps of its batches may be
+    """
+
+    size_bytes: int
+    content_digest: int
+    batch_digest: int
+    tombstones: TombstonesWaiting
+    next_offset: int
+    control_digest: int
+    markers: int
+    edges: Edges
+
+
+class Edges:
+    """What no sum shows, because batches may be joined: their last offsets, and their largest timestamps.
+
+    A batch that was joined ends where one of its sources did. Its largest timestamp is that of its records; a
+    source whose header says another one may pass that on.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[NDArray[np.int64]] = []
+        self._waiting = 0
+        self._bits = DeadBitmaps.of(np.empty(0, np.int64))
+        self._odd_timestamps: set[int] | None = set()
+
+    def add(self, table: NDArray[np.int64], ends: NDArray[np.uint8], largest: NDArray[np.int64]) -> None:
+        """Take in the batches of a chunk of a source, in the order of their offsets."""
+        self._ends.append(table[:, fields.LAST_OFFSET][ends != 0])
+        self._waiting += self._ends[-1].size
+        if self._waiting >= _MOST_ENDS:
+            self._settle()
+        odd = table[:, fields.MAX_TIMESTAMP] != largest
+        if self._odd_timestamps is not None and odd.any():
+            self._odd_timestamps.update(table[odd, fields.MAX_TIMESTAMP].tolist())
+            if len(self._odd_timestamps) > _MOST_ODD:
+                self._odd_timestamps = None  # a writer that never sets it right: not compared
+
+    def strange(
+        self, table: NDArray[np.int64], ends: NDArray[np.uint8], largest: NDArray[np.int64]
+    ) -> tuple[int, int]:
+        """Of a chunk of the output: how many batches end, and have a largest timestamp, as none may."""
+        self._settle()
+        offsets = table[:, fields.LAST_OFFSET][ends != 0]
+        strange_ends = int(offsets.size - self._bits.mask(offsets).sum())
+        odd = table[:, fields.MAX_TIMESTAMP] != largest
+        if self._odd_timestamps is None or not odd.any():
+            return strange_ends, 0
+        return strange_ends, sum(
+            timestamp not in self._odd_timestamps for timestamp in table[odd, fields.MAX_TIMESTAMP].tolist()
+        )
+
+    def _settle(self) -> None:
+        if self._waiting:
+            self._bits = joined([self._bits, DeadBitmaps.of(np.concatenate(self._ends))])
+        self._ends, self._waiting = [], 0
+
+
+@dataclass(slots=True)
+class _Looked:
+    """A chunk of a source, to be taken; what was found in it when it was looked at.
+
+    horizon_ms  delete horizon for its tombstones without one, -1: none
+    sums        over its survivors
+    retain      uint8 a batch: what is to be done with it, other than its bits say
+    """
+
+    chunk: Chunk
+    horizon_ms: int
+    sums: Sums = field(default_factory=lambda: Sums())
+    retain: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+
+
+class Sums(NamedTuple):
+    """What `kernels.digest.sum_contents` finds in a chunk."""
+
+    contents: int = 0
+    batches: int = 0
+    controls: int = 0
+    ends: NDArray[np.uint8] = np.empty(0, np.uint8)
+    largest: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+def sums_of(chunk: Chunk, dead: DeadBitmaps, retain: NDArray[np.uint8], horizon_ms: int) -> Sums:
+    """Sum over what is left of a chunk by `retain` and the bits. Raises CorruptBatchError."""
+    ends, largest = np.empty(chunk.rows, np.uint8), np.empty(chunk.rows, np.int64)
+    contents, batches, controls, _, row, status = sum_contents(
+        chunk.uncompressed, chunk.table, chunk.rows, dead.arrays, retain, horizon_ms, ends, largest
+    )
+    if status != kernels.OK:
+        chunk.raise_status(row, status)
+    return Sums(int(contents), int(batches), int(controls), ends, largest)
+
+
+def rewrite(
+    group: Group,
+    sources: Sequence[Segment],
+    resolution: Resolution,
+    plan: Plan,
+    output: Output | None,
+    progress: Callable[[int], None],
+    transactions: Found = NOTHING,
+    second: Executor | None = None,
+) -> Rewritten:
+    """Write the survivors of `group` to `output`; None only counts, to the byte.
+
+    `progress` hears the bytes read, chunk by chunk, and may raise to stop. `second`: a thread that reads,
+    verifies and inflates ahead; the result is the same. Raises CorruptBatchError for a source that is not
+    what its checksums say.
+    """
+    retained = _last_of_producers(resolution.segments)
+    facts = resolution.segments[group.first : group.last + 1]
+    contents = batches = controls = markers = 0
+    edges = Edges()
+    ends_with_old = False
+
+    def wholly_dead(table: NDArray[np.int64]) -> NDArray[np.uint8]:
+        marks = np.empty(table.shape[0], np.uint8)
+        mark_dead_rows(table, table.shape[0], resolution.dead.arrays, marks)
+        return marks
+
+    def read(lanes: int) -> Iterator[_Looked]:
+        for number, one in enumerate(facts, group.first):
+            clocks = one.tombstones_without_horizon or number in transactions.segments
+            horizon_ms = plan.now_ms + plan.delete_retention_ms if clocks else -1
+            reader = sources[number].chunk_reader(verify=True, unwanted=wholly_dead)
+            for chunk in in_lanes(reader, lanes, verify_later=True):
+                yield _Looked(chunk, horizon_ms)
+
+    def look(one: _Looked) -> None:
+        chunk = one.chunk
+        chunk.verify()
+        chunk.inflate()
+        one.retain = _retain(chunk, group.next_offset, retained, transactions, plan)
+        one.sums = sums_of(chunk, resolution.dead, one.retain, one.horizon_ms)
+
+    with closing(prepared(read, look, second)) as chunks:
+        writer = Writer(output, resolution.dead, plan.max_message_bytes, chunks.leave)
+        for one in chunks:
+            chunk = one.chunk
+            contents += one.sums.contents
+            batches += one.sums.batches
+            controls += one.sums.controls
+            edges.add(chunk.table, one.sums.ends, one.sums.largest)
+            markers += int(chunk.table[one.retain == DROP, fields.COUNT].sum())
+            writer.take(chunk, one.retain, one.horizon_ms)
+            ends_with_old = bool(chunk.table[-1, fields.MAGIC] < 2)
+            progress(chunk.size_bytes)
+        writer.flush()
+        chunks.settle()
+    return Rewritten(
+        size_bytes=writer.written_bytes,
+        content_digest=contents & _MASK,
+        batch_digest=batches & _MASK,
+        tombstones=writer.tombstones(sum(f.tombstones for f in facts)),
+        next_offset=max(writer.next_offset, group.base_offset) if ends_with_old else group.next_offset,
+        control_digest=controls & _MASK,
+        markers=markers,
+        edges=edges,
+    )
+
+
+def _last_of_producers(facts: Sequence[SegmentFacts]) -> dict[int, int]:
+    """Of each producer below the limit, the last offset of its last data batch."""
+    last: dict[int, int] = {}
+    for one in facts:
+        last.update(one.last_of_producers)
+    return last
+
+
+def _retain(
+    chunk: Chunk, next_offset: int, producers: dict[int, int], transactions: Found, plan: Plan
+) -> NDArray[np.uint8]:
+    """What the kernel is to do with each batch of the chunk, other than its bits say."""
+    last_offsets = chunk.table[:, fields.LAST_OFFSET]
+    control = (chunk.table[:, fields.ATTRIBUTES] & CONTROL_BIT) != 0
+    at_end = last_offsets == next_offset - 1
+    retain = np.where(at_end & ~control, np.uint8(RETAIN), np.uint8(AS_BITS))
+    ids = chunk.table[:, fields.PRODUCER_ID]
+    if producers and ids.max() >= 0:
+        for row in np.flatnonzero((ids >= 0) & ~control).tolist():
+            producer_id = int(ids[row])
+            if producers[producer_id] != last_offsets[row]:
+                continue
+            spoke_ms = max(
+                int(chunk.table[row, fields.MAX_TIMESTAMP]), transactions.spoke_ms.get(producer_id, -1)
+            )
+            if not is_forgotten(producer_id, spoke_ms, plan.now_ms, plan.producer_expiration_ms):
+                retain[row] = RETAIN
+    for row in np.flatnonzero(control).tolist():
+        offset = int(last_offsets[row])
+        if offset in transactions.due and not at_end[row]:
+            retain[row] = DROP
+        elif offset in transactions.unclocked:
+            retain[row] = SET_HORIZON
+    return retain

@@ -1,0 +1,273 @@
+"""What becomes of the groups that a cleaning rewrites.
+
+Publisher   each certified output is swapped in, lowest offsets first, then the checkpoint is recorded
+Collector   outputs stay in their private directories; the value can be pickled, and published later
+            where the log is open (`Publisher.publish`)
+Counter     nothing is written: the exact plan
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lastword.cleaner.engine import lease_guard, output, report
+from lastword.cleaner.engine.build import rewrite_each
+from lastword.cleaner.engine.report import (
+    BuiltGroup,
+    CleanRound,
+    PreparedCleaning,
+    ScanStats,
+    TombstonesWaiting,
+)
+from lastword.cleaner.engine.throttle import Stopped
+from lastword.cleaner.policy.plan import Plan, Reason
+from lastword.errors import BusyError, LastwordError
+from lastword.partition import losses
+from lastword.segment.segment import Segment
+
+if TYPE_CHECKING:
+    from lastword.cleaner.engine.cleaning import Liveness, Rewrite
+    from lastword.partition.log import PartitionLog
+    from lastword.partition.view import PartitionView
+    from lastword.resolve import SegmentFacts
+
+
+class Publisher:
+    """Swaps each certified group in, then records how far the log is clean.
+
+    The order protects deletes: when a tombstone goes, older copies below it went with it or before.
+
+    Args:
+        record_first_dirty: called with the new checkpoint, after the last swap is durable.
+        published: base offsets of groups that were swapped in by a process that is gone.
+    """
+
+    verb = "clean"
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        plan: Plan,
+        record_first_dirty: Callable[[int], None],
+        published: Collection[int] = (),
+    ) -> None:
+        self._log = log
+        self._plan = plan
+        self._record_first_dirty = record_first_dirty
+        self._published = published
+
+    def take(self, rewrite: Rewrite, liveness: Liveness) -> CleanRound | None:
+        groups = rewrite_each(rewrite)
+        return self._publish(
+            rewrite.scan.stats, groups, liveness.publish, liveness.first_dirty, liveness.waiting
+        )
+
+    def publish(self, prepared: PreparedCleaning) -> CleanRound:
+        """Publish what a `Collector` prepared."""
+        return self._publish(
+            prepared.stats,
+            prepared.groups,
+            lambda _, swap: swap(),
+            lambda: prepared.first_dirty,
+            lambda: None,  # in the stats already
+        )
+
+    def kept(self, plan: Plan) -> None:
+        return None
+
+    def stopped(self) -> CleanRound:
+        return self._report(report.NOTHING_SCANNED, [], "request", 0.0)
+
+    def failed(self) -> None:
+        report.count_failure(self._log.directory)
+
+    def _publish(
+        self,
+        stats: ScanStats,
+        groups: Iterable[BuiltGroup],
+        publish: Callable[[BuiltGroup, Callable[[], Segment]], object],
+        first_dirty: Callable[[], int],
+        waiting: Callable[[], TombstonesWaiting | None],
+    ) -> CleanRound:
+        log = self._log
+        done: list[BuiltGroup] = []
+        swap_seconds = 0.0
+        stopped_by: report.StoppedBy = ""
+        try:
+            # Left, no group is being built any more.
+            with closing(groups) if isinstance(groups, Generator) else nullcontext():
+                for group in groups:
+                    started = log.clock.monotonic()
+                    if not done:  # before the first swap, so that no reader meets files that no note covers
+                        limit, active_base = self._plan.limit, log.active.base_offset
+                        losses.note_knowledge(log.files, log.directory, limit, active_base)
+                    lease_guard.check(log.files, log.directory, log.clock, group.dropped_tombstone)
+                    if group.output.base_offset not in self._published:
+                        publish(group, partial(swap_group, log, group))
+                    output.discard_staging(log.files, group.output.directory)
+                    swap_seconds += log.clock.monotonic() - started
+                    done.append(group)
+        except lease_guard.LeaseCame:
+            stopped_by = "lease"
+            output.remove_leftovers(log.files, log.directory)
+        except Stopped:
+            stopped_by = "request"
+        except LastwordError:
+            self.failed()
+            with suppress(LastwordError):  # the first error is the one to report
+                output.remove_leftovers(log.files, log.directory)
+            raise
+        if not stopped_by:
+            self._record_first_dirty(first_dirty())
+        left = waiting()
+        if left is not None:
+            stats = replace(stats, waiting=left)
+        return self._report(stats, done, stopped_by, swap_seconds)
+
+    def _report(
+        self, stats: ScanStats, done: list[BuiltGroup], stopped_by: report.StoppedBy, swap_seconds: float
+    ) -> CleanRound:
+        return report.close(
+            self._log.directory, self._plan, stats, done, stopped_by=stopped_by, swap_seconds=swap_seconds
+        )
+
+
+def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
+    """Publish one group, if its sources still are the files that it was made of.
+
+    Returns:
+        The segment as it is in the log now.
+    """
+    with log.lock:
+        by_base = {segment.base_offset: segment for segment in log.segments}
+        old = []
+        for source in built.sources:
+            segment = by_base.get(source.base_offset)
+            facts = log.files.stat(source.path)
+            same = facts is not None and (facts.inode, facts.size) == (source.inode, source.size_bytes)
+            if segment is None or segment.active or not same:
+                raise BusyError(
+                    f"{source.path} changed while it was cleaned; nothing was published",
+                    remedy="clean again",
+                    file=source.path,
+                )
+            old.append(segment)
+        new = Segment.load(log.files, built.output.directory, built.output.base_offset)
+        return log.replace(old, [new])
+
+
+class Collector:
+    """Keeps each certified group for a `Publisher` elsewhere. Takes no lock.
+
+    Args:
+        view: gets each output in the place of its sources, for the next cleaning by the same accounts.
+        staged_in: where outputs are made, if not in the partition's private directory.
+    """
+
+    verb = "clean"
+
+    def __init__(self, plan: Plan, view: PartitionView | None = None, staged_in: str | None = None) -> None:
+        self._plan = plan
+        self._view = view
+        self._staged_in = staged_in
+
+    def take(self, rewrite: Rewrite, liveness: Liveness) -> PreparedCleaning:
+        done: list[BuiltGroup] = []
+        with closing(rewrite_each(rewrite, self._staged_in)) as groups:
+            for group in groups:
+                if self._view is not None:
+                    liveness.publish(group, partial(self._replaced, group))
+                done.append(group)
+        stats, waiting = rewrite.scan.stats, liveness.waiting()
+        if waiting is not None:
+            stats = replace(stats, waiting=waiting)
+        return PreparedCleaning(self._plan, stats, tuple(done), liveness.first_dirty())
+
+    def kept(self, plan: Plan) -> PreparedCleaning:
+        return PreparedCleaning(self._plan, report.NOTHING_SCANNED, (), self._plan.start)
+
+    def stopped(self) -> PreparedCleaning:
+        raise AssertionError("a cleaning that is built elsewhere is not stopped")
+
+    def failed(self) -> None:
+        """The failure is counted where the log is open."""
+
+    def _replaced(self, group: BuiltGroup) -> Segment:
+        assert self._view is not None
+        output = Segment.load(self._view.files, group.output.directory, group.output.base_offset)
+        gone = {source.base_offset for source in group.sources}
+        old = [segment for segment in self._view.segments if segment.base_offset in gone]
+        self._view.segment_set = self._view.segment_set.with_replaced(old, [output])
+        return output
+
+
+class Counter:
+    """Counts what a rewrite would write, to the byte: the dry run."""
+
+    verb = "plan"
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def take(self, rewrite: Rewrite, liveness: Liveness) -> Plan:
+        scan = rewrite.scan
+        held_back = liveness.held_back(scan)
+        written_bytes = sum(written_bytes_of(rewrite))
+        facts = scan.resolution.segments
+        held = lease_guard.reason(scan.leases, held_back)
+        segments = sum(group.count for group in scan.groups)
+        source_bytes = sum(group.size_bytes for group in scan.groups)
+        read_bytes = scan.stats.read_bytes + source_bytes
+        counted = replace(
+            self._plan,
+            reasons=(*scan.reasons, *self._plan.reasons),
+            segments=segments,
+            read_bytes=read_bytes,
+            write_bytes=written_bytes,
+            free_bytes=source_bytes - written_bytes,
+        )
+        return exact_plan(counted, facts, held, len(held_back))
+
+    def kept(self, plan: Plan) -> Plan:
+        return plan
+
+    def stopped(self) -> Plan:
+        raise AssertionError("a dry run is not stopped")
+
+    def failed(self) -> None:
+        """A dry run counts for no metric."""
+
+
+def written_bytes_of(rewrite: Rewrite) -> Iterable[int]:
+    """Return for each group how many bytes its output would take."""
+    from lastword.cleaner.engine.rewrite import rewrite as rewritten
+
+    scan = rewrite.scan
+    for group in scan.groups:
+        yield rewritten(
+            group,
+            scan.sources,
+            scan.resolution,
+            rewrite.plan,
+            None,
+            rewrite.steps.rewritten,
+            scan.transactions,
+        ).size_bytes
+
+
+def exact_plan(
+    counted: Plan, facts: Iterable[SegmentFacts], held: Reason | None = None, held_count: int = 0
+) -> Plan:
+    """Return a plan whose figures are exact; without segments to rewrite it says why nothing is.
+
+    Args:
+        held: the lease for which `held_count` tombstones wait.
+    """
+    counted = replace(counted, exact=True)
+    if not counted.segments:
+        return counted.only_newest(sum(one.tombstones for one in facts), held, held_count)
+    return counted if held is None else replace(counted, reasons=(*counted.reasons, held))

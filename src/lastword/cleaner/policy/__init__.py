@@ -1,0 +1,1 @@
+"""Decide which partitions, segments and groups are cleaned: plans, groups and runs as values."""

@@ -1,0 +1,377 @@
+"""Deciding whether a partition is cleaned, up to where, and saying why: a `Plan`.
+
+Strategy `generational`: `choose` only says up to where a round may reach; what is worth it there `accounted`
+and `drive` find in the garbage accounts.
+
+Strategy `kafka`: the dirty part is what lies between the first dirty offset and the first uncleanable one,
+and the log is due when the dirty bytes are more than `min.cleanable.dirty.ratio` of all cleanable bytes, or
+when a record is older than `max.compaction.lag.ms`. A round covers the log from its start.
+
+    log start      first dirty                  first uncleanable               log end
+        | clean        | dirty                       | lag, or active segment       |
+        +--------------+-----------------------------+------------------------------+
+
+Choosing reads sizes and timestamps, no record. `due=False` means now: the active segment counts as closed
+(the round rolls it first) and the ratio is ignored; lags and horizons hold all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from lastword.cleaner.policy.plan import (
+    ACTIVE_SEGMENT,
+    BELOW_RATIO,
+    COMPACTION_LAG,
+    NEWEST,
+    NO_POLICY,
+    OUTGROWN,
+    QUARANTINED,
+    UNDECIDED_TRANSACTION,
+    UNFINISHED_COMMIT,
+    Plan,
+    Reason,
+    Request,
+)
+from lastword.config import TopicConfig
+from lastword.config.topic import STRATEGIES
+from lastword.errors import UsageError
+from lastword.partition.log import PartitionLog
+from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS
+from lastword.partition.view import PartitionView
+from lastword.units import format_bytes, format_duration
+
+OUTGROWN_BYTES = 4 << 20
+OUTGROWN_TIMES = 2
+"""An active segment is closed for cleaning when it is larger than the first, and than so many times the live
+bytes of the closed segments. So a small state stays within a few MiB, also where `segment.bytes` is 1 GiB. In
+a log of inserts the closed segments are three times as large after each time: after five such segments
+`segment.bytes` is what closes them."""
+
+
+class ChoosableHeader(Protocol):
+    @property
+    def max_timestamp(self) -> int: ...
+
+
+class Choosable(Protocol):
+    """What choosing needs to know of a segment."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def largest_timestamp(self) -> int: ...
+    @property
+    def mtime_ms(self) -> int: ...
+    def position_of(self, offset: int) -> int: ...
+    def headers(self) -> Iterator[ChoosableHeader]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """What choosing needs to know of a log.
+
+    segments        in offset order; the last is the active one
+    stable_offset   no transaction below it is undecided; None: the log end
+    cleanable_offset
+                    nothing at or above may be cleaned; below `stable_offset` if a commit is incomplete there.
+                    None: the stable offset
+    may_roll        a due cleaning closes the active segment first if its age asks for that, and it was not
+                    closed yet: then it counts as closed
+    producer_expiration_ms
+                    after how long a silent producer is forgotten, and its last batch not kept for it
+    """
+
+    topic: str
+    partition: int
+    segments: Sequence[Choosable]
+    log_start: int
+    log_end: int
+    stable_offset: int | None = None
+    cleanable_offset: int | None = None
+    may_roll: bool = False
+    producer_expiration_ms: int = PRODUCER_EXPIRATION_MS
+
+
+def choose(
+    log: LogState,
+    config: TopicConfig,
+    request: Request,
+    now_ms: int,
+    *,
+    quarantine: str | None = None,
+    dead_bytes: int = 0,
+) -> Plan:
+    """Decide about one partition.
+
+    Args:
+        request: its checkpoint is corrected here where it makes no sense.
+        quarantine: why the partition is in quarantine, or None.
+        dead_bytes: known garbage of the closed segments.
+    """
+    due, strategy, segments = request.due, request.strategy, log.segments
+    if strategy not in STRATEGIES:
+        raise UsageError(f"unknown strategy {strategy!r}", remedy=f"use one of: {', '.join(STRATEGIES)}")
+    start = corrected_first_dirty(request.first_dirty, log.log_start, log.log_end)
+    plan = Plan(
+        topic=log.topic,
+        partition=log.partition,
+        action="clean",
+        due=True if due else None,  # False once there is a reason to keep it
+        strategy=strategy,
+        segments=0,
+        read_bytes=0,
+        write_bytes=0,
+        free_bytes=0,
+        exact=False,
+        reasons=(),
+        log_start=log.log_start,
+        start=start,
+        limit=start,
+        total_segments=len(segments),
+        total_bytes=sum(s.size for s in segments),
+        now_ms=now_ms,
+        map_bytes=request.map_bytes,
+        delete_retention_ms=config.delete_retention_ms,
+        segment_bytes=config.segment_bytes,
+        segment_index_bytes=config.segment_index_bytes,
+        index_interval_bytes=config.index_interval_bytes,
+        max_message_bytes=config.max_message_bytes,
+        producer_expiration_ms=log.producer_expiration_ms,
+    )
+    if config.cleanup_policy is None:
+        return plan.kept(NO_POLICY, "cleanup.policy is not known, so nothing may be removed")
+    if "compact" not in config.cleanup_policy:
+        return plan.kept(
+            NO_POLICY, f"cleanup.policy is {','.join(sorted(config.cleanup_policy))}: nothing is compacted"
+        )
+    if quarantine is not None:
+        return plan.kept(QUARANTINED, quarantine)
+    stable_offset = log.log_end if log.stable_offset is None else log.stable_offset
+    cleanable_offset = stable_offset if log.cleanable_offset is None else log.cleanable_offset
+    ends = _Ends(stable_offset, cleanable_offset)
+    rolls = not due or (log.may_roll and _rolls_by_age(segments, config, now_ms))
+    outgrown = False
+    if not rolls and log.may_roll:
+        decided = ends.cleanable_offset >= log.log_end
+        rolls = outgrown = decided and is_outgrown(segments, config, dead_bytes, now_ms)
+    plan, closed = _bounded(plan, segments, config, ends, rolls, dead_bytes)
+    if outgrown and len(closed) == len(segments):
+        times = f"more than {OUTGROWN_TIMES} times the live bytes of the closed segments"
+        text = (
+            f"{format_bytes(segments[-1].size)} from {segments[-1].base_offset} on are closed first: {times}"
+        )
+        plan = replace(plan, reasons=(*plan.reasons, Reason(OUTGROWN, text)))
+    if plan.action == "clean" and due and strategy == "kafka":
+        return _by_ratio(plan, closed, config)
+    return plan
+
+
+def choose_for(
+    log: PartitionLog | PartitionView,
+    config: TopicConfig,
+    request: Request,
+    now_ms: int,
+    *,
+    quarantine: str | None = None,
+    dead_bytes: int = 0,
+) -> Plan:
+    """`choose` for a log as it is on disk."""
+    state = LogState(
+        log.topic,
+        log.partition,
+        log.segments,
+        log_start=log.log_start,
+        log_end=log.log_end,
+        stable_offset=log.stable_offset,
+        cleanable_offset=log.cleanable_offset,
+        may_roll=isinstance(log, PartitionView),
+        producer_expiration_ms=log.producer_expiration_ms,
+    )
+    return choose(state, config, request, now_ms, quarantine=quarantine, dead_bytes=dead_bytes)
+
+
+def outgrown_above(segments: Sequence[Choosable], dead_bytes: int) -> int:
+    """Return the size above which the active segment is closed for cleaning."""
+    closed_bytes = sum(segment.size for segment in segments[:-1])
+    return max(OUTGROWN_BYTES, OUTGROWN_TIMES * (closed_bytes - dead_bytes))
+
+
+def is_outgrown(segments: Sequence[Choosable], config: TopicConfig, dead_bytes: int, now_ms: int) -> bool:
+    """Is the active segment to be closed for cleaning, long before `segment.bytes`? Looks at sizes; where
+    `min.compaction.lag.ms` is set, its first record must be older than that."""
+    if not segments or not config.compacts or segments[-1].size <= outgrown_above(segments, dead_bytes):
+        return False
+    if not config.min_compaction_lag_ms:
+        return True
+    first = next(iter(segments[-1].headers()), None)
+    return first is not None and 0 <= first.max_timestamp <= now_ms - config.min_compaction_lag_ms
+
+
+def roll_for_cleaning(log: PartitionLog, config: TopicConfig, *, now_ms: int, dead_bytes: int = 0) -> bool:
+    """Close the active segment if it is too old, or has outgrown the live bytes below it.
+
+    Costs sums over sizes. A segment with an open transaction or an incomplete commit stays
+    open: closing it would not let anything be cleaned.
+
+    Args:
+        dead_bytes: known garbage of the closed segments; what is not known counts as live.
+    """
+    with log.lock:
+        if log.roll_if_due():
+            return True
+        if not is_outgrown(log.segments, config, dead_bytes, now_ms):
+            return False
+        if log.cleanable_offset < log.log_end:
+            return False
+        log.roll()
+        return True
+
+
+def corrected_first_dirty(first_dirty: int | None, log_start: int, log_end: int) -> int:
+    """A checkpoint outside the log is not believed: then the whole log counts as dirty."""
+    if first_dirty is None or first_dirty < log_start or first_dirty > log_end:
+        return log_start
+    return first_dirty
+
+
+class _Ends(NamedTuple):
+    """Above which nothing may be cleaned, whatever its age."""
+
+    stable_offset: int
+    cleanable_offset: int
+
+
+def _bounded(
+    plan: Plan,
+    segments: Sequence[Choosable],
+    config: TopicConfig,
+    ends: _Ends,
+    rolls: bool,
+    dead_bytes: int,
+) -> tuple[Plan, Sequence[Choosable]]:
+    """The plan with the limit of its round, and the segments below; kept if there is nothing to look at."""
+    closed, reasons = _cleanable(plan, segments, config, ends, rolls, dead_bytes)
+    if not closed:
+        plan = replace(plan, reasons=tuple(reasons[1:]))
+        why = reasons[0] if reasons else Reason(NEWEST, "the log is empty")
+        return plan.kept(why.code, why.text), closed
+    limit = closed[-1].next_offset if len(closed) == len(segments) else segments[len(closed)].base_offset
+    dirty_bytes = _dirty_bytes(closed, plan.start, to_the_byte=plan.strategy == "kafka")
+    total_bytes = sum(s.size for s in closed)
+    ratio = dirty_bytes / total_bytes if total_bytes else 0.0
+    plan = replace(
+        plan,
+        limit=limit,
+        segments=len(closed),
+        read_bytes=2 * total_bytes,
+        dirty_bytes=dirty_bytes,
+        dirty_ratio=ratio,
+        rolls_active=len(closed) == len(segments),
+        reasons=tuple(reasons),
+    )
+    if total_bytes == 0:
+        plan = plan.kept(NEWEST, "the log holds no records")
+    return plan, closed
+
+
+def _rolls_by_age(segments: Sequence[Choosable], config: TopicConfig, now_ms: int) -> bool:
+    """Is the active segment to be closed by its age? Jitter, which is drawn anew, may put it off."""
+    first = next(iter(segments[-1].headers()), None) if segments else None
+    if first is None or first.max_timestamp < 0:
+        return False
+    return now_ms - first.max_timestamp > min(config.segment_ms, config.max_compaction_lag_ms)
+
+
+def _by_ratio(plan: Plan, closed: Sequence[Choosable], config: TopicConfig) -> Plan:
+    late_ms = overdue_ms(closed, plan.start, plan.now_ms, config.max_compaction_lag_ms)
+    if plan.dirty_ratio > config.min_cleanable_dirty_ratio or (late_ms is not None and plan.dirty_bytes):
+        return plan
+    return plan.kept(
+        BELOW_RATIO,
+        f"{plan.dirty_ratio:.0%} of the bytes are dirty, due above {config.min_cleanable_dirty_ratio:.0%}",
+    )
+
+
+def _cleanable(
+    plan: Plan,
+    segments: Sequence[Choosable],
+    config: TopicConfig,
+    ends: _Ends,
+    rolls: bool,
+    dead_bytes: int,
+) -> tuple[Sequence[Choosable], list[Reason]]:
+    """The segments a round may take (a prefix of the log), and what holds back the others. `rolls`: the round
+    closes the active one first."""
+    reasons = []
+    count = len(segments)
+    if not rolls:
+        count = max(0, count - 1)
+        if segments and segments[-1].size:
+            held = f"{format_bytes(segments[-1].size)} from {segments[-1].base_offset} on are not closed yet"
+            above = outgrown_above(segments, dead_bytes)
+            if above < config.segment_bytes:
+                held += f" (closed for cleaning above {format_bytes(above)})"
+            reasons.append(Reason(ACTIVE_SEGMENT, held))
+    elif segments and segments[-1].size == 0:
+        count -= 1  # an empty active segment has nothing to close
+    decided = sum(one.next_offset <= ends.stable_offset for one in segments[:count])
+    if decided < count:
+        count = decided
+        held = f"a transaction at {ends.stable_offset} is undecided: records from there on may not count"
+        reasons.insert(0, Reason(UNDECIDED_TRANSACTION, held))
+    complete = sum(one.next_offset <= ends.cleanable_offset for one in segments[:count])
+    if complete < count:
+        count = complete
+        held = f"a commit that begins at {ends.cleanable_offset} is incomplete"
+        reasons.insert(0, Reason(UNFINISHED_COMMIT, held))
+    lag_ms = config.min_compaction_lag_ms
+    if lag_ms > 0:
+        for i, one in enumerate(segments[:count]):
+            if one.next_offset <= plan.start:
+                continue
+            stamp = one.largest_timestamp if one.largest_timestamp >= 0 else one.mtime_ms
+            if stamp > plan.now_ms - lag_ms:
+                wait = format_duration(stamp + lag_ms - plan.now_ms)
+                reasons.insert(
+                    0, Reason(COMPACTION_LAG, f"records from {one.base_offset} on may be cleaned in {wait}")
+                )
+                count = i
+                break
+    return segments[:count], reasons
+
+
+def _dirty_bytes(closed: Iterable[Choosable], first_dirty: int, *, to_the_byte: bool) -> int:
+    """Bytes from the batch of `first_dirty` on: by position in its segment, so no byte counts twice, or whole
+    segments, for where nothing depends on it and looking the position up would cost a read at every look.
+    """
+    dirty = 0
+    for one in closed:
+        if one.next_offset <= first_dirty:
+            continue
+        dirty += one.size
+        if to_the_byte and one.base_offset < first_dirty:
+            dirty -= one.position_of(first_dirty)
+    return dirty
+
+
+def overdue_ms(closed: Iterable[Choosable], first_dirty: int, now_ms: int, max_lag_ms: int) -> int | None:
+    """By how long the oldest dirty segment has passed `max.compaction.lag.ms`; None while it has not."""
+    if now_ms <= max_lag_ms:
+        return None  # no record is as old as that, and nothing need be read to know it
+    stamps = []
+    for one in closed:
+        if one.next_offset <= first_dirty or one.size == 0:
+            continue
+        header = next(iter(one.headers()), None)
+        if header is not None and header.max_timestamp > 0:
+            stamps.append(header.max_timestamp)
+    if not stamps or min(stamps) >= now_ms - max_lag_ms:
+        return None
+    return now_ms - max_lag_ms - min(stamps)

@@ -1,0 +1,423 @@
+"""Strategy `generational`: which run of segments of a drive is rewritten next, and why: a `Choice`.
+
+A drive within its space target is not cleaned. Above it, the run of neighbouring segments with the highest
+score is rewritten, and the drive is inspected again, until the target holds. Generations have no configured
+size: a run is a generation, and it ends where the score falls.
+
+A drive is obliged to clean for one of these reasons. The first that holds, and under which a run exists,
+wins:
+
+    overdue   garbage of a partition is older than its max.compaction.lag.ms: the runs that hold it
+    ceiling   a partition of more than 4 segments is above 1 / (1 - min.cleanable.dirty.ratio) times its live
+              bytes: its runs. This bounds the bytes that one reader has to restore
+    target    the drive is above its space target: the runs of all its partitions. A partition without garbage
+              leaves its share of the space to the others
+    files     a partition has more than 3 files for each full one, and 64: neighbours that fit one file merge
+
+Garbage that may not be removed yet (of the active segment, under a lag, in quarantine, or of a partition with
+another strategy) does not count: otherwise the drive would be obliged for ever. Live tombstones with an older
+record of their key in a closed segment do count, although they are not garbage yet: they go soon after that
+record, and a log of short-lived keys would otherwise look small.
+
+Score of a run
+--------------
+
+Garbage pays rent: each byte owes one unit for each unit of the drive's time `t` (bytes appended) that it
+stays. The score is the rent that a rewrite settles for each byte that it moves:
+
+    score = ( sum of rent * quiet  +  h * max(0, files_in - max(1, files_out)) * mean age )
+            / ( sum of live bytes  +  F * max(1, files_out) )
+
+quiet   average death rate of a segment over its recent one, 1 to 4: a segment whose records still die is left
+        to ripen, a segment that has gone quiet goes first
+h, F    the worth of one file less and the cost of one file more, in bytes moved: the drive's
+        `file_cost_bytes`, bounded to 0.01..0.2 of `segment.bytes`
+
+For garbage that grows steadily this is the rule of log-structured file systems (garbage times age by bytes
+moved), with the segment's own history in place of age. A segment that exceeds the bound on the bytes of one
+rewrite (its settings changed since) is a run by itself, so all garbage can be removed at some time.
+
+All functions here are pure, over arrays of one partition's segments: the scheduler, a dry run and the
+simulator call the same ones. The order of the partitions does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastword.accounts import DriveAccount, PartitionAccount
+from lastword.cleaner.policy.groups import is_crowded
+from lastword.cleaner.policy.plan import Reason
+from lastword.segment.names import MAX_RELATIVE_OFFSET
+from lastword.units import format_bytes, format_duration
+from lastword.values import Value
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LONGEST_RUN = 8
+LONGEST_MERGE = 64
+MOST_LIVE_SEGMENTS = 2  # what one rewrite moves at most, in segments of segment.bytes
+FILE_COST_RATIO = 0.05  # of segment.bytes, while nothing was measured
+FILE_COST_BOUNDS = (0.01, 0.2)
+MOST_QUIET = 4.0
+SLOWEST_RATE = 0.02  # of the live bytes, over the segment's age
+BEST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Value):
+    """Segments `first` to `last` (indexes into the account's segments, both included), rewritten together.
+
+    read_bytes   of the sources; write_bytes: what survives; free_bytes: the difference
+    files_out    files that the survivors fill, as large as they may be; they are to be of equal size
+    score        rent settled for each byte moved; of a merge: 0
+    """
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    base_offset: int
+    next_offset: int
+    read_bytes: int
+    write_bytes: int
+    free_bytes: int
+    files_in: int
+    files_out: int
+    score: float = 0.0
+
+    def __str__(self) -> str:
+        files = "1 segment" if self.files_in == 1 else f"{self.files_in} segments"
+        return (
+            f"{self.topic}-{self.partition}: {files} from {self.base_offset} on, "
+            f"move {format_bytes(self.write_bytes)}, free {format_bytes(self.free_bytes)}"
+        )
+
+    @property
+    def order(self) -> tuple[float, int, str, int, int, int]:
+        """Best first, the same in whatever order the runs came."""
+        return (-self.score, -self.free_bytes, self.topic, self.partition, self.first, self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """One partition's segments as arrays, all of their length: bytes, garbage, rent due now with its `quiet`
+    factor, age in units of `t`, when the oldest garbage died, and the bounds."""
+
+    size: Ints
+    dead: Ints
+    rent: Floats
+    age: Floats
+    oldest_dead_ms: Ints
+    base: Ints
+    end: Ints
+    file_cost_bytes: float
+
+    @property
+    def live(self) -> Ints:
+        return self.size - self.dead
+
+    @classmethod
+    def of(cls, partition: PartitionAccount, t: int, file_cost_bytes: float) -> Columns:
+        segments = partition.segments
+        columns = np.array(
+            [
+                (
+                    one.size_bytes,
+                    one.dead_bytes,
+                    one.rent_at,
+                    one.written_at,
+                    one.oldest_dead_ms,
+                    one.base_offset,
+                    one.next_offset,
+                )
+                for one in segments
+            ],
+            np.int64,
+        ).reshape(-1, 7)
+        size, dead, rent_at, written_at, oldest, base, end = columns.T
+        paid = np.array([(one.rent, one.rate) for one in segments], np.float64).reshape(-1, 2)
+        rent = paid[:, 0] + dead * np.maximum(t - rent_at, 0).astype(np.float64)
+        age = np.maximum(t - written_at, 1).astype(np.float64)
+        rate = np.maximum(paid[:, 1], SLOWEST_RATE * (size - dead) / age)
+        recent = rate * age
+        quiet = np.where(dead > 0, MOST_QUIET, 1.0)
+        np.divide(dead, recent, out=quiet, where=recent > dead / MOST_QUIET)  # elsewhere it is past the bound
+        quiet = np.clip(quiet, 1.0, MOST_QUIET)
+        low, high = (ratio * partition.segment_bytes for ratio in FILE_COST_BOUNDS)
+        cost = file_cost_bytes if file_cost_bytes > 0 else FILE_COST_RATIO * partition.segment_bytes
+        return cls(size, dead, rent * quiet, age, oldest, base, end, min(max(cost, low), high))
+
+    def run(self, partition: PartitionAccount, first: int, last: int, score: float) -> Run:
+        taken = slice(first, last + 1)
+        read, dead = int(self.size[taken].sum()), int(self.dead[taken].sum())
+        return Run(
+            topic=partition.topic,
+            partition=partition.partition,
+            first=first,
+            last=last,
+            base_offset=int(self.base[first]),
+            next_offset=int(self.end[last]),
+            read_bytes=read,
+            write_bytes=read - dead,
+            free_bytes=dead,
+            files_in=last - first + 1,
+            files_out=-(-(read - dead) // partition.most_bytes),
+            score=score,
+        )
+
+
+def best_runs(partition: PartitionAccount, columns: Columns, *, overdue_ms: int | None = None) -> list[Run]:
+    """The ten runs with the highest scores, of all that hold garbage.
+
+    overdue_ms: only runs that hold garbage which died at or before this time
+    """
+    found: list[tuple[float, int, int, int]] = []
+    wanted = columns.dead > 0
+    if overdue_ms is not None:
+        wanted &= (columns.oldest_dead_ms >= 0) & (columns.oldest_dead_ms <= overdue_ms)
+    if not wanted.any():
+        return []
+    segment_bytes = partition.segment_bytes
+    cost = columns.file_cost_bytes
+    for length, window in _windows(columns, wanted.astype(np.int64), LONGEST_RUN):
+        dead, live, rent, age, chosen = window
+        starts = np.flatnonzero((chosen > 0) & ((live <= MOST_LIVE_SEGMENTS * segment_bytes) | (length == 1)))
+        if not starts.size:
+            continue
+        files_out = np.maximum(-(-live[starts] // partition.most_bytes), 1)
+        gain = rent[starts] + cost * np.maximum(length - files_out, 0) * (age[starts] / length)
+        score = gain / (live[starts] + cost * files_out)
+        if starts.size > BEST:
+            top = np.lexsort((starts, -dead[starts], -score))[:BEST]
+            starts, score = starts[top], score[top]
+        found += [
+            (-one, -int(dead[start]), int(start), int(start) + length - 1)
+            for one, start in zip(score.tolist(), starts, strict=True)
+        ]
+    return [columns.run(partition, first, last, -score) for score, _, first, last in sorted(found)[:BEST]]
+
+
+def merge(partition: PartitionAccount, columns: Columns) -> Run | None:
+    """The run of at most 64 neighbours that fit one file, and cost the least for each file that goes."""
+    best: tuple[float, int, int] | None = None
+    bases, ends = columns.base, columns.end
+    for length, window in _windows(columns, np.zeros(columns.size.size, np.int64), LONGEST_MERGE):
+        live = window[1]
+        if length == 1:
+            continue
+        fits = live <= partition.most_bytes
+        fits &= ends[length - 1 :] - 1 - bases[: live.size] <= MAX_RELATIVE_OFFSET
+        if not fits.any():
+            break  # a longer one only holds more
+        price = np.where(fits, (live + columns.file_cost_bytes) / (length - 1), np.inf)
+        start = int(price.argmin())
+        if best is None or price[start] < best[0]:
+            best = (float(price[start]), start, start + length - 1)
+    return None if best is None else columns.run(partition, best[1], best[2], 0.0)
+
+
+def all_garbage(partition: PartitionAccount) -> tuple[Run, ...]:
+    """Every run of neighbours that hold garbage, whatever it is worth: for a cleaning that was asked for."""
+    if partition.quarantined:
+        return ()
+    columns = Columns.of(partition, 0, 0.0)
+    edges = np.diff(np.concatenate(([0], (columns.dead > 0).astype(np.int8), [0])))
+    firsts, lasts = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+    return tuple(
+        columns.run(partition, first, last, 0.0)
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
+    )
+
+
+def _windows(
+    columns: Columns, wanted: Ints, longest: int
+) -> Iterator[tuple[int, tuple[Ints, Ints, Floats, Floats, Ints]]]:
+    """For each length: sums of garbage, live bytes, rent, age and `wanted` over all runs of it, by first
+    segment. Each is the one before plus a segment, so no digits are lost to the rest of the log."""
+    whole = (columns.dead, columns.live, columns.rent, columns.age, wanted)
+    window = whole
+    for length in range(1, min(longest, columns.size.size) + 1):
+        if length > 1:
+            # As many columns as before: mypy does not count what a generator gives.
+            window = tuple(a[:-1] + b[length - 1 :] for a, b in zip(window, whole, strict=True))  # type: ignore[assignment]
+        yield length, window
+
+
+def disjoint(runs: Sequence[Run]) -> list[Run]:
+    """The runs by offset; one that takes in what an earlier one made covers it."""
+    found: list[Run] = []
+    for run in sorted(runs, key=lambda one: (one.base_offset, -one.next_offset)):
+        if found and run.base_offset < found[-1].next_offset:
+            continue
+        found.append(run)
+    return found
+
+
+__all__ = ["Choice", "Obligation", "Run", "all_garbage", "choose_drive", "crowded"]
+
+Obligation = Literal["overdue", "ceiling", "target", "files", "none"]
+
+SMALLEST_CEILING_SEGMENTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Value):
+    """What to rewrite next on one drive.
+
+    run    None: nothing, and `text` says why
+    best   up to ten runs that were weighed, the chosen one first
+    text   the reason, in one sentence
+    """
+
+    drive: str
+    obligation: Obligation
+    run: Run | None
+    best: tuple[Run, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text if self.run is None else f"{self.run}: {self.text}"
+
+
+def choose_drive(drive: DriveAccount, now_ms: int) -> Choice:
+    """The next rewrite on a drive: its best run under the first obligation that holds."""
+    wanted = sorted(
+        (_Part(one, drive) for one in drive.partitions if _ours(one)),
+        key=lambda part: (part.account.topic, part.account.partition),
+    )
+    reasons: list[str] = []
+    return (
+        _overdue(drive, wanted, now_ms)
+        or _ceiling(drive, wanted, reasons)
+        or _target(drive, wanted, reasons)
+        or _files(drive, wanted)
+        or Choice(drive.drive, "none", None, (), "; ".join(reasons))
+    )
+
+
+def crowded(partition: PartitionAccount) -> bool:
+    """Has it so many files that neighbours should merge, although nothing in them is dead?"""
+    return is_crowded(len(partition.segments), partition.total_bytes, partition.segment_bytes)
+
+
+def _ours(partition: PartitionAccount) -> bool:
+    return not partition.quarantined and partition.strategy == "generational"
+
+
+class _Part:
+    """One partition that may be chosen. Most looks end with a sum of its garbage; columns are made when runs
+    are weighed."""
+
+    def __init__(self, account: PartitionAccount, drive: DriveAccount) -> None:
+        self.account = account
+        self._drive = drive
+        self.blocked_bytes = sum([one.blocked_tombstone_bytes for one in account.segments])
+        self.garbage_bytes = sum([one.dead_bytes for one in account.segments]) + self.blocked_bytes
+
+    @cached_property
+    def columns(self) -> Columns:
+        return Columns.of(self.account, self._drive.t, self._drive.file_cost_bytes)
+
+    @property
+    def name(self) -> str:
+        return f"{self.account.topic}-{self.account.partition}"
+
+    @property
+    def largest(self) -> float:
+        """How many times its live bytes it may hold: Kafka's ratio of 0.5 gives 2."""
+        return 1 / max(1 - self.account.min_cleanable_dirty_ratio, 1e-9)
+
+    @property
+    def excess(self) -> float:
+        """Garbage over what the ceiling allows; above 1 it is broken. 0 for a small partition."""
+        account = self.account
+        if account.total_bytes <= SMALLEST_CEILING_SEGMENTS * account.segment_bytes:
+            return 0.0
+        allowed = account.min_cleanable_dirty_ratio * account.total_bytes
+        if allowed <= 0:
+            return float("inf") if self.garbage_bytes else 0.0
+        return self.garbage_bytes / allowed
+
+
+def _best(parts: Sequence[tuple[_Part, int | None]]) -> tuple[Run, ...]:
+    """`overdue_ms` of each part, or None: all of its garbage."""
+    found = [run for part, ms in parts for run in best_runs(part.account, part.columns, overdue_ms=ms)]
+    return tuple(sorted(found, key=lambda run: run.order)[:BEST])
+
+
+def _overdue(drive: DriveAccount, parts: Sequence[_Part], now_ms: int) -> Choice | None:
+    late = []
+    for part in parts:
+        due_ms = now_ms - part.account.max_compaction_lag_ms
+        if due_ms <= 0:
+            continue
+        died_ms = [one.oldest_dead_ms for one in part.account.segments if one.dead_bytes]
+        late_ms = due_ms - min((ms for ms in died_ms if ms >= 0), default=due_ms)
+        if late_ms > 0:
+            late.append((late_ms, part))
+    if not late:
+        return None
+    late_ms, part = max(late, key=lambda one: one[0])
+    best = _best([(part, now_ms - part.account.max_compaction_lag_ms - 1)])
+    text = f"{part.name} holds garbage {format_duration(late_ms)} past its max.compaction.lag.ms"
+    return Choice(drive.drive, "overdue", best[0], best, text) if best else None
+
+
+def _ceiling(drive: DriveAccount, parts: Sequence[_Part], reasons: list[str]) -> Choice | None:
+    over = sorted((part for part in parts if part.excess > 1), key=lambda part: -part.excess)
+    for part in over:
+        live = max(part.account.total_bytes - part.garbage_bytes, 1)
+        times = f"{part.account.total_bytes / live:.2f} times its live bytes, {part.largest:.2f} at most"
+        best = _best([(part, None)])
+        if best:
+            text = f"{part.name} holds {times} (min.cleanable.dirty.ratio)"
+            return Choice(drive.drive, "ceiling", best[0], best, text)
+        reasons.append(f"{part.name} holds {times}, but none of it may go yet")
+    return None
+
+
+def _target(drive: DriveAccount, parts: Sequence[_Part], reasons: list[str]) -> Choice | None:
+    held = sum(one.total_bytes for one in drive.partitions)
+    garbage = sum(part.garbage_bytes for part in parts)
+    share = held / max(held - garbage, 1)
+    holds = f"the drive holds {share:.2f} times its live bytes"
+    if garbage <= (1 - 1 / drive.space_target) * held:
+        closed = sum(segment.size_bytes for one in drive.partitions for segment in one.segments)
+        rest = "" if held == closed else f" ({format_bytes(held - closed)} not closed yet count as live)"
+        reasons.append(f"{holds}{rest}, within its target of {drive.space_target:g}")
+        return None
+    best = _best([(part, None) for part in parts])
+    if not best:
+        blocked = sum(part.blocked_bytes for part in parts)
+        what = f"{format_bytes(blocked)} of tombstones wait for older copies of their keys"
+        reasons.append(f"{holds}, above its target of {drive.space_target:g}, but {what}")
+        return None
+    text = f"{holds}, above its target of {drive.space_target:g}"
+    return Choice(drive.drive, "target", best[0], best, text)
+
+
+def _files(drive: DriveAccount, parts: Sequence[_Part]) -> Choice | None:
+    many = sorted((part for part in parts if crowded(part.account)), key=lambda p: -len(p.account.segments))
+    for part in many:
+        run = merge(part.account, part.columns)
+        if run is not None:
+            text = f"{part.name} has {len(part.account.segments)} segments, {run.files_in} of them fit in one"
+            return Choice(drive.drive, "files", run, (run,), text)
+    return None
+
+
+def because(choice: Choice) -> tuple[Reason, ...]:
+    """Return why a run was chosen, and the others that were weighed with their scores."""
+    others = []
+    for run in choice.best:
+        score = f"{run.score:,.0f}" if run.score >= 10 else f"{run.score:.2g}"
+        others.append(Reason("weighed", f"{run}, score {score} (garbage x its age, for each byte moved)"))
+    return (Reason(choice.obligation, choice.text), *others)

@@ -1,0 +1,143 @@
+"""A partition that the cleaner must not touch until somebody looked at it.
+
+A damaged source batch, or a certificate that does not hold, puts `<partition>/lastword/quarantine` on
+disk: framed JSON with the reason and the time. It is durable before the error leaves the cleaner, it
+survives restarts, and it stops nothing but cleaning. `logs.cleaner.retry` verifies the partition and lets it
+leave; `retry` here only removes the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lastword import metrics
+from lastword.errors import (
+    CertificateError,
+    CorruptFileError,
+    DataError,
+    LastwordError,
+    UnsupportedBatchError,
+)
+from lastword.files import Files
+from lastword.files.framed import Framed
+from lastword.segment import names
+from lastword.values import Value
+
+if TYPE_CHECKING:
+    from lastword.cleaner.policy.plan import Plan
+
+RESTORE = "restore the file from a copy"
+
+FORM = Framed(
+    "quarantine",
+    1,
+    "bad-quarantine",
+    "verify the partition; if its log is sound, `lastword clean DIR TOPIC -p N --retry` removes this file",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine(Value):
+    """Why and since when a partition is not cleaned. `file`, `position`, `offset` as the error named them, or
+    None.
+    """
+
+    reason: str
+    time_ms: int
+    error: str = ""  # class name of the error
+    file: str | None = None
+    position: int | None = None
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def load(files: Files, directory: str) -> Quarantine | None:
+    """The partition's quarantine, or None. A file that cannot be understood is a quarantine too."""
+    path = _path(directory)
+    if not files.exists(path):
+        return None
+    try:
+        fields = FORM.decode(files.read_bytes(path), path)
+        return Quarantine(
+            reason=str(fields["reason"]),
+            time_ms=int(fields["time_ms"]),
+            error=str(fields.get("error", "")),
+            file=fields.get("file"),
+            position=fields.get("position"),
+            offset=fields.get("offset"),
+        )
+    except (CorruptFileError, ValueError, KeyError, TypeError):
+        return Quarantine(reason=f"{path} is there, but not readable", time_ms=0, file=path)
+
+
+def put(files: Files, directory: str, error: LastwordError, now_ms: int) -> Quarantine:
+    """Remember on disk that `error` stopped the cleaning of this partition. The first reason is kept."""
+    there = load(files, directory)
+    if there is not None:
+        return there
+    found = Quarantine(
+        reason=error.message,
+        time_ms=now_ms,
+        error=type(error).__name__,
+        file=None if error.file is None else str(error.file),
+        position=error.position,
+        offset=error.offset,
+    )
+    ours = f"{directory}/{names.PRIVATE}"
+    if not files.exists(ours):
+        files.mkdir(ours)
+        files.fsync_dir(directory)
+    FORM.save(files, _path(directory), found.to_dict())
+    return found
+
+
+@contextmanager
+def on_damage(files: Files, directory: str, plan: Plan, *, dry: bool = False) -> Iterator[None]:
+    """Quarantine the partition, durably, when damage is met inside; `dry`: only let the error pass.
+
+    A batch that is sound but of a kind that is not cleaned is no damage.
+    """
+    if dry:
+        yield
+        return
+    name = f"{plan.topic}-{plan.partition}"
+    try:
+        yield
+    except UnsupportedBatchError:
+        raise
+    except DataError as error:
+        put(files, directory, error, plan.now_ms)
+        if isinstance(error, CertificateError):
+            metrics.CERTIFICATE_FAILURES.add(1, os.path.realpath(os.path.dirname(directory)))
+        error.message = f"{error.message}; {name} is quarantined"
+        error.remedy = f"{error.remedy or RESTORE}; then {retrying(directory, name)}"
+        error.args = (error.message,)
+        raise
+
+
+def retrying(directory: str, name: str) -> str:
+    """How partition `name` (`<topic>-<number>`) leaves quarantine, for a user."""
+    topic, _, number = name.rpartition("-")
+    where = os.path.dirname(os.path.normpath(directory))
+    command = f"`lastword clean {where} {topic} -p {number} --retry`"
+    return f"{command}, in Python logs.cleaner.retry({topic!r}, {number})"
+
+
+def retry(files: Files, directory: str) -> bool:
+    """Let the cleaner try this partition again. True if it was in quarantine."""
+    path = _path(directory)
+    if not files.exists(path):
+        return False
+    files.unlink(path, missing_ok=True)
+    files.fsync_dir(f"{directory}/{names.PRIVATE}")
+    return True
+
+
+def _path(directory: str) -> str:
+    return f"{directory}/{names.PRIVATE}/{names.QUARANTINE}"
