@@ -348,19 +348,19 @@ def verify(journey: Journey) -> None:
 def _in_place_of_default(files: TravellingFiles) -> Iterator[None]:
     """Spark's functions use the files of their process, and look there for the directory."""
     from lastword import files as storage
-    from lastword.spark import bootstrap, snapshot, stream
+    from lastword.spark import bootstrap, splits, stream
 
-    modules: list[Any] = [storage, bootstrap, snapshot, stream]
-    before = [module.DEFAULT for module in modules], snapshot.choose.__defaults__
+    modules: list[Any] = [storage, bootstrap, splits, stream]
+    before = [module.DEFAULT for module in modules], splits.choose.__defaults__
     try:
         for module in modules:
             module.DEFAULT = files
-        snapshot.choose.__defaults__ = (files,)
+        splits.choose.__defaults__ = (files,)
         yield
     finally:
         for module, real in zip(modules, before[0], strict=True):
             module.DEFAULT = real
-        snapshot.choose.__defaults__ = before[1]
+        splits.choose.__defaults__ = before[1]
 
 
 def _spark(journey: Journey, view: str, **more: str) -> tuple[Any, Any, tuple[str, ...]]:
@@ -388,14 +388,13 @@ def _tasks(
 
 
 def spark_batch(journey: Journey) -> None:
-    from lastword.spark import snapshot
-    from lastword.spark.read import plan
+    from lastword.spark.splits import choose, plan
 
     view = journey.rng.choice(("log", "latest", "changes"))
     more = {"maxbytesperpartition": "600"} if view == "log" else {}
     options, schema, columns = _spark(journey, view, **more)
     with _in_place_of_default(journey.files):
-        tasks = plan(snapshot.choose(options), options)
+        tasks = plan(choose(options), options)
         try:
             for _ in range(2):  # a DataFrame that is collected twice
                 rows = _tasks(journey, tasks, options, schema, columns)

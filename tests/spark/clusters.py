@@ -33,7 +33,7 @@ def farm(home: Path) -> Path:
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     """For a Spark driver. PYTHONPATH has only what these tests are made of: the package is installed."""
-    from lastword.spark.session import find_java, usable_home
+    from lastword.spark.bootstrap import find_java, usable_home
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lastword"
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lastword.errors import MissingError
-from lastword.spark.session import conf_name, conf_value, find_java, read_release, usable_home
+from lastword.spark.bootstrap import conf_name, conf_value, find_java, read_release, usable_home
 
 
 def java_home(path: Path, release: str) -> Path:

@@ -25,10 +25,11 @@ from lastword.errors import (
 from lastword.files import Files, OsFiles
 from lastword.logdir.log_dir import LogDirectory
 from lastword.records.builder import BatchBuilder
-from lastword.spark import snapshot
+from lastword.spark import splits
 from lastword.spark.options import parse_read
-from lastword.spark.read import LogPartition, LogReader, read_batches
+from lastword.spark.read import LogReader, read_batches
 from lastword.spark.schema import full_schema
+from lastword.spark.splits import LogPartition
 from lastword.spark.stream import LogStreamReader
 from tests.fakes.recording import RecordingFiles
 from tests.golden.loader import case, names, value_matches
@@ -344,7 +345,7 @@ def test_a_cleaning_while_the_end_is_computed_moves_it(
     reader = LogReader(
         parse_read({"path": str(root), "assign": '{"t":[0]}', "view": view}), full_schema(False)
     )
-    compute_end = snapshot._end_of
+    compute_end = splits._end_of
     ends = []
 
     def end_before_a_cleaning(*given: Any) -> int:
@@ -354,7 +355,7 @@ def test_a_cleaning_while_the_end_is_computed_moves_it(
             cleaned(root)
         return ends[-1]
 
-    monkeypatch.setattr(snapshot, "_end_of", end_before_a_cleaning)
+    monkeypatch.setattr(splits, "_end_of", end_before_a_cleaning)
     (task,) = reader.partitions()
     assert (ends, task.end) == ([300, 340], 340)
     rows = [row for batch in reader.read(task) for row in batch.to_pylist()]
@@ -433,7 +434,7 @@ def test_every_golden_compaction_gives_the_newest_values(tmp_path: Path) -> None
 def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the accounts know is not resolved again, and what came after them counts."""
     import lastword
-    from lastword.spark import latest
+    from lastword.spark import chunks
 
     create(tmp_path, "t", segment_bytes="2KiB")
     append(tmp_path, "t", 0, [numbered(20 * n, 20, 11) for n in range(20)])
@@ -442,14 +443,14 @@ def test_latest_is_served_from_exact_accounts(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "t-0" / "lastword" / "accounts").exists()
     append(tmp_path, "t", 0, [numbered(400 + 20 * n, 20, 13) for n in range(9)])
     seen = []
-    inner = latest.from_accounts
-    monkeypatch.setattr(latest, "from_accounts", lambda *given: seen.append(inner(*given)) or seen[-1])
+    inner = chunks.from_accounts
+    monkeypatch.setattr(chunks, "from_accounts", lambda *given: seen.append(inner(*given)) or seen[-1])
     found = {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
     assert seen[-1] is not None
-    monkeypatch.setattr(latest, "from_accounts", lambda *given: None)
+    monkeypatch.setattr(chunks, "from_accounts", lambda *given: None)
     assert found == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
     assert len(found) > 10
-    monkeypatch.setattr(latest, "from_accounts", inner)
+    monkeypatch.setattr(chunks, "from_accounts", inner)
     (tmp_path / "t-0" / "lastword" / "accounts").write_bytes(b"damaged")
     assert found == {row["key"]: row["value"] for row in read_directly(tmp_path, view="latest")}
 
@@ -460,21 +461,21 @@ def test_latest_believes_no_accounts_of_a_file_that_took_the_place_of_the_one_it
     """A round is published, and its accounts are saved, after the task opened its files. The file that took
     the place of the first one ends with the same bytes."""
     import lastword
-    from lastword.spark import latest
+    from lastword.spark import chunks
 
     create(tmp_path, "t", segment_bytes="64KiB")
     keys = [b"k", *(b"u%d" % number for number in range(9)), b"k"]
     append(tmp_path, "t", 0, [[(1_700_000_000_000, key, b"." * 20_000, ())] for key in keys])
-    inner = latest.from_accounts
+    inner = chunks.from_accounts
 
     def meanwhile(*given: Any) -> Any:
-        monkeypatch.setattr(latest, "from_accounts", inner)
+        monkeypatch.setattr(chunks, "from_accounts", inner)
         with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:
             (done,) = logs.clean("t", strategy="generational")
         assert done.removed.superseded == 1
         return inner(*given)
 
-    monkeypatch.setattr(latest, "from_accounts", meanwhile)
+    monkeypatch.setattr(chunks, "from_accounts", meanwhile)
     assert offsets(read_directly(tmp_path, view="latest")) == list(range(1, len(keys)))
 
 

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lastword.spark.audit import audit
+from lastword.spark.bootstrap import session
 from lastword.spark.clean import clean, plan
-from lastword.spark.inspect import duplication, expire, restore, verify
-from lastword.spark.session import session
+from lastword.spark.inspect import audit, duplication, expire, restore, verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +36,7 @@ def register(spark: SparkSession) -> None:
     It also makes it known to this thread: Spark looks for a Python sink in the thread's active session, which
     exists in the thread where the session was made, but in no thread that Python starts.
     """
-    from lastword.spark.session import need_pyspark
+    from lastword.spark.bootstrap import need_pyspark
 
     need_pyspark()
     from lastword.spark.source import LastwordDataSource

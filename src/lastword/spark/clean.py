@@ -77,7 +77,7 @@ def clean(
     LogDirLockedError, UnknownTopicError, NoPolicyError (of a topic that was named); the first error of a
     partition is raised when the others are done.
     """
-    from lastword.spark.session import need_pyspark
+    from lastword.spark.bootstrap import need_pyspark
 
     need_pyspark()
     from lastword.spark.bootstrap import shared_log
@@ -131,7 +131,7 @@ def plan(
     what is new, and rewrites it into nothing. One that `clean` would share out over tasks is shared out here
     too, with scratch files meanwhile.
     """
-    from lastword.spark.session import need_pyspark
+    from lastword.spark.bootstrap import need_pyspark
 
     need_pyspark()
     from lastword.spark.bootstrap import shared_log

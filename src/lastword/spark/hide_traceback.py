@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from lastword import errors
 from lastword.errors import LastwordError, MissingError
-from lastword.spark import unpacking
+from lastword.spark.bootstrap import MISSING
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -48,7 +48,7 @@ def typed(error: Exception) -> Exception:
     itself.
     """
     text = str(error)
-    found = re.search(rf"(?:ModuleNotFound|Import)Error: ({unpacking.MISSING} .*)(?:\n\s*fix: (.*))?", text)
+    found = re.search(rf"(?:ModuleNotFound|Import)Error: ({MISSING} .*)(?:\n\s*fix: (.*))?", text)
     if found is not None:
         return MissingError(found[1], remedy=found[2])
     found = re.search(r"lastword\.errors\.(\w+): (.*)(?:\n\s*fix: (.*))?", text)

@@ -1,9 +1,10 @@
-"""Verbs as DataFrames: `duplication`, `verify`, `restore` and `expire`. (`audit` has a module of its own.)
+"""Verbs as DataFrames: `duplication`, `verify`, `restore`, `expire` and `audit`.
 
 Where it runs. `duplication` and `verify` give each task a partition, or some segments of one, call the
-functions of `tools`, and combine the results in the caller's process. `restore` is a DataFrame over the
-source: lazy, planned by Spark, and each log's newest records come without a shuffle. `expire` runs in the
-caller's process and reads no record.
+functions of `tools`, and combine the results in the caller's process. `restore` and `audit`
+are DataFrames over the source: lazy, planned by Spark, and each log's newest records come without a shuffle.
+`audit` groups them with the delivered offsets by key. `expire` runs in the caller's process and reads no
+record.
 
 What travels. Names and numbers to tasks; sketches (128 KiB each), counts and problems back. Records only if
 the result consists of records.
@@ -17,13 +18,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from lastword.errors import UsageError
 from lastword.partition import losses
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructField
 
     from lastword.api.open_dirs import By, OpenDirs
     from lastword.tools.duplication import Duplication
@@ -49,11 +52,10 @@ def duplication(
     needs all later keys). Exact counts of a topic need all of its keys in one place, so each topic is one
     task.
     """
-    import lastword
     from lastword.api.duplicates import check_by
-    from lastword.spark.bootstrap import shared_log
+    from lastword.api.opening import open as open_log_dir
+    from lastword.spark.bootstrap import need_pyspark, shared_log
     from lastword.spark.result_frames import frame_of
-    from lastword.spark.session import need_pyspark
     from lastword.spark.tasks import run_tasks
     from lastword.tools.duplication import Duplication, of_sketches
     from lastword.tools.sketches import Sketch
@@ -61,7 +63,7 @@ def duplication(
     need_pyspark()
     check_by(by)
     path = shared_log(path)
-    with lastword.open([path]) as logs:
+    with open_log_dir([path]) as logs:
         dirs = logs.dirs
         chosen = dirs.select_by_topic(topic, partition)
         if exact or by == "segment":
@@ -97,9 +99,9 @@ class _Counted:
 
 
 def _count(work: _Counted) -> list[Duplication]:
-    import lastword
+    from lastword.api.opening import open as open_log_dir
 
-    with lastword.open([work.path]) as logs:
+    with open_log_dir([work.path]) as logs:
         return logs.duplication(work.topic, work.partition, exact=work.exact, by=work.by)
 
 
@@ -154,16 +156,15 @@ def verify(
     Returns:
         A row for each problem; none if all is valid.
     """
-    import lastword
-    from lastword.spark.bootstrap import shared_log
+    from lastword.api.opening import open as open_log_dir
+    from lastword.spark.bootstrap import need_pyspark, shared_log
     from lastword.spark.result_frames import frame_of
-    from lastword.spark.session import need_pyspark
     from lastword.spark.tasks import run_tasks
     from lastword.tools.findings import Problem
 
     need_pyspark()
     path = shared_log(path)
-    with lastword.open([path]) as logs:
+    with open_log_dir([path]) as logs:
         chosen = logs.dirs.select_by_topic(topic, partition)
     work = [_Checked(path, name, number, quick) for name in chosen for number in chosen[name]]
     problems: dict[Problem, None] = {}  # every task reports an unreadable checkpoint
@@ -181,9 +182,9 @@ class _Checked:
 
 
 def _verify(work: _Checked) -> Verification:
-    import lastword
+    from lastword.api.opening import open as open_log_dir
 
-    with lastword.open([work.path]) as logs:
+    with open_log_dir([work.path]) as logs:
         return logs.verify(work.topic, work.partition, quick=work.quick)
 
 
@@ -212,17 +213,16 @@ def restore(
         OffsetOutOfRangeError: The log was cleaned with records above `end`. If that happens before the
             DataFrame is used, call restore again.
     """
-    import lastword
+    from lastword.api.opening import open as open_log_dir
     from lastword.api.ranges import ranges
-    from lastword.spark.bootstrap import shared_log, shared_path
-    from lastword.spark.session import need_pyspark
+    from lastword.spark.bootstrap import need_pyspark, shared_log, shared_path
     from lastword.spark.source import load
 
     need_pyspark()
     path = shared_log(path)
     if to is not None:
         to = shared_path(to, "directory of a restore")
-    with lastword.open([path]) as logs:
+    with open_log_dir([path]) as logs:
         dirs = logs.dirs
         topic = dirs.only_topic(topic)
         numbers = dirs.select_by_topic(topic, partition)[topic]
@@ -288,13 +288,196 @@ def expire(
     Returns:
         A row for each partition that lost segments.
     """
-    import lastword
+    from lastword.api.opening import open as open_log_dir
     from lastword.retention import Deletion
-    from lastword.spark.bootstrap import shared_log
+    from lastword.spark.bootstrap import need_pyspark, shared_log
     from lastword.spark.result_frames import frame_of
-    from lastword.spark.session import need_pyspark
 
     need_pyspark()
     path = shared_log(path)
-    with lastword.open([path], "a", log_cleaner_enable=False) as logs:
+    with open_log_dir([path], "a", log_cleaner_enable=False) as logs:
         return frame_of(spark, Deletion, logs.expire(topic, partition))
+
+
+# ---------------------------------------------------------------- audit
+
+
+def audit(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    topic: str | None = None,
+    partition: int | None = None,
+    *,
+    delivered: DataFrame,
+) -> DataFrame:
+    """Compare, per key, the newest delivered offset with the newest logged offset. Lazy.
+
+    Args:
+        topic: None: the only topic.
+        delivered: Columns `key` (binary, or string as its UTF-8) and `offset`; `partition` if it is known. Of
+            a key that is there twice the newest offset counts. A row without a partition counts wherever its
+            key is logged. If only one partition is asked for, such a key that is not logged belongs to the
+            partition that the topic's partitioner gives.
+
+    Returns:
+        A row for each key that is not right, with `kind` as `LogDir.audit` names it.
+    """
+    from lastword.api.opening import open as open_log_dir
+    from lastword.spark.bootstrap import need_pyspark, shared_log
+
+    need_pyspark()
+    from pyspark.sql import functions as F
+
+    from lastword.spark.rows import BULK
+
+    path = shared_log(path)
+    _check_columns(delivered)
+    with open_log_dir([path]) as logs:
+        dirs = logs.dirs
+        topic = dirs.only_topic(topic)
+        numbers = dirs.select_by_topic(topic, partition)[topic]
+        gone_below = {number: dirs.gone_below(topic, number) for number in numbers}
+        partitioner = logs.topic(topic).config.lastword_partitioner or "murmur2"
+        count = len(dirs.views(topic))
+    logged = _logged_offsets(spark, path, topic, numbers)
+    keys = _by_key(logged.union(_delivered_offsets(delivered, partition)))
+    rows = _wrong_keys(keys, topic, gone_below)
+    if partition is None or count == 1 or partitioner not in BULK:
+        return rows
+    return rows.where(F.col("partition").isNotNull() | (_assigned(partitioner, count) == partition))
+
+
+def _logged_offsets(spark: SparkSession, path: str, topic: str, numbers: Sequence[int]) -> DataFrame:
+    """Return the newest offset of each logged key, and whether it is a tombstone."""
+    from pyspark.sql import functions as F
+
+    from lastword.spark.source import load
+
+    schema = "key binary, partition int, offset long, change string"
+    changes = load(spark, path, topic, numbers, view="changes", schema=schema)
+    return changes.where(F.col("key").isNotNull()).select(
+        "key",
+        "partition",
+        F.col("offset").alias("logged_offset"),
+        (F.col("change") == "delete").alias("deleted"),
+        F.lit(None).cast("long").alias("delivered_offset"),
+    )
+
+
+def _delivered_offsets(delivered: DataFrame, partition: int | None) -> DataFrame:
+    """Return the delivered offsets in the columns of `_logged_offsets`."""
+    from pyspark.sql import functions as F
+
+    none = F.lit(None)
+    number = F.col("partition") if "partition" in _names(delivered) else none
+    rows = delivered.select(
+        F.coalesce(F.col("key").cast("binary"), _refused("key")).alias("key"),
+        number.cast("int").alias("partition"),
+        none.cast("long").alias("logged_offset"),
+        none.cast("boolean").alias("deleted"),
+        F.coalesce(F.col("offset").cast("long"), _refused("offset")).alias("delivered_offset"),
+    )
+    if partition is None:
+        return rows
+    return rows.where(F.col("partition").isNull() | (F.col("partition") == partition))
+
+
+def _by_key(rows: DataFrame) -> DataFrame:
+    """Return one row for each key and partition, with the newest logged and delivered offsets.
+
+    An offset that was delivered without a partition (`anywhere`) counts for each partition where its key is
+    logged. It is a row of its own only if the key is logged nowhere.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    number = F.col("partition")
+    of_key = Window.partitionBy("key")
+    return (
+        rows.withColumn("anywhere", F.max(F.when(number.isNull(), F.col("delivered_offset"))).over(of_key))
+        .withColumn("is_logged", F.count("logged_offset").over(of_key) > 0)
+        .groupBy("key", "partition")
+        .agg(
+            F.max("logged_offset").alias("logged_offset"),
+            F.max("deleted").alias("deleted"),
+            F.max("delivered_offset").alias("delivered_offset"),
+            F.max("anywhere").alias("anywhere"),
+            F.max("is_logged").alias("is_logged"),
+        )
+        .where(number.isNotNull() | ~F.col("is_logged"))
+    )
+
+
+def _wrong_keys(keys: DataFrame, topic: str, gone_below: dict[int, int]) -> DataFrame:
+    """Return the rows of `_by_key` that are not right, with their kind.
+
+    A key of a partition that the topic does not have cannot have been removed from it. A key without a
+    partition may have been removed from any.
+    """
+    from pyspark.sql import functions as F
+
+    number = F.col("partition")
+    removed_below = F.when(number.isNull(), F.lit(max(gone_below.values(), default=0))).otherwise(F.lit(0))
+    for partition, offset in gone_below.items():
+        removed_below = F.when(number == partition, F.lit(offset)).otherwise(removed_below)
+    logged, said = F.col("logged_offset"), F.col("delivered_offset")
+    delivered = F.when(logged.isNull(), said).otherwise(F.greatest(said, F.col("anywhere")))
+    kind = (
+        F.when(logged.isNull(), F.when(delivered < removed_below, "gone").otherwise("phantom"))
+        .when(delivered.isNull(), F.when(~F.col("deleted"), "missing"))
+        .when(delivered < logged, "stale")
+        .when(delivered > logged, "phantom")
+    )
+    columns = (
+        F.lit(topic).alias("topic"),
+        "partition",
+        "key",
+        kind.alias("kind"),
+        "logged_offset",
+        delivered.alias("delivered_offset"),
+    )
+    return keys.select(*columns).where(F.col("kind").isNotNull())
+
+
+def _names(delivered: DataFrame) -> dict[str, StructField]:
+    return {field.name.lower(): field for field in delivered.schema.fields}
+
+
+def _check_columns(delivered: DataFrame) -> None:
+    """UsageError if the frame has no key and offset, or keys that are no bytes."""
+    from pyspark.sql.types import BinaryType, StringType
+
+    if not hasattr(delivered, "schema"):
+        raise UsageError(
+            f"delivered is {delivered!r}, no DataFrame", remedy="a DataFrame of the columns key and offset"
+        )
+    names = _names(delivered)
+    for name in ("key", "offset"):
+        if name not in names:
+            raise UsageError(
+                f"delivered has no column {name!r}; it has {', '.join(delivered.columns)}",
+                remedy="columns key and offset; partition if you know it",
+            )
+    if not isinstance(names["key"].dataType, BinaryType | StringType):
+        raise UsageError(
+            f"the column key of delivered is {names['key'].dataType.simpleString()}",
+            remedy="keys are bytes: binary, or string as its UTF-8",
+        )
+
+
+def _refused(column: str) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.raise_error(F.lit(f"delivered has a row without {column}: leave such rows out"))
+
+
+def _assigned(partitioner: str, count: int) -> Column:
+    """Return the partition that the partitioner gives the key of a row."""
+    from pyspark.sql import functions as F
+
+    def partition_of(key: Any) -> int:
+        from lastword.api.partitioners import PARTITIONERS
+
+        return PARTITIONERS[partitioner](bytes(key), count)
+
+    return F.udf(partition_of, "int", useArrow=False)("key")

@@ -49,13 +49,12 @@ from lastword.logdir.checkpoints import TopicPartition
 from lastword.logdir.log_dir import LogDirectory
 from lastword.partition import lessee
 from lastword.partition.view import PartitionView
-from lastword.spark import snapshot
 from lastword.spark.bootstrap import Shipped
 from lastword.spark.hide_traceback import hide_traceback
 from lastword.spark.options import ReadOptions
-from lastword.spark.read import LogPartition, plan, read_batches
+from lastword.spark.read import read_batches
 from lastword.spark.schema import check_projection
-from lastword.spark.splits import cut_points, past_gap
+from lastword.spark.splits import Chosen, LogPartition, choose, cut_points, matching, past_gap, plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,7 +117,7 @@ def share_bytes(
     partition that has more gets at least the bytes up to its first index entry.
     """
     points = {
-        tp: cut_points(snapshot.Chosen(*tp, views[tp].directory, views[tp], begin[tp], end))
+        tp: cut_points(Chosen(*tp, views[tp].directory, views[tp], begin[tp], end))
         for tp, end in ends.items()
         if end > begin[tp]
     }
@@ -167,7 +166,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query starts."""
         if self._initial is None:
-            chosen = snapshot.choose(self.options)
+            chosen = choose(self.options)
             self._pins_start = any(part.from_end for part in chosen)
             start = {TopicPartition(part.topic, part.partition): part.start for part in chosen}
             self._initial = to_json(start, self._list().topic_ids)
@@ -350,7 +349,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             last = min(last, view.log_end)
             if first < last:
                 topic_id = listing.topic_ids.get(tp[0])
-                chosen.append(snapshot.Chosen(*tp, view.directory, view, first, last, topic_id=topic_id))
+                chosen.append(Chosen(*tp, view.directory, view, first, last, topic_id=topic_id))
         if chosen and not self._warm:
             from lastword.spark.bootstrap import ensure_compiled
 
@@ -383,7 +382,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         there = directory.topics()
         wanted = self.options.wanted
         if wanted.pattern is not None:
-            topics = snapshot.matching(wanted.pattern, there)
+            topics = matching(wanted.pattern, there)
         else:
             topics = [topic for topic in wanted.assigned or wanted.topics if topic in there]
         # Ids before views: if a topic is recreated in between, the old id shows it the next time.

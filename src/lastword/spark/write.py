@@ -50,8 +50,8 @@ from lastword.partition.incomplete_commit import discard
 from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory
 from lastword.spark.hide_traceback import hide_traceback
 from lastword.spark.options import WriteOptions
+from lastword.spark.rows import Target, TaskRows, make_target
 from lastword.spark.schema import SinkColumns
-from lastword.spark.targets import Target, make_target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,8 +126,6 @@ class Job:
     def stage(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage the rows of one attempt of one task."""
         from pyspark import TaskContext
-
-        from lastword.spark.rows import TaskRows
 
         need_directory(self.directory)
         context = TaskContext.get()

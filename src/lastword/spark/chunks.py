@@ -1,4 +1,6 @@
-"""The newest value of every key (`view=latest`), and the newest record of every key with deletions
+"""Decoded chunks of one task of a read: all records of its range, or the newest record of each key.
+
+The newest value of every key (`view=latest`), and the newest record of every key with deletions
 (`view=changes`): both without a shuffle.
 
 A key belongs to one partition of the log, so one task has all of its records. It scans its partition for
@@ -22,31 +24,138 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from lastword.config import Settings
 from lastword.errors import FileVanishedError, OffsetOutOfRangeError, ReadOvertakenError
 from lastword.files import Files
+from lastword.kernels import BAD_OFFSET
 from lastword.kernels import table as fields
+from lastword.logdir.identity import read_topic_id
 from lastword.partition.moment import Range
+from lastword.partition.outcomes import Outcomes
 from lastword.partition.transactions import Decisions
+from lastword.partition.view import PartitionView
 from lastword.records.columns import RecordColumns, decode_columns
+from lastword.spark.bootstrap import need_directory
 from lastword.spark.options import LATEST, Bound, ReadOptions
-from lastword.spark.read import (
-    CHUNK_BYTES,
-    LogPartition,
-    check_loss,
-    map_bytes,
-    outcomes_of,
-    view_of,
-)
-from lastword.spark.splits import MAX_RELOADS, overlapping
+from lastword.spark.splits import MAX_RELOADS, LogPartition, overlapping
 
 if TYPE_CHECKING:
-    from lastword.partition.view import PartitionView
+    from numpy.typing import NDArray
+
     from lastword.records.chunk import Chunk
     from lastword.resolve import Resolution
     from lastword.resolve.facts import Fates
     from lastword.segment.segment import Segment
+
+CHUNK_BYTES = 2 << 20
+"""The size of a chunk that is read and decoded. Arrow batches of 1-4 MB are transferred to the JVM fastest:
+smaller ones cost calls, larger ones memory (50 MB halve the speed).
+"""
+
+
+# ---------------------------------------------------------------- all records
+
+
+def log_chunks(
+    task: LogPartition, options: ReadOptions, files: Files
+) -> Iterator[tuple[Chunk, RecordColumns]]:
+    """Yield decoded chunks with only the records of the task's range."""
+    for chunk, hidden, first in chunks_between(task, options, files):
+        found = within(decode_columns(chunk), first, task.end)
+        yield chunk, found if hidden is None else found.select(~hidden[found.row])
+
+
+def within(columns: RecordColumns, start: int, end: int) -> RecordColumns:
+    """Return the records with start <= offset < end. Offsets rise, so this is a slice."""
+    first, last = np.searchsorted(columns.offset, [start, end]).tolist()
+    return columns if (first, last) == (0, len(columns)) else columns.select(slice(first, last))
+
+
+def chunks_between(
+    task: LogPartition, options: ReadOptions, files: Files
+) -> Iterator[tuple[Chunk, NDArray[np.bool_] | None, int]]:
+    """Yield chunks of whole batches that cover a range, across segments, gaps, and concurrent rewrites.
+
+    Each comes with the rows of aborted transactions, if these are hidden and exist, and with the first offset
+    that counts: a batch may begin below the range, or with records that another file has yielded.
+    """
+    offset = task.start
+    for _ in range(MAX_RELOADS):
+        view = view_of(task, options, files)
+        if view is None:
+            return
+        offset = check_loss(task, view, offset, options)
+        outcomes = outcomes_of(view, task, options)
+        try:
+            found = overlapping(view, offset, task.end)
+            for segment, following in zip_longest(found, (one.base_offset for one in found[1:])):
+                # Everything below the end is read to its last byte: a damaged offset must not hide a batch.
+                first = segment.position_of(offset)
+                last = segment.end_position_of(task.end) if following is None else segment.size
+                for chunk in segment.chunk_reader(first, last, chunk_bytes=CHUNK_BYTES):
+                    if following is not None and chunk.next_offset > following:
+                        chunk.raise_status(chunk.rows - 1, BAD_OFFSET)
+                    hidden = None if outcomes is None else outcomes.hidden(chunk)
+                    reached = chunk.next_offset
+                    yield chunk, hidden, offset
+                    offset = max(offset, reached)
+        except FileVanishedError:
+            continue
+        return
+    raise FileVanishedError(f"{task.directory}: its files changed {MAX_RELOADS} times while they were read")
+
+
+def view_of(task: LogPartition, options: ReadOptions, files: Files) -> PartitionView | None:
+    """Return the current view of the partition. A partition that is gone, or belongs to another topic now, is
+    an error, or None if such a loss is to be ignored.
+    """
+    if options.fail_on_data_loss or not files.is_dir(os.path.dirname(task.directory)):
+        need_directory(task.directory)
+    elif not files.is_dir(task.directory):
+        return None
+    else:
+        need_directory(task.directory)
+    view = PartitionView.load(files, task.directory)
+    if task.topic_id is None or read_topic_id(files, task.directory) in (None, task.topic_id):
+        return view
+    if not options.fail_on_data_loss:
+        return None
+    raise OffsetOutOfRangeError(
+        f"{task.name}: the topic was deleted and made anew since this was planned",
+        remedy="load it again",
+        file=task.directory,
+    )
+
+
+def check_loss(task: LogPartition, view: PartitionView, offset: int, options: ReadOptions) -> int:
+    """Return the offset at which to continue. OffsetOutOfRangeError if records of the range were lost after
+    planning.
+
+    A gap is no loss: a cleaning changes neither log start nor log end.
+    """
+    if options.fail_on_data_loss:
+        lost = None
+        if view.log_start > offset:
+            lost = OffsetOutOfRangeError.below(task.name, offset, view.log_start)
+        elif view.log_end < task.end:
+            lost = OffsetOutOfRangeError.above(task.name, task.end, view.log_end)
+        if lost is not None:
+            lost.remedy = "load it again, or set failOnDataLoss to false to read what is there"
+            raise lost
+    return max(offset, view.log_start)
+
+
+def outcomes_of(view: PartitionView, task: LogPartition, options: ReadOptions) -> Outcomes | None:
+    """Return the transaction outcomes that a task needs; None if it shows all records."""
+    return Outcomes(view, task.end) if options.isolation == "read_committed" else None
+
+
+# ---------------------------------------------------------------- the newest of each key
 
 
 def newest_chunks(
@@ -216,3 +325,10 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return raw >> 1 ^ -(raw & 1), position
         shift += 7
+
+
+def map_bytes(path: str) -> int:
+    """Return the memory for the key map of one task: `log.cleaner.dedupe.buffer.size` over
+    `log.cleaner.threads`.
+    """
+    return Settings.load(os.fspath(path)).instance.map_bytes
