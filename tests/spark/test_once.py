@@ -70,7 +70,7 @@ def test_a_name_and_a_number_hold_for_one_topic(tmp_path: Path) -> None:
     assert keys(tmp_path, "a") == [b"a"] and keys(tmp_path, "b") == [b"b"]
 
 
-def test_a_topic_that_is_made_anew_has_no_batch_yet(tmp_path: Path) -> None:
+def test_a_topic_that_is_recreated_has_no_batch_yet(tmp_path: Path) -> None:
     """Or the job that fills it again would write nothing, without a word."""
     write(tmp_path, "a", "first", producer="job", sequence="7")
     with lastword.open(tmp_path, "a", log_cleaner_enable=False) as logs:

@@ -25,7 +25,7 @@ def refused(**options: str) -> str:
 def test_defaults() -> None:
     options = read()
     assert options.path == "/data"
-    assert options.wanted.topics == ("users",)
+    assert options.selection.topics == ("users",)
     assert (options.start.everywhere, options.end.everywhere) == (EARLIEST, LATEST)
     assert options.view == "log"
     assert options.fail_on_data_loss and not options.include_headers
@@ -34,7 +34,7 @@ def test_defaults() -> None:
 
 
 def test_names_are_compared_without_case() -> None:
-    assert parse_read({"PATH": "/data", "SubscribePattern": "u.*"}).wanted.pattern == "u.*"
+    assert parse_read({"PATH": "/data", "SubscribePattern": "u.*"}).selection.pattern == "u.*"
 
 
 def test_offsets_json() -> None:

@@ -202,7 +202,7 @@ def test_what_happens_to_a_topic_after_its_read_was_planned(root: Path, view: st
     assert found() == []
     create(root, "t", 2)
     append(root, "t", 0, [numbered(0, 300, 20)])
-    with pytest.raises(OffsetOutOfRangeError, match="t-0: the topic was deleted and made anew"):
+    with pytest.raises(OffsetOutOfRangeError, match="t-0: the topic was deleted and recreated"):
         list(strict.read(task))
     assert found() == []
 

@@ -278,19 +278,19 @@ class TestLoss:
         lenient = reader(root, failOnDataLoss="false")
         assert places(lenient.latestOffset(start, ALL)) == {"t": {"0": 6, "1": 5}}
 
-    def test_a_topic_that_was_made_anew(self, root: Path) -> None:
+    def test_a_topic_that_was_recreated(self, root: Path) -> None:
         one = reader(root, startingOffsets="earliest")
         start = one.initialOffset()
         with lastword.open(root, "a", log_cleaner_enable=False) as logs:
             logs.delete_topic("t")
         create(root, "t", 2)
         append(root, "t", 0, [numbered(0, 50, 4)])
-        with pytest.raises(OffsetOutOfRangeError, match="deleted and made anew"):
+        with pytest.raises(OffsetOutOfRangeError, match="deleted and recreated"):
             one.latestOffset(start, ALL)
         lenient = reader(root, failOnDataLoss="false")
         assert lenient.latestOffset(start, ALL)["t"] == {"0": 50, "1": 0}
 
-    def test_a_topic_that_was_made_anew_is_read_from_its_beginning(self, root: Path) -> None:
+    def test_a_topic_that_was_recreated_is_read_from_its_beginning(self, root: Path) -> None:
         """Also where it has as many records as the old one had, and with a batch in between that is lost."""
         first = reader(root, startingOffsets="earliest")
         start = first.initialOffset()

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 from pyspark import cloudpickle
 
 from lastword.spark import bootstrap
-from lastword.spark.tasks import Call
+from lastword.spark.tasks import TaskCall
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def start_task() -> int:
     """What is out of the collector's sight when a worker has unpacked a task."""
-    cloudpickle.loads(cloudpickle.dumps(Call(len, ())))
+    cloudpickle.loads(cloudpickle.dumps(TaskCall(len, ())))
     return gc.get_freeze_count()
 
 

@@ -126,7 +126,7 @@ def view_of(task: LogPartition, options: ReadOptions, files: Files) -> Partition
     if not options.fail_on_data_loss:
         return None
     raise OffsetOutOfRangeError(
-        f"{task.name}: the topic was deleted and made anew since this was planned",
+        f"{task.name}: the topic was deleted and recreated since this was planned",
         remedy="load it again",
         file=task.directory,
     )

@@ -328,7 +328,7 @@ def audit(
     need_pyspark()
     from pyspark.sql import functions as F
 
-    from lastword.spark.rows import BULK
+    from lastword.spark.rows import NAMED_PARTITIONERS
 
     path = shared_log(path)
     _check_columns(delivered)
@@ -342,7 +342,7 @@ def audit(
     logged = _logged_offsets(spark, path, topic, numbers)
     keys = _by_key(logged.union(_delivered_offsets(delivered, partition)))
     rows = _wrong_keys(keys, topic, gone_below)
-    if partition is None or count == 1 or partitioner not in BULK:
+    if partition is None or count == 1 or partitioner not in NAMED_PARTITIONERS:
         return rows
     return rows.where(F.col("partition").isNotNull() | (_assigned(partitioner, count) == partition))
 

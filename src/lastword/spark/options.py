@@ -57,7 +57,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TopicSelection:
     """The partitions to read: exactly one of the three is given."""
 
     topics: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """Limits of one micro-batch of a stream; None is no limit.
 
     max_offsets, max_bytes   approximate upper limits, shared in proportion to each partition's backlog
@@ -92,7 +92,7 @@ class ReadOptions:
     """
 
     path: str
-    wanted: Wanted
+    selection: TopicSelection
     start: Bound
     end: Bound
     late_start: Literal["error", "latest"]
@@ -104,7 +104,7 @@ class ReadOptions:
     view: Literal["log", "latest", "changes"]
     keys: tuple[bytes, ...] | None
     isolation: Literal["read_committed", "read_uncommitted"]
-    limits: Limits = Limits()
+    limits: BatchLimits = BatchLimits()
     lease: str | None = None
     lease_max_age_ms: int = 7 * 86_400_000
 
@@ -436,18 +436,20 @@ def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool =
     if len(chosen) != 1 and not problems:
         said = f"{' and '.join(chosen)} are both given" if chosen else "no topic is chosen"
         problems.append(f"{said}: give exactly one of subscribe, assign, subscribePattern")
-    limits = Limits(
+    limits = BatchLimits(
         max_offsets=values.get("maxOffsetsPerTrigger"),
         max_bytes=values.get("maxBytesPerTrigger"),
         min_offsets=values.get("minOffsetsPerTrigger"),
-        max_delay_ms=values.get("maxTriggerDelay", Limits().max_delay_ms),
+        max_delay_ms=values.get("maxTriggerDelay", BatchLimits().max_delay_ms),
     )
     if stream:
         problems += _stream_problems(values, limits)
     _refuse(problems)
     return ReadOptions(
         path=values["path"],
-        wanted=Wanted(values.get("subscribe", ()), values.get("assign", {}), values.get("subscribePattern")),
+        selection=TopicSelection(
+            values.get("subscribe", ()), values.get("assign", {}), values.get("subscribePattern")
+        ),
         start=_bound(values, "starting", Bound(LATEST if stream else EARLIEST)),
         end=_bound(values, "ending", Bound(LATEST)),
         late_start=values.get("startingOffsetsByTimestampStrategy", "error"),
@@ -477,7 +479,7 @@ def parse_schema(options: Mapping[str, str]) -> ReadOptions:
         raise
 
 
-def _stream_problems(values: Mapping[str, Any], limits: Limits) -> list[str]:
+def _stream_problems(values: Mapping[str, Any], limits: BatchLimits) -> list[str]:
     problems = []
     if limits.min_offsets and limits.max_offsets and limits.min_offsets > limits.max_offsets:
         problems.append(

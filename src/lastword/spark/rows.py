@@ -37,7 +37,7 @@ CODECS = {"producer": 0, "uncompressed": 0, "gzip": 1, "snappy": 2, "lz4": 3, "z
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetTopic:
     """The properties of a topic that a task needs. A recreated topic has another `topic_id`."""
 
     topic: str
@@ -50,7 +50,7 @@ class Target:
     topic_id: str | None = None
 
     @classmethod
-    def of(cls, topic: str, partitions: int, config: TopicConfig, topic_id: str | None = None) -> Target:
+    def of(cls, topic: str, partitions: int, config: TopicConfig, topic_id: str | None = None) -> TargetTopic:
         return cls(
             topic,
             partitions,
@@ -63,7 +63,7 @@ class Target:
         )
 
 
-def existing_target(path: str, topic: str, files: Files = DEFAULT) -> Target:
+def existing_target(path: str, topic: str, files: Files = DEFAULT) -> TargetTopic:
     """Return a topic as it is now.
 
     Raises:
@@ -80,10 +80,10 @@ def existing_target(path: str, topic: str, files: Files = DEFAULT) -> Target:
             f"of topic {topic} {listed} of {count} partitions are not in {path}",
             remedy="write to a directory that holds all of them",
         )
-    return Target.of(topic, len(numbers), directory.topic_config(topic), directory.topic_id(topic))
+    return TargetTopic.of(topic, len(numbers), directory.topic_config(topic), directory.topic_id(topic))
 
 
-def make_target(options: WriteOptions, columns: SinkColumns) -> Target:
+def make_target(options: WriteOptions, columns: SinkColumns) -> TargetTopic:
     """Return the topic of option `topic`. Make it, with the settings among the options, if it is new.
 
     SparkOptionError if it exists and differs from the options. A new topic stores the serializer `str` for
@@ -126,7 +126,7 @@ def exists(path: str, topic: str) -> bool:
     return DEFAULT.exists(path) and topic in discover(DEFAULT, path).topics()
 
 
-def _check_same(options: WriteOptions, target: Target, config: TopicConfig) -> None:
+def _check_same(options: WriteOptions, target: TargetTopic, config: TopicConfig) -> None:
     wrong = []
     if options.partitions is not None and options.partitions != target.partitions:
         wrong.append(f"has {target.partitions} partitions, not {options.partitions}")
@@ -142,7 +142,7 @@ def _check_same(options: WriteOptions, target: Target, config: TopicConfig) -> N
         )
 
 
-BULK = ("murmur2", "crc32")
+NAMED_PARTITIONERS = ("murmur2", "crc32")
 
 
 def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarray:
@@ -153,7 +153,7 @@ def partitions_of(keys: pa.Array, partitions: int, partitioner: str) -> np.ndarr
     """
     import numpy as np
 
-    if partitioner not in BULK:
+    if partitioner not in NAMED_PARTITIONERS:
         raise SparkOptionError(
             f"the topic's partitioner {partitioner!r} is a function that tasks do not have",
             remedy="give the frame a column `partition`",
@@ -182,10 +182,10 @@ load need not hurry, and larger batches compress better.
 
 
 @dataclass
-class Waiting:
+class PendingRows:
     """Pending rows of one topic, with the partition of each, and the staged files of this attempt."""
 
-    target: Target
+    target: TargetTopic
     writers: dict[int, StagedWriter] = field(default_factory=dict)
     parts: list[pa.RecordBatch] = field(default_factory=list)
     numbers: list[np.ndarray] = field(default_factory=list)
@@ -199,7 +199,7 @@ class TaskRows:
         self,
         options: WriteOptions,
         columns: SinkColumns,
-        target: Target | None,
+        target: TargetTopic | None,
         job: str,
         task: tuple[int, int],
         files: Files = DEFAULT,
@@ -211,8 +211,8 @@ class TaskRows:
         self._job = job
         self._task = task
         self._files = files
-        self._waiting: dict[str, Waiting] = {}
-        self._waiting_bytes = 0
+        self._pending: dict[str, PendingRows] = {}
+        self._pending_bytes = 0
         self._room: Room | None = None
         self._keyless_turn = task[0]
         self._clock = SystemClock()
@@ -231,8 +231,8 @@ class TaskRows:
 
     def finish(self) -> tuple[StagedFile, ...]:
         """Pack the rest. Return the staged files, synced if the write is acknowledged at `disk`."""
-        for waiting in self._waiting.values():
-            self._pack(waiting)
+        for pending in self._pending.values():
+            self._pack(pending)
         closed = [writer.close(self._options.ack == "disk") for writer in self._writers()]
         return tuple(one for one in closed if one is not None)
 
@@ -242,9 +242,9 @@ class TaskRows:
             writer.remove()
 
     def _writers(self) -> list[StagedWriter]:
-        return [writer for waiting in self._waiting.values() for writer in waiting.writers.values()]
+        return [writer for pending in self._pending.values() for writer in pending.writers.values()]
 
-    def _known(self, topic: str | None) -> Target:
+    def _known(self, topic: str | None) -> TargetTopic:
         """Return the target of a row's topic. Tasks cannot make topics, because only the driver takes the
         lock.
         """
@@ -254,7 +254,7 @@ class TaskRows:
             self._targets[topic] = existing_target(self._options.path, topic, self._files)
         return self._targets[topic]
 
-    def _keep(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
+    def _keep(self, target: TargetTopic, rows: pa.RecordBatch, batch: pa.RecordBatch) -> None:
         """Add rows of one topic. Partitions are assigned and rows are checked here."""
         import numpy as np
 
@@ -263,17 +263,17 @@ class TaskRows:
         if target.compacts and keys.null_count:
             first = int(np.flatnonzero(np.asarray(keys.is_null()))[0])
             raise KeyRequiredError.of(f"{target.topic}-{int(numbers[first])}")
-        waiting = self._waiting.setdefault(target.topic, Waiting(target))
-        waiting.parts.append(rows)
-        waiting.numbers.append(numbers)
-        waiting.size_bytes += rows.nbytes
-        self._waiting_bytes += rows.nbytes
-        if waiting.size_bytes >= PACK_BYTES * target.partitions:
-            self._pack(waiting)
-        while self._waiting_bytes > PENDING_BYTES:
-            self._pack(max(self._waiting.values(), key=lambda one: one.size_bytes))
+        pending = self._pending.setdefault(target.topic, PendingRows(target))
+        pending.parts.append(rows)
+        pending.numbers.append(numbers)
+        pending.size_bytes += rows.nbytes
+        self._pending_bytes += rows.nbytes
+        if pending.size_bytes >= PACK_BYTES * target.partitions:
+            self._pack(pending)
+        while self._pending_bytes > PENDING_BYTES:
+            self._pack(max(self._pending.values(), key=lambda one: one.size_bytes))
 
-    def _partitions(self, target: Target, rows: pa.RecordBatch, batch: pa.RecordBatch) -> Any:
+    def _partitions(self, target: TargetTopic, rows: pa.RecordBatch, batch: pa.RecordBatch) -> Any:
         """Return the int64 partition of each row: from the frame's column, else from the partitioner; rows
         without a key rotate by batch.
         """
@@ -302,45 +302,45 @@ class TaskRows:
             self._keyless_turn += 1
         return numbers
 
-    def _pack(self, waiting: Waiting) -> None:
+    def _pack(self, pending: PendingRows) -> None:
         """Encode pending rows as record batches, partition by partition, each in its order."""
         import numpy as np
         import pyarrow as pa
 
         from lastword.records.pack import AppendColumns
 
-        if not waiting.parts:
+        if not pending.parts:
             return
         key, value, timestamp, headers = (
-            pa.concat_arrays([part.column(i) for part in waiting.parts]) for i in range(4)
+            pa.concat_arrays([part.column(i) for part in pending.parts]) for i in range(4)
         )
         some = headers if headers.null_count < len(headers) else None
         columns = AppendColumns.of(key, value, timestamp.to_numpy(), some)
-        numbers = np.concatenate(waiting.numbers)
+        numbers = np.concatenate(pending.numbers)
         counts = np.bincount(numbers)
         present = np.flatnonzero(counts).tolist()
         if len(present) == 1:
-            self._write(waiting, present[0], columns)
+            self._write(pending, present[0], columns)
         else:
             kind = np.uint16 if counts.size <= 1 << 16 else np.int64
             order = np.argsort(numbers.astype(kind), kind="stable")
             done = 0
             for number in present:
-                self._write(waiting, number, columns.taken(order[done : done + counts[number]]))
+                self._write(pending, number, columns.taken(order[done : done + counts[number]]))
                 done += int(counts[number])
-        self._waiting_bytes -= waiting.size_bytes
-        waiting.parts.clear()
-        waiting.numbers.clear()
-        waiting.size_bytes = 0
+        self._pending_bytes -= pending.size_bytes
+        pending.parts.clear()
+        pending.numbers.clear()
+        pending.size_bytes = 0
 
-    def _write(self, waiting: Waiting, number: int, columns: AppendColumns) -> None:
+    def _write(self, pending: PendingRows, number: int, columns: AppendColumns) -> None:
         """Append the record batches of one partition to the staged file."""
         from lastword.records.pack import Room, pack
 
-        target, writer = waiting.target, waiting.writers.get(number)
+        target, writer = pending.target, pending.writers.get(number)
         if writer is None:
             given = self._files, self._options.path, target.topic, number, self._job, *self._task
-            writer = waiting.writers[number] = StagedWriter(*given)
+            writer = pending.writers[number] = StagedWriter(*given)
         self._room = self._room or Room()
         most = target.max_message_bytes
         size = min(BATCH_BYTES, most)

@@ -37,7 +37,7 @@ from lastword.logdir.log_dir import LogDirectory
 from lastword.partition.moment import check_answerable
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
-from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, Wanted
+from lastword.spark.options import EARLIEST, LATEST, Bound, ReadOptions, TopicSelection
 
 # ---------------------------------------------------------------- partitions and offsets
 
@@ -50,7 +50,7 @@ INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state", "__share_group_s
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class PartitionRange:
     """One partition of a read: its view when the read was planned, and the offsets start <= offset < end.
 
     from_end   the read starts at the log end of that moment; a second plan starts elsewhere
@@ -71,7 +71,7 @@ class Chosen:
         return f"{self.topic}-{self.partition}"
 
 
-def choose(options: ReadOptions, files: Files = DEFAULT) -> list[Chosen]:
+def choose(options: ReadOptions, files: Files = DEFAULT) -> list[PartitionRange]:
     """Return every partition to read, in order of topic and number; for a stream, where it begins.
 
     Raises:
@@ -82,23 +82,23 @@ def choose(options: ReadOptions, files: Files = DEFAULT) -> list[Chosen]:
     """
     directory = LogDirectory.open(options.path, "r", files)
     found = {topic: directory.partitions(topic) for topic in directory.topics()}
-    picked = pick(found, options.wanted, options.path)
+    picked = pick(found, options.selection, options.path)
     for which, bound in (("starting", options.start), ("ending", options.end)):
         _check_named(bound, picked, which)
     ids = {topic: directory.topic_id(topic) for topic, _ in picked}
     return [_bounded(directory, topic, number, ids[topic], options) for topic, number in picked]
 
 
-def pick(found: dict[str, list[int]], wanted: Wanted, path: str) -> list[tuple[str, int]]:
+def pick(found: dict[str, list[int]], selection: TopicSelection, path: str) -> list[tuple[str, int]]:
     """Return (topic, partition) of each selected partition. UnknownTopicError for a missing one, but not for
     a pattern.
     """
-    if wanted.pattern is not None:
-        topics = matching(wanted.pattern, found)
+    if selection.pattern is not None:
+        topics = matching(selection.pattern, found)
         return [(topic, number) for topic in topics for number in found[topic]]
-    if wanted.assigned:
+    if selection.assigned:
         chosen = []
-        for topic, numbers in sorted(wanted.assigned.items()):
+        for topic, numbers in sorted(selection.assigned.items()):
             _require(topic, found, path)
             absent = sorted(set(numbers) - set(found[topic]))
             if absent:
@@ -109,9 +109,9 @@ def pick(found: dict[str, list[int]], wanted: Wanted, path: str) -> list[tuple[s
                 )
             chosen += [(topic, number) for number in numbers]
         return chosen
-    for topic in wanted.topics:
+    for topic in selection.topics:
         _require(topic, found, path)
-    return [(topic, number) for topic in sorted(wanted.topics) for number in found[topic]]
+    return [(topic, number) for topic in sorted(selection.topics) for number in found[topic]]
 
 
 def matching(pattern: str, topics: Iterable[str]) -> list[str]:
@@ -147,7 +147,7 @@ def _listed(partitions: Iterable[tuple[str, int]]) -> str:
 
 def _bounded(
     directory: LogDirectory, topic: str, number: int, topic_id: str | None, options: ReadOptions
-) -> Chosen:
+) -> PartitionRange:
     """Compute start and end of one partition from one listing of its files.
 
     The view lists the files again when one of them vanishes while a time or the last stable offset is looked
@@ -180,7 +180,7 @@ def _bounded(
 
 def _chosen(
     view: PartitionView, topic: str, number: int, topic_id: str | None, options: ReadOptions
-) -> Chosen:
+) -> PartitionRange:
     """Compute start and end of one partition from its view, which may list the files again meanwhile."""
     name = f"{topic}-{number}"
     given = _start_of(view, name, topic, number, options)
@@ -194,7 +194,7 @@ def _chosen(
         if offset > view.log_end and options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
                 f"{name}: the {what}, offset {offset}, is above log end {view.log_end}: "
-                "the log was cut or made anew",
+                "the log was truncated or recreated",
                 remedy="check the offsets, or set failOnDataLoss to false to read what is there",
                 offset=offset,
             )
@@ -206,7 +206,9 @@ def _chosen(
         if given is None:
             start = min(start, view.stable_offset)  # undecided records are new when they are decided
         end = max(start, min(end, view.stable_offset))
-    return Chosen(topic, number, view.directory, view, start, end, from_end=given is None, topic_id=topic_id)
+    return PartitionRange(
+        topic, number, view.directory, view, start, end, from_end=given is None, topic_id=topic_id
+    )
 
 
 def _check_order(view: PartitionView, name: str, given: int | None, end: int, options: ReadOptions) -> None:
@@ -262,7 +264,7 @@ def _given_offset(bound: Bound, topic: str, number: int) -> int:
 # ---------------------------------------------------------------- cuts
 
 
-def cut_points(chosen: Chosen) -> list[tuple[int, int]]:
+def cut_points(chosen: PartitionRange) -> list[tuple[int, int]]:
     """Return (offset, bytes before it) for each place where a range may be cut: behind the batch of an index
     entry.
 
@@ -280,7 +282,7 @@ def cut_points(chosen: Chosen) -> list[tuple[int, int]]:
     return [(chosen.start, 0), (chosen.end, 0)]  # its only task raises the error
 
 
-def _cut_points(chosen: Chosen) -> list[tuple[int, int]]:
+def _cut_points(chosen: PartitionRange) -> list[tuple[int, int]]:
     points = [(chosen.start, 0)]
     before = 0
     for segment in overlapping(chosen.view, chosen.start, chosen.end):
@@ -399,7 +401,7 @@ class LogPartition(InputPartition):
     in_stream: bool = False
 
     @classmethod
-    def of(cls, chosen: Chosen, start: int, end: int, *, in_stream: bool = False) -> LogPartition:
+    def of(cls, chosen: PartitionRange, start: int, end: int, *, in_stream: bool = False) -> LogPartition:
         return cls(chosen.topic, chosen.partition, chosen.directory, start, end, chosen.topic_id, in_stream)
 
     @property
@@ -407,7 +409,9 @@ class LogPartition(InputPartition):
         return f"{self.topic}-{self.partition}"
 
 
-def plan(chosen: list[Chosen], options: ReadOptions, *, in_stream: bool = False) -> list[InputPartition]:
+def plan(
+    chosen: list[PartitionRange], options: ReadOptions, *, in_stream: bool = False
+) -> list[InputPartition]:
     """Return the tasks. For the newest record of each key, one task needs all records of a partition."""
     tasks: list[InputPartition] = []
     if options.view != "log":

@@ -54,7 +54,7 @@ from lastword.spark.hide_traceback import hide_traceback
 from lastword.spark.options import ReadOptions
 from lastword.spark.read import read_batches
 from lastword.spark.schema import check_projection
-from lastword.spark.splits import Chosen, LogPartition, choose, cut_points, matching, past_gap, plan
+from lastword.spark.splits import LogPartition, PartitionRange, choose, cut_points, matching, past_gap, plan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,7 +117,7 @@ def share_bytes(
     partition that has more gets at least the bytes up to its first index entry.
     """
     points = {
-        tp: cut_points(Chosen(*tp, views[tp].directory, views[tp], begin[tp], end))
+        tp: cut_points(PartitionRange(*tp, views[tp].directory, views[tp], begin[tp], end))
         for tp, end in ends.items()
         if end > begin[tp]
     }
@@ -136,7 +136,7 @@ def share_bytes(
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class QueryPartitions:
     """The partitions that the query reads, at one moment, and the ids of topics that have one."""
 
     views: dict[TopicPartition, PartitionView]
@@ -197,8 +197,10 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         begin, ids = of_json(start)
         listing = self._list()
         views = listing.views
-        anew = self._made_anew(ids, listing)
-        begin, ends = self._ends({tp: offset for tp, offset in begin.items() if tp[0] not in anew}, views)
+        recreated = self._recreated(ids, listing)
+        begin, ends = self._ends(
+            {tp: offset for tp, offset in begin.items() if tp[0] not in recreated}, views
+        )
         self._hold_leases({tp: offset for tp, offset in begin.items() if tp not in self._leased}, views)
         if self._pins_start and start == self._initial:
             self._pins_start = False
@@ -209,7 +211,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             if self._wait(begin, ends):
                 return start
             ends = self._limited(begin, ends, views)
-        return start if ends == of_json(start)[0] and not anew else to_json(ends, listing.topic_ids)
+        return start if ends == of_json(start)[0] and not recreated else to_json(ends, listing.topic_ids)
 
     @hide_traceback
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -256,17 +258,17 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
                 offset=offset,
             )
 
-    def _made_anew(self, ids: Mapping[str, str], listing: Listing) -> set[str]:
+    def _recreated(self, ids: Mapping[str, str], listing: QueryPartitions) -> set[str]:
         """Return the topics that were deleted and recreated. None of their new offsets was read."""
-        anew = {topic for topic, known in ids.items() if listing.topic_ids.get(topic, known) != known}
-        if anew and self.options.fail_on_data_loss:
+        recreated = {topic for topic, known in ids.items() if listing.topic_ids.get(topic, known) != known}
+        if recreated and self.options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
-                f"topic {min(anew)} in {self.options.path} was deleted and made anew since this query read "
-                "it",
+                f"topic {min(recreated)} in {self.options.path} was deleted and recreated since this query "
+                "read it",
                 remedy="start with a new checkpoint, or set failOnDataLoss to false to read the new one from "
                 "its beginning",
             )
-        return anew
+        return recreated
 
     # -------------------------------------------------------------- limits
 
@@ -314,7 +316,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
         until, until_ids = of_json(end)
         listing = self._list()
         views = listing.views
-        anew = self._made_anew(until_ids, listing)  # then no record of this batch exists
+        recreated = self._recreated(until_ids, listing)  # then no record of this batch exists
         begin.update(
             (tp, view.log_start)
             for tp, view in views.items()
@@ -325,7 +327,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             self._hold_leases({tp: min(offset, until.get(tp, offset)) for tp, offset in begin.items()}, views)
         chosen = []
         for tp, last in sorted(until.items()):
-            if tp[0] in anew:
+            if tp[0] in recreated:
                 continue
             if tp not in views:
                 if self.options.fail_on_data_loss:
@@ -349,7 +351,7 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
             last = min(last, view.log_end)
             if first < last:
                 topic_id = listing.topic_ids.get(tp[0])
-                chosen.append(Chosen(*tp, view.directory, view, first, last, topic_id=topic_id))
+                chosen.append(PartitionRange(*tp, view.directory, view, first, last, topic_id=topic_id))
         if chosen and not self._warm:
             from lastword.spark.bootstrap import ensure_compiled
 
@@ -376,24 +378,24 @@ class LogStreamReader(Shipped, DataSourceStreamReader, SupportsTriggerAvailableN
 
     # -------------------------------------------------------------- the directory
 
-    def _list(self) -> Listing:
+    def _list(self) -> QueryPartitions:
         """List what the query reads now. The directory is opened once for all of it."""
         directory = LogDirectory.open(self.options.path, "r")
         there = directory.topics()
-        wanted = self.options.wanted
-        if wanted.pattern is not None:
-            topics = matching(wanted.pattern, there)
+        selection = self.options.selection
+        if selection.pattern is not None:
+            topics = matching(selection.pattern, there)
         else:
-            topics = [topic for topic in wanted.assigned or wanted.topics if topic in there]
+            topics = [topic for topic in selection.assigned or selection.topics if topic in there]
         # Ids before views: if a topic is recreated in between, the old id shows it the next time.
         ids = {topic: directory.topic_id(topic) for topic in topics}
         partitions_read = [
             TopicPartition(topic, number)
             for topic in topics
             for number in directory.partitions(topic)
-            if not wanted.assigned or number in wanted.assigned[topic]
+            if not selection.assigned or number in selection.assigned[topic]
         ]
-        return Listing(
+        return QueryPartitions(
             {tp: directory.view(*tp) for tp in sorted(partitions_read)},
             {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None},
         )

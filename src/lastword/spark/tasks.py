@@ -77,7 +77,7 @@ def as_answered(
         try:
             for number, value in enumerate(values):
                 job = _inheriting(spark, _one_job)
-                under_way[pool.submit(job, context, tag, Call(function, value))] = number
+                under_way[pool.submit(job, context, tag, TaskCall(function, value))] = number
                 yield from ended([future for future in under_way if future.done()])
             while under_way:
                 yield from ended(wait(under_way, return_when=FIRST_COMPLETED).done)
@@ -107,7 +107,7 @@ def _context(spark: SparkSession) -> SparkContext | None:
         return None
 
 
-class Call(Shipped):
+class TaskCall(Shipped):
     """A function and one value, callable in a task."""
 
     def __init__(self, function: Callable[[Any], Any], value: Any) -> None:
@@ -118,7 +118,7 @@ class Call(Shipped):
         return _called(self.function, self.value)
 
 
-def _one_job(context: SparkContext, tag: str, call: Call) -> bytes:
+def _one_job(context: SparkContext, tag: str, call: TaskCall) -> bytes:
     context.addJobTag(tag)
     try:
         (answer,) = context.parallelize([0], 1).map(call).collect()
@@ -159,7 +159,7 @@ def _in_one_job(spark: SparkSession, function: Callable[[Any], Any], values: Seq
 
 
 @dataclass(frozen=True)
-class Task(InputPartition):
+class TaskInput(InputPartition):
     index: int
     work: bytes
 
@@ -184,8 +184,8 @@ class TaskReader(Shipped, DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         function, values = pickle.loads(base64.b64decode(self.work))
-        return [Task(index, pickle.dumps((function, value))) for index, value in enumerate(values)]
+        return [TaskInput(index, pickle.dumps((function, value))) for index, value in enumerate(values)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, bytes]]:
-        assert isinstance(partition, Task)
+        assert isinstance(partition, TaskInput)
         yield partition.index, _called(*pickle.loads(partition.work))

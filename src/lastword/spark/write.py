@@ -50,7 +50,7 @@ from lastword.partition.incomplete_commit import discard
 from lastword.spark.bootstrap import Shipped, ensure_compiled, need_directory
 from lastword.spark.hide_traceback import hide_traceback
 from lastword.spark.options import WriteOptions
-from lastword.spark.rows import Target, TaskRows, make_target
+from lastword.spark.rows import TargetTopic, TaskRows, make_target
 from lastword.spark.schema import SinkColumns
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ BATCH = "streaming.sql.batchId"
 """Local properties in which Spark gives a task its streaming query, constant over restarts, and its batch."""
 
 
-def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False) -> Job:
+def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False) -> WriteJob:
     """Check that the rows can be written, make the topic if it is new, compile the kernels.
 
     A wrong call changes nothing: all checks precede making the topic, which alone needs the directory's lock.
@@ -82,7 +82,7 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
         raise SparkOptionError(
             f"{options.path} has no topic yet", remedy="make one, or give the option `topic`"
         )
-    job = Job(uuid.uuid4().hex, options, columns, target, directory.directory(*home), stream)
+    job = WriteJob(uuid.uuid4().hex, options, columns, target, directory.directory(*home), stream)
     if not stream:
         staging.open_staging(DEFAULT, job.directory, job.name)
     return job
@@ -98,7 +98,7 @@ class StagedMessage(WriterCommitMessage):
 
 
 @dataclass(frozen=True)
-class Job:
+class WriteJob:
     """One write of one frame: what its tasks and its driver share.
 
     `name` names what it stages. `directory` is that of the partition that has its `open` mark. A write in
@@ -108,7 +108,7 @@ class Job:
     name: str
     options: WriteOptions
     columns: SinkColumns
-    target: Target | None
+    target: TargetTopic | None
     directory: str
     stream: bool = False
 
@@ -197,7 +197,7 @@ class Job:
 class LogWriter(Shipped, DataSourceArrowWriter):
     """A batch write."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: WriteJob) -> None:
         self.job = job
 
     @hide_traceback
@@ -222,7 +222,7 @@ class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
     batch id, and adds nothing.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: WriteJob) -> None:
         self.job = job
 
     @hide_traceback
