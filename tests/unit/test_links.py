@@ -1,4 +1,4 @@
-"""Every relative link of a page leads to a file, and to a heading that the page has."""
+"""Every relative link of a page leads to a file and a heading, and every module that it names exists."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+MODULE = re.compile(r"`((?:\w+/)*\w+\.py)`")
 SOURCE = re.compile(r"`((?:src/lastword|tests|examples|bench|deploy|docs|scripts)/[\w./-]*)`")
 
 
@@ -40,3 +41,30 @@ def test_links(page: Path) -> None:
 def test_files_that_are_named(page: Path) -> None:
     for path in SOURCE.findall(prose(page)):
         assert (ROOT / path).exists(), path
+
+
+ABOUT_THE_CODE = [
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "docs/decisions.md",
+    *sorted(ROOT.glob("docs/tour/*.md")),
+]
+
+
+@pytest.mark.parametrize("page", ABOUT_THE_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_that_are_named(page: Path) -> None:
+    """A name with a folder is a path below the package or the repository; a name alone is any module's."""
+    for name in MODULE.findall(prose(page)):
+        if "/" in name:
+            assert any((folder / name).exists() for folder in (ROOT, ROOT / "src/lastword")), name
+        else:
+            assert any(ROOT.glob(f"src/lastword/**/{name}")), name
+
+
+def test_where_to_change_what_is_short() -> None:
+    """A row names one or two files."""
+    table = prose(ROOT / "ARCHITECTURE.md").partition("## Where do I change X?")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:]
+    assert 20 <= len(rows) <= 30
+    for row in rows:
+        assert 1 <= len(MODULE.findall(row[2])) <= 2, row
