@@ -22,6 +22,7 @@ import argparse
 import ast
 import io
 import json
+import os
 import sys
 import tokenize
 from collections import defaultdict
@@ -428,11 +429,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(arguments)
     result = figures(options.packages or PACKAGES)
-    if options.json:
-        json.dump(result, sys.stdout, indent=2)
-        print()
-    else:
-        print("\n".join(as_text(result)))
+    text = json.dumps(result, indent=2) if options.json else "\n".join(as_text(result))
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail
 
 
 if __name__ == "__main__":

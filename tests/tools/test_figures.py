@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +125,14 @@ def test_both_forms(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == SCRIPT["figures"]([house])
     SCRIPT["main"]([str(house)])
     assert "reaches into private members of other modules: 3\n" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_is_no_error(house: Path) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "figures.py"
+    process = subprocess.Popen(
+        [sys.executable, script, house], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait() == 0
+    process.stderr.close()
