@@ -59,7 +59,7 @@ def test_a_worker_without_the_package_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_worker_with_another_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = cloudpickle.dumps(reader(tmp_path))
-    monkeypatch.setattr(lastword, "__version__", "9.9")
+    monkeypatch.setattr("lastword.version.__version__", "9.9")
     with pytest.raises(ImportError, match=r"lastword of the driver is .*, and 9\.9 is installed for"):
         cloudpickle.loads(packed)
 
