@@ -20,7 +20,7 @@ from lastword.spark.tasks import TaskCall
 
 @pytest.fixture
 def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(bootstrap, "_known", 0)
+    monkeypatch.setattr(bootstrap, "_frozen_modules", 0)
     gc.unfreeze()  # another test may have frozen what this one counts
     yield
     gc.unfreeze()

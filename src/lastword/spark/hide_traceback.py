@@ -1,7 +1,7 @@
-"""Show errors to users of Spark as a sentence and its remedy.
+"""Show an error to a user of Spark as a sentence and its remedy.
 
 Spark puts the traceback of any exception in its Python processes into its own exception. The message of an
-error of this package says what is wrong, where, and what to do. The frames between the method that Spark
+error of this package names the problem, the place and the remedy. The frames between the method that Spark
 called and the line that raised the error would only hide that message.
 """
 
@@ -26,35 +26,33 @@ def hide_traceback(method: Method) -> Method:
     """
 
     @functools.wraps(method)
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **keywords: Any) -> Any:
         try:
-            answer = method(*given, **named)
+            result = method(*arguments, **keywords)
         except LastwordError as error:
             raise error.with_traceback(None) from None
-        return _each(answer) if isinstance(answer, Iterator) else answer
+        return _each(result) if isinstance(result, Iterator) else result
 
     return call  # type: ignore[return-value]
 
 
-def _each(answer: Iterator[Any]) -> Iterator[Any]:
+def _each(values: Iterator[Any]) -> Iterator[Any]:
     try:
-        yield from answer
+        yield from values
     except LastwordError as error:
         raise error.with_traceback(None) from None
 
 
 def typed(error: Exception) -> Exception:
-    """Return the error of this package that a task failed with, parsed from Spark's text; otherwise the error
-    itself.
-    """
+    """Return the error of this package with which a task failed, parsed from Spark's text, or `error`."""
     text = str(error)
-    found = re.search(rf"(?:ModuleNotFound|Import)Error: ({MISSING} .*)(?:\n\s*fix: (.*))?", text)
-    if found is not None:
-        return MissingError(found[1], remedy=found[2])
-    found = re.search(r"lastword\.errors\.(\w+): (.*)(?:\n\s*fix: (.*))?", text)
-    kind = None if found is None else getattr(errors, found[1], None)
-    if found is not None and isinstance(kind, type) and issubclass(kind, LastwordError):
-        return kind(found[2], remedy=found[3])
+    match = re.search(rf"(?:ModuleNotFound|Import)Error: ({MISSING} .*)(?:\n\s*fix: (.*))?", text)
+    if match is not None:
+        return MissingError(match[1], remedy=match[2])
+    match = re.search(r"lastword\.errors\.(\w+): (.*)(?:\n\s*fix: (.*))?", text)
+    kind = None if match is None else getattr(errors, match[1], None)
+    if match is not None and isinstance(kind, type) and issubclass(kind, LastwordError):
+        return kind(match[2], remedy=match[3])
     if "No module named 'lastword'" in text:
         return MissingError(
             "the Python that Spark starts beside its driver has no lastword",

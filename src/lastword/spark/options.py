@@ -5,11 +5,11 @@ the format and the address. Names are compared without case, as Spark passes the
 refused with the nearest name: a misspelt `endingOffset` would otherwise silently read to the end.
 
     Kafka's client options (`kafka.*` and four more)   one warning: there is no client here
-    kafka.isolation.level                              taken as `isolationLevel`
-    kafka.bootstrap.servers                            refused: `path` takes its place
-    those that Kafka's source refuses                  refused, with what to use instead
-    options of a stream (`maxOffsetsPerTrigger` ...)   one warning in a batch, as Kafka's source has it
-    the end of a read (`endingOffsets` ...)            refused in a stream, which has none
+    kafka.isolation.level                              read as `isolationLevel`
+    kafka.bootstrap.servers                            refused: `path` replaces it
+    options that Kafka's source refuses                refused, with the replacement
+    options of a stream (`maxOffsetsPerTrigger` ...)   one warning in a batch, as in Kafka's source
+    the end of a read (`endingOffsets` ...)            refused in a stream, which has no end
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Offsets = dict[str, dict[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One end of a read. The first of these that is given decides, in this order, as in Kafka's source.
+    """One end of a read. The first field below that is given decides, as in Kafka's source.
 
     timestamp_ms   one time for every partition: the first record that is not older
     timestamps     topic -> partition -> time in ms
@@ -50,7 +50,7 @@ class Bound:
     timestamp_ms: int | None = None
 
     def named(self) -> Offsets | None:
-        """Return the JSON that decides, if one does. It must name exactly the partitions that are read."""
+        """Return the JSON that decides, or None. It must name exactly the partitions that are read."""
         if self.timestamp_ms is not None:
             return None
         return self.timestamps if self.timestamps is not None else self.offsets
@@ -58,7 +58,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class TopicSelection:
-    """The partitions to read: exactly one of the three is given."""
+    """The partitions to read: exactly one of the three fields is given."""
 
     topics: tuple[str, ...] = ()
     assigned: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class BatchLimits:
     """Limits of one micro-batch of a stream; None is no limit.
 
     max_offsets, max_bytes   approximate upper limits, shared in proportion to each partition's backlog
-    min_offsets              wait for this many, but no longer than max_delay_ms
+    min_offsets              wait for this many offsets, but no longer than max_delay_ms
     """
 
     max_offsets: int | None = None
@@ -115,7 +115,7 @@ class WriteOptions:
 
     settings             topic settings by their Kafka names, for a topic to be created
     commit_timeout_ms    how long a commit waits for a holder of the lock that does not ingest it
-    producer, sequence   name a batch for ever, so that it is written once; a stream names its batches itself
+    producer, sequence   name a batch, so that it is written once; a stream names its batches itself
     """
 
     path: str
@@ -133,17 +133,18 @@ class WriteOptions:
 
 
 Problem = ValueError
-"""Raised with the end of a sentence about one option. All sentences are collected into one error."""
+"""Raised with the end of a sentence about an option. All sentences are collected into one error."""
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Return `; nearest: x` for the known name that was probably meant, ignoring case; or nothing."""
-    names = {one.lower(): one for one in known}
+    """Return `; nearest: x` for the most similar known name, ignoring case; or an empty text."""
+    names = {known_name.lower(): known_name for known_name in known}
     near = nearest(name.lower(), names)
     return f"; nearest: {names[near]}" if near else ""
 
 
 def parse_flag(text: str) -> bool:
+    """Return whether the text is `true`."""
     lowered = text.strip().lower()
     if lowered not in ("true", "false"):
         raise Problem("is true or false")
@@ -151,6 +152,7 @@ def parse_flag(text: str) -> bool:
 
 
 def parse_count(text: str) -> int:
+    """Parse a whole number above 0."""
     try:
         number = int(text)
     except ValueError:
@@ -161,6 +163,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_size_bytes(text: str) -> int:
+    """Parse a size with a unit, such as 128MiB, to bytes."""
     try:
         number = parse_bytes(text)
     except (LastwordError, ValueError):
@@ -171,8 +174,9 @@ def parse_size_bytes(text: str) -> int:
 
 
 def parse_duration(text: str) -> int:
+    """Parse a duration with a unit, such as 15m, to milliseconds."""
     try:
-        number = parse_duration_ms(re.sub("min$", "m", text.strip()))  # Spark writes 15min, too
+        number = parse_duration_ms(re.sub("min$", "m", text.strip()))  # Spark also writes 15min
     except (LastwordError, ValueError):
         number = -1
     if number < 0:
@@ -181,6 +185,7 @@ def parse_duration(text: str) -> int:
 
 
 def parse_sequence(text: str) -> int:
+    """Parse the sequence of a named batch: a whole number, 0 or above."""
     try:
         number = int(text)
     except ValueError:
@@ -191,6 +196,7 @@ def parse_sequence(text: str) -> int:
 
 
 def parse_millis(text: str) -> int:
+    """Parse a time in milliseconds since 1970."""
     try:
         return int(text)
     except ValueError:
@@ -198,6 +204,8 @@ def parse_millis(text: str) -> int:
 
 
 def parse_one_of(*values: str) -> Callable[[str], Any]:
+    """Return a parser of the given words, which ignores case."""
+
     def parse(text: str) -> str:
         lowered = text.strip().lower()
         if lowered not in values:
@@ -208,6 +216,7 @@ def parse_one_of(*values: str) -> Callable[[str], Any]:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
+    """Parse names with commas between them; a repeated name counts once."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise Problem("names no topic")
@@ -215,6 +224,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_pattern(text: str) -> str:
+    """Check a regular expression."""
     try:
         re.compile(text)
     except re.error as error:
@@ -223,6 +233,7 @@ def parse_pattern(text: str) -> str:
 
 
 def parse_json(text: str, shape: str) -> Any:
+    """Parse JSON. The error shows an example of the shape."""
     try:
         return json.loads(text)
     except ValueError:
@@ -230,6 +241,7 @@ def parse_json(text: str, shape: str) -> Any:
 
 
 def parse_assignment(text: str) -> dict[str, tuple[int, ...]]:
+    """Parse the partitions of each topic."""
     shape = '{"topic":[0,1]}'
     value = parse_json(text, shape)
     if not isinstance(value, dict) or not value:
@@ -247,6 +259,8 @@ def parse_assignment(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def parse_per_partition(shape: str, lowest: int) -> Callable[[str], Offsets]:
+    """Return a parser of JSON with a number of at least `lowest` for each partition."""
+
     def parse(text: str) -> Offsets:
         value = parse_json(text, shape)
         if not isinstance(value, dict) or not value:
@@ -270,6 +284,7 @@ parse_times = parse_per_partition('{"topic":{"0":1767225600000}}', 0)
 
 
 def parse_starting(text: str) -> Bound:
+    """Parse the start of a batch read."""
     lowered = text.strip().lower()
     if lowered == "earliest":
         return Bound(EARLIEST)
@@ -282,6 +297,7 @@ def parse_starting(text: str) -> Bound:
 
 
 def parse_stream_starting(text: str) -> Bound:
+    """Parse the start of a stream."""
     lowered = text.strip().lower()
     if lowered in ("earliest", "latest"):
         return Bound(EARLIEST if lowered == "earliest" else LATEST)
@@ -289,6 +305,7 @@ def parse_stream_starting(text: str) -> Bound:
 
 
 def parse_ending(text: str) -> Bound:
+    """Parse the end of a batch read."""
     lowered = text.strip().lower()
     if lowered == "latest":
         return Bound(LATEST)
@@ -301,8 +318,9 @@ def parse_ending(text: str) -> Bound:
 
 
 def parse_keys(text: str) -> tuple[bytes, ...]:
-    """Parse a JSON list of strings (their UTF-8), or {"base64": "..."} for other bytes, as `read --json`
-    prints keys.
+    """Parse a JSON list of keys.
+
+    A key is a string (its UTF-8), or {"base64": "..."} for other bytes, as `read --json` prints keys.
     """
     shape = '["ada", {"base64": "/wA="}]'
     value = parse_json(text, shape)
@@ -323,8 +341,9 @@ def parse_keys(text: str) -> tuple[bytes, ...]:
 
 
 def absolute_path(text: str) -> str:
-    """Return a directory's absolute name, which driver and tasks share, relative to the driver's working
-    directory.
+    """Return a directory's absolute name, which driver and tasks share.
+
+    A relative name starts at the driver's working directory.
     """
     if not text:
         raise Problem("is empty")
@@ -336,6 +355,7 @@ def absolute_path(text: str) -> str:
 
 
 def parse_text(text: str) -> str:
+    """Check that the text is not empty."""
     if not text:
         raise Problem("is empty")
     return text
@@ -389,7 +409,7 @@ WRITE: dict[str, Callable[[str], Any]] = {
     "commitTimeout": parse_duration,
     "producer": parse_text,
     "sequence": parse_sequence,
-    "includeHeaders": parse_flag,  # Kafka's sink needs it to look at `headers`; here the column is enough
+    "includeHeaders": parse_flag,  # Kafka's sink needs it to write `headers`; here the column is enough
 }
 
 CHOICES = ("assign", "subscribe", "subscribePattern")
@@ -410,8 +430,9 @@ INSTEAD = {
         for which in ("key", "value")
     },
 }
-"""Kafka's client options that a job may depend on, and their replacement. Kafka's source refuses all but the
-first.
+"""Kafka's client options that a job may depend on, and their replacement.
+
+Kafka's source refuses all but the first.
 """
 
 OF_A_TABLE = (
@@ -422,7 +443,7 @@ STREAM_ONLY = tuple(name.lower() for name in STREAM if name not in READ)
 
 
 def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool = True) -> ReadOptions:
-    """Parse the options of a read. Warns of options without effect. SparkOptionError lists all problems."""
+    """Parse the options of a read; warn of options without effect. SparkOptionError lists all problems."""
     known, other = (STREAM, {**WRITE, **READ}) if stream else (READ, WRITE)
     values, problems = _parse(
         options,
@@ -468,7 +489,7 @@ def parse_read(options: Mapping[str, str], *, stream: bool = False, warn: bool =
 
 
 def parse_schema(options: Mapping[str, str]) -> ReadOptions:
-    """Parse the options as those of a batch, otherwise of a stream. The error is that of the batch."""
+    """Parse the options as options of a batch, otherwise of a stream. The error is that of the batch."""
     try:
         return parse_read(options, warn=False)
     except SparkOptionError:
@@ -491,7 +512,7 @@ def _stream_problems(values: Mapping[str, Any], limits: BatchLimits) -> list[str
 
 
 def parse_write(options: Mapping[str, str], *, stream: bool = False, warn: bool = True) -> WriteOptions:
-    """Parse the options of a write. Warns of options without effect. SparkOptionError lists all problems."""
+    """Parse the options of a write; warn of options without effect. SparkOptionError lists all problems."""
     from lastword.config import TOPIC_SETTINGS
 
     values, problems = _parse(

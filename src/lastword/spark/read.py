@@ -11,8 +11,8 @@ second action reads the same offsets again.
 When tasks fail. Nothing is written, so a retry or a second copy of a task reads the same records; a cleaning
 between the two may have removed superseded ones. A file that vanishes during a task is found again. With
 `view` latest or changes, a cleaning may have used records above the planned end, so that keys would be
-missing. Each task checks this in the files it has opened (`partition.moment`), and raises an error that says
-to load again. Records that are really lost (the log start has passed the range, the log was truncated) are an
+missing. Each task checks this in the files that it has opened (`partition.moment`), and raises an error with
+the remedy to load again. Lost records (the log start has passed the range, the log was truncated) are an
 error, unless `failOnDataLoss` is false.
 """
 
@@ -41,7 +41,7 @@ ARROW_BATCH_BYTES = 4 << 20
 
 
 class LogReader(Shipped, DataSourceReader):
-    """One loaded DataFrame.
+    """The reader of one loaded DataFrame.
 
     `pushFilters` is not implemented: in PySpark 4.1 to 4.3 the filters of one query leak into another query
     on the same DataFrame, which then lacks rows without an error. Options select instead.
@@ -54,16 +54,14 @@ class LogReader(Shipped, DataSourceReader):
 
     @hide_traceback
     def partitions(self) -> list[InputPartition]:
-        """Return all tasks, in order of topic, partition and offset. Compiles the kernels first, so that
-        tasks need not.
-        """
-        chosen = choose(self.options)
-        ensure_compiled()
-        return plan(chosen, self.options)
+        """Return all tasks, in order of topic, partition and offset."""
+        ranges = choose(self.options)
+        ensure_compiled()  # here, so that no task compiles
+        return plan(ranges, self.options)
 
     @hide_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches of a task's records. Spark passes a bare partition if the plan is empty."""
+        """Yield Arrow batches of a task's records. Spark passes another type if the plan is empty."""
         if not isinstance(partition, LogPartition):
             return iter(())
         return read_batches(partition, self.options, self.schema, self.columns)
@@ -93,16 +91,16 @@ def to_spark(
     schema: StructType,
     columns: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
-    """Split into Arrow batches of at most about ARROW_BATCH_BYTES, of the schema that Spark requires."""
+    """Convert chunks to Arrow batches of at most about ARROW_BATCH_BYTES, in the schema of Spark."""
     import pyarrow as pa
 
     from lastword.records.columns import to_arrow
 
     target = arrow_schema(schema)
     names = tuple(name for name in columns if name != CHANGE)
-    wanted: Any = None
+    keys: Any = None
     if options.keys is not None:
-        wanted = pa.array(options.keys, pa.binary())
+        keys = pa.array(options.keys, pa.binary())
         names = names if "key" in names else (*names, "key")
     for chunk, records in chunks:
         if len(records) == 0:
@@ -110,8 +108,8 @@ def to_spark(
         batch = to_arrow(records, chunk, names, topic=task.topic, partition=task.partition)
         if CHANGE in columns:
             batch = batch.add_column(columns.index(CHANGE), CHANGE, changes(records))
-        if wanted is not None:
-            batch = only_keys(batch, wanted)
+        if keys is not None:
+            batch = only_keys(batch, keys)
         arrays = [
             array if array.type == field.type else array.cast(field.type)
             for array, field in zip(batch.columns[: len(columns)], target, strict=True)
@@ -130,7 +128,8 @@ def changes(records: RecordColumns) -> pa.Array:
     return pa.DictionaryArray.from_arrays(kinds, pa.array(["upsert", "delete"])).cast(pa.string())
 
 
-def only_keys(batch: pa.RecordBatch, wanted: pa.Array) -> pa.RecordBatch:
+def only_keys(batch: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
+    """Return the rows with one of the keys."""
     import pyarrow.compute as pc
 
-    return batch.filter(pc.is_in(batch.column("key"), value_set=wanted, skip_nulls=True))
+    return batch.filter(pc.is_in(batch.column("key"), value_set=keys, skip_nulls=True))

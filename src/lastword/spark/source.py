@@ -3,8 +3,8 @@
     spark.read.format("lastword").option("subscribe", "users").load("data")
     df.write.format("lastword").mode("append").option("topic", "users").save("data")
 
-Options are in `options.py`, columns in `schema.py`. Spark creates a new `LastwordDataSource` in a Python
-process beside the driver for each step (the schema, the plan of a read, a write), with the user's options.
+Options are in `options.py`, columns in `schema.py`. For each step (the schema, the plan of a read, a write)
+Spark creates a new `LastwordDataSource` with the user's options, in a Python process beside the driver.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ class LastwordDataSource(Shipped, DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return "lastword"
 
     @hide_traceback
     def schema(self) -> StructType:
-        """Return the schema. Called only if the user gives none; wrong options are reported here, before any
-        action.
+        """Return the schema. Spark calls this if the user gives no schema.
 
-        A view made with the option `topic` is a sink for `INSERT INTO`: its columns are key and value.
+        Wrong options are reported here, before any action. A view with the option `topic` is a sink for
+        `INSERT INTO`: its columns are key and value.
         """
         if "topic" in self.options and not any(name in self.options for name in CHOICES):
             parse_write(self.options, warn=False)
@@ -58,12 +59,14 @@ class LastwordDataSource(Shipped, DataSource):
 
     @hide_traceback
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch."""
         from lastword.spark.read import LogReader
 
         return LogReader(parse_read(self.options), schema)
 
     @hide_traceback
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """Return the writer of a batch, for which the topic is made if it is new."""
         from lastword.spark.write import LogWriter, prepare
 
         if overwrite:
@@ -75,16 +78,18 @@ class LastwordDataSource(Shipped, DataSource):
         return LogWriter(prepare(options, sink_columns(schema)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return the reader of a stream."""
         from lastword.spark.stream import LogStreamReader
 
         try:
             return LogStreamReader(parse_read(self.options, stream=True), schema)
         except LastwordError as refused:
-            # Raised here, it would cause an error of PySpark about a missing reader.
+            # An error raised here would become an error of PySpark about a missing reader.
             return RefusedStream(refused)
 
     @hide_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Return the writer of one micro-batch."""
         from lastword.spark.write import LogStreamWriter, prepare
 
         if overwrite:
@@ -99,13 +104,13 @@ class LastwordDataSource(Shipped, DataSource):
 
 
 class RefusedStream(Shipped, DataSourceStreamReader):
-    """Stand-in for a reader that cannot be created: every call raises the reason."""
+    """The stand-in for a reader that cannot be created: every call raises the reason."""
 
     def __init__(self, refused: LastwordError) -> None:
         self.refused = refused
 
     @hide_traceback
-    def _refuse(self, *given: Any) -> NoReturn:
+    def _refuse(self, *arguments: Any) -> NoReturn:
         raise self.refused
 
     initialOffset = latestOffset = partitions = read = _refuse
@@ -121,7 +126,7 @@ def load(
     schema: str | None = None,
     ends: dict[int, int] | None = None,
 ) -> DataFrame:
-    """Read some partitions of one topic with the source."""
+    """Return a DataFrame of some partitions of one topic."""
     reader = spark.read.format("lastword").option("view", view)
     reader = reader.option("assign", json.dumps({topic: list(numbers)}))
     if schema is not None:

@@ -1,15 +1,15 @@
 """Run a function for each of some values, as Spark tasks.
 
-There are two ways with the same interface. With a SparkContext each value is a job of one task: it starts
-within milliseconds, its result is available when the job ends, and the caller continues with it while other
-jobs run. Spark Connect has no SparkContext: there all values are the partitions of one small data source,
-whose `read` calls the function, and all results arrive together. (`mapInArrow` would require pandas.)
+There are two ways with one interface. With a SparkContext each value is a job of one task: it starts within
+milliseconds, and the caller uses its result while other jobs run. Spark Connect has no SparkContext: there
+all values are the partitions of one small data source, whose `read` calls the function, and all results
+arrive together. (`mapInArrow` would require pandas.)
 
 What travels. Function and values are pickled to workers, results are pickled back. The function must be
-importable on the workers (they need lastword anyway).
+importable on the workers, which need lastword anyway.
 
-When tasks fail. An exception in the function fails the attempt, and Spark starts another as
-`spark.task.maxFailures` says. So the function may run twice, also at the same time with speculation; the
+When tasks fail. An exception in the function fails the attempt, and Spark starts another, as often as
+`spark.task.maxFailures` allows. So the function may run twice, with speculation even at the same time; the
 result of one attempt is returned. After the last attempt the error is raised here, tasks that have not begun
 are dropped, and running tasks are cancelled.
 """
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-SCHEMA = StructType([StructField("task", IntegerType()), StructField("answer", BinaryType())])
-_AT_ONCE = 64
-"""The number of jobs submitted to Spark at the same time, or twice the number of its cores: enough to keep
-them busy, and to make Spark request more executors if it may.
+SCHEMA = StructType([StructField("task", IntegerType()), StructField("result", BinaryType())])
+_MAX_JOBS = 64
+"""The least limit of jobs that run at the same time. The limit is twice the number of cores if that is more:
+enough to keep them busy, and to make Spark request more executors if it may.
 """
 
 
@@ -60,11 +60,11 @@ def as_answered(
     if context is None:
         yield from enumerate(_in_one_job(spark, function, list(values)))
         return
-    ensure_compiled()  # here, so that workers need not
+    ensure_compiled()  # here, so that no worker compiles
     tag = f"lastword-{uuid.uuid4()}"
     under_way: dict[Future[bytes], int] = {}
 
-    def ended(done: Iterable[Future[bytes]]) -> Iterator[tuple[int, Any]]:
+    def results(done: Iterable[Future[bytes]]) -> Iterator[tuple[int, Any]]:
         for future in done:
             number = under_way.pop(future)
             try:
@@ -72,15 +72,15 @@ def as_answered(
             except Exception as error:  # PySpark's, or Py4J's
                 _raise_typed(error)
 
-    most = max(_AT_ONCE, 2 * context.defaultParallelism)
-    with ThreadPoolExecutor(most, thread_name_prefix="lastword-task") as pool:
+    limit = max(_MAX_JOBS, 2 * context.defaultParallelism)
+    with ThreadPoolExecutor(limit, thread_name_prefix="lastword-task") as pool:
         try:
             for number, value in enumerate(values):
                 job = _inheriting(spark, _one_job)
                 under_way[pool.submit(job, context, tag, TaskCall(function, value))] = number
-                yield from ended([future for future in under_way if future.done()])
+                yield from results([future for future in under_way if future.done()])
             while under_way:
-                yield from ended(wait(under_way, return_when=FIRST_COMPLETED).done)
+                yield from results(wait(under_way, return_when=FIRST_COMPLETED).done)
         finally:
             if under_way:
                 for future in under_way:
@@ -90,9 +90,9 @@ def as_answered(
 
 def _called(function: Callable[[Any], Any], value: Any) -> bytes:
     """Call the function, on an executor."""
-    place = getattr(value, "directory", None) or getattr(value, "path", None)
-    if isinstance(place, str):
-        need_directory(place)
+    directory = getattr(value, "directory", None) or getattr(value, "path", None)
+    if isinstance(directory, str):
+        need_directory(directory)
     return pickle.dumps(function(value))
 
 
@@ -100,7 +100,7 @@ def _called(function: Callable[[Any], Any], value: Any) -> bytes:
 
 
 def _context(spark: SparkSession) -> SparkContext | None:
-    """Return the SparkContext; None on Spark Connect, and where a platform hides it."""
+    """Return the SparkContext; None on Spark Connect, and on platforms that hide it."""
     try:
         return spark.sparkContext
     except PySparkException:
@@ -121,8 +121,8 @@ class TaskCall(Shipped):
 def _one_job(context: SparkContext, tag: str, call: TaskCall) -> bytes:
     context.addJobTag(tag)
     try:
-        (answer,) = context.parallelize([0], 1).map(call).collect()
-        return bytes(answer)
+        (result,) = context.parallelize([0], 1).map(call).collect()
+        return bytes(result)
     finally:
         context.removeJobTag(tag)  # the thread is reused
 
@@ -135,10 +135,10 @@ def _inheriting(spark: SparkSession, function: Callable[..., bytes]) -> Callable
 
 
 def _raise_typed(error: Exception) -> NoReturn:
-    known = typed(error)
-    if known is error:
+    ours = typed(error)
+    if ours is error:
         raise error
-    raise known from None  # Spark's error is the same text and a hundred lines of the JVM's
+    raise ours from None  # Spark's error has the same text and a hundred lines of the JVM
 
 
 # ---------------------------------------------------------------- one job for all
@@ -154,12 +154,14 @@ def _in_one_job(spark: SparkSession, function: Callable[[Any], Any], values: Seq
         rows = spark.read.format(TaskSource.name()).option("work", work).load().collect()
     except PySparkException as error:
         _raise_typed(error)
-    answers = {row["task"]: pickle.loads(row["answer"]) for row in rows}
-    return [answers[index] for index in range(len(values))]
+    results = {row["task"]: pickle.loads(row["result"]) for row in rows}
+    return [results[index] for index in range(len(values))]
 
 
 @dataclass(frozen=True)
 class TaskInput(InputPartition):
+    """The pickled function and value of one task."""
+
     index: int
     work: bytes
 
@@ -169,23 +171,30 @@ class TaskSource(Shipped, DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return "lastword_tasks"
 
     def schema(self) -> StructType:
+        """Return the number of the value and the pickled result."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader."""
         return TaskReader(self.options["work"])
 
 
 class TaskReader(Shipped, DataSourceReader):
+    """The reader of a TaskSource: a task for each value."""
+
     def __init__(self, work: str) -> None:
         self.work = work
 
     def partitions(self) -> list[InputPartition]:
+        """Return a task for each value."""
         function, values = pickle.loads(base64.b64decode(self.work))
         return [TaskInput(index, pickle.dumps((function, value))) for index, value in enumerate(values)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, bytes]]:
+        """Yield the result of one task."""
         assert isinstance(partition, TaskInput)
         yield partition.index, _called(*pickle.loads(partition.work))

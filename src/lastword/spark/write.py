@@ -1,10 +1,10 @@
-"""The sink, batch and streaming: from rows to staged batches to one commit.
+"""The sink, batch and streaming: rows become staged batches, and staged batches one commit.
 
 Where it runs. `writer(...)` runs once (in a stream: once for each micro-batch), in a Python process beside
 the driver. It checks the frame and makes the topic if it is new. `write()` runs once for each attempt of each
 task, in a worker. It packs rows into record batches and stages them (`ingest.staging`). `commit()` runs once,
 beside the driver: it puts one manifest into the directory's inbox (`ingest.manifest`) and waits until it is
-ingested, by this process if the lock is free, otherwise by the holder of the lock. If the job failed,
+ingested: by this process if the lock is free, otherwise by the holder of the lock. If the job failed,
 `abort()` runs instead.
 
 What travels. The writer to the tasks; from each task a `StagedMessage` with the files of that attempt.
@@ -20,9 +20,9 @@ one rename: a driver that dies before it has written nothing; one that dies afte
 as soon as a process opens the directory to append.
 
 Once. A stream names itself and its batch (`query id`, `batch id`); a batch write can do so by the options
-`producer` and `sequence`. What was ingested under such a name, for the same option `topic`, is not ingested
-again. A name is forgotten a month after its last batch (`ingest.manifest.KEEP_WRITERS_MS`). Staged files of a
-job that died before its commit are removed after a week, never by guess.
+`producer` and `sequence`. A batch that was ingested under such a name, for the same option `topic`, is not
+ingested again. A name is forgotten a month after its last batch (`ingest.manifest.KEEP_WRITERS_MS`). Staged
+files of a job that died before its commit are removed after a week, and no others.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ BATCH = "streaming.sql.batchId"
 
 
 def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False) -> WriteJob:
-    """Check that the rows can be written, make the topic if it is new, compile the kernels.
+    """Return the job of a write: check the rows, make the topic if it is new, compile the kernels.
 
-    A wrong call changes nothing: all checks precede making the topic, which alone needs the directory's lock.
+    A wrong call changes nothing, because all checks are done before the topic is made. Only making the topic
+    needs the directory's lock.
     """
     if options.topic is None and columns.topic is None:
         raise SparkOptionError("no topic is given", remedy="option `topic`, or a column topic")
@@ -76,13 +77,13 @@ def prepare(options: WriteOptions, columns: SinkColumns, *, stream: bool = False
     target = make_target(options, columns) if options.topic is not None else None
     ensure_compiled()
     directory = LogDirectory.open(options.path, "r")
-    every = directory.topic_partitions()
-    home = next((tp for tp in every if target is None or tp.topic == target.topic), None)
-    if home is None:
+    partitions = directory.topic_partitions()
+    first = next((tp for tp in partitions if target is None or tp.topic == target.topic), None)
+    if first is None:
         raise SparkOptionError(
             f"{options.path} has no topic yet", remedy="make one, or give the option `topic`"
         )
-    job = WriteJob(uuid.uuid4().hex, options, columns, target, directory.directory(*home), stream)
+    job = WriteJob(uuid.uuid4().hex, options, columns, target, directory.directory(*first), stream)
     if not stream:
         staging.open_staging(DEFAULT, job.directory, job.name)
     return job
@@ -99,10 +100,10 @@ class StagedMessage(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class WriteJob:
-    """One write of one frame: what its tasks and its driver share.
+    """One write of one frame: the values that its tasks and its driver share.
 
-    `name` names what it stages. `directory` is that of the partition that has its `open` mark. A write in
-    `foreachBatch` is not a `stream`.
+    `name` is part of the names of its staged files. `directory` is the partition that has its `open` mark.
+    A write in `foreachBatch` is not a `stream`.
     """
 
     name: str
@@ -112,16 +113,16 @@ class WriteJob:
     directory: str
     stream: bool = False
 
-    def writer_of(self, who: str) -> str:
-        """Return the name under which a batch is remembered.
+    def writer_of(self, producer: str) -> str:
+        """Return the name under which the sequence of a batch is kept.
 
         A sequence counts per topic, because `foreachBatch` may write several topics with one number, and a
         copied checkpoint may continue in another topic; a recreated topic has no batch yet. `/` is in no
         topic's name and in no id.
         """
         if self.target is None:
-            return f"/{who}"
-        return "/".join(filter(None, (self.target.topic, self.target.topic_id, who)))
+            return f"/{producer}"
+        return "/".join(filter(None, (self.target.topic, self.target.topic_id, producer)))
 
     def stage(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage the rows of one attempt of one task."""
@@ -134,7 +135,7 @@ class WriteJob:
         if query is None:
             name, writer, batch = self.name, None, -1
         else:
-            # Spark hands one writer to the tasks and makes another for the commit, so the job is named here.
+            # The tasks and the commit have different writers of Spark, so the job is named here.
             batch = int(context.getLocalProperty(BATCH))
             name, writer = f"{self.name}-{batch}", self.writer_of(f"spark-{query}")
         rows = TaskRows(self.options, self.columns, self.target, name, task)
@@ -150,7 +151,7 @@ class WriteJob:
         return StagedMessage(files, name, writer)
 
     def _is_over(self, writer: str | None, batch: int) -> bool:
-        """Return whether the job ended while this attempt was staging, so that its files are not needed."""
+        """Return whether the job ended while this attempt was staging; then its files are not needed."""
         if writer is None:
             return not staging.is_staging_open(DEFAULT, self.directory, self.name)
         return Writers.load(DEFAULT, self.options.path).last(writer) >= batch
@@ -162,7 +163,7 @@ class WriteJob:
         staged = [message for message in messages if isinstance(message, StagedMessage)]
         files = [file for message in staged for file in message.files]
         if not files:
-            self.abort(staged)  # nothing to append; an attempt that lost may have left something
+            self.abort(staged)  # nothing to append; a failed attempt may have left files
             return
         job = staged[0].job
         path = self.options.path
@@ -184,8 +185,9 @@ class WriteJob:
         discard_job(path, job)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what any attempt has staged, including attempts that no message names. Never changes the
-        log, nor files of a commit that is pending.
+        """Remove the staged files of every attempt, including attempts that no message names.
+
+        This never changes the log, nor the files of a pending commit.
         """
         jobs = {self.name, *(message.job for message in messages if isinstance(message, StagedMessage))}
         for job in jobs:
@@ -195,31 +197,34 @@ class WriteJob:
 
 
 class LogWriter(Shipped, DataSourceArrowWriter):
-    """A batch write."""
+    """The writer of a batch."""
 
     def __init__(self, job: WriteJob) -> None:
         self.job = job
 
     @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """Stage the rows of one attempt of one task."""
         return self.job.stage(iterator)
 
     @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Append the staged files."""
         producer = self.job.options.producer
         writer = None if producer is None else self.job.writer_of(producer)
         self.job.commit(messages, writer, self.job.options.sequence)
 
     @hide_traceback
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Remove the staged files."""
         self.job.abort(messages)
 
 
 class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
-    """One micro-batch of a streaming query; Spark makes a writer for each.
+    """The writer of one micro-batch of a streaming query.
 
-    A batch that is run again, because Spark's own note of it was lost with the driver, has the same query and
-    batch id, and adds nothing.
+    If the driver dies before Spark has noted the commit, Spark runs the batch again. It then has the same
+    query and batch id, and adds nothing.
     """
 
     def __init__(self, job: WriteJob) -> None:
@@ -227,20 +232,23 @@ class LogStreamWriter(Shipped, DataSourceStreamArrowWriter):
 
     @hide_traceback
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """Stage the rows of one attempt of one task."""
         return self.job.stage(iterator)
 
     @hide_traceback
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Append the staged files, once for each batch id."""
         writer = next((message.writer for message in messages if isinstance(message, StagedMessage)), None)
         self.job.commit(messages, writer, None if writer is None else batchId)
 
     @hide_traceback
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Remove the staged files."""
         self.job.abort(messages)
 
 
 def discard_job(path: str, job: str, files: Files = DEFAULT) -> None:
-    """Remove a job's staged files from every partition, found by listing."""
+    """Remove a job's staged files from every partition, by listing."""
     directory = LogDirectory.open(path, "r", files)
     for tp in directory.topic_partitions():
         discard(files, directory.directory(tp.topic, tp.partition), job)
