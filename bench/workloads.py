@@ -31,6 +31,7 @@ from lastword.cleaner.policy.plan import Request
 from lastword.clock import SystemClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.log import PartitionLog
 from lastword.partition.open import open_log
 from lastword.partition.view import PartitionView
@@ -56,7 +57,7 @@ def link_partition(source: Path, target: Path) -> Path:
 
 
 def view_of(partition: Path) -> PartitionView:
-    return PartitionView.load(DEFAULT, str(partition))
+    return PartitionView.load(DirectorySegments(DEFAULT, str(partition)))
 
 
 @workload("append")

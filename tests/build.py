@@ -19,6 +19,7 @@ from typing import Any
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import Files, OsFiles
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.log import PartitionLog
 from lastword.partition.open import open_log
 from lastword.partition.recovery import Recovery
@@ -163,7 +164,7 @@ class LogBuilder:
     def plan(self, **more: Any) -> Any:
         from tests.support.cleaning import plan
 
-        view = PartitionView.load(self.files, self.directory)
+        view = PartitionView.load(DirectorySegments(self.files, self.directory))
         given = {"files": self.files, "clock": self.clock, "first_dirty": self.first_dirty, "salt": SALT}
         return plan(view, self.config, **(given | more))
 
@@ -186,7 +187,7 @@ class LogBuilder:
 
     def records(self) -> list[RawRecord]:
         """Every record, read without the log being open for it."""
-        view = PartitionView.load(self.files, self.directory)
+        view = PartitionView.load(DirectorySegments(self.files, self.directory))
         return records_of(view)
 
     def offsets(self) -> list[int]:
@@ -198,7 +199,10 @@ class LogBuilder:
 
     def sizes(self) -> list[tuple[int, int]]:
         """(base offset, size) of the segments."""
-        return [(s.base_offset, s.size) for s in PartitionView.load(self.files, self.directory).segments]
+        return [
+            (s.base_offset, s.size)
+            for s in PartitionView.load(DirectorySegments(self.files, self.directory)).segments
+        ]
 
     def tree(self) -> dict[str, bytes]:
         """Every file of the partition's directory and its bytes."""

@@ -108,8 +108,8 @@ def test_a_power_cut_at_every_ninth_moment_even_if_inodes_could_not_tell(tmp_pat
     sizes and the last bytes must do."""
 
     def is_of(entry, segment):
-        facts = segment.files.stat(segment.file)
-        found = facts is not None and (segment.base_offset, facts.size)
+        facts = segment.stored.facts()
+        found = facts is not None and (segment.base_offset, facts.id.size)
         return found == (entry.base_offset, entry.size_bytes)
 
     monkeypatch.setattr(tracking.Entry, "is_of", is_of)

@@ -13,6 +13,7 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import OffsetOutOfRangeError, UsageError
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.replay import Stability, replay
 from tests.fakes.hasty import HastyFiles
 from tests.fakes.recording import RecordingFiles
@@ -249,7 +250,7 @@ def test_stability_goes_on_as_if_it_began_anew(tmp_path):
             log.append_batch(builder.build(0))
             open_now.add(producer)
         if rng.random() < 0.3:
-            view = PartitionView.load(HastyFiles(), directory)
+            view = PartitionView.load(DirectorySegments(HastyFiles(), directory))
             state = replay(Snapshots(log.files, directory), view.segment_set, view.log_end).state
             first = state.open_since()
             assert stability.offset(view) == (view.log_end if first is None else first)

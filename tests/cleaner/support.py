@@ -21,6 +21,7 @@ from lastword.records.record import RawRecord
 from lastword.resolve import Resolution, resolve
 from lastword.segment import names
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -70,7 +71,7 @@ def batch(
 def write_segment(directory: Path, base_offset: int, batches: Sequence[bytes]) -> Segment:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / names.segment_file(base_offset, names.LOG)).write_bytes(b"".join(batches))
-    return Segment.load(DEFAULT, str(directory), base_offset)
+    return Segment.load(SegmentFiles(DEFAULT, str(directory), base_offset))
 
 
 def contents(segment: Segment) -> list[tuple[BatchHeader, list[RawRecord]]]:
@@ -106,10 +107,11 @@ def rewrite_all(
     for number, one in enumerate(groups.group(resolution.segments, limits)):
         directory = target / str(number)
         directory.mkdir(parents=True)
-        output = Output(files, str(directory), one.base_offset, the_plan)
+        stored = SegmentFiles(files, str(directory), one.base_offset)
+        output = Output(str(directory), stored, the_plan)
         rewritten = rewrite(one, segments, resolution, the_plan, output, lambda _: None)
         certified = certify(output, rewritten, one, segments, resolution)
         output.finish(segments[one.last].mtime_ms)
         facts = report.built(segments, one, str(directory), rewritten, certified, resolution, 0.0)
-        made.append((facts, Segment.load(files, str(directory), one.base_offset)))
+        made.append((facts, Segment.load(stored)))
     return made

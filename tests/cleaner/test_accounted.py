@@ -14,6 +14,7 @@ from lastword.cleaner.policy.plan import Request
 from lastword.clock import ManualClock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.records.builder import BatchBuilder
 from lastword.segment.recover import inspect
@@ -259,7 +260,7 @@ def test_a_reader_inside_gets_no_record_twice_though_batches_were_joined_behind_
 
     for number in range(60):
         log.put((b"k%d" % number, b"v" * 40))
-    view = PartitionView.load(DEFAULT, str(log.path))
+    view = PartitionView.load(DirectorySegments(DEFAULT, str(log.path)))
     reader = records(view, 0, 60, plain=plain)
     seen = [next(reader).offset for _ in range(23 if plain else 1)]
     for number in range(0, 60, 2):

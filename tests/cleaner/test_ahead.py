@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner.engine import build, output
+from lastword.cleaner.engine import build
 from lastword.cleaner.engine.build import built_in_order, threads_for
 from lastword.cleaner.engine.throttle import Stopped
 from lastword.errors import CorruptBatchError, DataError
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.records.lanes import second_thread
 from tests.build import LogBuilder
 from tests.fakes.hasty import HastyFiles
@@ -110,7 +111,7 @@ def test_the_other_thread_made_the_private_directory(tmp_path: Path) -> None:
                 super().mkdir(path)
             super().mkdir(path)
 
-    made = output.make_staging(Late(), str(tmp_path), 5)
+    made = DirectorySegments(Late(), str(tmp_path)).create_output(5).location
     assert Path(made).is_dir() and Path(made).parent == tmp_path / "lastword"
 
 

@@ -57,10 +57,10 @@ def test_cold_segments_are_not_copied_because_hot_ones_changed(users: LogBuilder
     for i in range(5):
         users.put(f"cold{i}", "x" * 100)
     users.topic("users", segment_bytes=1000).roll()
-    cold = users.log.segments[0].inode
+    cold = users.log.segments[0].id
     users.put("hot", 1).put("hot", 2)
     users.clean()
-    assert users.log.segments[0].inode == cold
+    assert users.log.segments[0].id == cold
     assert users.offsets() == [0, 1, 2, 3, 4, 6]
 
 

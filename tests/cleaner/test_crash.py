@@ -9,6 +9,7 @@ import pytest
 
 from lastword.clock import ManualClock
 from lastword.files import OsFiles
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from tests.build import LogBuilder, records_of, state_of
 from tests.fakes.forgetful import ForgetfulFiles
@@ -53,7 +54,7 @@ def stops(tmp_path: Path, torn: bool) -> int:
             pass
         log.abandon()
         # Another process, without a lock, before anything is repaired:
-        seen = records_of(PartitionView.load(OsFiles(), log.directory))
+        seen = records_of(PartitionView.load(DirectorySegments(OsFiles(), log.directory)))
         assert state_of(seen) == NEWEST
         assert set(survivors) <= {r.offset for r in seen} <= set(offsets)
         # The next start:

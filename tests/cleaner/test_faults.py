@@ -29,6 +29,7 @@ from lastword.errors import (
 from lastword.files import OsFiles
 from lastword.kernels import table as fields
 from lastword.kernels.repack import JOINED, MIXED
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.records.batch import read_header
 from lastword.records.builder import BatchBuilder
@@ -457,7 +458,7 @@ def test_a_disk_that_fills_up_while_cleaning(tmp_path: Path) -> None:
 
 def test_a_round_built_elsewhere_is_published_here(users: LogBuilder) -> None:
     plan = prepare(users.log, users.config, Request())
-    view = PartitionView.load(users.files, users.directory)
+    view = PartitionView.load(DirectorySegments(users.files, users.directory))
     given = pickle.loads(pickle.dumps(plan))
     built = clean(view, given, FullScan(), Collector(given), Context(users.files, users.clock))
     assert users.offsets() == list(range(8)), "nothing is published yet"
@@ -470,7 +471,7 @@ def test_a_round_built_elsewhere_is_published_here(users: LogBuilder) -> None:
 
 def test_a_source_that_was_replaced_meanwhile_is_not_swapped(users: LogBuilder) -> None:
     plan = prepare(users.log, users.config, Request())
-    view = PartitionView.load(users.files, users.directory)
+    view = PartitionView.load(DirectorySegments(users.files, users.directory))
     built = clean(view, plan, FullScan(), Collector(plan), Context(users.files, users.clock))
     users.wait(1).clean()
     after = users.tree()

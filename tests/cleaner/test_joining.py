@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from lastword.cleaner.engine import output as module
 from lastword.cleaner.engine.rewrite import rewrite
 from lastword.cleaner.policy.groups import Limits, group
+from lastword.files import DEFAULT
 from lastword.records.batch import BatchHeader, read_header
 from lastword.records.compression import compress
 from lastword.records.reader import read_records
 from lastword.records.record import RawRecord
+from lastword.segment.stored import SegmentFiles
 from tests.build import LogBuilder
 from tests.cleaner.support import HOUR, NOW, batch, contents, plan, records_of, resolved, rewrite_all
 from tests.cleaner.support import write_segment as written
@@ -190,10 +192,10 @@ def test_sparse_offsets_end_a_batch(tmp_path: Path) -> None:
     resolution = resolved([segment])
     one = group(resolution.segments, Limits(1 << 30, 10 << 20, 4096))
     whole = replace(one[0], last=0, next_offset=far + 3)
-    output = module.Output(segment.files, str(tmp_path), 0, plan())
+    output = module.Output(str(tmp_path), SegmentFiles(DEFAULT, str(tmp_path), 0), plan())
     rewrite(whole, [segment], resolution, plan(), output, lambda _: None)
     output.handle.close()
-    found = contents(type(segment).load(segment.files, str(tmp_path), 0))
+    found = contents(type(segment).load(SegmentFiles(DEFAULT, str(tmp_path), 0)))
     assert [(h.base_offset, h.last_offset) for h, _ in found] == [(0, far), (far + 1, far + 2)]
     assert keys_by_batch(found) == [[b"a", b"b"], [b"hot", b"c"]]
 

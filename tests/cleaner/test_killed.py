@@ -15,6 +15,7 @@ from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.kernels.warming import warm
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.records.reader import read_records
 from tests.build import records_of
@@ -52,7 +53,7 @@ def begun(path: Path, files: Files) -> Log:
 
 def seen(path: Path) -> Seen:
     """As a reader in another process, without a lock, has it now."""
-    view = PartitionView.load(HastyFiles(), str(path / "t-0"))
+    view = PartitionView.load(DirectorySegments(HastyFiles(), str(path / "t-0")))
     return tuple((one.offset, one.key, one.value) for one in records_of(view))
 
 
@@ -74,7 +75,9 @@ def test_a_reader_sees_the_old_or_the_new_of_each_swap_and_never_a_mix(strategy:
 
     watching = False
     log = begun(tmp_path, RecordingFiles(HastyFiles(), fail=look))
-    held = PartitionView.load(HastyFiles(), str(tmp_path / "t-0"))  # as it was before: reads on
+    held = PartitionView.load(
+        DirectorySegments(HastyFiles(), str(tmp_path / "t-0"))
+    )  # as it was before: reads on
     old = seen(tmp_path)
     watching = True
     assert log.clean(strategy=strategy).complete

@@ -20,6 +20,7 @@ from lastword.cleaner.policy import quarantine
 from lastword.clock import ManualClock
 from lastword.errors import CertificateError, DataError
 from lastword.files import DEFAULT, Files
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
 from lastword.records.legacy_build import build_message, build_wrapper
@@ -79,7 +80,7 @@ def kept(log: LogBuilder) -> list[tuple[int, bytes | None, bytes | None]]:
 
 
 def headers(log: LogBuilder) -> list[BatchHeader]:
-    view = PartitionView.load(log.files, log.directory)
+    view = PartitionView.load(DirectorySegments(log.files, log.directory))
     return [header for segment in view.segments for header in segment.headers()]
 
 
@@ -257,11 +258,11 @@ def test_one_waiting_tombstone(tmp_path: Path) -> None:
 
 
 def check_indexes(log: LogBuilder) -> None:
-    for segment in PartitionView.load(DEFAULT, log.directory).segments[:-1]:
+    for segment in PartitionView.load(DirectorySegments(DEFAULT, log.directory)).segments[:-1]:
         found = inspect(DEFAULT, log.directory, segment.base_offset, index_interval_bytes=100)
         assert found.damage is None
-        assert Path(segment.path(names.INDEX)).read_bytes() == found.offset_entries
-        assert Path(segment.path(names.TIME_INDEX)).read_bytes() == found.time_entries
+        assert Path(segment.stored.path(names.INDEX)).read_bytes() == found.offset_entries
+        assert Path(segment.stored.path(names.TIME_INDEX)).read_bytes() == found.time_entries
 
 
 rows_of_keys = st.lists(

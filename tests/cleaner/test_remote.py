@@ -16,6 +16,7 @@ from lastword.cleaner.policy.plan import Request
 from lastword.clock import ManualClock
 from lastword.files import DEFAULT
 from lastword.logdir.log_dir import LogDirectory
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.segment import names
 
@@ -47,7 +48,7 @@ def built(directory):
     """As on another machine: the log, the plan and what was built, and back."""
     log, config, plan = prepared(directory)
     given = pickle.loads(pickle.dumps((log.directory, config, plan, LedgerParams(0, (-1, 0), "drive", 0.3))))
-    view = PartitionView.load(DEFAULT, given[0])
+    view = PartitionView.load(DirectorySegments(DEFAULT, given[0]))
     found = remote.build(view, *given[1:], None, Context(DEFAULT, directory.clock))
     return log, pickle.loads(pickle.dumps(found))
 
@@ -80,7 +81,7 @@ def test_it_comes_to_what_a_round_in_one_comes_to(root, tmp_path):
         ledger = saved(log)
         assert not ledger.rebuilt_because and ledger.limit == done.end
         again = remote.scan(
-            PartitionView.load(DEFAULT, log.directory),
+            PartitionView.load(DirectorySegments(DEFAULT, log.directory)),
             directory.topic_config("t"),
             prepared(directory)[2],
             LedgerParams(ledger.t, ledger.seen, "drive", 0.3),

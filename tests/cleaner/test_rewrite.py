@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from lastword.cleaner.engine import output
 from lastword.cleaner.engine.rewrite import rewrite
+from lastword.files import DEFAULT
 from lastword.records.batch import read_header
 from lastword.records.reader import read_records
+from lastword.segment.stored import SegmentFiles
 from tests.cleaner.support import (
     HOUR,
     NOW,
@@ -180,15 +183,14 @@ def test_records_without_a_key_go(tmp_path: Path) -> None:
 
 
 def test_an_output_takes_the_time_of_its_last_source(tmp_path: Path) -> None:
-    import os
 
     one = write_segment(tmp_path / "s", 0, [batch(0, [(0, b"a", b"1")])])
     write_segment(tmp_path / "s", 1, [batch(1, [(1, b"a", b"2")])])
     os.utime(tmp_path / "s" / f"{1:020d}.log", (1_600_000_000, 1_600_000_000))
-    two = type(one).load(one.files, one.directory, 1)
+    two = type(one).load(SegmentFiles(DEFAULT, os.path.dirname(one.file), 1))
     ((_, new),) = rewrite_all([one, two], tmp_path / "o")
     assert new.mtime_ms == 1_600_000_000_000
-    assert all(p.stat().st_mtime == 1_600_000_000 for p in Path(new.directory).iterdir())
+    assert all(p.stat().st_mtime == 1_600_000_000 for p in Path(new.file).parent.iterdir())
 
 
 offsets_and_keys = st.lists(

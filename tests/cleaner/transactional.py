@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.transactions import Decisions, Fate, control_of, scan
 from lastword.partition.view import PartitionView
 from lastword.records.batch import BatchHeader
@@ -58,7 +59,7 @@ class Marker(NamedTuple):
 def headers(log: LogBuilder) -> list[tuple[BatchHeader, Any]]:
     """Every header of the log, with the record of a control batch."""
     found = []
-    for segment in PartitionView.load(log.files, log.directory).segments:
+    for segment in PartitionView.load(DirectorySegments(log.files, log.directory)).segments:
         for header in segment.headers():
             data = segment.read_batch(header) if header.control else b""
             found.append((header, control_of(data, header, segment.file, position=0)))

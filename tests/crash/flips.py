@@ -17,6 +17,7 @@ from lastword.clock import ManualClock
 from lastword.errors import DataError
 from lastword.logdir import LogDirectory
 from lastword.partition import PartitionLog, PartitionView, scan
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.records.formats import read_header
 from lastword.segment import names
 from tests.crash.history import History
@@ -147,7 +148,7 @@ def live(life: Life) -> Lived:
 def as_reader(files: MemoryFiles) -> tuple[Shown, DataError | None]:
     found: Shown = []
     try:
-        _read(PartitionView.load(files, DIRECTORY), found)
+        _read(PartitionView.load(DirectorySegments(files, DIRECTORY)), found)
     except DataError as error:
         return found, error
     return found, None

@@ -31,6 +31,7 @@ from lastword.errors import DataError, LastwordError
 from lastword.files import Files
 from lastword.logdir import LogDirectory
 from lastword.partition import PartitionLog, PartitionView, scan
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.transactions import control_of
 from lastword.records.batch import crc_ok
 from lastword.records.reader import read_records
@@ -160,7 +161,7 @@ def _as_reader(files: MemoryFiles, name: str, known: Partition) -> Iterator[Viol
     records: list[Attempt] = []
     hole: DataError | None = None
     try:
-        _read(PartitionView.load(files, f"{ROOT}/{name}"), [], records)
+        _read(PartitionView.load(DirectorySegments(files, f"{ROOT}/{name}")), [], records)
     except DataError as error:
         # Unsynced bytes may be missing in front of others that are there: damage that is told, not hidden.
         hole = error
@@ -401,7 +402,7 @@ def index_files(log: PartitionLog) -> Iterator[Violation]:
             (names.INDEX, built.offset_entries),
             (names.TIME_INDEX, built.time_entries),
         ):
-            path = segment.path(extension)
+            path = segment.stored.path(extension)
             if not log.files.exists(path) or log.files.read_bytes(path) != entries:
                 yield Violation("I7", f"{path} is not what a rebuild makes")
 

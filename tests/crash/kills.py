@@ -30,6 +30,7 @@ from pathlib import Path
 from lastword.clock import ManualClock
 from lastword.logdir import LogDirectory
 from lastword.partition import PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.records.reader import read_records
 from tests.crash.invariants import MAP_BYTES, NOW
 from tests.crash.scenarios import one_batch, settings_of
@@ -141,7 +142,7 @@ class Oracle:
         Offsets rise, contents are those attempted, and the newest record of each key exists; only a cleaning
         may have removed older ones.
         """
-        view = PartitionView.load(HastyFiles(), f"{root}/users-0")
+        view = PartitionView.load(DirectorySegments(HastyFiles(), f"{root}/users-0"))
         end = view.log_end
         assert self.acked <= end <= self.begun, f"I1: the log ends at {end}: {self.acked}..{self.begun}"
         seen: dict[int, bytes | None] = {}

@@ -13,6 +13,7 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError, DataError, SerializerError, UsageError
 from lastword.partition import PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from tests.crash import mutants
 from tests.partition.nosync import UNSYNCED, UnsyncedFiles
 
@@ -127,7 +128,7 @@ def test_a_truncation_inside_a_batch_leaves_one_end(tmp_path: Path) -> None:
         topic.extend([(b"k%d" % n, b"v") for n in range(5)])
         logs.dirs.log("t", 0).truncate_to(4)
         assert logs.dirs.log("t", 0).log_end == 4
-        assert PartitionView.load(UNSYNCED, str(root / "t-0")).log_end == 4
+        assert PartitionView.load(DirectorySegments(UNSYNCED, str(root / "t-0"))).log_end == 4
     with lastword.open(root) as logs:
         assert logs.topic("t").bounds()[0][1] == 4
         assert [r.offset for r in logs.topic("t").read()] == [0]

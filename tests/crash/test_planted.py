@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from lastword.cleaner.engine import output, partition, sinks
+from lastword.cleaner.engine import partition, sinks
 from lastword.clock import ManualClock
 from lastword.errors import SyncFailedError
 from lastword.files import Files
 from lastword.logdir import log_dir
-from lastword.partition import PartitionLog, damage, swap
+from lastword.partition import PartitionLog, damage, directory_segments, swap
 from lastword.partition import open as open_module
-from lastword.partition import view as view_module
 from lastword.partition.durability import Durability
 from lastword.segment import append as append_module
 from lastword.segment import index_builder, names, recover
@@ -215,12 +214,14 @@ def test_a_reader_that_knows_nothing_of_swaps(monkeypatch: Patch) -> None:
     real = swap.decide
 
     class Blind:
+        publish, recover = swap.publish, swap.recover
+
         @staticmethod
         def decide(files: Files, directory: str, listing: Any) -> Any:
             found = real(files, directory, listing)
             return replace(found, logs=tuple(one for one in found.logs if not one[1]))
 
-    monkeypatch.setattr(view_module, "swap", Blind)
+    monkeypatch.setattr(directory_segments, "swap", Blind)
     caught("cleans_small", "I12")
 
 
@@ -284,7 +285,7 @@ def test_a_torn_tail_that_is_not_cut(monkeypatch: Patch) -> None:
 
 def test_leftovers_that_nobody_removes(monkeypatch: Patch) -> None:
     monkeypatch.setattr(open_module, "remove_leftovers", nothing)
-    monkeypatch.setattr(output, "remove_leftovers", nothing)
+    monkeypatch.setattr(directory_segments.DirectorySegments, "discard_outputs", nothing)
     caught("cleans_small", "I10")
 
 
@@ -410,7 +411,7 @@ def test_a_sync_that_is_tried_again(monkeypatch: Patch) -> None:
         try:
             real(self)
         except SyncFailedError:
-            self.segment.files.guard(ROOT)
+            self.segment.stored.files.guard(ROOT)
             real(self)
 
     monkeypatch.setattr(append_module.SegmentAppender, "sync_log", again)

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from lastword.clock import ManualClock
 from lastword.config.topic import STRATEGIES
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.partition.transactions import control_of
 from lastword.partition.view import PartitionView
@@ -68,7 +69,7 @@ class Read:
 
 
 def read(directory: Path) -> Read:
-    view = PartitionView.load(UNSYNCED, str(directory))
+    view = PartitionView.load(DirectorySegments(UNSYNCED, str(directory)))
     batches: list[list[naive.NaiveBatch]] = []
     open_: dict[int, list[tuple[int, int]]] = {}
     aborted: set[tuple[int, int]] = set()
@@ -215,7 +216,7 @@ def by_the_model(log: RandomLog, directory: Path, limits: Iterable[int]) -> set[
     cleaner = ModelCleaner(log.slots * 24)
     for part in (0, 1):
         log.write(directory / f"{TOPIC}-0", part)
-    whole = read_model(PartitionView.load(UNSYNCED, str(directory / f"{TOPIC}-0")))
+    whole = read_model(PartitionView.load(DirectorySegments(UNSYNCED, str(directory / f"{TOPIC}-0"))))
     second = log.parts[1][0][0]
     segments = tuple(one for one in whole if one.base_offset < second)
     later = tuple(one for one in whole if one.base_offset >= second)

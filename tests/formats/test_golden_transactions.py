@@ -15,6 +15,7 @@ from lastword.partition import snapshots
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.transactions import Decisions, Fate, control_of, scan
 from lastword.segment import txn_index
+from lastword.segment.stored import SegmentFiles
 from lastword.segment.txn_index import AbortedTransaction, TransactionIndex
 from tests.formats import logs
 from tests.golden import loader
@@ -149,7 +150,7 @@ def test_index_files(name: str, stage: str, tmp_path: Path) -> None:
     ]
     found = []
     for path in sorted(directory.glob("*.txnindex")):
-        index = TransactionIndex(DEFAULT, str(path), int(path.stem))
+        index = TransactionIndex(SegmentFiles(DEFAULT, str(path.parent), int(path.stem)))
         index.check()
         found += [(path.name, *entry) for entry in index.entries]
     assert found == [

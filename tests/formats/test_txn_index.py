@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lastword.errors import CorruptFileError
 from lastword.files import DEFAULT
 from lastword.segment import txn_index
+from lastword.segment.stored import SegmentFiles
 from lastword.segment.txn_index import AbortedTransaction, TransactionIndex, collect, collect_over
 
 VECTOR = bytes.fromhex(
@@ -29,7 +30,7 @@ FIVE = [
 
 
 def index_at(directory: Path, base_offset: int = 0) -> TransactionIndex:
-    return TransactionIndex(DEFAULT, str(directory / f"{base_offset:020d}.txnindex"), base_offset)
+    return TransactionIndex(SegmentFiles(DEFAULT, str(directory), base_offset))
 
 
 def filled(directory: Path, entries: list[AbortedTransaction] = FIVE) -> TransactionIndex:
@@ -176,7 +177,6 @@ def test_6R_214_rename_with_an_open_handle(tmp_path: Path) -> None:
     index = filled(tmp_path, FIVE[:2])
     renamed = Path(index.path + ".swap")
     Path(index.path).rename(renamed)
-    index.path = str(renamed)
     assert index.entries == FIVE[:2]
     index.append(FIVE[2])
     assert txn_index.decode_entries(renamed.read_bytes(), "x") == FIVE[:3]

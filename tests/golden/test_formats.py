@@ -21,6 +21,7 @@ from lastword.clock import ManualClock
 from lastword.errors import DataError
 from lastword.files import DEFAULT
 from lastword.partition import scan
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.moment import Range
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
@@ -103,7 +104,7 @@ def stages(name: str) -> list[str]:
 
 
 def view_of(root: Path, topic: str, number: int) -> PartitionView:
-    return PartitionView.load(DEFAULT, str(root / f"{topic}-{number}"))
+    return PartitionView.load(DirectorySegments(DEFAULT, str(root / f"{topic}-{number}")))
 
 
 def check(record: Any, line: Line) -> None:

@@ -26,6 +26,7 @@ from lastword.records.record import CREATE_TIME, LOG_APPEND_TIME, RawRecord
 from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.offset_index import OffsetIndex
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 from lastword.segment.time_index import TimeIndex
 from tests.golden import loader
 
@@ -312,7 +313,7 @@ def test_a_damaged_index_never_leads_to_a_wrong_place(
     times = sorted({h.max_timestamp + delta for h in batches for delta in (-1, 0, 1)})
 
     def found() -> tuple[list[int], list[int | None]]:
-        segment = Segment.load(DEFAULT, str(tmp_path), int(log.stem))
+        segment = Segment.load(SegmentFiles(DEFAULT, str(tmp_path), int(log.stem)))
         return (
             [segment.position_of(offset) for offset in offsets],
             [segment.position_of_timestamp(time) for time in times],

@@ -14,6 +14,7 @@ from lastword.records.builder import BatchBuilder
 from lastword.records.reader import read_records
 from lastword.segment import Segment, build_indexes, names
 from lastword.segment.recover import inspect
+from lastword.segment.stored import SegmentFiles
 from tests.naive.empty_batch import empty_batch
 
 NOW = 1_700_000_000_000
@@ -112,7 +113,7 @@ def compacted(log: PartitionLog, sources: list[Segment], token: str = "x") -> Se
     build_indexes(
         log.files, path, sources[0].base_offset, index_interval_bytes=log.config.index_interval_bytes
     )
-    return Segment.load(log.files, directory, sources[0].base_offset)
+    return Segment.load(SegmentFiles(log.files, directory, sources[0].base_offset))
 
 
 def leftovers(directory: str) -> list[str]:
@@ -131,9 +132,9 @@ def indexes_fit(log: PartitionLog) -> bool:
         built = inspect(
             DEFAULT, log.directory, segment.base_offset, index_interval_bytes=interval, active=segment.active
         )
-        if Path(segment.path(names.INDEX)).read_bytes() != built.offset_entries:
+        if Path(segment.stored.path(names.INDEX)).read_bytes() != built.offset_entries:
             return False
-        if Path(segment.path(names.TIME_INDEX)).read_bytes() != built.time_entries:
+        if Path(segment.stored.path(names.TIME_INDEX)).read_bytes() != built.time_entries:
             return False
     return True
 

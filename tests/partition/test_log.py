@@ -15,6 +15,7 @@ from lastword.config import TopicConfig
 from lastword.errors import DiskFullError, RecordTooLargeError, SyncFailedError
 from lastword.files import Handle
 from lastword.partition import PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.records.batch import crc_ok, read_header
 from lastword.segment import names
 from lastword.segment.recover import inspect
@@ -85,7 +86,7 @@ def test_a_batch_of_several_records(tmp_path: Path) -> None:
 def test_reading_from_any_offset(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 40)
-    for reader in (log, log.view(), PartitionView.load(UNSYNCED, log.directory)):
+    for reader in (log, log.view(), PartitionView.load(DirectorySegments(UNSYNCED, log.directory))):
         for start in range(41):
             for end in (start, start + 1, start + 9, 40):
                 found = [h.base_offset for _, h, _ in reader.batches(start, end)]
@@ -107,7 +108,7 @@ def test_chunks_of_any_range(tmp_path: Path) -> None:
 def test_lookup_by_time(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 30)
-    view = PartitionView.load(UNSYNCED, log.directory)
+    view = PartitionView.load(DirectorySegments(UNSYNCED, log.directory))
     for number in range(30):
         for reader in (log, view):
             assert reader.offset_at(NOW + 1000 * number) == number
@@ -168,7 +169,7 @@ class TestRolling:
             else:
                 log.append_batches([one(n) for n in range(12)])
             assert [s.base_offset for s in log.segments] == [0, 4, 8]
-            assert all(Path(s.path(names.TIME_INDEX)).stat().st_size <= 48 for s in log.segments)
+            assert all(Path(s.stored.path(names.TIME_INDEX)).stat().st_size <= 48 for s in log.segments)
 
     def test_a_segment_of_many_lives_has_room_for_its_rebuilt_index(self, tmp_path: Path) -> None:
         """Opening goes on where the last entry lies, so a rebuild finds no more entries than were made. A
@@ -370,7 +371,11 @@ def test_appending_and_reading_threads(tmp_path: Path) -> None:
 
     readers = [
         threading.Thread(target=reader, args=(load,))
-        for load in (lambda: log, log.view, lambda: PartitionView.load(UNSYNCED, log.directory))
+        for load in (
+            lambda: log,
+            log.view,
+            lambda: PartitionView.load(DirectorySegments(UNSYNCED, log.directory)),
+        )
     ]
     for thread in readers:
         thread.start()

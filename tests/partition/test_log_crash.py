@@ -12,6 +12,7 @@ import pytest
 from lastword.errors import CorruptBatchError
 from lastword.files import DEFAULT
 from lastword.partition import PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from tests.fakes import ForgetfulFiles, Image, RecordingFiles, Stopped
 from tests.fakes.forgetful import keep_all
 from tests.partition.logs import fill, indexes_fit, leftovers, make, opened, pair, records
@@ -34,7 +35,7 @@ def check_prefix(directory: str, least: int, label: str, *, holes: bool = False)
     `holes`: unsynced bytes may be missing in front of others that are there. A reader then meets damage with
     sound batches behind it: it must say so, not end silently. Recovery cuts there.
     """
-    view = PartitionView.load(UNSYNCED, directory)
+    view = PartitionView.load(DirectorySegments(UNSYNCED, directory))
     try:
         seen = records(view)
         assert seen == [pair(n) for n in range(len(seen))], label

@@ -12,6 +12,7 @@ import pytest
 from lastword.errors import CorruptBatchError
 from lastword.files import DEFAULT
 from lastword.partition import lookups
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.lookups import positions_of, records_at
 from lastword.partition.view import PartitionView
 from lastword.records.builder import BatchBuilder
@@ -71,7 +72,7 @@ def test_the_records_of_a_plain_walk(tmp_path: Path, seed: int) -> None:
         value=chance.choice([20, 200, 5000]),
         interval=chance.choice([0, 500, 4096]),
     )
-    view = PartitionView.load(DEFAULT, str(tmp_path / "a-0"))
+    view = PartitionView.load(DirectorySegments(DEFAULT, str(tmp_path / "a-0")))
     for count in (0, 1, 7, 3000):
         offsets = asked(view, chance, count)
         assert records_at(view, offsets) == [there.get(offset) for offset in offsets]
@@ -84,7 +85,7 @@ def test_the_records_of_a_plain_walk(tmp_path: Path, seed: int) -> None:
 
 def test_what_is_left_out_is_not_looked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = write_log(tmp_path / "a-0", random.Random(4))
-    view = PartitionView.load(DEFAULT, str(tmp_path / "a-0"))
+    view = PartitionView.load(DirectorySegments(DEFAULT, str(tmp_path / "a-0")))
     monkeypatch.setattr(lookups, "_find_one", lambda *_: pytest.fail("looked for one by one"))
     every = list(range(view.log_end))
     assert records_at(view, every) == [there.get(offset) for offset in every]
@@ -99,7 +100,7 @@ def test_a_wrong_index_costs_time_only(tmp_path: Path, seed: int) -> None:
     for _ in range(seed % 4 + 1):
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     path.write_bytes(data)
-    view = PartitionView.load(DEFAULT, str(tmp_path / "a-0"))
+    view = PartitionView.load(DirectorySegments(DEFAULT, str(tmp_path / "a-0")))
     for count in (5, 200):
         offsets = asked(view, chance, count)
         assert records_at(view, offsets) == [there.get(offset) for offset in offsets]
@@ -115,7 +116,7 @@ def test_a_damaged_batch_is_named_when_a_record_of_it_is_asked_for(tmp_path: Pat
     size = len(data) // 200
     data[100 * size + 150] ^= 1
     path.write_bytes(data)
-    view = PartitionView.load(DEFAULT, log.directory)
+    view = PartitionView.load(DirectorySegments(DEFAULT, log.directory))
     with pytest.raises(CorruptBatchError) as caught:
         records_at(view, [3, 100, 190])
     assert caught.value.offset == 100
@@ -134,7 +135,7 @@ def test_old_messages(tmp_path: Path) -> None:
     path = tmp_path / "a-0" / names.segment_file(0, names.LOG)
     path.write_bytes(data)
     build_indexes(DEFAULT, str(path), 0, index_interval_bytes=1000)
-    view = PartitionView.load(DEFAULT, str(path.parent))
+    view = PartitionView.load(DirectorySegments(DEFAULT, str(path.parent)))
     assert records_at(view, range(300)) == there
     assert view.records_at([222, 7, 222]) == [there[222], there[7], there[222]]
 
@@ -146,7 +147,7 @@ def test_on_the_writers_side_and_after_a_rewrite(tmp_path: Path) -> None:
     log.roll()
     writer: Any = log.log
     assert [one.value for one in records_at(writer, [0, 55, 99]) if one] == [b"0", b"55", b"99"]
-    old = PartitionView.load(DEFAULT, log.directory)
+    old = PartitionView.load(DirectorySegments(DEFAULT, log.directory))
     log.clean()
     assert [one and one.value for one in records_at(old, [0, 55, 99])] == [None, None, b"99"]
     assert isinstance(positions_of(writer, np.array([5]))[0], np.ndarray)

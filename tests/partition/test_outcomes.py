@@ -9,6 +9,7 @@ import pytest
 from lastword.errors import DataError
 from lastword.files import DEFAULT
 from lastword.partition import outcomes, replay, scan
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.transactions import Fate
 from lastword.partition.transactions import scan as scan_batches
@@ -61,7 +62,7 @@ def _walk_by_kernels(yes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=["a reader", "a reader with kernels", "the writer"])
 def view(request: pytest.FixtureRequest, directory: Path, monkeypatch: pytest.MonkeyPatch) -> PartitionView:
     _walk_by_kernels("kernels" in request.param, monkeypatch)
-    found = PartitionView.load(DEFAULT, str(directory))
+    found = PartitionView.load(DirectorySegments(DEFAULT, str(directory)))
     found.trusted = request.param == "the writer"
     return found
 
@@ -94,7 +95,7 @@ def test_above_the_stable_offset_transactions_are_undecided(view: PartitionView)
 
 def test_nothing_is_looked_up_without_a_transaction(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "scan", None)
-    view = PartitionView.load(DEFAULT, str(directory))
+    view = PartitionView.load(DirectorySegments(DEFAULT, str(directory)))
     assert read(view, 0, 1) == [0]
     with pytest.raises(TypeError):
         read(view)
@@ -109,7 +110,7 @@ def test_the_walk_ends_once_everything_asked_for_is_decided(directory: Path) -> 
             met.append(batch[0].base_offset)
             yield batch
 
-    found = scan_batches(batches(PartitionView.load(DEFAULT, str(directory))), until=3)
+    found = scan_batches(batches(PartitionView.load(DirectorySegments(DEFAULT, str(directory)))), until=3)
     assert met == [1, 3, 4, 6]  # the first at or above the end after which nothing older is open
     assert [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in found.aborted] == [
         (5, 1, 4)
@@ -140,7 +141,7 @@ def test_a_damaged_marker_decides_nothing(directory: Path, bit: int, monkeypatch
         bad = bytearray(good)
         bad[at] ^= 1 << bit
         path.write_bytes(bad)
-        view = PartitionView.load(DEFAULT, str(directory))
+        view = PartitionView.load(DirectorySegments(DEFAULT, str(directory)))
         for by_kernels in (True, False):
             _walk_by_kernels(by_kernels, monkeypatch)
             for plain in (True, False):

@@ -21,6 +21,7 @@ from lastword.errors import (
 )
 from lastword.files import DEFAULT, Handle
 from lastword.partition import PartitionLog, PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.producer_state import Producer, ProducerState
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots, encode
 from lastword.partition.transactions import control_of
@@ -199,9 +200,17 @@ def test_6W_326_the_reference_interleaving(tmp_path: Path, how: str) -> None:
     found = [tuple(entry) for entries in aborted(log).values() for entry in entries]
     assert found == [(1, 0, 29, 8), (2, 8, 74, 11)]
     assert log.stable_offset == 11
-    assert log.view().stable_offset == PartitionView.load(UNSYNCED, log.directory).stable_offset == 11
+    assert (
+        log.view().stable_offset
+        == PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).stable_offset
+        == 11
+    )
     end_transaction(log, 3, 0, commit=True)
-    assert log.stable_offset == 76 == PartitionView.load(UNSYNCED, log.directory).stable_offset
+    assert (
+        log.stable_offset
+        == 76
+        == PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).stable_offset
+    )
 
 
 def test_the_entry_lies_with_its_marker(tmp_path: Path) -> None:
@@ -298,7 +307,7 @@ def test_an_open_transaction_is_never_forgotten(tmp_path: Path) -> None:
         assert log.stable_offset == 0
         for path in Path(log.directory).glob("*.snapshot"):
             path.unlink()
-    assert PartitionView.load(UNSYNCED, log.directory).stable_offset == 0
+    assert PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).stable_offset == 0
     log = open_again(log, clean=True)
     assert log.stable_offset == 0
     Snapshots(UNSYNCED, log.directory).write(log.log_end, ())  # somebody's who knew nothing
@@ -516,7 +525,9 @@ def test_a_log_agrees_with_a_simple_model(tmp_path_factory: pytest.TempPathFacto
             stable = min((o for o in opens if o is not None), default=log.log_end)
             assert log.stable_offset == stable
             assert log.log_end == (appended[-1][3] + 1 if appended else 0)
-        assert PartitionView.load(UNSYNCED, log.directory).stable_offset == log.stable_offset
+        assert (
+            PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).stable_offset == log.stable_offset
+        )
         entries = [entry for found in aborted(log).values() for entry in found]
         assert [(e.producer_id, e.first_offset, e.last_offset) for e in entries] == _aborted(appended)
     finally:

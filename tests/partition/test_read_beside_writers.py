@@ -9,6 +9,7 @@ import pytest
 
 from lastword.files import OsFiles
 from lastword.partition import leases, lessee, scan
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from tests.build import LogBuilder
 
@@ -21,7 +22,7 @@ def test_a_segment_rewritten_before_the_read_began(tmp_path: Path, monkeypatch: 
     for n in range(10):
         log.put(f"k{n % 3}", n)
     log.roll()
-    view = PartitionView.load(log.files, log.directory)
+    view = PartitionView.load(DirectorySegments(log.files, log.directory))
     log.clean()
     assert not scan.is_short(view, 5, 10)
     assert [record.offset for record in scan.records(view, 5, 10)] == [7, 8, 9]

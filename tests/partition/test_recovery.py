@@ -11,6 +11,7 @@ import pytest
 
 from lastword.errors import CorruptBatchError
 from lastword.partition import PartitionView, scan
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.snapshots import EMPTY_SNAPSHOT, Snapshots
 from lastword.partition.synced import read_synced
 from lastword.records.legacy_build import build_message, build_wrapper
@@ -67,7 +68,7 @@ def test_a_torn_tail_of_every_length_is_cut(tmp_path: Path, synced: bool) -> Non
     whole = at_offset(one(3), 3)
     for length in range(1, len(whole)):
         append_bytes(path, whole[:length])
-        view = PartitionView.load(UNSYNCED, directory)
+        view = PartitionView.load(DirectorySegments(UNSYNCED, directory))
         assert view.log_end == 3 and records(view) == [pair(n) for n in range(3)]
         log, recovery = opened(directory, files=UNSYNCED)
         assert log.log_end == 3
@@ -88,7 +89,7 @@ def test_a_batch_whose_end_is_zeros_is_cut(tmp_path: Path) -> None:
     whole = at_offset(one(3), 3)
     for length in range(1, len(whole) - 1):
         append_bytes(path, whole[:length] + bytes(len(whole) - length))
-        assert PartitionView.load(UNSYNCED, directory).log_end == 3
+        assert PartitionView.load(DirectorySegments(UNSYNCED, directory)).log_end == 3
         log, recovery = opened(directory, files=UNSYNCED)
         assert (log.log_end, recovery.cut_bytes) == (3, len(whole))
         log.abandon()
@@ -156,7 +157,7 @@ def test_a_gap_behind_the_synced_mark(tmp_path: Path, broker: bool) -> None:
     append_bytes(log_file(directory, 0), at_offset(batch((b"k", b"v")), 9))
     if broker:
         (Path(directory).parent / names.HIGH_WATERMARKS).write_text("0\n1\nt 0 10\n")
-        assert PartitionView.load(UNSYNCED, directory).log_end == 10
+        assert PartitionView.load(DirectorySegments(UNSYNCED, directory)).log_end == 10
         log, _ = opened(directory, files=UNSYNCED)
         assert log.log_end == 10 and [offset for offset, _, _ in records(log)] == [0, 1, 2, 3, 4, 9]
         log.abandon()
@@ -214,7 +215,7 @@ def test_old_formats_are_recovered_like_new_ones(tmp_path: Path, magic: int) -> 
     old = build_message(magic, 2, b"k", b"v") + build_wrapper(magic, 3, pairs)
     append_bytes(path, old + old[:20])
     sound = Path(path).stat().st_size - 20
-    view = PartitionView.load(UNSYNCED, directory)
+    view = PartitionView.load(DirectorySegments(UNSYNCED, directory))
     assert (view.log_end, view.segments[-1].size) == (6, sound)
     log, recovery = opened(directory, files=UNSYNCED)
     assert (log.log_end, Path(path).stat().st_size) == (6, sound)
@@ -233,7 +234,7 @@ def test_a_damaged_old_message_is_damage_like_any_other(tmp_path: Path, magic: i
     entry = build_message(magic, 2, b"k", b"v")
     append_bytes(path, entry[:-1] + b"?" + entry)
     with pytest.raises(CorruptBatchError) as caught:
-        list(scan.records(PartitionView.load(UNSYNCED, directory), 0, 3))
+        list(scan.records(PartitionView.load(DirectorySegments(UNSYNCED, directory)), 0, 3))
     assert (caught.value.position, caught.value.offset) == (size, 2)
     log, recovery = opened(directory, files=UNSYNCED)  # nothing of it was acknowledged at "disk"
     assert (log.log_end, recovery.cut_bytes) == (2, 2 * len(entry))
@@ -255,7 +256,7 @@ def test_indexes_are_built_again(tmp_path: Path, extension: str, damage: str) ->
     path.unlink()
     if damage != "missing":
         path.write_bytes(bad[damage])
-    view = PartitionView.load(UNSYNCED, directory)
+    view = PartitionView.load(DirectorySegments(UNSYNCED, directory))
     assert records(view) == [pair(n) for n in range(20)]
     for number in range(20):
         assert [h.base_offset for _, h, _ in view.batches(number, number + 1)] == [number]
@@ -284,10 +285,10 @@ def test_a_swap_of_kafka_with_a_stale_cleaned_below_is_finished(tmp_path: Path) 
     root = Path(directory)
     for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
         name = names.segment_file(7, extension)
-        os.rename(os.path.join(output.directory, name), root / f"{name}.swap")  # noqa: PTH104
+        os.rename(os.path.join(os.path.dirname(output.file), name), root / f"{name}.swap")  # noqa: PTH104
         os.rename(root / name, root / f"{name}.deleted")  # noqa: PTH104
     (root / f"{names.segment_file(0, names.LOG)}.cleaned").write_bytes(b"half")
-    assert newest(records(PartitionView.load(UNSYNCED, directory))) == newest(old)
+    assert newest(records(PartitionView.load(DirectorySegments(UNSYNCED, directory)))) == newest(old)
     log, recovery = opened(directory, files=UNSYNCED)
     assert "swap-finished" in {r.code for r in recovery.repaired}
     assert newest(records(log)) == newest(old) and len(records(log)) < len(old)
@@ -299,7 +300,7 @@ def test_a_torn_swap_is_undone_while_its_sources_are_there(tmp_path: Path) -> No
     whole = Path(log_file(directory, 7)).read_bytes()
     Path(log_file(directory, 7) + ".swap").write_bytes(whole[:-5])
     old = [pair(n) for n in range(20)]
-    assert records(PartitionView.load(UNSYNCED, directory)) == old
+    assert records(PartitionView.load(DirectorySegments(UNSYNCED, directory))) == old
     log, recovery = opened(directory, files=UNSYNCED)
     assert records(log) == old and leftovers(directory) == []
     assert "swap-undone" in {r.code for r in recovery.repaired}
@@ -316,7 +317,7 @@ def test_snapshots_are_not_deleted_by_a_finished_swap(tmp_path: Path) -> None:
     root = Path(directory)
     for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
         name = names.segment_file(7, extension)
-        os.rename(os.path.join(output.directory, name), root / f"{name}.swap")  # noqa: PTH104
+        os.rename(os.path.join(os.path.dirname(output.file), name), root / f"{name}.swap")  # noqa: PTH104
     snapshot = root / names.segment_file(7, names.SNAPSHOT)
     assert snapshot.exists()
     opened(directory, files=UNSYNCED)

@@ -10,6 +10,7 @@ import pytest
 
 from lastword.files import DEFAULT
 from lastword.partition import PartitionLog, PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from tests.fakes import ForgetfulFiles, RecordingFiles, Stopped
 from tests.partition.logs import compacted, fill, indexes_fit, leftovers, make, newest, opened, records
 from tests.partition.nosync import UNSYNCED
@@ -48,7 +49,7 @@ def both_states(before: Path, target: Path) -> tuple[list, list]:
 
 def check_recovers(directory: str, old: list, new: list, label: str) -> list:
     """A reader and then a recovery find the old or the new state; the reader no other than the recovery."""
-    seen = records(PartitionView.load(DEFAULT, directory))
+    seen = records(PartitionView.load(DirectorySegments(DEFAULT, directory)))
     assert seen in (old, new), label
     log, _ = opened(directory, files=UNSYNCED)
     found = records(log)
@@ -70,7 +71,7 @@ def test_every_stop_leaves_old_or_new(before: Path, tmp_path: Path) -> None:
     for stop in range(200):
         target = tmp_path / f"stop{stop}"
         log, sources, output = ready(before, target)
-        log._local.files = RecordingFiles(UNSYNCED, stop_at=stop)
+        log._local.store = DirectorySegments(RecordingFiles(UNSYNCED, stop_at=stop), log.directory)
         try:
             log.replace(sources, [output])
         except Stopped:
@@ -110,7 +111,7 @@ def test_every_stop_of_the_recovery_too(before: Path, tmp_path: Path) -> None:
     for stop in range(1, 40, 3):
         target = tmp_path / f"s{stop}"
         log, sources, output = ready(before, target)
-        log._local.files = RecordingFiles(UNSYNCED, stop_at=stop)
+        log._local.store = DirectorySegments(RecordingFiles(UNSYNCED, stop_at=stop), log.directory)
         try:
             log.replace(sources, [output])
         except Stopped:
@@ -121,7 +122,7 @@ def test_every_stop_of_the_recovery_too(before: Path, tmp_path: Path) -> None:
             copy = tmp_path / "copy"
             shutil.copytree(target, copy)
             directory = str(copy / "users-0")
-            seen = records(PartitionView.load(DEFAULT, directory))
+            seen = records(PartitionView.load(DirectorySegments(DEFAULT, directory)))
             try:
                 opened(directory, files=RecordingFiles(UNSYNCED, stop_at=again))[0].abandon()
             except Stopped:
@@ -138,18 +139,18 @@ def test_a_reader_without_a_lock_at_every_step(before: Path, tmp_path: Path) -> 
     """After each change another view is loaded and read; and one from before reads on at each step."""
     old, new = both_states(before, tmp_path / "states")
     log, sources, output = ready(before, tmp_path / "work")
-    held = PartitionView.load(DEFAULT, log.directory)
+    held = PartitionView.load(DirectorySegments(DEFAULT, log.directory))
     states = []
 
     class Watched(RecordingFiles):
         def do(self, call, action, half=None):  # type: ignore[no-untyped-def]
             result = super().do(call, action, half)
             if call.changes:
-                states.append(records(PartitionView.load(DEFAULT, log.directory)))
+                states.append(records(PartitionView.load(DirectorySegments(DEFAULT, log.directory))))
                 assert newest(records(held)) == newest(old)
             return result
 
-    log._local.files = Watched(UNSYNCED)
+    log._local.store = DirectorySegments(Watched(UNSYNCED), log.directory)
     log.replace(sources, [output])
     assert all(state in (old, new) for state in states)
     assert states[0] == old and states[-1] == new
@@ -160,7 +161,7 @@ def test_a_reader_without_a_lock_at_every_step(before: Path, tmp_path: Path) -> 
 def test_a_read_that_began_before_a_swap_goes_on_after_it(before: Path, tmp_path: Path) -> None:
     log, sources, output = ready(before, tmp_path / "work")
     old = records(log)
-    view = PartitionView.load(DEFAULT, log.directory)
+    view = PartitionView.load(DirectorySegments(DEFAULT, log.directory))
     batches = view.batches(0)
     read = [next(batches)[1].base_offset for _ in range(sources[0].base_offset + 1)]
     log.replace(sources, [output])
@@ -181,7 +182,7 @@ def test_a_failing_rename_leaves_the_log_usable(before: Path, tmp_path: Path) ->
             seen.append(call)
             return StorageError("planted", errno=5) if call.changes and len(seen) == number + 1 else None
 
-        log._local.files = RecordingFiles(UNSYNCED, fail=fail)
+        log._local.store = DirectorySegments(RecordingFiles(UNSYNCED, fail=fail), log.directory)
         try:
             log.replace(sources, [output])
         except StorageError:

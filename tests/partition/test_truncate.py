@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lastword.errors import StorageError
 from lastword.partition import PartitionLog, PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.snapshots import Snapshots
 from lastword.partition.synced import read_synced
 from lastword.segment import names
@@ -132,7 +133,7 @@ def test_producers_transactions_and_epochs_go_back_too(tmp_path: Path) -> None:
         assert [entry for found in aborted(log).values() for entry in found] == entries
         assert log.epochs.entries == tuple(e for e in epochs if e.start_offset < end)
         assert max(Snapshots(UNSYNCED, log.directory).offsets(), default=0) <= end
-        assert PartitionView.load(UNSYNCED, log.directory).stable_offset == stable
+        assert PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).stable_offset == stable
 
 
 def test_what_was_known_to_be_durable_is_lowered(tmp_path: Path) -> None:

@@ -9,23 +9,24 @@ import pytest
 
 from lastword.errors import CorruptBatchError, FileVanishedError
 from lastword.partition import PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
 from tests.partition.logs import fill, make, one, opened, pair, records
 from tests.partition.nosync import UNSYNCED
 
 
 def test_an_empty_directory(tmp_path: Path) -> None:
-    view = PartitionView.load(UNSYNCED, make(tmp_path))
+    view = PartitionView.load(DirectorySegments(UNSYNCED, make(tmp_path)))
     assert (view.log_start, view.log_end, view.segments, view.active) == (0, 0, (), None)
     assert records(view) == []
     with pytest.raises(FileVanishedError):
-        PartitionView.load(UNSYNCED, str(tmp_path / "other-0"))
+        PartitionView.load(DirectorySegments(UNSYNCED, str(tmp_path / "other-0")))
 
 
 def test_a_view_is_a_snapshot_until_it_is_refreshed(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 5)
-    views = [PartitionView.load(UNSYNCED, log.directory), log.view()]
+    views = [PartitionView.load(DirectorySegments(UNSYNCED, log.directory)), log.view()]
     fill(log, 20)
     for view in views:
         assert records(view) == [pair(n) for n in range(5)]
@@ -42,12 +43,12 @@ def test_a_batch_that_is_half_there_is_not_there_yet(tmp_path: Path) -> None:
     whole = Path(path).read_bytes()
     for end in range(size, len(whole)):
         Path(path).write_bytes(whole[:end])
-        view = PartitionView.load(UNSYNCED, log.directory)
+        view = PartitionView.load(DirectorySegments(UNSYNCED, log.directory))
         assert view.log_end == 6 and view.segments[-1].size == size
         Path(path).write_bytes(whole[:end] + bytes(len(whole) - end))
-        assert PartitionView.load(UNSYNCED, log.directory).log_end in (6, 7)
+        assert PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).log_end in (6, 7)
     Path(path).write_bytes(whole)
-    assert PartitionView.load(UNSYNCED, log.directory).log_end == 7
+    assert PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).log_end == 7
 
 
 def test_damage_with_sound_batches_behind_it_is_an_error_not_an_end(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_damage_with_sound_batches_behind_it_is_an_error_not_an_end(tmp_path: Pa
         bad = bytearray(good)
         bad[200 + field] ^= 0x55
         Path(log.active.file).write_bytes(bad)
-        view = PartitionView.load(UNSYNCED, log.directory)
+        view = PartitionView.load(DirectorySegments(UNSYNCED, log.directory))
         assert view.log_end == 6
         if field != 70:
             with pytest.raises((CorruptBatchError, Exception)) as caught:
@@ -75,16 +76,16 @@ def test_the_log_start_comes_from_the_roots_checkpoint(tmp_path: Path) -> None:
     fill(log, 10)
     checkpoint = tmp_path / names.LOG_STARTS
     checkpoint.write_text("0\n2\nother 0 3\nusers 0 4\n")
-    assert PartitionView.load(UNSYNCED, log.directory).log_start == 4
+    assert PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).log_start == 4
     for damaged in ("", "0\n1\nusers 0 99\n", "0\n7\nusers 0 4\n", "1\n0\n", "x", "0\n1\nusers 0 -4\n"):
         checkpoint.write_text(damaged)
-        assert PartitionView.load(UNSYNCED, log.directory).log_start == 0
+        assert PartitionView.load(DirectorySegments(UNSYNCED, log.directory)).log_start == 0
 
 
 def test_a_segment_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     log, _ = opened(make(tmp_path), files=UNSYNCED)
     fill(log, 20)
-    view = PartitionView.load(UNSYNCED, log.directory)
+    view = PartitionView.load(DirectorySegments(UNSYNCED, log.directory))
     path = view.segments[0].file
     copy = path + ".copy"
     Path(copy).write_bytes(Path(path).read_bytes())
@@ -99,4 +100,6 @@ def test_names_of_nobody_are_ignored(tmp_path: Path) -> None:
     fill(log, 3)
     for name in ("notes.txt", "x.log", "00000000000000000009.checkpoint", "00000000000000000002.log.tmp"):
         Path(log.directory, name).write_bytes(b"?")
-    assert records(PartitionView.load(UNSYNCED, log.directory)) == [pair(n) for n in range(3)]
+    assert records(PartitionView.load(DirectorySegments(UNSYNCED, log.directory))) == [
+        pair(n) for n in range(3)
+    ]

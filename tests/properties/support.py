@@ -19,6 +19,7 @@ from lastword.records.record import RawRecord
 from lastword.records.varint import encode
 from lastword.segment import Segment, names
 from lastword.segment.recover import recover_segment
+from lastword.segment.stored import SegmentFiles
 from tests.partition.nosync import UNSYNCED
 
 T = 1_700_000_000_000
@@ -127,7 +128,7 @@ def write_segment(
     Path(directory, names.segment_file(base, names.LOG)).write_bytes(data)
     if indexes:
         recover_segment(files, directory, base, index_interval_bytes=interval)
-    return Segment.load(files, directory, base)
+    return Segment.load(SegmentFiles(files, directory, base))
 
 
 def offsets(log: Any, start: int, end: int | None = None) -> list[int]:

@@ -16,6 +16,7 @@ from lastword.cleaner.policy.plan import Request
 from lastword.clock import ManualClock
 from lastword.errors import LastwordError
 from lastword.logdir import LogDirectory
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from tests.build import HOUR, SALT, LogBuilder
 from tests.cleaner.transactional import Producer
@@ -132,11 +133,11 @@ def test_6C_23_what_is_uncleanable_is_untouched_and_what_lies_before_shrinks(
         Producer(log).put(("k0", 6))
     log.put("k0", 7).put("k0", 8).roll().put("k1", 9)
     held = log.log.segments[1]
-    data, inode = Path(held.file).read_bytes(), held.inode
+    data, inode = Path(held.file).read_bytes(), held.id
     log.clean(strategy=strategy)
     assert log.sizes()[0][1] < 6 * 70 and log.offsets()[:2] == [4, 5]
     held = next(one for one in log.log.segments if one.base_offset == 6)
-    assert (Path(held.file).read_bytes(), held.inode) == (data, inode)
+    assert (Path(held.file).read_bytes(), held.id) == (data, inode)
     log.close()
 
 
@@ -189,7 +190,7 @@ def test_6C_28_retention_beside_a_round(tmp_path: Path, strategy: str) -> None:
         log.put(f"k{n % 4}", n)
     log.roll()
     plan = prepare(log.log, log.config, Request())
-    view = PartitionView.load(log.files, log.directory)
+    view = PartitionView.load(DirectorySegments(log.files, log.directory))
     made = clean(view, plan, FullScan(), Collector(plan), Context(log.files, log.clock, SALT))
     removed = log.log.segments[0]
     log.log.raise_log_start(removed.next_offset)

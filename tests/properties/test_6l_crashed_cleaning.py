@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lastword.partition import PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from tests.partition.logs import compacted, fill, indexes_fit, leftovers, make, opened, records
@@ -32,7 +33,7 @@ class Stage:
         output = compacted(log, sources)
         gone = {s.base_offset for s in sources}
         log.abandon()
-        self.new = Path(output.directory)
+        self.new = Path(output.file).parent
         self.sources = sorted(
             p
             for p in Path(self.directory).iterdir()
@@ -55,7 +56,7 @@ class Stage:
 
     def recovered(self) -> list:
         """Records after recovery; a reader without a lock saw them before."""
-        seen = records(PartitionView.load(UNSYNCED, self.directory))
+        seen = records(PartitionView.load(DirectorySegments(UNSYNCED, self.directory)))
         log, _ = opened(self.directory, files=UNSYNCED)
         found = records(log)
         assert found == seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from lastword.errors import CorruptBatchError, UnknownMagicError
 from lastword.files import DEFAULT
 from lastword.partition import PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.truncate import cut_segments
 from lastword.records.chunk import BytesSource, ChunkReader
@@ -17,6 +19,7 @@ from lastword.segment import names
 from lastword.segment.recover import inspect
 from lastword.segment.scan import headers
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 from tests.fakes.recording import RecordingFiles
 from tests.partition.nosync import UNSYNCED
 from tests.properties.support import (
@@ -106,7 +109,7 @@ def test_6O_180_a_file_cut_13_bytes_short(tmp_path: Path) -> None:
 def test_6O_181_zeros_at_the_end_change_nothing(tmp_path: Path, zeros: int) -> None:
     """6O.181: Up to six zero bytes at the end of a file change nothing that is read."""
     segment = write_segment(tmp_path, 0, b"".join(LOG) + bytes(zeros), indexes=False)
-    view = PartitionView.load(UNSYNCED, segment.directory)
+    view = PartitionView.load(DirectorySegments(UNSYNCED, os.path.dirname(segment.file)))
     assert (view.log_end, offsets(view, 0)) == (4, [0, 1, 2, 3])
 
 
@@ -164,10 +167,12 @@ def test_6O_186_a_file_is_cut_only_to_a_smaller_size(tmp_path: Path) -> None:
     segment = write_segment(tmp_path, 0, b"".join(LOG), files=files)
     for offset, cuts in ((4, 0), (3, 1), (3, 0)):
         files.calls.clear()
-        cut_segments(files, segment.directory, SegmentSet([segment]), offset, 0, index_interval_bytes=0)
+        cut_segments(
+            files, os.path.dirname(segment.file), SegmentSet([segment]), offset, 0, index_interval_bytes=0
+        )
         cut = [call for call in files.calls if call.name == "truncate" and call.path == segment.file]
         assert len(cut) == cuts
-        segment = Segment.load(files, segment.directory, 0)
+        segment = Segment.load(SegmentFiles(files, os.path.dirname(segment.file), 0))
         assert segment.size == len(b"".join(LOG[: 3 - (offset == 3)]))
 
 
@@ -195,10 +200,10 @@ def test_6O_187_a_larger_file_is_refused(tmp_path: Path) -> None:
     segment = write_segment(tmp_path, 0, LOG[0])
     DEFAULT.truncate(segment.file, MAX_INT + 1)
     with pytest.raises(CorruptBatchError) as caught:
-        inspect(UNSYNCED, segment.directory, 0, index_interval_bytes=0)
+        inspect(UNSYNCED, os.path.dirname(segment.file), 0, index_interval_bytes=0)
     assert caught.value.code == "too-large"
     with pytest.raises(CorruptBatchError, match="positions"):
-        opened(segment.directory)
+        opened(os.path.dirname(segment.file))
     assert Path(segment.file).stat().st_size == MAX_INT + 1
 
 
@@ -216,13 +221,13 @@ def test_6O_188_a_preallocated_file_of_kafka(tmp_path: Path) -> None:
     """
     data = b"".join(LOG)
     segment = write_segment(tmp_path, 0, data + bytes(1 << 20), indexes=False)
-    view = PartitionView.load(UNSYNCED, segment.directory)
+    view = PartitionView.load(DirectorySegments(UNSYNCED, os.path.dirname(segment.file)))
     assert (view.segments[-1].size, view.log_end) == (len(data), 4)
-    log, _ = opened(segment.directory)
+    log, _ = opened(os.path.dirname(segment.file))
     assert Path(log.active.file).stat().st_size == len(data)
     log.append_batch(batch(0, b"more"))
     assert log.close()
-    log, _ = opened(segment.directory, clean=True)
+    log, _ = opened(os.path.dirname(segment.file), clean=True)
     assert Path(log.active.file).stat().st_size == len(data) + len(batch(0, b"more"))
     assert (log.active.size, log.log_end) == (len(data) + len(batch(0, b"more")), 5)
     log.abandon()
@@ -235,7 +240,7 @@ def test_6O_188_an_empty_preallocated_file(tmp_path: Path) -> None:
     Here: No file is preallocated; Kafka's are read and trimmed.
     """
     segment = write_segment(tmp_path, 7, bytes(1 << 20), indexes=False)
-    log, _ = opened(segment.directory)
+    log, _ = opened(os.path.dirname(segment.file))
     assert (log.log_end, Path(segment.file).stat().st_size) == (7, 0)
     log.abandon()
 
@@ -266,7 +271,9 @@ def test_6O_190_search_by_timestamp(tmp_path: Path, interval: int) -> None:
     segment = write_segment(tmp_path, 0, data, interval=interval)
     rows = [(2 * n + m, t + m) for n, t in enumerate(times) for m in (0, 1)]
     for start in range(10):
-        log, _ = opened(segment.directory, CONFIG.replace(index_interval_bytes=interval), log_start=start)
+        log, _ = opened(
+            os.path.dirname(segment.file), CONFIG.replace(index_interval_bytes=interval), log_start=start
+        )
         for target in [*range(110), 299, 300, 301, 302]:
             wanted = next((o for o, t in rows if t >= target and o >= start), None)
             assert log.offset_at(T + target) == wanted, (start, target)

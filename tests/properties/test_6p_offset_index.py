@@ -29,7 +29,7 @@ def some_entries(count: int) -> list[tuple[int, int]]:
 
 
 def index_bytes(segment: Segment) -> bytes:
-    return Path(segment.path(names.INDEX)).read_bytes()
+    return Path(segment.stored.path(names.INDEX)).read_bytes()
 
 
 def test_6P_191_an_empty_index_leads_to_the_beginning() -> None:
@@ -84,7 +84,7 @@ def test_6P_195_nothing_is_put_into_a_full_index(tmp_path: Path) -> None:
     assert len(log.segments) > 5 and offsets(log, 0) == list(range(60))
     for segment in log.segments:
         assert len(index_bytes(segment)) <= 60
-        assert Path(segment.path(names.TIME_INDEX)).stat().st_size <= 60
+        assert Path(segment.stored.path(names.TIME_INDEX)).stat().st_size <= 60
     log.abandon()
 
 

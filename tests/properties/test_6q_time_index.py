@@ -59,7 +59,7 @@ def test_6Q_203_a_slot_is_kept_for_the_last_entry(tmp_path: Path) -> None:
     log, _ = opened(partition(tmp_path), CONFIG.replace(segment_index_bytes=room))
     for number in range(40):
         log.append_batch(batch(0, b"a", timestamp=T + number))
-    closed = [Path(s.path(names.TIME_INDEX)).stat().st_size for s in log.segments[:-1]]
+    closed = [Path(s.stored.path(names.TIME_INDEX)).stat().st_size for s in log.segments[:-1]]
     assert len(closed) > 5 and max(closed) <= room
     for segment in log.segments[:-1]:
         assert segment.time_index.last == TimeEntry(T + segment.next_offset - 1, segment.next_offset - 1)
@@ -144,7 +144,7 @@ def test_6Q_207_files_hold_their_entries_only(tmp_path: Path) -> None:
     log, _ = opened(directory)
     for number in range(5):
         log.append_batch(batch(0, b"a", timestamp=T + number))
-    path = Path(log.active.path(names.TIME_INDEX))
+    path = Path(log.active.stored.path(names.TIME_INDEX))
     data = path.read_bytes()
     assert len(data) == 4 * ENTRY_BYTES
     log.abandon()

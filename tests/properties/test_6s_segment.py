@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,13 +12,13 @@ import pytest
 
 from lastword.clock import ManualClock
 from lastword.errors import CorruptBatchError
-from lastword.files import FileFacts
 from lastword.partition import swap
 from lastword.partition.epochs import EpochEntry
 from lastword.partition.segment_set import SegmentSet
 from lastword.records.builder import BatchBuilder
 from lastword.segment import Segment, build_indexes, names
 from lastword.segment.recover import inspect
+from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts
 from lastword.segment.txn_index import AbortedTransaction, TransactionIndex
 from tests.partition.nosync import UNSYNCED
 from tests.properties.support import (
@@ -48,7 +49,7 @@ def wide(offset: int, last_delta: int) -> bytes:
 def log_of(root: Path, *batches: bytes, base: int = 0, **more: Any) -> Any:
     """An open log over one segment of these batches."""
     segment = write_segment(root, base, b"".join(batches))
-    return opened(segment.directory, **more)[0]
+    return opened(os.path.dirname(segment.file), **more)[0]
 
 
 @pytest.mark.parametrize("first", [44, 45, 45 + MAX_INT - 5, 45 + MAX_INT - 4])
@@ -62,7 +63,7 @@ def test_6S_217_offsets_outside_a_segments_range_in_a_file(tmp_path: Path, first
     segment = write_segment(tmp_path, 45, batch(first, *[b"v"] * 5), indexes=False)
 
     def look() -> Any:
-        return inspect(UNSYNCED, segment.directory, 45, index_interval_bytes=0)
+        return inspect(UNSYNCED, os.path.dirname(segment.file), 45, index_interval_bytes=0)
 
     if first + 4 - 45 > MAX_INT:
         with pytest.raises(CorruptBatchError) as caught:
@@ -214,15 +215,17 @@ def test_6S_227_a_suffix_makes_no_index_files(tmp_path: Path) -> None:
     A swap renames what there is: here no transaction index, and no time index.
     """
     segment = write_segment(tmp_path, 0, batch(0, b"a") + batch(1, b"b"))
-    directory = Path(segment.directory)
+    directory = Path(os.path.dirname(segment.file))
     private = directory / "lastword" / "rewrite-x"
     private.mkdir(parents=True)
     (private / names.segment_file(0, names.LOG)).write_bytes(batch(1, b"b"))
     build_indexes(UNSYNCED, str(private / names.segment_file(0, names.LOG)), 0, index_interval_bytes=0)
     (private / names.segment_file(0, names.TIME_INDEX)).unlink()
-    new = swap.publish(UNSYNCED, str(directory), [segment], Segment.load(UNSYNCED, str(private), 0))
+    new = swap.publish(
+        UNSYNCED, str(directory), [segment], Segment.load(SegmentFiles(UNSYNCED, str(private), 0))
+    )
     assert listing(str(directory)) == sorted(names.segment_file(0, e) for e in (names.LOG, names.INDEX))
-    assert new.suffix == "" and new.largest_timestamp == T
+    assert new.file.endswith(names.LOG) and new.largest_timestamp == T
     log, _ = opened(str(directory), clean=True)  # and opening makes what is missing
     assert names.segment_file(0, names.TIME_INDEX) in listing(str(directory))
     assert offsets(log, 0) == [1]
@@ -240,13 +243,15 @@ def nonsense(path: str, seed: int) -> bytes:
 def test_6S_228_a_nonsense_offset_index(tmp_path: Path, seed: int) -> None:
     """6S.228: Recovery rebuilds an offset index with nonsense in it; all records can be read."""
     segment = write_segment(tmp_path, 0, b"".join(batch(n, b"value-%d" % n) for n in range(100)))
-    good = nonsense(segment.path(names.INDEX), seed)
-    fresh = Segment.load(UNSYNCED, segment.directory, 0)  # before recovery it misleads nobody
+    good = nonsense(segment.stored.path(names.INDEX), seed)
+    fresh = Segment.load(
+        SegmentFiles(UNSYNCED, os.path.dirname(segment.file), 0)
+    )  # before recovery it misleads nobody
     assert [fresh.position_of(n) for n in range(100)] == [segment.position_of(n) for n in range(100)]
-    log, _ = opened(segment.directory)
+    log, _ = opened(os.path.dirname(segment.file))
     for number in range(100):
         assert next(read(log, number)).value == b"value-%d" % number
-    assert Path(log.active.path(names.INDEX)).read_bytes() == good
+    assert Path(log.active.stored.path(names.INDEX)).read_bytes() == good
     log.abandon()
 
 
@@ -254,9 +259,9 @@ def test_6S_228_a_nonsense_offset_index(tmp_path: Path, seed: int) -> None:
 def test_6S_229_a_nonsense_time_index(tmp_path: Path, seed: int) -> None:
     """6S.229: Recovery rebuilds a time index with nonsense in it; all timestamps can be found."""
     segment = write_segment(tmp_path, 0, b"".join(batch(n, b"v", timestamp=T + 10 * n) for n in range(100)))
-    nonsense(segment.path(names.TIME_INDEX), seed)
-    fresh = Segment.load(UNSYNCED, segment.directory, 0)
-    log, _ = opened(segment.directory)
+    nonsense(segment.stored.path(names.TIME_INDEX), seed)
+    fresh = Segment.load(SegmentFiles(UNSYNCED, os.path.dirname(segment.file), 0))
+    log, _ = opened(os.path.dirname(segment.file))
     for number in range(100):
         assert log.offset_at(T + 10 * number) == number
         assert fresh.position_of_timestamp(T + 10 * number) == segment.position_of(number)
@@ -279,10 +284,10 @@ def test_6S_230_the_transaction_index_is_built_again(tmp_path: Path) -> None:
     end_transaction(log, 5, 0, commit=False)
     log.append_batch(batch(0, b"more"))
     end_transaction(log, 6, 0, commit=False)
-    path = Path(log.active.path(names.TXN_INDEX))
+    path = Path(log.active.stored.path(names.TXN_INDEX))
     good, directory, base = path.read_bytes(), log.directory, log.active.base_offset
     entries = [AbortedTransaction(5, 0, 3, 1), AbortedTransaction(6, 1, 5, 6)]
-    assert list(TransactionIndex(UNSYNCED, str(path), base).entries) == entries
+    assert list(TransactionIndex(SegmentFiles(UNSYNCED, directory, base)).entries) == entries
     log.abandon()
     for damage in (None, b"", b"\xff" * 50, good[:34]):
         path.unlink() if damage is None else path.write_bytes(damage)
@@ -312,7 +317,7 @@ def test_6S_232_damage_from_a_record_on_leaves_those_before_it(tmp_path: Path, f
     start = len(b"".join(data[:first_bad]))
     noise = random.Random(first_bad).randbytes(len(whole) - start)
     segment = write_segment(tmp_path, 0, whole[:start] + noise, indexes=False)
-    log, recovery = opened(segment.directory)
+    log, recovery = opened(os.path.dirname(segment.file))
     assert [r.value for r in read(log, 0)] == [b"value-%d" % n for n in range(first_bad)]
     assert log.log_end == first_bad and recovery.cut_bytes == len(noise)
     log.abandon()
@@ -370,8 +375,8 @@ def test_6S_237_sizes_above_four_bytes() -> None:
     """6S.237: The total size of segments has 64 bits."""
     many = SegmentSet([Fake(n, MAX_INT) for n in range(100)])  # type: ignore[misc]
     assert many.size == 100 * MAX_INT
-    facts = FileFacts(MAX_INT, 0, 1)
-    real = SegmentSet([Segment(UNSYNCED, "d", n, facts=facts) for n in range(3)])
+    facts = StoredFacts(SegmentId(1, MAX_INT), 0)
+    real = SegmentSet([Segment(SegmentFiles(UNSYNCED, "d", n), facts) for n in range(3)])
     assert real.size == 3 * MAX_INT > 2**32
 
 
@@ -385,7 +390,7 @@ def test_6S_230_markers_have_no_entry_when_they_commit(tmp_path: Path) -> None:
         batch(0, b"a", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
         + placed(marker_batch(5, 0, True, 0, T), 1),
     )
-    log, _ = opened(segment.directory)
-    assert names.segment_file(0, names.TXN_INDEX) not in listing(segment.directory)
+    log, _ = opened(os.path.dirname(segment.file))
+    assert names.segment_file(0, names.TXN_INDEX) not in listing(os.path.dirname(segment.file))
     assert log.stable_offset == 2
     log.abandon()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from itertools import islice
@@ -16,6 +17,7 @@ from lastword.errors import CorruptBatchError, LastwordError, StorageError
 from lastword.files import Files
 from lastword.logdir import LogDirectory
 from lastword.partition import PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.records.builder import BatchBuilder
 from lastword.segment import names
@@ -277,7 +279,7 @@ WHOLE = [0, 5, FAR, FAR + 3, NEXT]
 def overflowed(root: Path, *batches: bytes) -> Path:
     """A closed segment as cleaners before 2.0 could leave it: its offsets do not fit its indexes."""
     write_segment(root, 0, b"".join(batches or OVERFLOWING), indexes=False)
-    return Path(write_segment(root, NEXT, batch(NEXT, b"e")).directory)
+    return Path(os.path.dirname(write_segment(root, NEXT, batch(NEXT, b"e")).file))
 
 
 def check_split(directory: Path, bases: list[int], whole: list[int], **more: object) -> None:
@@ -297,7 +299,9 @@ def test_6T_250_an_overflowed_segment_is_split(tmp_path: Path, clean: bool) -> N
     Here: Only closed segments; in the last one a wide offset is damage.
     """
     directory = overflowed(tmp_path)
-    assert offsets(PartitionView.load(UNSYNCED, str(directory)), 0) == WHOLE  # it can be read before, too
+    assert (
+        offsets(PartitionView.load(DirectorySegments(UNSYNCED, str(directory))), 0) == WHOLE
+    )  # it can be read before, too
     log, recovery = opened(str(directory), clean=clean, recovery_point=NEXT + 1)
     assert "split" in {one.code for one in recovery.repaired}
     log.abandon()
@@ -311,7 +315,7 @@ def test_6T_250_a_sound_segment_is_not_split(tmp_path: Path) -> None:
     """
     write_segment(tmp_path, 0, batch(0, b"a") + batch(MAX_INT, b"b"))
     segment = write_segment(tmp_path, FAR, batch(FAR, b"c"))
-    log, recovery = opened(segment.directory)
+    log, recovery = opened(os.path.dirname(segment.file))
     assert [s.base_offset for s in log.segments] == [0, FAR]
     assert "split" not in {one.code for one in recovery.repaired}
     log.abandon()
@@ -326,11 +330,11 @@ def test_6T_250_the_last_segment_is_refused(tmp_path: Path) -> None:
     """
     segment = write_segment(tmp_path, 0, b"".join(OVERFLOWING), indexes=False)
     with pytest.raises(CorruptBatchError) as caught:
-        opened(segment.directory)
+        opened(os.path.dirname(segment.file))
     assert caught.value.code == "offset-overflow"
     assert Path(segment.file).read_bytes() == b"".join(OVERFLOWING)
     with pytest.raises(CorruptBatchError):
-        inspect(UNSYNCED, segment.directory, 0, index_interval_bytes=0)
+        inspect(UNSYNCED, os.path.dirname(segment.file), 0, index_interval_bytes=0)
 
 
 def test_6T_250_aborted_transactions_stay_with_their_markers(tmp_path: Path) -> None:
@@ -374,8 +378,8 @@ def test_6T_251_a_split_that_a_broker_did_not_finish(tmp_path: Path, phase: int)
     ):
         built = write_segment(tmp_path / "parts", base, b"".join(batches))
         for extension in (names.LOG, names.INDEX, names.TIME_INDEX):
-            shutil.copy(built.path(extension), directory / names.segment_file(base, extension, suffix))
-    assert offsets(PartitionView.load(UNSYNCED, str(directory)), 0) == WHOLE
+            shutil.copy(built.stored.path(extension), directory / names.segment_file(base, extension, suffix))
+    assert offsets(PartitionView.load(DirectorySegments(UNSYNCED, str(directory))), 0) == WHOLE
     check_split(directory, [0, FAR, NEXT], WHOLE)
 
 
@@ -388,7 +392,7 @@ def test_6T_251_our_split_stopped_at_every_change(tmp_path: Path) -> None:
         try:
             opened(str(directory), files=files)[0].abandon()
         except Stopped:
-            assert offsets(PartitionView.load(UNSYNCED, str(directory)), 0) == WHOLE
+            assert offsets(PartitionView.load(DirectorySegments(UNSYNCED, str(directory))), 0) == WHOLE
             check_split(directory, [0, FAR, NEXT], WHOLE)
             return False
         return True
@@ -407,7 +411,7 @@ def test_6T_251_every_power_cut_of_our_split(tmp_path: Path, every: int) -> None
     for number, image in enumerate(islice(files.images(seeds=range(2)), 0, None, every)):
         target = tmp_path / f"image{number}"
         image.write(target)
-        view = PartitionView.load(UNSYNCED, str(target / "users-0"))
+        view = PartitionView.load(DirectorySegments(UNSYNCED, str(target / "users-0")))
         states.add(tuple(s.base_offset for s in view.segments))
         assert offsets(view, 0) == WHOLE, image.label
         check_split(target / "users-0", [0, FAR, NEXT], WHOLE, recovery_point=NEXT + 1)
@@ -439,12 +443,12 @@ def test_6T_257_an_empty_active_segment_gets_its_indexes(tmp_path: Path, clean: 
     fill(log, 3)
     log.roll()
     for extension in (names.INDEX, names.TIME_INDEX):
-        Path(log.active.path(extension)).unlink()
+        Path(log.active.stored.path(extension)).unlink()
     log.abandon()
     log, _ = opened(log.directory, clean=clean)
     assert (log.active.base_offset, log.active.size, log.log_end) == (3, 0, 3)
     for extension in (names.INDEX, names.TIME_INDEX):
-        assert Path(log.active.path(extension)).read_bytes() == b""
+        assert Path(log.active.stored.path(extension)).read_bytes() == b""
     assert len(log.segments) == 2
     log.abandon()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import lastword
 from lastword.clock import ManualClock
 from lastword.errors import InvalidTopicError, KeyRequiredError, OffsetOutOfRangeError, RecordTooLargeError
 from lastword.partition import PartitionView
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.segment import names
 from lastword.segment.names import PartitionDir, SegmentFile
@@ -155,7 +157,7 @@ def test_6U_270_a_read_in_a_hole_gives_the_next_record(tmp_path: Path) -> None:
     """6U.270: A read at a hole in the offsets returns the next record."""
     at = [*range(50), *range(50, 200, 7)]
     segment = write_segment(tmp_path, 0, b"".join(batch(o, b"a") for o in at))
-    log, _ = opened(segment.directory)
+    log, _ = opened(os.path.dirname(segment.file))
     for start in range(50, at[-1] + 1):
         assert offsets(log, start)[0] == next(o for o in at if o >= start)
     assert offsets(log, at[-1] + 1) == []
@@ -166,7 +168,7 @@ def test_6U_271_a_read_at_a_gap_goes_on_in_the_next_segment(tmp_path: Path) -> N
     """6U.271: A read at the gap that a truncation left continues in the next segment."""
     segment = write_segment(tmp_path, 0, batch(0, b"a"))
     write_segment(tmp_path, 5, batch(5, b"b", b"c"))
-    log, _ = opened(segment.directory)
+    log, _ = opened(os.path.dirname(segment.file))
     for start in range(1, 6):
         assert offsets(log, start) == [5, 6]
     log.abandon()
@@ -312,8 +314,8 @@ def test_6U_286_splitting_keeps_every_byte(tmp_path: Path) -> None:
     ]
     segment = write_segment(tmp_path, 2, b"".join(data), indexes=False)
     write_segment(tmp_path, 1 << 40, b"")
-    before = offsets(PartitionView.load(UNSYNCED, segment.directory), 0)
-    log, _ = opened(segment.directory)
+    before = offsets(PartitionView.load(DirectorySegments(UNSYNCED, os.path.dirname(segment.file))), 0)
+    log, _ = opened(os.path.dirname(segment.file))
     assert bases(log) == [2, MAX_INT + 2, 2 * MAX_INT + 20, 1 << 40]
     assert b"".join(Path(s.file).read_bytes() for s in log.segments) == b"".join(data)
     assert offsets(log, 0) == before
@@ -329,11 +331,11 @@ def test_6U_287_the_first_batch_overflows_already(tmp_path: Path) -> None:
     """
     segment = write_segment(tmp_path, 0, batch(MAX_INT + 1, b"a", b"b"), indexes=False)
     write_segment(tmp_path, 1 << 33, batch(1 << 33, b"c"))
-    log, _ = opened(segment.directory)
+    log, _ = opened(os.path.dirname(segment.file))
     assert bases(log) == [0, MAX_INT + 1, 1 << 33]
     assert offsets(log, 0) == [MAX_INT + 1, MAX_INT + 2, 1 << 33]
     log.abandon()
-    log, recovery = opened(segment.directory, clean=True)
+    log, recovery = opened(os.path.dirname(segment.file), clean=True)
     assert bases(log) == [0, MAX_INT + 1, 1 << 33] and recovery.repaired == ()
     log.abandon()
 
@@ -404,7 +406,7 @@ def test_6U_293_a_segment_begins_at_the_log_end(tmp_path: Path) -> None:
     gap the log end is what was asked for, and so is the next base.
     """
     segment = write_segment(tmp_path, 0, batch(0, b"a") + batch(9, b"b"))
-    log, _ = opened(segment.directory)
+    log, _ = opened(os.path.dirname(segment.file))
     log.truncate_to(5)
     log.roll()
     assert bases(log) == [0, 5] and log.append_batch(batch(0, b"c")).base_offset == 5

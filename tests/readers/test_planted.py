@@ -11,7 +11,7 @@ import pytest
 from lastword.api.reader import Reader
 from lastword.api.restore import SnapshotFile
 from lastword.errors import FileVanishedError
-from lastword.partition import moment, swap, view
+from lastword.partition import directory_segments, moment, swap
 from lastword.partition.log import PartitionLog
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.segment_set import SegmentSet
@@ -53,7 +53,7 @@ def test_an_inode_that_is_not_compared(monkeypatch: Patch) -> None:
 
     def handle(segment: Segment) -> Any:
         if segment._handle is None:
-            segment._handle = segment.files.open_read(segment.file)
+            segment._handle = segment.stored.open_read()
         return segment._handle
 
     monkeypatch.setattr(Segment, "handle", property(handle))
@@ -84,7 +84,7 @@ def test_a_swap_that_is_not_looked_at(monkeypatch: Patch) -> None:
 
 
 def test_a_log_start_that_is_not_read(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(view, "read_log_start", lambda files, directory: 0)
+    monkeypatch.setattr(directory_segments, "read_log_start", lambda files, directory: 0)
     caught(("log", "newest"), "below the log start", "no moment", seeds=(3, 4, 11, 12))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lastword.errors import ReadOvertakenError
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.moment import Range
 from lastword.partition.view import PartitionView
 from tests.crash.memory import ROOT
@@ -153,6 +154,6 @@ def test_a_settled_range_is_overtaken_and_not_renewed() -> None:
     history = make(0)
     files = TravellingFiles(history)
     files.start(history.last, lambda n: 0, files._rng)
-    held = PartitionView.load(files, f"{ROOT}/{TOPIC}-0").held(0)
+    held = PartitionView.load(DirectorySegments(files, f"{ROOT}/{TOPIC}-0")).held(0)
     with pytest.raises(ReadOvertakenError):
         Range(held, 0, held.log_end).renew()

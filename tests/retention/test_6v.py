@@ -9,6 +9,7 @@ import pytest
 from lastword.cleaner.policy import quarantine
 from lastword.errors import CorruptBatchError, OffsetOutOfRangeError
 from lastword.logdir import LogDirectory
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.prefix import read_note
 from lastword.partition.view import PartitionView
 from lastword.segment import names
@@ -106,7 +107,7 @@ def test_6V_304_names_go_at_once_bytes_after_the_delay(tmp_path: Path) -> None:
     """6V.304: A deletion renames files to `.deleted`; they exist until the delay has passed."""
     log = Log(tmp_path, **DELETE | {"retention.ms": "1h", "file.delete.delay.ms": "1m"})
     log.fill(10, age_ms=2 * HOUR).fill(5)
-    view = PartitionView.load(UNSYNCED, str(log.path))
+    view = PartitionView.load(DirectorySegments(UNSYNCED, str(log.path)))
     before = [header.base_offset for header in view.segments[0].headers()]
     log.expire()
     assert log.named(".log") == [10] and log.named(".log" + DELETED) == [0, 5]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lastword.errors import OffsetOutOfRangeError
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from tests.partition.nosync import UNSYNCED
 from tests.retention.support import Log
@@ -16,7 +17,7 @@ SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "file.delete.delay
 
 def test_who_was_not_there_yet_is_told(tmp_path: Path) -> None:
     log = Log(tmp_path, **SETTINGS).fill(20)
-    view = PartitionView.load(UNSYNCED, str(log.path))
+    view = PartitionView.load(DirectorySegments(UNSYNCED, str(log.path)))
     reading = view.batches(0)
     seen = [next(reading)[1].base_offset for _ in range(3)]
     log.trim(12)
@@ -30,7 +31,7 @@ def test_who_was_not_there_yet_is_told(tmp_path: Path) -> None:
 
 def test_who_is_past_it_goes_on(tmp_path: Path) -> None:
     log = Log(tmp_path, **SETTINGS).fill(20)
-    view = PartitionView.load(UNSYNCED, str(log.path))
+    view = PartitionView.load(DirectorySegments(UNSYNCED, str(log.path)))
     reading = view.batches(8)
     seen = [next(reading)[1].base_offset for _ in range(4)]
     log.trim(10)
@@ -41,7 +42,7 @@ def test_who_is_past_it_goes_on(tmp_path: Path) -> None:
 
 def test_chunks_too(tmp_path: Path) -> None:
     log = Log(tmp_path, **SETTINGS).fill(20)
-    view = PartitionView.load(UNSYNCED, str(log.path))
+    view = PartitionView.load(DirectorySegments(UNSYNCED, str(log.path)))
     reading = view.chunks(0, chunk_bytes=200)
     next(reading)
     log.trim(15)

@@ -10,6 +10,7 @@ from lastword.files import DEFAULT
 from lastword.segment import Segment, names
 from lastword.segment.offset_index import OffsetIndex
 from lastword.segment.recover import inspect
+from lastword.segment.stored import SegmentFiles
 from lastword.segment.time_index import TimeIndex
 from tests.golden.loader import case
 from tests.golden.loader import names as case_names
@@ -37,7 +38,7 @@ def test_headers_positions_and_timestamps(stages: list[tuple[str, str, Path]]) -
                 listed.setdefault(_file(line), []).append(line)
         for path in logs(root):
             found = inspect(DEFAULT, str(path.parent), int(path.stem), index_interval_bytes=4096)
-            segment = Segment.load(DEFAULT, str(path.parent), int(path.stem))
+            segment = Segment.load(SegmentFiles(DEFAULT, str(path.parent), int(path.stem)))
             segment = segment.ending_at(found.size, active=False)
             headers = list(segment.headers())
             expected = listed.get(f"{path.parent.name}/{path.name}", [])

@@ -10,6 +10,7 @@ import pytest
 from lastword.errors import FileVanishedError
 from lastword.files import Handle
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 from tests.partition.nosync import UnsyncedFiles
 
 NAME = "00000000000000000000.log"
@@ -36,14 +37,14 @@ class Growing(UnsyncedFiles):
 def test_an_active_segment_that_grows_while_it_is_opened_was_not_replaced(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"some")
     files = Growing()
-    files.segment = Segment.load(files, str(tmp_path), 0, active=True)
+    files.segment = Segment.load(SegmentFiles(files, str(tmp_path), 0), active=True)
     assert files.segment.handle.pread(100, 0) == b"somemore" and files.segment.size == 4
 
 
 @pytest.mark.parametrize("how", ["shorter", "another file"])
 def test_one_that_was_replaced_is_told(tmp_path: Path, how: str) -> None:
     (tmp_path / NAME).write_bytes(b"some")
-    segment = Segment.load(UnsyncedFiles(), str(tmp_path), 0)
+    segment = Segment.load(SegmentFiles(UnsyncedFiles(), str(tmp_path), 0))
     if how == "shorter":
         (tmp_path / NAME).write_bytes(b"so")
     else:

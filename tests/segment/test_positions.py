@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lastword.files import DEFAULT
 from lastword.segment import Segment, build_indexes, names
+from lastword.segment.stored import SegmentFiles
 from tests.fakes.recording import RecordingFiles
 from tests.naive.pack import Record, encode_batch
 
@@ -48,7 +49,7 @@ def test_like_a_walk_from_the_first_byte(
             if at < len(damaged):
                 damaged[at] ^= mask
         path.write_bytes(damaged)
-        segment = Segment.load(DEFAULT, directory, 10)
+        segment = Segment.load(SegmentFiles(DEFAULT, directory, 10))
         offsets = range(8, (batches[-1][0] if batches else 10) + 3)
         for _ in range(2):
             for offset in offsets:
@@ -59,7 +60,7 @@ def test_like_a_walk_from_the_first_byte(
 def test_a_warm_lookup_reads_nothing(tmp_path: Path) -> None:
     batches = written(str(tmp_path), [(0, 2, 50)] * 20, 0)
     files = RecordingFiles(DEFAULT)
-    segment = Segment.load(files, str(tmp_path), 10)
+    segment = Segment.load(SegmentFiles(files, str(tmp_path), 10))
     for _, position in batches:
         segment.position_of(10 + position // 200)
     found = [segment.position_of(last) for last, _ in batches]

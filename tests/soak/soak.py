@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastword.config.topic import STRATEGIES
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from tests.fakes.hasty import HastyFiles
 from tests.soak.processes import TOPIC, Child, Plan, digest, follow, opened, write_on
@@ -98,7 +99,7 @@ def now_ms() -> int:
 
 
 def log_end(root: str) -> int:
-    return PartitionView.load(HastyFiles(), f"{root}/{TOPIC}-0").log_end
+    return PartitionView.load(DirectorySegments(HastyFiles(), f"{root}/{TOPIC}-0")).log_end
 
 
 def check(root: str, oracle: Oracle) -> NDArray[np.int64]:

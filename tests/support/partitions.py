@@ -9,6 +9,7 @@ from lastword.cleaner.engine.report import CleanRound
 from lastword.clock import Clock
 from lastword.config import TopicConfig
 from lastword.files import DEFAULT, Files
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.open import open_log
 from lastword.partition.view import PartitionView
 from lastword.records.formats import read_header, read_records
@@ -44,7 +45,7 @@ def clean_partition(
 
 def records_of(directory: Path, files: Files = DEFAULT) -> list[RawRecord]:
     """Every data record of a partition, as a reader without a lock finds them, in plain Python."""
-    view = PartitionView.load(files, str(directory))
+    view = PartitionView.load(DirectorySegments(files, str(directory)))
     found: list[RawRecord] = []
     for segment in view.segments:
         for header in segment.headers():
@@ -55,4 +56,4 @@ def records_of(directory: Path, files: Files = DEFAULT) -> list[RawRecord]:
 
 
 def log_end(directory: Path, files: Files = DEFAULT) -> int:
-    return PartitionView.load(files, str(directory)).log_end
+    return PartitionView.load(DirectorySegments(files, str(directory))).log_end

@@ -7,6 +7,7 @@ import pytest
 import lastword
 from lastword.clock import ManualClock
 from lastword.errors import UsageError
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.tools import duplication as tool
 from lastword.tools.sketches import Sketch
@@ -146,7 +147,7 @@ def test_aborted_and_open_transactions_have_no_say(tmp_path):
     producer.put(("a", "aborted"), ("c", "aborted")).abort()
     producer.put(("a", "2")).commit()
     producer.put(("b", "open"))
-    view = PartitionView.load(log.files, log.directory)
+    view = PartitionView.load(DirectorySegments(log.files, log.directory))
     for rows in (
         tool.counted("users", {0: view}, "partition", _quiet, whole=True, map_bytes=1 << 20),
         tool.estimated("users", {0: view}, "partition", _quiet, whole=True),

@@ -12,6 +12,7 @@ from lastword.errors import CorruptBatchError, UsageError
 from lastword.files import DEFAULT
 from lastword.logdir.checkpoints import TopicPartition
 from lastword.partition import scan
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.tools import explain as tool
 from tests.api.conftest import BEGIN_MS, tree_digest
@@ -53,7 +54,7 @@ def test_no_version_is_told_twice_though_batches_were_joined_behind_the_walk(log
         topic.append(f"k{number}", b"v" * 40)
         if number % 20 == 19:
             roll(logs)
-    view = PartitionView.load(DEFAULT, logs.dirs.log_dir("t", 0).directory("t", 0))
+    view = PartitionView.load(DirectorySegments(DEFAULT, logs.dirs.log_dir("t", 0).directory("t", 0)))
     found = walk(view, b"k5")
     seen = [next(found)[0]]
     for number in range(6, 60, 2):
@@ -164,7 +165,7 @@ def test_aborted_and_undecided_transactions(tmp_path):
     producer.put(("a", "aborted")).abort()
     log.log.roll()
     producer.put(("a", "open"))
-    view = PartitionView.load(log.files, log.directory)
+    view = PartitionView.load(DirectorySegments(log.files, log.directory))
     plan = _plan(view, log.config)
     found = tool.explain(view, log.config, plan, key=b"a", now_ms=plan.now_ms)
     assert rules(found) == [

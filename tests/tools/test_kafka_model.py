@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lastword.files import DEFAULT
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.records.record import CREATE_TIME, RawRecord
 from lastword.tools.kafka_model import (
@@ -43,7 +44,7 @@ def offsets(segments: tuple[ModelSegment, ...]) -> list[int]:
 def model_of(name: str, stage: str, target: Path) -> tuple[tuple[ModelSegment, ...], int, int | None]:
     """The partition of a golden case, where a round that takes closed segments ends, its checkpoint."""
     root = loader.case(name).unpack(target, stage) / stage
-    view = PartitionView.load(DEFAULT, str(root / f"{name}-0"))
+    view = PartitionView.load(DirectorySegments(DEFAULT, str(root / f"{name}-0")))
     bases = [one.base_offset for one in view.segments]
     limit = max(base for base in bases if base <= view.stable_offset)
     return read_model(view), limit, test_compact.first_dirty(root, name)

@@ -10,6 +10,7 @@ import pytest
 import lastword
 from lastword.config.instance import DEFAULT_MAP_BYTES
 from lastword.files import DEFAULT
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.view import PartitionView
 from lastword.tools import md5
 from tests.build import LogBuilder
@@ -27,7 +28,7 @@ DIGEST = hashlib.md5(KEYS[0]).hexdigest()
 
 
 def view_of(log: LogBuilder) -> PartitionView:
-    return PartitionView.load(log.files, log.directory)
+    return PartitionView.load(DirectorySegments(log.files, log.directory))
 
 
 def test_the_two_keys_are_what_they_should_be() -> None:
@@ -93,7 +94,7 @@ def test_the_golden_case_and_a_log_of_kafka_without(tmp_path: Path) -> None:
     for name, count in (("md5-collision", 1), ("compact-none-dr0", 0)):
         stage = "round1-before"
         directory = loader.case(name).unpack(tmp_path, stage) / stage / f"{name}-0"
-        found = md5.md5_collisions(PartitionView.load(DEFAULT, str(directory)))
+        found = md5.md5_collisions(PartitionView.load(DirectorySegments(DEFAULT, str(directory))))
         assert len(found.collisions) == count
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import lastword
 from lastword.config import TopicConfig
 from lastword.errors import UnknownSettingError, UsageError
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.view import PartitionView
 from lastword.records.builder import BatchBuilder
@@ -157,7 +158,7 @@ def test_aborted_and_keyless_records_have_no_say(tmp_path):
     keyless.append(5, None, b"no key")
     log.log.append_batch(keyless.build())
     log.log.sync()
-    view = PartitionView.load(log.files, log.directory)
+    view = PartitionView.load(DirectorySegments(log.files, log.directory))
     found = trace_log(view.segments, salt=b"s", fates=Outcomes(view, view.log_end))
     assert found.previous.tolist() == [-1, -1, 1]
     assert found.key.tolist()[1] == found.key.tolist()[2] != found.key.tolist()[0]

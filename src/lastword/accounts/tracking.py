@@ -77,12 +77,12 @@ class Entry:
     @classmethod
     def of(cls, segment: Segment, t: int) -> Entry:
         """Of a file that was read just now."""
-        facts = segment.files.stat(segment.file)
+        facts = segment.stored.facts()
         if facts is None:
             raise FileVanishedError(f"{segment.file} is gone", file=segment.file)
         return cls(
             base_offset=segment.base_offset,
-            inode=facts.inode,
+            inode=facts.id.number,
             size_bytes=segment.size,
             mtime_ms=facts.mtime_ms,
             tail_crc=tail_crc(segment),
@@ -92,12 +92,11 @@ class Entry:
     def is_of(self, segment: Segment) -> bool:
         """Is it this very file, as it was left? Asks the file, for a segment that was appended to is younger
         than when it was opened; and one of a view may have been replaced by another of its name since."""
-        facts = segment.files.stat(segment.file)
+        facts = segment.stored.facts()
         return (
             self.base_offset == segment.base_offset
-            and self.inode == segment.inode
-            and facts is not None
-            and (self.inode, self.size_bytes, self.mtime_ms) == (facts.inode, facts.size, facts.mtime_ms)
+            and self.inode == segment.id.number
+            and facts == ((self.inode, self.size_bytes), self.mtime_ms)
         )
 
     def accrue(self, dead: float, t: int, now_ms: int, *, closed: bool) -> None:

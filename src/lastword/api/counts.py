@@ -129,7 +129,7 @@ def segment_infos(dirs: OpenDirs, view: PartitionView, counted: list[_Count]) ->
     rewritten = _rewritten(dirs, view)
     rows = []
     for segment, count in zip(view.segments, counted, strict=True):
-        generation, survived = rewritten.get((segment.base_offset, segment.inode), (None, None))
+        generation, survived = rewritten.get((segment.base_offset, segment.id.number), (None, None))
         rows.append(
             SegmentInfo(
                 topic=view.topic,

@@ -59,7 +59,7 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What a look found: valid as long as what it rests on stays as it was, and what it says of tombstones
-    holds. `below`: `delete.retention.ms`, and of each file that it knows base offset, inode and size."""
+    holds. `below`: `delete.retention.ms`, and of each file that it knows base offset and identity."""
 
     below: tuple[object, ...]
     account: PartitionAccount
@@ -209,7 +209,7 @@ def seen_of(
 
 
 def _rests_on(plan: Plan, segments: Sequence[Segment]) -> tuple[object, ...]:
-    files_below = ((s.base_offset, s.inode, s.size) for s in segments if s.base_offset < plan.limit)
+    files_below = ((s.base_offset, s.id) for s in segments if s.base_offset < plan.limit)
     return (plan.delete_retention_ms, *files_below)
 
 

@@ -25,6 +25,7 @@ from lastword.config.settings import Layer, Value
 from lastword.errors import CorruptFileError, DataError, LastwordError
 from lastword.files import Files
 from lastword.logdir.identity import read_node_id, read_topic_id
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.segment import names
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _records(files: Files, directory: str) -> Iterator[InternalRecord]:
     if snapshots:
         (start, _), newest = max(snapshots)
         yield from _snapshot_records(files, os.path.join(directory, newest))
-    view = PartitionView.load(files, directory)
+    view = PartitionView.load(DirectorySegments(files, directory))
     if view.log_start > start:
         raise CorruptFileError(
             f"{directory} begins at offset {view.log_start}, and no snapshot reaches to it",

@@ -57,8 +57,9 @@ from lastword.logdir.ledgers import Ledgers
 from lastword.logdir.open_partitions import DirRecovery, LogGauges, OpenPartitions, PartitionLocks
 from lastword.logdir.topics import make_partitions, mark_deleted, partition_numbers
 from lastword.partition import prefix
+from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.log import PartitionLog
-from lastword.partition.view import PartitionView, check_directory
+from lastword.partition.view import PartitionView
 from lastword.records import limits
 from lastword.segment import names
 
@@ -453,7 +454,7 @@ class LogDirectory:
             return self.log(topic, partition).view()
         directory = self._own_directory(TopicPartition(topic, partition))
         self.check_topic_id(topic, partition)
-        view = PartitionView.load(self.files, directory)
+        view = PartitionView.load(DirectorySegments(self.files, directory))
         view.producer_expiration_ms = self.settings.instance.producer_id_expiration_ms
         return view
 

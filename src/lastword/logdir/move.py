@@ -29,6 +29,7 @@ from lastword.files import Files
 from lastword.logdir.checkpoints import TopicPartition, part_of_a_commit
 from lastword.logdir.identity import directory_name, read_move_note, remove_move_note, write_move_note
 from lastword.logdir.log_dir import LogDirectory
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 from lastword.segment import names
@@ -193,4 +194,4 @@ def settle(tp: TopicPartition, first: LogDirectory, second: LogDirectory) -> Log
 
 
 def _log_end(directory: LogDirectory, tp: TopicPartition) -> int:
-    return PartitionView.load(directory.files, directory.directory(*tp)).log_end
+    return PartitionView.load(DirectorySegments(directory.files, directory.directory(*tp))).log_end

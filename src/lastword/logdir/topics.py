@@ -13,6 +13,7 @@ from lastword.logdir.identity import format_partition_metadata, new_id
 from lastword.partition.snapshots import write_empty_snapshot
 from lastword.segment import names
 from lastword.segment.append import SegmentAppender
+from lastword.segment.stored import SegmentFiles
 
 
 def make_partitions(
@@ -38,7 +39,9 @@ def make_partitions(
             path = os.path.join(root, names.marked_partition_dir(topic, partition, "delete", token))
             files.mkdir(path)
             built.append((path, os.path.join(root, names.partition_dir(topic, partition))))
-            SegmentAppender.create(files, path, 0, index_interval_bytes=index_interval_bytes).close()
+            SegmentAppender.create(
+                SegmentFiles(files, path, 0), index_interval_bytes=index_interval_bytes
+            ).close()
             write_empty_snapshot(files, path, 0)
             files.write_atomic(
                 os.path.join(path, names.PARTITION_METADATA), format_partition_metadata(topic_id)

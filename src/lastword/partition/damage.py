@@ -14,6 +14,7 @@ from lastword.partition.truncate import forget_accounts
 from lastword.segment import names
 from lastword.segment.recover import Inspection, inspect, is_bulk, repair
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 
 SIDE_BY_SIDE_BYTES = 16 << 20
 """Segments that are as large as this on average are walked by several threads."""
@@ -99,9 +100,9 @@ class Damage:
         """After a clean stop: where the active segment ends, if it does with a whole sound batch that its
         indexes agree with; None: it must be walked.
         """
-        from lastword.partition.view import end_of_sound_part
+        from lastword.partition.directory_segments import end_of_sound_part
 
-        segment = Segment.load(self._files, self._directory, base)
+        segment = Segment.load(SegmentFiles(self._files, self._directory, base))
         indexes = segment.offset_index, segment.time_index
         if any(index.damaged or index.zero_tail_bytes for index in indexes):  # zeros: a stop cuts them
             return None
@@ -156,7 +157,7 @@ class Damage:
         else:
             inspection = found.get(bases[-1])
             end = inspection.next_offset if inspection is not None else sound_end or bases[-1]
-            segment = Segment.load(self._files, self._directory, bases[-1])
+            segment = Segment.load(SegmentFiles(self._files, self._directory, bases[-1]))
             file, position = segment.file, segment.size
             if inspection is not None and inspection.gap is not None:
                 raise CorruptBatchError(

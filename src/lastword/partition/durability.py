@@ -15,8 +15,8 @@ from lastword.clock import Clock
 from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.partition.epochs import LeaderEpochs
+from lastword.partition.segment_store import SegmentStore
 from lastword.partition.synced import SyncedMark
-from lastword.segment import names
 from lastword.segment.append import SegmentAppender
 from lastword.segment.segment import Segment
 
@@ -93,8 +93,7 @@ class Durability:
 
     def __init__(
         self,
-        files: Files,
-        directory: str,
+        store: SegmentStore,
         clock: Clock,
         failure: FailureLatch,
         epochs: LeaderEpochs,
@@ -104,12 +103,11 @@ class Durability:
         recovery_point: int,
     ) -> None:
         self.group_commit = GroupCommit()
-        self.mark = SyncedMark(files, directory, epochs)
+        self.mark = SyncedMark(store.files, store.directory, epochs)
         self.synced_to = synced_to
         self.recovery_point = recovery_point
         self.directory_unsynced = True  # recovery may have made names: the first sync makes them durable
-        self._files = files
-        self._directory = directory
+        self._store = store
         self._clock = clock
         self._failure = failure
         self._synced_ms = clock.now_ms()
@@ -156,22 +154,14 @@ class Durability:
     def _sync(self, appender: SegmentAppender, unsynced: list[Segment], indexes: bool) -> None:
         for segment in unsynced:
             if segment.base_offset != appender.base_offset:
-                self._sync_closed(segment)
+                self._store.sync(segment)  # from before this process, or from before a recovery
         appender.sync_log()
         if indexes:
             appender.sync_indexes()
         if self.directory_unsynced:
             self.directory_unsynced = False
             try:
-                self._files.fsync_dir(self._directory)
+                self._store.sync_names()
             except LastwordError:
                 self.directory_unsynced = True
                 raise
-
-    def _sync_closed(self, segment: Segment) -> None:
-        """Sync all files of a closed segment from before this process, or from before a recovery."""
-        for extension in names.SEGMENT_EXTENSIONS:
-            path = segment.path(extension)
-            if self._files.exists(path):
-                with self._files.open_append(path) as handle:
-                    handle.fsync()

@@ -1,4 +1,4 @@
-"""`LocalLog`: the segment files of one partition, and every operation that changes them.
+"""`LocalLog`: the segments of one partition, and every operation that changes them.
 
 It appends batches whose offsets are assigned, closes the active segment and begins the next, syncs, publishes
 rewritten segments, and cuts the log at either end. It does not interpret records: producers, transactions,
@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING
 
 from lastword.clock import Clock
 from lastword.config import TopicConfig
-from lastword.errors import FileTakenError, LastwordError
-from lastword.files import Files
-from lastword.partition import prefix, swap, truncate
+from lastword.errors import LastwordError
+from lastword.partition import prefix
 from lastword.partition.appending import Pending
 from lastword.partition.durability import Durability, FailureLatch
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.rolling import RollRule
 from lastword.partition.segment_set import SegmentSet
-from lastword.segment import names
 from lastword.segment.append import SegmentAppender
 from lastword.segment.segment import Segment
 from lastword.segment.txn_index import AbortedTransaction
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from lastword.partition.ingest_file import AssignedBatch
+    from lastword.partition.segment_store import SegmentStore
     from lastword.records.batch import BatchHeader
 
 
@@ -43,8 +42,7 @@ class LocalLog:
 
     def __init__(
         self,
-        files: Files,
-        directory: str,
+        store: SegmentStore,
         config: TopicConfig,
         clock: Clock,
         segments: SegmentSet,
@@ -54,15 +52,13 @@ class LocalLog:
         recovery_point: int,
         rng: random.Random | None = None,
     ) -> None:
-        self.files = files
-        self.directory = directory
+        self.store = store
         self.config = config
         self.clock = clock
-        self.failure = FailureLatch(files, directory)
+        self.failure = FailureLatch(store.files, store.directory)
         self.roll_rule = RollRule(clock, rng or random.Random())
         self.durability = Durability(
-            files,
-            directory,
+            store,
             clock,
             self.failure,
             epochs,
@@ -70,7 +66,7 @@ class LocalLog:
             synced_to=synced_to,
             recovery_point=recovery_point,
         )
-        self._deferred = prefix.DeferredDeletes(files, clock)
+        self._deferred = prefix.DeferredDeletes(store.files, clock)
         self._closed = False
         self._begin(
             segments,
@@ -104,7 +100,7 @@ class LocalLog:
         if self.failure.error is not None:
             raise self.failure.error
         if self._closed:
-            raise ValueError(f"{os.path.basename(os.path.normpath(self.directory))} is closed")
+            raise ValueError(f"{os.path.basename(os.path.normpath(self.store.directory))} is closed")
 
     # -------------------------------------------------------------- append
 
@@ -163,28 +159,15 @@ class LocalLog:
         the log is a beginning of it, never a log with a hole.
         """
         interval = self.config.index_interval_bytes
-
-        def create() -> SegmentAppender:
-            return SegmentAppender.create(
-                self.files, self.directory, self.log_end, index_interval_bytes=interval
-            )
-
-        self._roll(create)
+        self._roll(lambda: self.store.create(self.log_end, index_interval_bytes=interval))
 
     def ingest_file(self, file: str, batches: Sequence[AssignedBatch]) -> None:
         """Close the active segment and make a file of batches, which begin at the log end, the active one."""
         interval = self.config.index_interval_bytes
-
-        def begin() -> SegmentAppender:
-            return SegmentAppender.from_file(
-                self.files, file, self.directory, batches, index_interval_bytes=interval
-            )
-
         try:
-            self._roll(begin)
+            self._roll(lambda: self.store.ingest(file, batches, index_interval_bytes=interval))
         except LastwordError as error:
-            name = names.segment_file(batches[0].base_offset, names.LOG)
-            if self.files.exists(f"{self.directory}/{name}"):  # another segment would begin beside it
+            if self.store.contains(batches[0].base_offset):  # another segment would begin beside it
                 self.failure.latch(error)
             raise
 
@@ -195,14 +178,7 @@ class LocalLog:
             old.finish()
             with durability.group_commit.turn():
                 durability.sync_files(old, base, indexes=True)
-            try:
-                new = begin()
-            except FileTakenError:
-                # Left by a roll that did not come to its end: no segment of the log has this base.
-                for extension in names.SEGMENT_EXTENSIONS:
-                    path = os.path.join(self.directory, names.segment_file(base, extension))
-                    self.files.unlink(path, missing_ok=True)
-                new = begin()
+            new = begin()
             with durability.group_commit.turn():  # no sync while the files change
                 durability.directory_unsynced = True
                 durability.begin_segment(new.segment)
@@ -248,27 +224,13 @@ class LocalLog:
         segments = self.segment_set
         sources = _own_segments(segments, old)
         try:
-            published = swap.publish(self.files, self.directory, sources, output)
+            published = self.store.replace(sources, output)
         except LastwordError:
             with contextlib.suppress(LastwordError), self.failure.latching():
-                self._live = self._after_failed_swap(segments), self.appender
+                self._live = self.store.after_failed_replace(segments), self.appender
             raise
         self._live = segments.with_replaced(sources, [published]), self.appender
         return published
-
-    def _after_failed_swap(self, segments: SegmentSet) -> SegmentSet:
-        """Bring the directory to one of the two states of a swap; return its segments."""
-        files, directory = self.files, self.directory
-        swap.recover(files, directory)
-        logs = [base for base, _ in swap.decide(files, directory, files.listdir(directory)).logs]
-        known = {s.base_offset: s for s in segments}
-        kept: list[Segment] = []
-        for base in logs:
-            loaded = Segment.load(files, directory, base)
-            before = known.get(base)
-            kept.append(before if before is not None and before.inode == loaded.inode else loaded)
-        active = segments.active
-        return SegmentSet([*(s for s in kept if s.base_offset != active.base_offset), active])
 
     # -------------------------------------------------------------- cut
 
@@ -279,17 +241,16 @@ class LocalLog:
         gone = prefix.below_start(segments, log_start)
         if not gone:
             return []
-        listing = self.files.listdir(self.directory)
         with self.durability.group_commit.turn():  # no sync of a file that loses its name
             left = gone
             try:
                 with self.failure.latching_if_offline():
-                    paths = prefix.set_aside(self.files, self.directory, gone, listing)
+                    paths = self.store.remove_front(gone)
                 left = ()
             except LastwordError:
                 self.durability.directory_unsynced = True  # makes durable what was renamed
                 with contextlib.suppress(LastwordError):
-                    left = tuple(s for s in gone if self.files.exists(s.file))
+                    left = tuple(s for s in gone if s.stored.facts() is not None)
                 raise
             finally:
                 self._live = SegmentSet([*left, *segments[len(gone) :]]), self.appender
@@ -314,31 +275,24 @@ class LocalLog:
         segments = self.segment_set
         self.durability.mark.lower(segments[segments.floor(offset)].end_before(offset))
         self.appender.close()
-        segments = truncate.cut_segments(
-            self.files,
-            self.directory,
-            segments,
-            offset,
-            epoch,
-            index_interval_bytes=self.config.index_interval_bytes,
+        interval = self.config.index_interval_bytes
+        segments = self.store.truncate(segments, offset, epoch, index_interval_bytes=interval)
+        self._continue_at(
+            offset, segments, SegmentAppender.resume(segments.active, index_interval_bytes=interval)
         )
-        appender = SegmentAppender.resume(
-            segments.active, index_interval_bytes=self.config.index_interval_bytes
-        )
-        self._continue_at(offset, segments, appender)
 
     def remove_all(self) -> None:
         """Remove every segment, the newest first; `start_at` follows."""
         segments = self.segment_set
         self.durability.mark.lower(0)
         self.appender.close()
-        truncate.remove_segments(self.files, self.directory, list(segments))
+        self.store.remove_all(segments)
 
     def start_at(self, offset: int) -> None:
         """Begin an empty segment; there is no other."""
         interval = self.config.index_interval_bytes
-        appender = SegmentAppender.create(self.files, self.directory, offset, index_interval_bytes=interval)
-        self.files.fsync_dir(self.directory)
+        appender = self.store.create(offset, index_interval_bytes=interval)
+        self.store.sync_names()
         self._continue_at(offset, SegmentSet([appender.segment]), appender)
 
     def _continue_at(self, offset: int, segments: SegmentSet, appender: SegmentAppender) -> None:
@@ -368,6 +322,6 @@ def _own_segments(segments: SegmentSet, wanted: Sequence[Segment]) -> list[Segme
         raise ValueError("these segments are not in the log any more")
     first = bases.index(wanted[0].base_offset)
     own = list(segments[first : first + len(wanted)])
-    if [(s.base_offset, s.inode) for s in own] != [(s.base_offset, s.inode) for s in wanted]:
+    if [(s.base_offset, s.id.number) for s in own] != [(s.base_offset, s.id.number) for s in wanted]:
         raise ValueError("these segments are not neighbours in the log any more")
     return own

@@ -48,6 +48,7 @@ from lastword.partition.producer_state import PRODUCER_EXPIRATION_MS, Producer, 
 from lastword.partition.reads import Reads
 from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
+from lastword.partition.segment_store import Version
 from lastword.partition.snapshots import Snapshots
 from lastword.partition.transactions import control_of
 from lastword.segment.segment import Segment
@@ -87,7 +88,8 @@ class PartitionLog(Reads):
     ) -> None:
         self.topic = topic
         self.partition = partition
-        self.directory = local.directory
+        self.store = local.store
+        self.directory = local.store.directory
         self.clock = local.clock
         self.lock = threading.RLock()
         self.producer_expiration_ms = producer_expiration_ms
@@ -118,7 +120,7 @@ class PartitionLog(Reads):
 
     @property
     def files(self) -> Files:
-        return self._local.files
+        return self.store.files
 
     @property
     def config(self) -> TopicConfig:
@@ -589,12 +591,10 @@ class PartitionLog(Reads):
 
         with self.lock:
             segments = self.segment_set
+            segments = segments.with_last(segments.active.with_mtime_now())
             return PartitionView(
-                self.files,
-                self.directory,
-                segments.with_last(segments.active.with_mtime_now()),
-                self.log_start,
-                self.log_end,
+                self.store,
+                Version(segments, self.log_start, self.log_end),
                 stable_offset=self._stable_offset,
                 incomplete_commit_offset=self._incomplete_commit_offset,
                 trusted=True,
@@ -607,7 +607,7 @@ class PartitionLog(Reads):
         from lastword.partition.view import PartitionView
 
         if self._local.is_closed:
-            return PartitionView.load(self.files, self.directory)
+            return PartitionView.load(self.store)
         return self.view()
 
     def refresh(self) -> None:

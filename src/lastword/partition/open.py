@@ -34,6 +34,7 @@ from lastword.errors import CorruptBatchError, DataError, LastwordError
 from lastword.files import Files
 from lastword.partition import leases
 from lastword.partition.damage import Damage
+from lastword.partition.directory_segments import DirectorySegments, check_directory
 from lastword.partition.epochs import LeaderEpochs
 from lastword.partition.incomplete_commit import incomplete_commit_offset
 from lastword.partition.local_log import LocalLog
@@ -51,12 +52,12 @@ from lastword.partition.replay import replay
 from lastword.partition.segment_set import SegmentSet
 from lastword.partition.snapshots import Snapshots, snapshot_offsets
 from lastword.partition.synced import LogEnd, SyncedMark, read_mark
-from lastword.partition.view import check_directory
 from lastword.segment import names, txn_index
 from lastword.segment.append import SegmentAppender
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.recover import Inspection, replace_index
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 
 
 def open_log(
@@ -112,7 +113,9 @@ class _Opening:
         files, directory, interval = self.files, self.directory, self.config.index_interval_bytes
         check_directory(files, directory)
         for base in log_bases(files, directory):
-            Segment.load(files, directory, base)  # NotAPartitionError before anything is changed
+            Segment.load(
+                SegmentFiles(files, directory, base)
+            )  # NotAPartitionError before anything is changed
         finish_swaps(files, directory, self.repairs)
         remove_leftovers(files, directory, self.repairs)
         parts = split_overflowed(files, directory, interval, self.repairs)
@@ -143,8 +146,7 @@ class _Opening:
         )
         recovery_point = log_end if self.clean else min(self.recovery_point, log_end)
         local = LocalLog(
-            files,
-            directory,
+            DirectorySegments(files, directory),
             self.config,
             clock,
             segments,
@@ -182,9 +184,7 @@ class _Opening:
             inspected = found.get(base)
             segments.append(
                 Segment.load(
-                    self.files,
-                    self.directory,
-                    base,
+                    SegmentFiles(self.files, self.directory, base),
                     next_offset=None if inspected is None else inspected.next_offset,
                     largest_timestamp=None if inspected is None else inspected.largest_timestamp,
                     active=base == bases[-1],
@@ -194,7 +194,9 @@ class _Opening:
 
     def _create(self, base: int) -> None:
         interval = self.config.index_interval_bytes
-        SegmentAppender.create(self.files, self.directory, base, index_interval_bytes=interval).close()
+        SegmentAppender.create(
+            SegmentFiles(self.files, self.directory, base), index_interval_bytes=interval
+        ).close()
 
     def _beyond_log_end(self, segments: SegmentSet, log_end: int) -> tuple[SegmentSet, int]:
         """The checkpoint says that everything below an offset was deleted which the log does not reach. If
@@ -216,7 +218,7 @@ class _Opening:
         )
         self._create(self.log_start)
         closed = segments.active.ending_at(segments.active.size, log_end, active=False)
-        new = Segment.load(self.files, self.directory, self.log_start, active=True)
+        new = Segment.load(SegmentFiles(self.files, self.directory, self.log_start), active=True)
         return segments.with_last(closed).with_added(new), self.log_start
 
     # ---------------------------------------------------------- what goes with it
@@ -310,9 +312,8 @@ class _Opening:
 
     def _is_sane(self, base: int) -> bool:
         """Can these be the transaction index entries of this segment?"""
-        path = os.path.join(self.directory, names.segment_file(base, names.TXN_INDEX))
         try:
-            txn_index.TransactionIndex(self.files, path, base).check()
+            txn_index.TransactionIndex(SegmentFiles(self.files, self.directory, base)).check()
         except DataError:
             return False
         return True

@@ -99,16 +99,12 @@ class Outcomes:
             found = scan(_special_batches(segments, offset, log.log_end), until=self._end)
             if not log.is_held:
                 for segment in segments:
-                    if segment.base_offset < self._end:
-                        _check_in_place(segment)
+                    if segment.base_offset < self._end and not segment.is_in_place:
+                        raise FileVanishedError(
+                            f"{segment.file} was replaced since it was listed", file=segment.file
+                        )
             self._decisions = found
         return self._decisions
-
-
-def _check_in_place(segment: Segment) -> None:
-    facts = segment.files.stat(segment.file)
-    if facts is None or facts.inode != segment.inode:
-        raise FileVanishedError(f"{segment.file} was replaced since it was listed", file=segment.file)
 
 
 def _special_batches(

@@ -16,6 +16,7 @@ from lastword.partition.split import overflows, split
 from lastword.segment import names
 from lastword.segment.names import MAX_RELATIVE_OFFSET
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def split_overflowed(files: Files, directory: str, index_interval_bytes: int, re
     for base, following in pairwise(log_bases(files, directory)):
         if following - base <= MAX_RELATIVE_OFFSET + 1:
             continue
-        segment = Segment.load(files, directory, base)
+        segment = Segment.load(SegmentFiles(files, directory, base))
         if not overflows(segment, following):
             continue
         private = os.path.join(directory, names.PRIVATE, f"{names.REWRITE_PREFIX}split-{base}")

@@ -71,7 +71,7 @@ def split(files: Files, segment: Segment, private: str, *, index_interval_bytes:
         if not files.exists(directory):
             files.mkdir(directory)
     parts = _parts(segment)
-    aborted = _aborted(files, segment)
+    aborted = _aborted(segment)
     try:
         for number, (base, start, end) in enumerate(parts):
             _build(files, segment, private, base, start, end, index_interval_bytes)
@@ -112,9 +112,9 @@ def _build(
         files.set_mtime(os.path.join(private, names.segment_file(base, extension)), segment.mtime_ms)
 
 
-def _aborted(files: Files, segment: Segment) -> list[AbortedTransaction]:
+def _aborted(segment: Segment) -> list[AbortedTransaction]:
     """Entries of the transaction index; nothing of one that makes no sense: recovery builds it again."""
-    index = TransactionIndex(files, segment.path(TXN_INDEX), segment.base_offset)
+    index = TransactionIndex(segment.stored)
     try:
         index.check()
         return list(index.entries)
@@ -134,7 +134,7 @@ def _build_txn_index(files: Files, private: str, base: int, entries: list[Aborte
 
 
 def _publish(files: Files, segment: Segment, private: str, bases: list[int]) -> None:
-    directory = segment.directory
+    directory = os.path.dirname(segment.file)
 
     def rename(source: str, base: int, extension: str, old: str, new: str) -> None:
         files.rename(

@@ -47,6 +47,7 @@ from lastword.partition.snapshots import snapshot_offsets, snapshot_path
 from lastword.segment import names
 from lastword.segment.names import CLEANED, DELETED, LOG, SEGMENT_EXTENSIONS, SWAP, SegmentFile
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 
 # ---------------------------------------------------------------- publish
 
@@ -60,13 +61,14 @@ def publish(files: Files, directory: str, sources: Sequence[Segment], output: Se
     """
     _check(sources, output)
     listing = set(files.listdir(directory))
-    private = set(files.listdir(output.directory))
+    built_in = os.path.dirname(output.file)
+    private = set(files.listdir(built_in))
     base = output.base_offset
     extensions = [e for e in SEGMENT_EXTENSIONS if names.segment_file(base, e) in private]
     for extension in extensions:
         _rename(
             files,
-            os.path.join(output.directory, names.segment_file(base, extension)),
+            os.path.join(built_in, names.segment_file(base, extension)),
             directory,
             base,
             extension,
@@ -94,7 +96,7 @@ def publish(files: Files, directory: str, sources: Sequence[Segment], output: Se
                     os.path.join(directory, names.segment_file(source.base_offset, extension, DELETED))
                 )
     _drop_inner_snapshots(files, directory, sources)
-    return Segment.load(files, directory, base, next_offset=output.next_offset)
+    return Segment.load(SegmentFiles(files, directory, base), next_offset=output.next_offset)
 
 
 def _check(sources: Sequence[Segment], output: Segment) -> None:
@@ -161,7 +163,7 @@ def decide(files: Files, directory: str, listing: Sequence[str]) -> Decision:
     for base in logs[SWAP]:
         unfinished = any(c <= base for c in cleaned)
         try:
-            output = Segment.load(files, directory, base, suffix=SWAP)
+            output = Segment.load(SegmentFiles(files, directory, base, SWAP))
             if output.size == 0 and base in logs[""]:
                 # Nothing of ours is empty; such a file says nothing of the range that it stands for.
                 undo.add(base)
@@ -192,7 +194,7 @@ def _sources_are_there(files: Files, directory: str, base: int, end: int, logs: 
     if not below:
         return False
     # The second of several outputs of a split has no source of its own base, but one that reaches over it.
-    return below[-1] == base or Segment.load(files, directory, below[-1]).next_offset > base
+    return below[-1] == base or Segment.load(SegmentFiles(files, directory, below[-1])).next_offset > base
 
 
 # ---------------------------------------------------------------- recover

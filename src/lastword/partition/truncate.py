@@ -32,6 +32,7 @@ from lastword.records.batch import write_batch
 from lastword.segment import names
 from lastword.segment.recover import recover_segment
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 from lastword.segment.txn_index import TransactionIndex
 
 
@@ -48,7 +49,7 @@ def remove_segments(files: Files, directory: str, gone: list[Segment]) -> None:
     """Remove segments at a log's end, the newest first, each durably before the next."""
     for segment in sorted(gone, key=lambda s: s.base_offset, reverse=True):
         for extension in names.SEGMENT_EXTENSIONS:
-            files.unlink(segment.path(extension), missing_ok=True)
+            segment.stored.remove(extension)
         files.fsync_dir(directory)
 
 
@@ -76,12 +77,12 @@ def cut_segments(
     recover_segment(
         files, directory, last.base_offset, index_interval_bytes=index_interval_bytes, active=True
     )
-    index = TransactionIndex(files, last.path(names.TXN_INDEX), last.base_offset)
+    index = TransactionIndex(last.stored)
     index.truncate(offset)
     index.sync()
     index.close()
     files.fsync_dir(directory)
-    left = Segment.load(files, directory, last.base_offset, active=True)
+    left = Segment.load(SegmentFiles(files, directory, last.base_offset), active=True)
     return SegmentSet([*segments[:at], left])
 
 

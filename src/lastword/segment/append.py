@@ -9,16 +9,17 @@ all the same.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lastword.errors import LastwordError
-from lastword.files import FileFacts, Files, Handle
+from lastword.files import Handle
 from lastword.records.batch import BatchHeader
 from lastword.segment import names, offset_index, time_index
 from lastword.segment.index_builder import IndexBuilder
 from lastword.segment.offset_index import OffsetIndex
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles, SegmentId, StoredFacts, StoredSegment
 from lastword.segment.time_index import TimeIndex
 from lastword.segment.txn_index import TransactionIndex
 
@@ -61,7 +62,7 @@ class SegmentAppender:
     ) -> None:
         self.base_offset = segment.base_offset
         self.file = segment.file
-        self.aborted = TransactionIndex(segment.files, segment.path(names.TXN_INDEX), segment.base_offset)
+        self.aborted = TransactionIndex(segment.stored)
         self.end = SegmentEnd(segment.size, segment.next_offset, segment.largest_timestamp)
         """Replaced as a whole when the bytes are in the file: no other thread finds half of an append."""
         self._segment = segment
@@ -78,26 +79,18 @@ class SegmentAppender:
         self._final_entry = b""  # of the time index, written by `finish`
 
     @classmethod
-    def create(
-        cls, files: Files, directory: str, base_offset: int, *, index_interval_bytes: int
-    ) -> SegmentAppender:
-        """A new empty segment; FileTakenError if there is one. On failure nothing stays behind."""
-        paths = [
-            f"{directory}/{names.segment_file(base_offset, extension)}"
-            for extension in names.SEGMENT_EXTENSIONS[:3]
-        ]
+    def create(cls, stored: StoredSegment, *, index_interval_bytes: int) -> SegmentAppender:
+        """Create an empty segment. FileTakenError if there is one. On failure nothing stays behind."""
         made: list[Handle] = []
         try:
-            for path in paths:
-                made.append(files.open_append(path, create=True, exclusive=True))
-            facts = made[0].stat()
+            for extension in _APPENDED:
+                made.append(stored.open_append(extension, create=True, exclusive=True))
+            facts = _facts(made[0])
         except LastwordError:
-            for handle in made:
-                handle.close()
-                files.unlink(handle.path, missing_ok=True)
+            _remove(stored, _APPENDED, made)
             raise
-        builder = IndexBuilder(base_offset, index_interval_bytes)
-        segment = _active(files, directory, facts, builder, base_offset)
+        builder = IndexBuilder(stored.base_offset, index_interval_bytes)
+        segment = _active(stored, facts, builder, stored.base_offset)
         return cls(segment, made[0], made[1], made[2], builder)
 
     @classmethod
@@ -107,7 +100,7 @@ class SegmentAppender:
         A last time entry that closing added is taken back, so that the index stays what the rule makes of the
         log.
         """
-        files = segment.files
+        stored = segment.stored
         offsets, times = segment.offset_index, segment.time_index
         times.cut(offsets.last.offset if len(offsets) else segment.base_offset - 1)
         last = times.last
@@ -123,9 +116,9 @@ class SegmentAppender:
         for header in segment.headers(offsets.last.position):
             builder.seen(header.last_offset, header.max_timestamp)
             next_offset = header.next_offset
-        log = files.open_append(segment.file)
-        index = files.open_append(segment.path(names.INDEX), create=True)
-        time_handle = files.open_append(segment.path(names.TIME_INDEX), create=True)
+        log = stored.open_append(names.LOG)
+        index = stored.open_append(names.INDEX, create=True)
+        time_handle = stored.open_append(names.TIME_INDEX, create=True)
         for handle, size in ((index, offsets.size_bytes), (time_handle, times.size_bytes)):
             if handle.size() != size:
                 handle.truncate(size)
@@ -135,9 +128,8 @@ class SegmentAppender:
     @classmethod
     def from_file(
         cls,
-        files: Files,
+        stored: SegmentFiles,
         file: str,
-        directory: str,
         batches: Sequence[BatchSpan],
         *,
         index_interval_bytes: int,
@@ -150,36 +142,31 @@ class SegmentAppender:
 
         FileTakenError if there are indexes of such a segment.
         """
-        base_offset = batches[0].base_offset
-        builder = IndexBuilder(base_offset, index_interval_bytes)
-        for one in batches:
-            builder.batch(one.position, one.last_offset, one.max_timestamp)
-        paths = [
-            f"{directory}/{names.segment_file(base_offset, extension)}"
-            for extension in names.SEGMENT_EXTENSIONS[:3]
-        ]
+        files, path = stored.files, stored.path(names.LOG)
+        builder = IndexBuilder(stored.base_offset, index_interval_bytes)
+        for batch in batches:
+            builder.batch(batch.position, batch.last_offset, batch.max_timestamp)
+        indexes = {names.INDEX: builder.offset_entries, names.TIME_INDEX: builder.time_entries}
         made: list[Handle] = []
         try:
-            for path, entries in zip(paths[1:], (builder.offset_entries, builder.time_entries), strict=True):
-                made.append(files.open_append(path, create=True, exclusive=True))
+            for extension, entries in indexes.items():
+                made.append(stored.open_append(extension, create=True, exclusive=True))
                 if entries:
                     made[-1].append(bytes(entries))
-            files.rename(file, paths[0])
+            files.rename(file, path)
             try:
-                log = files.open_append(paths[0])
-                facts = log.stat()
+                log = stored.open_append(names.LOG)
+                facts = _facts(log)
             except LastwordError:
-                files.rename(paths[0], file)
+                files.rename(path, file)
                 raise
         except LastwordError:
-            for handle in made:
-                handle.close()
-                files.unlink(handle.path, missing_ok=True)
+            _remove(stored, indexes, made)
             raise
         # Before anything comes behind these batches: a power cut must not give the file its old name back.
-        files.fsync_dir(directory)
+        files.fsync_dir(stored.directory)
         files.fsync_dir(os.path.dirname(file))
-        segment = _active(files, directory, facts, builder, batches[-1].last_offset + 1)
+        segment = _active(stored, facts, builder, batches[-1].last_offset + 1)
         appender = cls(segment, log, made[0], made[1], builder)
         appender.rolling_timestamp = batches[0].max_timestamp
         return appender
@@ -326,19 +313,32 @@ class SegmentAppender:
         return self.segment.ending_at(*self.end, active=False)
 
 
-def _active(files: Files, directory: str, facts: FileFacts, built: IndexBuilder, next_offset: int) -> Segment:
-    """Return the segment of a file whose batches are those that an index builder met."""
+_APPENDED = (names.LOG, names.INDEX, names.TIME_INDEX)
+
+
+def _facts(handle: Handle) -> StoredFacts:
+    facts = handle.stat()
+    return StoredFacts(SegmentId(facts.inode, facts.size), facts.mtime_ms)
+
+
+def _remove(stored: StoredSegment, extensions: Iterable[str], made: Iterable[Handle]) -> None:
+    """Close and remove what was made; the handles are of the first extensions."""
+    for extension, handle in zip(extensions, made, strict=False):
+        handle.close()
+        stored.remove(extension)
+
+
+def _active(stored: StoredSegment, facts: StoredFacts, built: IndexBuilder, next_offset: int) -> Segment:
+    """Return the segment of a log whose batches are those that an index builder met."""
     base_offset = built.base_offset
     return Segment(
-        files,
-        directory,
-        base_offset,
-        facts=facts,
+        stored,
+        facts,
         next_offset=next_offset,
         largest_timestamp=built.largest_timestamp,
         active=True,
         indexes=(
-            OffsetIndex(bytes(built.offset_entries), base_offset, facts.size),
+            OffsetIndex(bytes(built.offset_entries), base_offset, facts.id.size),
             TimeIndex(bytes(built.time_entries), base_offset),
         ),
     )

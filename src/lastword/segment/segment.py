@@ -1,32 +1,31 @@
-"""`Segment`: the batches from one base offset on, as they lie on disk, and what can be asked of them without
-decoding.
+"""`Segment`: the batches from one base offset on, and what can be found in them without decoding records.
 
 A segment is named by its base offset and consists of `.log`, `.index` and `.timeindex`. The log is the truth.
-The indexes only say where to begin: what they point at is checked to be a sound batch that begins low enough
-before it is used, and without them a search begins at the first byte. So a damaged index costs time, never a
+The indexes only give a position to begin at: it is checked to be a valid batch that begins low enough before
+it is used, and without an index a search begins at the first byte. So a damaged index costs time, never a
 wrong answer.
 
-The object holds facts and opens the file when it is first read. If by then another file lies under that name
-(a rewrite was published meanwhile), that is `FileVanishedError`: the list of segments that this one came from
-is old.
+The object holds facts, and reads bytes through `stored`. The log is opened when it is first read. If another
+log is stored under the base offset by then (a rewrite was published meanwhile), that is `FileVanishedError`:
+the list of segments that this one came from is old.
 """
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
-from lastword.errors import DataError, FileVanishedError, NotAPartitionError
-from lastword.files import FileFacts, Files, Handle
+from lastword.errors import DataError, FileVanishedError
+from lastword.files import Handle
 from lastword.records.batch import BatchHeader
 from lastword.records.formats import crc_ok, read_records
 from lastword.records.legacy import UNKNOWN_COUNT
 from lastword.segment import names
 from lastword.segment.offset_index import OffsetEntry, OffsetIndex
 from lastword.segment.scan import headers
+from lastword.segment.stored import SegmentId, StoredFacts, StoredSegment
 from lastword.segment.time_index import NO_TIMESTAMP, TimeIndex
 
 if TYPE_CHECKING:
@@ -37,38 +36,33 @@ DEFAULT_CHUNK_BYTES = 1 << 20
 
 
 class Segment:
-    """One segment of a partition directory, as it was at one moment. Its facts do not change.
+    """One segment of a log, as it was at one moment. Its facts do not change.
 
     Attributes:
-        size: Bytes that may be read: the file's size, or the end of the last sound batch of a file that is
+        stored: Where its bytes are.
+        file: The name of its log, for messages.
+        size: Bytes that may be read: those of the log, or the end of the last valid batch of a log that is
             being written.
-        active: Appends go to the segment, so its file may be longer than `size`.
+        active: Appends go to the segment, so its log may be longer than `size`.
     """
 
     def __init__(
         self,
-        files: Files,
-        directory: str,
-        base_offset: int,
+        stored: StoredSegment,
+        facts: StoredFacts,
         *,
-        facts: FileFacts,
-        suffix: str = "",
-        size: int | None = None,
         next_offset: int | None = None,
         largest_timestamp: int | None = None,
         active: bool = False,
         indexes: tuple[OffsetIndex, TimeIndex] | None = None,
     ) -> None:
-        self.files: Final = files
-        self.directory: Final = directory
-        self.base_offset: Final = base_offset
-        self.suffix: Final = suffix
-        self.file: Final = self.path(names.LOG)
-        self.size: Final = facts.size if size is None else size
-        self.inode: Final = facts.inode
+        self.stored: Final = stored
+        self.base_offset: Final = stored.base_offset
+        self.file: Final = stored.path(names.LOG)
+        self.size: Final = facts.id.size
         self.mtime_ms: Final = facts.mtime_ms
         self.active: Final = active
-        self._listed_size = facts.size
+        self._stored_id = facts.id
         self._next_offset = next_offset
         self._largest_timestamp = largest_timestamp
         self._handle: Handle | None = None
@@ -76,44 +70,28 @@ class Segment:
         self._time_index: TimeIndex | None = None
         if indexes is not None:
             self._offset_index, self._time_index = indexes
-        self._ends = array("q")  # of the indexed batches that were looked at; 0: not yet, -1: not sound
+        self._ends = array("q")  # of the indexed batches that were read; 0: not yet, -1: not valid
 
     @classmethod
     def load(
         cls,
-        files: Files,
-        directory: str,
-        base_offset: int,
+        stored: StoredSegment,
         *,
-        suffix: str = "",
         next_offset: int | None = None,
         largest_timestamp: int | None = None,
         active: bool = False,
     ) -> Segment:
-        """Return the segment as its file is now; facts that are not given are read when they are needed.
+        """Return the segment as it is stored now; facts that are not given are read when they are needed.
 
         Raises:
-            FileVanishedError: There is no such file.
-            NotAPartitionError: It is a link, or no regular file.
+            FileVanishedError: There is none.
+            NotAPartitionError: Its file is a link, or no regular file.
         """
-        path = os.path.join(directory, names.segment_file(base_offset, names.LOG, suffix))
-        facts = files.stat(path)
+        facts = stored.facts()
         if facts is None:
+            path = stored.path(names.LOG)
             raise FileVanishedError(f"{path} is gone", file=path)
-        if facts.kind == "link":
-            raise NotAPartitionError.link(path)
-        if facts.kind != "file":
-            raise NotAPartitionError.of(path, "regular file")
-        return cls(
-            files,
-            directory,
-            base_offset,
-            facts=facts,
-            suffix=suffix,
-            next_offset=next_offset,
-            largest_timestamp=largest_timestamp,
-            active=active,
-        )
+        return cls(stored, facts, next_offset=next_offset, largest_timestamp=largest_timestamp, active=active)
 
     def ending_at(
         self,
@@ -129,12 +107,12 @@ class Segment:
         )
 
     def with_mtime_now(self) -> Segment:
-        """Return the segment with the modification time that its file has now."""
+        """Return the segment with the modification time that its log has now."""
         return self._with(mtime_ms=self.mtime_now_ms())
 
-    def read_through(self, files: Files, handle: Handle | None) -> Segment:
-        """Return the segment, read through other files; `handle` is its open log file, if there is one."""
-        return self._with(files=files, _handle=handle)
+    def read_through(self, stored: StoredSegment, handle: Handle | None) -> Segment:
+        """Return the segment, read through another object; `handle` is its open log, if there is one."""
+        return self._with(stored=stored, _handle=handle)
 
     def _with(self, **changed: object) -> Segment:
         segment = Segment.__new__(Segment)
@@ -144,10 +122,18 @@ class Segment:
     def __repr__(self) -> str:
         return f"Segment({self.file!r}, {self.size} bytes)"
 
-    def path(self, extension: str) -> str:
-        return os.path.join(self.directory, names.segment_file(self.base_offset, extension, self.suffix))
-
     # -------------------------------------------------------------- facts
+
+    @property
+    def id(self) -> SegmentId:
+        """Which stored segment it is, as far as it may be read."""
+        return SegmentId(self._stored_id.number, self.size)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Is the segment still the one that is stored under its base offset? It may have grown."""
+        facts = self.stored.facts()
+        return facts is not None and facts.id.number == self._stored_id.number
 
     @property
     def next_offset(self) -> int:
@@ -180,23 +166,24 @@ class Segment:
         return NO_TIMESTAMP
 
     def mtime_now_ms(self) -> int:
-        """As it is now: a file that was appended to is younger than when it was opened."""
-        facts = self.files.stat(self.file)
+        """Return the modification time of the log now: an append makes it younger than when it was loaded."""
+        facts = self.stored.facts()
         return self.mtime_ms if facts is None else facts.mtime_ms
 
     # -------------------------------------------------------------- files
 
     @property
     def handle(self) -> Handle:
-        """The log file, opened at first use and closed with the last reference to it."""
+        """The log, opened at first use and closed with the last reference to it."""
         handle = self._handle
         if handle is None:
-            # The file of an active segment may have grown. That of a closed segment does not grow: another
-            # size under its inode is another file, for a file system reuses the inode of a removed file.
-            size = max(self.size, self._listed_size)
-            handle = self.files.open_read(self.file)
+            # The log of an active segment may have grown. That of a closed segment does not grow: another
+            # size under its number is another log, for a file system reuses the inode of a removed file.
+            number, size = self._stored_id
+            size = max(self.size, size)
+            handle = self.stored.open_read()
             facts = handle.stat()
-            if facts.inode != self.inode or facts.size < size or (facts.size > size and not self.active):
+            if facts.inode != number or facts.size < size or (facts.size > size and not self.active):
                 handle.close()
                 raise FileVanishedError(f"{self.file} was replaced since it was listed", file=self.file)
             self._handle = handle
@@ -205,20 +192,16 @@ class Segment:
     @property
     def offset_index(self) -> OffsetIndex:
         if self._offset_index is None:
-            self._offset_index = OffsetIndex(self._bytes(names.INDEX), self.base_offset, self.size)
+            self._offset_index = OffsetIndex(
+                self.stored.read(names.INDEX) or b"", self.base_offset, self.size
+            )
         return self._offset_index
 
     @property
     def time_index(self) -> TimeIndex:
         if self._time_index is None:
-            self._time_index = TimeIndex(self._bytes(names.TIME_INDEX), self.base_offset)
+            self._time_index = TimeIndex(self.stored.read(names.TIME_INDEX) or b"", self.base_offset)
         return self._time_index
-
-    def _bytes(self, extension: str) -> bytes:
-        try:
-            return self.files.read_bytes(self.path(extension))
-        except FileVanishedError:
-            return b""
 
     # -------------------------------------------------------------- reading
 

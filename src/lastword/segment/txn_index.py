@@ -29,7 +29,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lastword.errors import CorruptFileError
-from lastword.files import Files, Handle
+from lastword.files import Handle
+from lastword.segment import names
+from lastword.segment.stored import StoredSegment
 
 ENTRY = struct.Struct(">hqqqq")
 VERSION = 0
@@ -117,37 +119,38 @@ def collect_over(
 
 
 class TransactionIndex:
-    """The index file of one segment. The file is read once, when it is first asked for, and made by the
-    first append.
+    """The index of one segment. It is read once, when it is first needed, and made by the first append.
 
-    One thread writes (under the log's lock); others may read and iterate meanwhile. A rename of the file
-    while it is open is told by setting `path`.
+    One thread writes (under the log's lock); others may read and iterate meanwhile.
     """
 
-    def __init__(self, files: Files, path: str, base_offset: int) -> None:
-        self.files = files
-        self.path = path
-        self.base_offset = base_offset
+    def __init__(self, stored: StoredSegment) -> None:
+        self._stored = stored
         self._entries: list[AbortedTransaction] | None = None
         self._handle: Handle | None = None
 
     @property
+    def path(self) -> str:
+        """The name of the index, for messages."""
+        return self._stored.path(names.TXN_INDEX)
+
+    @property
     def entries(self) -> list[AbortedTransaction]:
+        """The entries. CorruptFileError for one of an unknown version."""
         if self._entries is None:
-            data = self.files.read_bytes(self.path) if self.files.exists(self.path) else b""
-            self._entries = decode_entries(data, self.path)
+            self._entries = decode_entries(self._stored.read(names.TXN_INDEX) or b"", self.path)
         return self._entries
 
     def check(self) -> None:
-        """Raises CorruptFileError if the entries cannot be those of this segment."""
-        check_entries(self.entries, self.base_offset, self.path)
+        """Raise CorruptFileError if the entries cannot be those of this segment."""
+        check_entries(self.entries, self._stored.base_offset, self.path)
 
     def collect(self, fetch_offset: int, upper_bound: int) -> Collected:
+        """See `collect`."""
         return collect(self.entries, fetch_offset, upper_bound)
 
     def append(self, entry: AbortedTransaction) -> None:
-        """Writes an entry, unsynced. Raises ValueError unless its last offset is above that of the entry
-        before."""
+        """Write an entry, unsynced. ValueError unless its last offset is above that of the entry before."""
         entries = self.entries
         if entries and entry.last_offset <= entries[-1].last_offset:
             raise ValueError(
@@ -158,35 +161,39 @@ class TransactionIndex:
         entries.append(entry)
 
     def truncate(self, offset: int) -> None:
-        """Drops every entry that ends at `offset` or above."""
+        """Drop every entry that ends at `offset` or above."""
         kept = [entry for entry in self.entries if entry.last_offset < offset]
         if len(kept) < len(self.entries):
             self._open().truncate(len(kept) * ENTRY.size)
             self._entries = kept
 
     def reset(self) -> None:
-        """Drops all entries; for a file that cannot be read, too."""
-        if self.files.exists(self.path):
+        """Drop all entries, also of an index that cannot be read."""
+        if self._exists():
             self._entries = []
             self._open().truncate(0)
         self._entries = []
 
     def sync(self) -> None:
-        """fsync, if there is anything to sync."""
+        """Make the index durable, if there is one."""
         if self._handle is not None:
             self._handle.fsync()
-        elif self.files.exists(self.path):
+        elif self._exists():
             self._open().fsync()
 
     def close(self) -> None:
+        """Close the file."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
 
+    def _exists(self) -> bool:
+        return self._stored.read(names.TXN_INDEX) is not None
+
     def _open(self) -> Handle:
         if self._handle is None:
             whole = len(self.entries) * ENTRY.size
-            handle = self.files.open_append(self.path, create=True)
+            handle = self._stored.open_append(names.TXN_INDEX, create=True)
             if handle.size() != whole:
                 handle.truncate(whole)  # a fragment would shift every later entry
             self._handle = handle

@@ -35,6 +35,7 @@ from lastword.files import Files
 from lastword.kernels import BAD_OFFSET
 from lastword.kernels import table as fields
 from lastword.logdir.identity import read_topic_id
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.moment import Range
 from lastword.partition.outcomes import Outcomes
 from lastword.partition.transactions import Decisions
@@ -120,7 +121,7 @@ def view_of(task: LogPartition, options: ReadOptions, files: Files) -> Partition
         return None
     else:
         need_directory(task.directory)
-    view = PartitionView.load(files, task.directory)
+    view = PartitionView.load(DirectorySegments(files, task.directory))
     if task.topic_id is None or read_topic_id(files, task.directory) in (None, task.topic_id):
         return view
     if not options.fail_on_data_loss:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lastword.errors import LastwordError, StorageError
 from lastword.files import DEFAULT
+from lastword.partition.directory_segments import DirectorySegments
 
 if TYPE_CHECKING:
     from lastword.cleaner.distributed.remote import LedgerParams, RemoteBuild, RemoteScan
@@ -110,7 +111,7 @@ def plan_chosen(task: ChosenTask) -> Plan:
 def _view(directory: str) -> PartitionView:
     from lastword.partition.view import PartitionView
 
-    return PartitionView.load(DEFAULT, directory)
+    return PartitionView.load(DirectorySegments(DEFAULT, directory))
 
 
 def _context(*, dry: bool) -> Context:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lastword.errors import UsageError
 from lastword.partition import losses
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.wire import INT64_MAX
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _sketch(piece: _Piece) -> bytes:
     from lastword.partition.view import PartitionView
     from lastword.tools.duplication import sketch_of
 
-    view = PartitionView.load(DEFAULT, piece.directory)
+    view = PartitionView.load(DirectorySegments(DEFAULT, piece.directory))
     return sketch_of(view, lambda base_offset: piece.first <= base_offset < piece.end).to_bytes()
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lastword.errors import DataError, DecompressionLimitError
 from lastword.records.batch import BatchHeader
 from lastword.segment import names
+from lastword.segment.stored import SegmentId
 from lastword.values import Value
 
 OPEN = "open it to write"
@@ -97,17 +98,17 @@ class Findings:
     """Counts and problems of one check.
 
     Attributes:
-        sound: (inode, size, mtime) of the log files that were checked with their indexes and have no problem.
+        sound: Identity and time (ms) of the logs that were checked with their indexes and have no problem.
             A later check skips them. None of them ends inside a transaction.
-        epochs: of each log file, which batches have which leader epoch.
+        epochs: of each log, which batches have which leader epoch.
     """
 
     batches: int = 0
     records: int = 0
     read_bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
-    sound: set[tuple[int, int, int]] = field(default_factory=set)
-    epochs: dict[tuple[int, int, int], list[EpochRun]] = field(default_factory=dict)
+    sound: set[tuple[SegmentId, int]] = field(default_factory=set)
+    epochs: dict[tuple[SegmentId, int], list[EpochRun]] = field(default_factory=dict)
 
     def report(self, problem: Problem) -> None:
         if len(self.problems) < MAX_PROBLEMS:

@@ -36,9 +36,11 @@ from lastword.errors import CorruptFileError, DataError, FileVanishedError, Last
 from lastword.files import FileFacts, Files
 from lastword.logdir.identity import read_topic_id
 from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.directory_segments import DirectorySegments, read_log_start
 from lastword.partition.synced import read_synced
-from lastword.partition.view import PartitionView, read_log_start
+from lastword.partition.view import PartitionView
 from lastword.segment import names
+from lastword.segment.stored import SegmentId
 from lastword.tools.findings import EpochRun, Findings, Problem
 from lastword.tools.verify_log import verify_log
 from lastword.values import Progress, ProgressLike, Value, plural
@@ -164,7 +166,7 @@ def verify(
 def _load(files: Files, directory: str) -> PartitionView | None:
     """Load a view; None if that fails, which the check of the partition reports."""
     try:
-        return PartitionView.load(files, directory)
+        return PartitionView.load(DirectorySegments(files, directory))
     except LastwordError:
         return None
 
@@ -192,8 +194,8 @@ def _verify_partition(
     Returns:
         The last checked view; None if the partition cannot be listed, or was deleted meanwhile.
     """
-    sound: set[tuple[int, int, int]] = set()
-    epochs: dict[tuple[int, int, int], list[EpochRun]] = {}
+    sound: set[tuple[SegmentId, int]] = set()
+    epochs: dict[tuple[SegmentId, int], list[EpochRun]] = {}
     repetitions: dict[tuple[str, str, int | None, int | None], int] = {}
     problems: list[Problem] = []
     before: Listing | None = None
@@ -236,7 +238,7 @@ def _check_partition(
     """Check a partition once; return the view, and False if a listed file vanished."""
     try:
         if view is None:
-            view = PartitionView.load(files, directory)
+            view = PartitionView.load(DirectorySegments(files, directory))
         complete = verify_log(files, view, quick, check, advance)
         _verify_tail(files, view, check)
         _verify_end(view, check)
@@ -337,16 +339,17 @@ def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
     """Report bytes after the last valid batch: an unfinished append of a killed process, unless a writer
     appends them now."""
     last = view.active
-    facts = files.stat(last.file) if last is not None else None
-    if last is None or facts is None or facts.size <= last.size or facts.inode != last.inode:
+    facts = last.stored.facts() if last is not None else None
+    if last is None or facts is None or facts.id.size <= last.size or facts.id.number != last.id.number:
         return
+    file_size = facts.id.size
     if view.damage is not None:
         return  # `_verify_end` reports it: no torn tail
     with files.open_read(last.file) as handle:
-        if not handle.pread(facts.size - last.size, last.size).strip(b"\0"):
+        if not handle.pread(file_size - last.size, last.size).strip(b"\0"):
             return  # space that Kafka preallocated
     try:
-        now = PartitionView.load(files, view.directory)
+        now = PartitionView.load(DirectorySegments(files, view.directory))
     except LastwordError:
         return  # the partition is changing
     if now.log_end == view.log_end:
@@ -355,7 +358,7 @@ def _verify_tail(files: Files, view: PartitionView, findings: Findings) -> None:
             last.size,
             None,
             "incomplete-batch",
-            f"{facts.size - last.size} bytes behind the last sound batch",
+            f"{file_size - last.size} bytes behind the last sound batch",
             True,
         )
 
@@ -419,7 +422,7 @@ def _verify_epochs(files: Files, view: PartitionView, findings: Findings) -> Non
         return
     starts = [start for start, _ in entries]
     for segment in view.segments:
-        for run in findings.epochs.get((segment.inode, segment.size, segment.mtime_ms), ()):
+        for run in findings.epochs.get((segment.id, segment.mtime_ms), ()):
             for offset in (max(run.first, view.log_start), max(run.last, view.log_start)):
                 place = bisect_right(starts, offset) - 1
                 epoch = entries[place][1] if place >= 0 else None

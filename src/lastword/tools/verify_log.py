@@ -54,7 +54,7 @@ def verify_log(
                 False,
             )
         following = segments[place + 1].base_offset if place + 1 < len(segments) else None
-        identity = (segment.inode, segment.size, segment.mtime_ms)
+        identity = segment.id, segment.mtime_ms
         if identity in findings.sound:
             transactions = OpenTransactions()
             next_offset = following or next_offset
@@ -86,7 +86,7 @@ def _verify_segment(
     its start; the call updates them to its end."""
     batches = BatchPositions()
     epochs: list[EpochRun] = []
-    findings.epochs[segment.inode, segment.size, segment.mtime_ms] = epochs
+    findings.epochs[segment.id, segment.mtime_ms] = epochs
     aborted: list[AbortedTransaction] = []
     next_offset = segment.base_offset
     before = len(findings.problems)
@@ -125,10 +125,10 @@ def _verify_segment(
             epochs.append(EpochRun(first, header.base_offset, header.leader_epoch))
     # Indexes are checked only without damage, because the positions after it are unknown, and outside a swap,
     # during which they have other names.
-    if len(findings.problems) == before and not segment.suffix:
-        _verify_offset_index(files, segment, batches, findings)
-        _verify_time_index(files, segment, batches, findings)
-        _verify_txn_index(files, segment, aborted, findings, lambda offset: _batch_at(view, offset))
+    if len(findings.problems) == before and segment.file.endswith(names.LOG):
+        _verify_offset_index(segment, batches, findings)
+        _verify_time_index(segment, batches, findings)
+        _verify_txn_index(segment, aborted, findings, lambda offset: _batch_at(view, offset))
     return next_offset
 
 
@@ -234,13 +234,19 @@ def _verify_records(data: bytes, header: BatchHeader, file: str, findings: Findi
 # ---------------------------------------------------------------- indexes
 
 
-def _verify_offset_index(files: Files, segment: Segment, batches: BatchPositions, findings: Findings) -> None:
-    path = segment.path(names.INDEX)
-    if not files.exists(path):
+def _stored_bytes(segment: Segment) -> int:
+    """Return the size of the log now: a writer may have appended since it was listed."""
+    facts = segment.stored.facts()
+    return segment.size if facts is None else facts.id.size
+
+
+def _verify_offset_index(segment: Segment, batches: BatchPositions, findings: Findings) -> None:
+    path, data = segment.stored.path(names.INDEX), segment.stored.read(names.INDEX)
+    if data is None:
         if segment.size:
             findings.add(path, None, None, "missing-index", "there is none", True)
         return
-    index = OffsetIndex(files.read_bytes(path), segment.base_offset, segment.size)
+    index = OffsetIndex(data, segment.base_offset, segment.size)
     for place, entry in enumerate(index.entries()):
         if not batches.indexed(entry.offset, entry.position):
             findings.add(
@@ -252,24 +258,24 @@ def _verify_offset_index(files: Files, segment: Segment, batches: BatchPositions
                 True,
             )
             return
-    if index.damaged and segment.size == (files.stat(segment.file) or segment).size:
+    if index.damaged and segment.size == _stored_bytes(segment):
         findings.add(
             path, index.size_bytes, None, "bad-index", "the entries from here on make no sense", True
         )
 
 
-def _verify_time_index(files: Files, segment: Segment, batches: BatchPositions, findings: Findings) -> None:
-    path = segment.path(names.TIME_INDEX)
-    if not files.exists(path):
+def _verify_time_index(segment: Segment, batches: BatchPositions, findings: Findings) -> None:
+    path, data = segment.stored.path(names.TIME_INDEX), segment.stored.read(names.TIME_INDEX)
+    if data is None:
         if segment.size:
             findings.add(path, None, None, "missing-index", "there is none", True)
         return
-    index = TimeIndex(files.read_bytes(path), segment.base_offset)
+    index = TimeIndex(data, segment.base_offset)
     last_offsets = list(batches.largest)
     for place, entry in enumerate(index.entries()):
         at = bisect_left(last_offsets, entry.offset)
         largest = batches.largest[last_offsets[at]] if at < len(last_offsets) else None
-        if largest is None and segment.size != (files.stat(segment.file) or segment).size:
+        if largest is None and segment.size != _stored_bytes(segment):
             continue  # appended after the log was listed
         if largest != entry.timestamp:
             findings.add(
@@ -288,7 +294,6 @@ def _verify_time_index(files: Files, segment: Segment, batches: BatchPositions, 
 
 
 def _verify_txn_index(
-    files: Files,
     segment: Segment,
     aborted: Sequence[AbortedTransaction],
     findings: Findings,
@@ -301,17 +306,16 @@ def _verify_txn_index(
     must match the entry.
 
     Args:
-        files: The storage.
         segment: The segment.
         aborted: The transactions aborted by the markers of this segment.
         findings: Gets the problems.
         batch_at: Returns the batch of the log that contains an offset.
     """
-    path = segment.path(names.TXN_INDEX)
+    path, data = segment.stored.path(names.TXN_INDEX), segment.stored.read(names.TXN_INDEX)
     entries: list[AbortedTransaction] = []
-    if files.exists(path):
+    if data is not None:
         try:
-            entries = decode_entries(files.read_bytes(path), path)
+            entries = decode_entries(data, path)
             check_entries(entries, segment.base_offset, path)
         except CorruptFileError as error:
             findings.add(path, error.position, error.offset, "bad-txn-index", error.message, True)

@@ -33,6 +33,7 @@ from lastword.files.framed import Framed
 from lastword.partition import leases
 from lastword.segment import names
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles, SegmentId
 from lastword.values import Value
 
 PREFIX = "sharded-"
@@ -57,6 +58,11 @@ class JobSource(Value):
     size_bytes: int
     inode: int
     old_due: bool
+
+    @property
+    def id(self) -> SegmentId:
+        """Which stored segment it was."""
+        return SegmentId(self.inode, self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ def start(
         salt=(os.urandom(16) if salt is None else salt).hex(),
         due_below=leases.load(files, partition, plan.now_ms).floor,
         sources=tuple(
-            JobSource(one.base_offset, one.next_offset, one.size, one.inode, due)
+            JobSource(one.base_offset, one.next_offset, one.size, one.id.number, due)
             for one, due in zip(sources, old_due(sources, plan), strict=True)
         ),
         units=_units([one.size for one in sources], unit_bytes),
@@ -176,8 +182,8 @@ def _sound(files: Files, path: str, partition: str, clock: Clock) -> Job | None:
     except LastwordError:  # a damaged file of a step: the job starts again
         return None
     for number, source in enumerate(job.sources):
-        facts = files.stat(log_file(partition, source.base_offset))
-        same = facts is not None and (facts.size, facts.inode) == (source.size_bytes, source.inode)
+        facts = SegmentFiles(files, partition, source.base_offset).facts()
+        same = facts is not None and facts.id == source.id
         if not same and number not in gone:
             return None
     return job
@@ -332,8 +338,8 @@ def published(files: Files, job: Job) -> dict[int, int]:
         known = load_note(files, job, number)
         if known is not None:
             output = known["group"]["output"]
-            facts = files.stat(log_file(job.partition, output["base_offset"]))
-            if facts is not None and (facts.size, facts.inode) == (output["size_bytes"], known["inode"]):
+            facts = SegmentFiles(files, job.partition, output["base_offset"]).facts()
+            if facts is not None and facts.id == (known["inode"], output["size_bytes"]):
                 found[number] = output["base_offset"]
     return found
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 from lastword.accounts.ledger import Ledger
 from lastword.cleaner.drive import Seen, seen_of
-from lastword.cleaner.engine import output
 from lastword.cleaner.engine.cleaning import Context, clean
 from lastword.cleaner.engine.liveness import KeptAccounts, refresh
 from lastword.cleaner.engine.report import CleanRound, PreparedCleaning
@@ -32,6 +31,7 @@ from lastword.cleaner.policy.plan import Plan
 from lastword.config import TopicConfig
 from lastword.errors import LastwordError
 from lastword.files import Files
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.log import PartitionLog
 from lastword.partition.view import PartitionView
 from lastword.segment import names
@@ -133,12 +133,12 @@ def _saved(view: PartitionView, ledger: Ledger, plan: Plan, files: Files) -> str
     room: they can be made again."""
     aside = ""
     with suppress(LastwordError):
-        aside = output.make_staging(files, view.directory, plan.limit)
+        aside = view.store.create_output(plan.limit).location
         if ledger.save(aside):
             return aside
     if aside:
         with suppress(LastwordError):
-            output.discard_staging(files, aside)
+            view.store.discard(aside)
     return ""
 
 
@@ -159,7 +159,7 @@ def publish(
         save(log.files, log.directory, built.accounts)
     finally:
         if built.accounts:
-            output.discard_staging(log.files, built.accounts)
+            log.store.discard(built.accounts)
 
 
 def save(files: Files, directory: str, accounts: str) -> None:
@@ -171,4 +171,4 @@ def save(files: Files, directory: str, accounts: str) -> None:
         if files.exists(os.path.join(accounts, name)):
             files.rename(os.path.join(accounts, name), os.path.join(private, name))
     files.fsync_dir(private)
-    output.discard_staging(files, accounts)
+    DirectorySegments(files, directory).discard(accounts)

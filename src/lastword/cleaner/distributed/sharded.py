@@ -53,10 +53,13 @@ from lastword.cleaner.policy.plan import Plan
 from lastword.clock import Clock
 from lastword.errors import BusyError, LastwordError
 from lastword.files import Files
+from lastword.partition.directory_segments import DirectorySegments
 from lastword.partition.leases import Leases
+from lastword.partition.segment_store import SegmentStore
 from lastword.partition.transactions import Decisions
 from lastword.partition.view import PartitionView
 from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
 from lastword.segment.txn_index import AbortedTransaction
 
 if TYPE_CHECKING:
@@ -116,7 +119,7 @@ def extract(files: Files, directory: str, number: int) -> TransactionMet | None:
 def look(files: Files, directory: str, first_offset: int) -> None:
     """What became of every transaction, from the first batch of any on."""
     job = _loaded(files, directory)
-    view = PartitionView.load(files, job.partition)
+    view = PartitionView.load(DirectorySegments(files, job.partition))
     plan = job.plan
     walk = Transactions(view.segments, plan.limit, plan.now_ms, plan.producer_expiration_ms)
     with _on_damage(files, job):
@@ -193,7 +196,13 @@ def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock:
     """
     job = _loaded(files, directory)
     plan = replace(job.plan, now_ms=now_ms)
-    log = JobLog(plan.topic, plan.partition, job.partition, plan.log_start, Sources(files, job))
+    log = JobLog(
+        plan.topic,
+        plan.partition,
+        DirectorySegments(files, job.partition),
+        plan.log_start,
+        Sources(files, job),
+    )
     liveness = ShardedScan(files, job, number)
     path = f"{job.scratch}/built-{number:05d}.json"
     if not job.rewrites:
@@ -205,10 +214,10 @@ def rewrite_group(files: Files, directory: str, number: int, now_ms: int, clock:
     prepared = clean(log, plan, liveness, Collector(plan, staged_in=outputs), Context(files, clock))
     for built in prepared.groups:
         output = built.output
-        facts = files.stat(log_file(output.directory, output.base_offset))
+        facts = SegmentFiles(files, output.directory, output.base_offset).facts()
         note = {
             "group": asdict(built),
-            "inode": -1 if facts is None else facts.inode,
+            "inode": -1 if facts is None else facts.id.number,
             "starts_clocks": liveness.sets_horizons(),
         }
         write_json(files, path, note)
@@ -219,9 +228,14 @@ class JobLog(NamedTuple):
 
     topic: str
     partition: int
-    directory: str
+    store: SegmentStore
     log_start: int
     segments: Sequence[Segment]
+
+    @property
+    def directory(self) -> str:
+        """The partition's directory."""
+        return self.store.directory
 
 
 class ShardedScan:
@@ -320,9 +334,10 @@ class Sources(Sequence[Segment]):
         if number not in self._loaded:
             wanted = self._job.sources[number]
             found = Segment.load(
-                self._files, self._job.partition, wanted.base_offset, next_offset=wanted.next_offset
+                SegmentFiles(self._files, self._job.partition, wanted.base_offset),
+                next_offset=wanted.next_offset,
             )
-            if (found.inode, found.size) != (wanted.inode, wanted.size_bytes):
+            if found.id != wanted.id:
                 raise BusyError(f"{found.file} changed while it was cleaned", remedy="clean again")
             self._loaded[number] = found
         return self._loaded[number]

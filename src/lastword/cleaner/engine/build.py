@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastword.cleaner.engine import report
 from lastword.cleaner.engine.certificate import certify
-from lastword.cleaner.engine.output import Output, discard_staging, make_staging
+from lastword.cleaner.engine.output import Output
 from lastword.cleaner.engine.report import BuiltGroup
 from lastword.cleaner.engine.rewrite import Rewritten, rewrite
 from lastword.cleaner.engine.transactions import index_entries
@@ -38,9 +38,9 @@ def rewrite_each(rewrite: Rewrite, staged_in: str | None = None) -> Generator[Bu
     """Rewrite and certify one group after another; one that fails leaves nothing behind. To be closed.
 
     Args:
-        staged_in: where outputs are made, if not in the partition's private directory.
+        staged_in: a location for outputs, if they are not made beside the log.
     """
-    building = _Building(rewrite, staged_in or rewrite.directory)
+    building = _Building(rewrite, staged_in)
     scan = rewrite.scan
     with second_thread("lastword-rewrite", scan.threads) as second:
         yield from built_in_order(building, scan.groups, second, overlap=scan.overlap)
@@ -72,22 +72,22 @@ class _Written:
 class _Building:
     """What the groups of a cleaning have in common, and the two steps of building one."""
 
-    def __init__(self, rewrite: Rewrite, staged_in: str) -> None:
+    def __init__(self, rewrite: Rewrite, staged_in: str | None) -> None:
         self._rewrite = rewrite
         self._plan = rewrite.plan
         self._scan = rewrite.scan
-        self._files = rewrite.context.files
+        self._store = rewrite.store
         self._steps = rewrite.steps
         self._staged_in = staged_in
 
     def write(self, group: Group, second: Executor | None) -> _Written:
         started = self._steps.clock.monotonic()
         self._check_room(group)
-        staged = make_staging(self._files, self._staged_in, group.base_offset)
+        location, stored = self._store.create_output(group.base_offset, self._staged_in)
         scan = self._scan
         try:
             with self._on_damage():
-                output = Output(self._files, staged, group.base_offset, self._plan)
+                output = Output(location, self._rewrite.context.paced(stored), self._plan)
                 rewritten = rewrite(
                     group,
                     scan.sources,
@@ -99,7 +99,7 @@ class _Building:
                     second,
                 )
         except BaseException:
-            self._throw_away(staged)
+            self._throw_away(location)
             raise
         return _Written(group, output, rewritten, self._steps.clock.monotonic() - started)
 
@@ -115,31 +115,31 @@ class _Building:
             output.finish(taken[-1].mtime_now_ms(), entries)
             dropped = self._rewrite.highest_due(group)
         except BaseException:
-            self._throw_away(output.directory)
+            self._throw_away(output.location)
             raise
         seconds = written.seconds + self._steps.clock.monotonic() - started
-        built = report.built(sources, group, output.directory, rewritten, certified, resolution, seconds)
+        built = report.built(sources, group, output.location, rewritten, certified, resolution, seconds)
         return replace(built, dropped_tombstone=dropped)
 
     def discard(self, unwanted: _Written) -> None:
-        discard_staging(self._files, unwanted.output.directory)
+        self._store.discard(unwanted.output.location)
 
     def give_up(self) -> None:
         self._steps.give_up()
 
-    def _throw_away(self, staged: str) -> None:
+    def _throw_away(self, location: str) -> None:
         with suppress(LastwordError):  # the first error is the one to report
-            discard_staging(self._files, staged)
+            self._store.discard(location)
 
     def _on_damage(self) -> AbstractContextManager[None]:
-        return quarantine.on_damage(self._files, self._rewrite.directory, self._plan)
+        return quarantine.on_damage(self._rewrite.context.files, self._store.directory, self._plan)
 
     def _check_room(self, group: Group) -> None:
         """Refuse before writing what will not fit. A guess that is too low still ends well: appends are whole
         or nothing.
         """
-        directory = self._rewrite.directory
-        needed, free = group.live_bytes, self._files.free_bytes(directory)
+        directory = self._store.directory
+        needed, free = group.live_bytes, self._store.free_bytes()
         if needed > free:
             name = f"{self._plan.topic}-{self._plan.partition}"
             raise DiskFullError.of(name, os.path.dirname(directory), needed, free, directory)

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from lastword.cleaner.engine.report import BuiltGroup, ScanStats, TombstonesWaiting
-from lastword.cleaner.engine.throttle import PacedFiles, Stopped
+from lastword.cleaner.engine.throttle import PacedFiles, PacedStored, Stopped
 from lastword.cleaner.engine.transactions import Found
 from lastword.cleaner.policy.groups import Group, Limits
 from lastword.cleaner.policy.plan import Plan, Reason
@@ -28,7 +28,9 @@ from lastword.clock import Clock
 from lastword.errors import LastwordError
 from lastword.files import Files
 from lastword.partition.leases import Leases
+from lastword.partition.segment_store import SegmentStore
 from lastword.segment.segment import Segment
+from lastword.segment.stored import StoredSegment
 from lastword.values import Progress, ProgressLike
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class CleanableLog(Protocol):
     def partition(self) -> int: ...
     @property
     def directory(self) -> str: ...
+    @property
+    def store(self) -> SegmentStore: ...
     @property
     def log_start(self) -> int: ...
     @property
@@ -87,6 +91,10 @@ class Context:
             return self, segments
         files = PacedFiles(self.files, self.budget, self.stop)
         return replace(self, files=files), files.segments(segments)
+
+    def paced(self, stored: StoredSegment) -> StoredSegment:
+        """Return a segment that is built, with its I/O taken from the budget."""
+        return stored if self.budget is None else PacedStored(stored, self.budget, self.stop)
 
     def steps(self, verb: str, source_bytes: int) -> Steps:
         return Steps(verb, source_bytes, self.clock, self.progress, self.stop)
@@ -156,9 +164,9 @@ class Liveness(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """All that rewriting the groups of a scan takes. `directory`: of the partition."""
+    """All that rewriting the groups of a scan takes. `store`: of the log."""
 
-    directory: str
+    store: SegmentStore
     plan: Plan
     scan: Scan
     context: Context
@@ -198,7 +206,7 @@ def clean(log: CleanableLog, plan: Plan, liveness: Liveness, sink: Sink[T], cont
             raise
         if isinstance(scan, Plan):
             return sink.kept(scan)
-        return sink.take(Rewrite(log.directory, plan, scan, context, steps, liveness.highest_due), liveness)
+        return sink.take(Rewrite(log.store, plan, scan, context, steps, liveness.highest_due), liveness)
 
 
 def below(segments: Sequence[Segment], limit: int) -> list[Segment]:

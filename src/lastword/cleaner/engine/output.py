@@ -3,16 +3,13 @@
 Neighbouring batches that lost records are joined (`kernels.repack`). They are in the buffer uncompressed;
 their records are compressed and get checksums when the buffer is appended.
 
-Each output is made in a private directory, `<partition>/lastword/rewrite-<base offset>-<token>/`. Its name is
-random, so a second attempt at the same group never meets the files of the first. A directory that was not
-published is waste; `remove_leftovers` removes it.
+Each output is a private segment of the log's store (`SegmentStore.create_output`). One that is not published
+is waste.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -24,8 +21,6 @@ from numpy.typing import NDArray
 from lastword import kernels
 from lastword.cleaner.engine.report import TombstonesWaiting
 from lastword.cleaner.policy.plan import Plan
-from lastword.errors import FileTakenError
-from lastword.files import Files
 from lastword.kernels import table as fields
 from lastword.kernels.pack import seal_batch
 from lastword.kernels.repack import (
@@ -52,6 +47,7 @@ from lastword.records.reader import read_records
 from lastword.resolve import DeadBitmaps
 from lastword.segment import names
 from lastword.segment.index_builder import IndexBuilder
+from lastword.segment.stored import StoredSegment
 from lastword.segment.txn_index import AbortedTransaction, encode_entries
 from lastword.wire import (
     ATTRIBUTES_AT,
@@ -79,17 +75,14 @@ times their bytes a record when each batch is cut by itself, 1.08 times when joi
 class Output:
     """The new segment while it is made: a .log that grows, and at the end its indexes."""
 
-    def __init__(self, files: Files, directory: str, base_offset: int, plan: Plan) -> None:
-        self._files = files
-        self.directory = directory
-        self.base_offset = base_offset
-        self.file = self._path(names.LOG)
-        self.handle = files.open_append(self.file, create=True, exclusive=True)
-        self.indexes = IndexBuilder(base_offset, plan.index_interval_bytes)
+    def __init__(self, location: str, stored: StoredSegment, plan: Plan) -> None:
+        self._stored = stored
+        self.location = location
+        self.base_offset = stored.base_offset
+        self.file = stored.path(names.LOG)
+        self.handle = stored.open_append(names.LOG, create=True, exclusive=True)
+        self.indexes = IndexBuilder(stored.base_offset, plan.index_interval_bytes)
         self._synced = False
-
-    def _path(self, extension: str) -> str:
-        return f"{self.directory}/{names.segment_file(self.base_offset, extension)}"
 
     def sync(self) -> None:
         """Make the .log durable: all of it is written."""
@@ -112,12 +105,10 @@ class Output:
         if aborted:
             indexes[names.TXN_INDEX] = encode_entries(aborted)
         for extension, entries in indexes.items():
-            with self._files.open_append(self._path(extension), create=True, exclusive=True) as handle:
+            with self._stored.open_append(extension, create=True, exclusive=True) as handle:
                 handle.append(entries)
                 handle.fsync()
-        for extension in (names.LOG, *indexes):
-            self._files.set_mtime(self._path(extension), mtime_ms)
-        self._files.fsync_dir(self.directory)
+        self._stored.seal((names.LOG, *indexes), mtime_ms)
 
 
 @dataclass(slots=True)
@@ -351,38 +342,3 @@ def _compressed(codec: int, batch: NDArray[np.uint8]) -> bytes:
         + crc32c(checked).to_bytes(4, "big")
         + checked
     )
-
-
-def _token() -> str:
-    return os.urandom(8).hex()
-
-
-def make_staging(
-    files: Files, partition_directory: str, base_offset: int, token: Callable[[], str] = _token
-) -> str:
-    """A new private directory for one output."""
-    private = f"{partition_directory}/{names.PRIVATE}"
-    if not files.exists(private):
-        with suppress(FileTakenError):  # another output, or a reader's lease, came first
-            files.mkdir(private)
-        files.fsync_dir(partition_directory)
-    path = f"{private}/{names.REWRITE_PREFIX}{base_offset:020d}-{token()}"
-    files.mkdir(path)
-    return path
-
-
-def discard_staging(files: Files, path: str) -> None:
-    """Remove an output that nobody will publish, or what a swap left of its directory."""
-    if files.exists(path):
-        files.remove_tree(path)
-
-
-def remove_leftovers(files: Files, partition_directory: str) -> int:
-    """Remove every unpublished output of a partition; returns how many. For its only round."""
-    private = f"{partition_directory}/{names.PRIVATE}"
-    if not files.exists(private):
-        return 0
-    found = [name for name in files.listdir(private) if name.startswith(names.REWRITE_PREFIX)]
-    for name in found:
-        discard_staging(files, f"{private}/{name}")
-    return len(found)

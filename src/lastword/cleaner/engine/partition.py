@@ -154,9 +154,7 @@ def prepare(log: PartitionLog, config: TopicConfig, request: Request) -> Plan:
         log.sync()
         if log.synced_to < plan.limit:
             raise BusyError(f"{log.directory} is synced up to {log.synced_to} only", remedy="try again")
-        from lastword.cleaner.engine import output  # loads the kernels
-
-        output.remove_leftovers(log.files, log.directory)
+        log.store.discard_outputs()
     return plan
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from lastword import metrics
 from lastword.cleaner.policy.groups import Group
 from lastword.cleaner.policy.plan import Plan
+from lastword.segment.stored import SegmentId
 from lastword.units import format_duration
 from lastword.values import Value
 
@@ -162,6 +163,11 @@ class SourceFacts:
     base_offset: int
     size_bytes: int
     inode: int
+
+    @property
+    def id(self) -> SegmentId:
+        """Which stored segment it was."""
+        return SegmentId(self.inode, self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +317,7 @@ def built(
     facts = resolution.segments[group.first : group.last + 1]
     chosen = sources[group.first : group.last + 1]
     return BuiltGroup(
-        sources=tuple(SourceFacts(one.file, one.base_offset, one.size, one.inode) for one in chosen),
+        sources=tuple(SourceFacts(one.file, one.base_offset, one.size, one.id.number) for one in chosen),
         output=OutputFacts(directory, group.base_offset, certified.next_offset, rewritten.size_bytes),
         records_read=sum(one.records for one in facts),
         records_kept=certified.records,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lastword.cleaner.engine import lease_guard, output, report
+from lastword.cleaner.engine import lease_guard, report
 from lastword.cleaner.engine.build import rewrite_each
 from lastword.cleaner.engine.report import (
     BuiltGroup,
@@ -108,18 +108,18 @@ class Publisher:
                     lease_guard.check(log.files, log.directory, log.clock, group.dropped_tombstone)
                     if group.output.base_offset not in self._published:
                         publish(group, partial(swap_group, log, group))
-                    output.discard_staging(log.files, group.output.directory)
+                    log.store.discard(group.output.directory)
                     swap_seconds += log.clock.monotonic() - started
                     done.append(group)
         except lease_guard.LeaseCame:
             stopped_by = "lease"
-            output.remove_leftovers(log.files, log.directory)
+            log.store.discard_outputs()
         except Stopped:
             stopped_by = "request"
         except LastwordError:
             self.failed()
             with suppress(LastwordError):  # the first error is the one to report
-                output.remove_leftovers(log.files, log.directory)
+                log.store.discard_outputs()
             raise
         if not stopped_by:
             self._record_first_dirty(first_dirty())
@@ -147,8 +147,8 @@ def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
         old = []
         for source in built.sources:
             segment = by_base.get(source.base_offset)
-            facts = log.files.stat(source.path)
-            same = facts is not None and (facts.inode, facts.size) == (source.inode, source.size_bytes)
+            facts = None if segment is None else segment.stored.facts()
+            same = facts is not None and facts.id == source.id
             if segment is None or segment.active or not same:
                 raise BusyError(
                     f"{source.path} changed while it was cleaned; nothing was published",
@@ -156,7 +156,7 @@ def swap_group(log: PartitionLog, built: BuiltGroup) -> Segment:
                     file=source.path,
                 )
             old.append(segment)
-        new = Segment.load(log.files, built.output.directory, built.output.base_offset)
+        new = Segment.load(log.store.output(built.output.directory, built.output.base_offset))
         return log.replace(old, [new])
 
 
@@ -165,7 +165,7 @@ class Collector:
 
     Args:
         view: gets each output in the place of its sources, for the next cleaning by the same accounts.
-        staged_in: where outputs are made, if not in the partition's private directory.
+        staged_in: a location for outputs, if they are not made beside the log.
     """
 
     verb = "clean"
@@ -198,7 +198,7 @@ class Collector:
 
     def _replaced(self, group: BuiltGroup) -> Segment:
         assert self._view is not None
-        output = Segment.load(self._view.files, group.output.directory, group.output.base_offset)
+        output = Segment.load(self._view.store.output(group.output.directory, group.output.base_offset))
         gone = {source.base_offset for source in group.sources}
         old = [segment for segment in self._view.segments if segment.base_offset in gone]
         self._view.segment_set = self._view.segment_set.with_replaced(old, [output])

@@ -22,6 +22,7 @@ from lastword.clock import Clock
 from lastword.errors import LastwordError, UsageError
 from lastword.files import FileFacts, FileLock, Files, Handle
 from lastword.segment.segment import Segment
+from lastword.segment.stored import StoredFacts, StoredSegment
 
 CREDIT_SECONDS = 0.04
 PIECE_SECONDS = 0.02
@@ -192,7 +193,10 @@ class PacedFiles(Files):
     def segments(self, segments: Sequence[Segment]) -> list[Segment]:
         """The same segments, read through here."""
         return [
-            segment.read_through(self, self.paced(segment.handle) if segment.size else None)
+            segment.read_through(
+                PacedStored(segment.stored, self._budget, self._stop),
+                self.paced(segment.handle) if segment.size else None,
+            )
             for segment in segments
         ]
 
@@ -254,6 +258,41 @@ class PacedFiles(Files):
 
     def device(self, path: Any) -> int:
         return self._files.device(path)
+
+
+class PacedStored:
+    """A stored segment whose bytes are taken from a budget."""
+
+    def __init__(self, stored: StoredSegment, budget: DriveBudget, stop: Callable[[], bool] | None) -> None:
+        self.base_offset = stored.base_offset
+        self._stored = stored
+        self._budget = budget
+        self._stop = stop
+
+    def path(self, extension: str) -> str:
+        return self._stored.path(extension)
+
+    def facts(self) -> StoredFacts | None:
+        return self._stored.facts()
+
+    def open_read(self) -> Handle:
+        return PacedHandle(self._stored.open_read(), self._budget, self._stop)
+
+    def open_append(self, extension: str, *, create: bool = False, exclusive: bool = False) -> Handle:
+        handle = self._stored.open_append(extension, create=create, exclusive=exclusive)
+        return PacedHandle(handle, self._budget, self._stop)
+
+    def read(self, extension: str) -> bytes | None:
+        data = self._stored.read(extension)
+        for done in range(0, len(data or b""), self._budget.piece_bytes):
+            self._budget.take(min(self._budget.piece_bytes, len(data or b"") - done), self._stop)
+        return data
+
+    def remove(self, extension: str) -> None:
+        self._stored.remove(extension)
+
+    def seal(self, extensions: Sequence[str], mtime_ms: int) -> None:
+        self._stored.seal(extensions, mtime_ms)
 
 
 class PacedHandle(Handle):

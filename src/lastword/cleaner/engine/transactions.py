@@ -209,10 +209,10 @@ def index_entries(
         return []
     known: dict[tuple[int, int], AbortedTransaction] = {}
     for source in sources:
-        path = source.path(names.TXN_INDEX)
-        if source.files.exists(path):
+        data = source.stored.read(names.TXN_INDEX)
+        if data is not None:
             try:
-                entries = decode_entries(source.files.read_bytes(path), path)
+                entries = decode_entries(data, source.stored.path(names.TXN_INDEX))
             except CorruptFileError:
                 continue
             known.update({(entry.producer_id, entry.last_offset): entry for entry in entries})

@@ -1,0 +1,342 @@
+"""`DirectorySegments`: the segments of a partition directory, and how they change there.
+
+Reading takes no lock: in a running broker's directory, beside a writer, in the middle of a swap. The log is
+what recovery would find (`swap.decide`), listed until two listings agree. Listing changes nothing. The end is
+that of the last valid batch: a batch that is being appended, or that a kill left half-written, is not part of
+the log. But damage with valid batches behind it is no torn tail: it stays in the range, and reading it is a
+CorruptBatchError.
+
+Changing is for the process that holds the lock of the log directory. Each change is an order of writes and
+syncs that a crash may interrupt anywhere: `swap` replaces segments, `prefix` and `truncate` cut the log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from lastword.errors import (
+    BusyError,
+    CorruptFileError,
+    DataError,
+    FileTakenError,
+    FileVanishedError,
+    NotAPartitionError,
+)
+from lastword.files import FileFacts, Files
+from lastword.partition import prefix, swap, truncate
+from lastword.partition.checkpoint_file import number, read_lines
+from lastword.partition.segment_set import SegmentSet
+from lastword.partition.segment_store import PrivateSegment, Version
+from lastword.partition.synced import read_log_end, wrong_end
+from lastword.records.batch import BatchHeader
+from lastword.records.formats import crc_ok
+from lastword.segment import names
+from lastword.segment.append import SegmentAppender
+from lastword.segment.scan import Damage, headers, sound_batch_after
+from lastword.segment.segment import Segment
+from lastword.segment.stored import SegmentFiles
+
+if TYPE_CHECKING:
+    from lastword.partition.ingest_file import AssignedBatch
+
+_TRIES = 1000
+
+
+class DirectorySegments:
+    """The segments of the partition directory `directory`: a `SegmentStore`."""
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self.files = files
+        self.directory = directory
+
+    def __repr__(self) -> str:
+        return f"DirectorySegments({self.directory!r})"
+
+    # -------------------------------------------------------------- read
+
+    def load(self) -> Version:
+        """As `SegmentStore.load`.
+
+        Two listings, and the log start checkpoint before and after, must agree: then no segment was added or
+        removed in between, nothing was trimmed, and the active segment, which bounds what a cleaner may use,
+        is the listed one. A file that was replaced under its own name meanwhile is found when it is opened.
+        """
+        files, directory = self.files, self.directory
+        check_directory(files, directory)
+        for _ in range(_TRIES):
+            checkpoint = _log_start_file(files, directory)
+            log_start = read_log_start(files, directory)
+            listing = files.listdir(directory)
+            log_files = _log_files(listing)
+            try:
+                decision = swap.decide(files, directory, log_files)
+                segments = [self._segment(base, suffix) for base, suffix in decision.logs]
+                listed_bytes = segments[-1].size if segments else 0
+                if segments:
+                    segments[-1] = segments[-1].ending_at(*end_of_sound_part(segments[-1]), active=True)
+            except FileVanishedError:
+                continue
+            if (
+                _log_files(files.listdir(directory)) == log_files
+                and _log_start_file(files, directory) == checkpoint
+            ):
+                version = Version(SegmentSet(segments), *_range(log_start, segments), token=listed_bytes)
+                with suppress(FileVanishedError):
+                    checked = self._with_end_checked(version, listed_bytes, listing)
+                    if checked is not None:
+                        return checked
+        raise BusyError(f"{directory} kept changing while it was listed", remedy="try again", file=directory)
+
+    def _with_end_checked(self, version: Version, listed_bytes: int, listing: list[str]) -> Version | None:
+        """Compare the log end with the one that must be there (`synced.LogEnd`).
+
+        If they differ, the version ends where the log must end, and a read that reaches the end raises its
+        `damage`. None: a writer is active, so the directory must be listed again.
+        """
+        if not len(version.segments):
+            return version
+        last, log_end = version.segments.active, version.log_end
+        known = read_log_end(self.files, self.directory, log_end, listing)
+        if known is None:
+            return version
+        expected = known.contradicts(log_end)
+        if expected is None:
+            expected = _missed(last, known.contiguous_from)
+        if expected is None:
+            return version
+        facts = last.stored.facts()
+        if facts is None or facts.id != (last.id.number, listed_bytes):
+            return None
+        if _log_files(self.files.listdir(self.directory)) != _log_files(listing):
+            return None
+        position = last.size if log_end < expected else last.position_of(expected)
+        damage = wrong_end(last.file, position, log_end, expected, clean=known.clean)
+        return Version(version.segments, version.log_start, expected, damage, listed_bytes)
+
+    def is_current(self, version: Version) -> bool:
+        """As `SegmentStore.is_current`: the newest segment is the listed file, and none follows."""
+        segments = version.segments
+        active = segments.active if len(segments) else None
+        facts = None if active is None else active.stored.facts()
+        if active is None or facts is None:
+            return False
+        if facts.id != (active.id.number, active.size if version.token is None else version.token):
+            return False
+        return active.base_offset == version.log_end or not self.contains(version.log_end)
+
+    def pin(self, segments: Sequence[Segment]) -> None:
+        """As `SegmentStore.pin`: an open file stays readable, if there are enough descriptors."""
+        for segment in segments:
+            segment.handle  # noqa: B018  opens it
+
+    def _segment(self, base_offset: int, suffix: str = "") -> Segment:
+        return Segment.load(SegmentFiles(self.files, self.directory, base_offset, suffix))
+
+    # -------------------------------------------------------------- append
+
+    def create(self, base_offset: int, *, index_interval_bytes: int) -> SegmentAppender:
+        """As `SegmentStore.create`."""
+        stored = SegmentFiles(self.files, self.directory, base_offset)
+        return _created(
+            stored, lambda: SegmentAppender.create(stored, index_interval_bytes=index_interval_bytes)
+        )
+
+    def ingest(
+        self, file: str, batches: Sequence[AssignedBatch], *, index_interval_bytes: int
+    ) -> SegmentAppender:
+        """As `SegmentStore.ingest`: the file is renamed, and must be on the same drive."""
+        stored = SegmentFiles(self.files, self.directory, batches[0].base_offset)
+        return _created(
+            stored,
+            lambda: SegmentAppender.from_file(
+                stored, file, batches, index_interval_bytes=index_interval_bytes
+            ),
+        )
+
+    def contains(self, base_offset: int) -> bool:
+        """As `SegmentStore.contains`."""
+        return self.files.exists(SegmentFiles(self.files, self.directory, base_offset).path(names.LOG))
+
+    def sync(self, segment: Segment) -> None:
+        """As `SegmentStore.sync`."""
+        for extension in names.SEGMENT_EXTENSIONS:
+            if self.files.exists(segment.stored.path(extension)):
+                with segment.stored.open_append(extension) as handle:
+                    handle.fsync()
+
+    def sync_names(self) -> None:
+        """As `SegmentStore.sync_names`."""
+        self.files.fsync_dir(self.directory)
+
+    # -------------------------------------------------------------- build in private
+
+    def create_output(self, base_offset: int, within: str | None = None) -> PrivateSegment:
+        """As `SegmentStore.create_output`. The location is a directory that only its maker has the name of:
+        `<partition>/lastword/rewrite-<base offset>-<token>/`. So a second attempt at the same group never
+        meets the files of the first. `within`: a directory that has a `lastword` directory, or gets one.
+        """
+        parent = within or self.directory
+        private = f"{parent}/{names.PRIVATE}"
+        if not self.files.exists(private):
+            with suppress(FileTakenError):  # another output, or a reader's lease, came first
+                self.files.mkdir(private)
+            self.files.fsync_dir(parent)
+        location = f"{private}/{names.REWRITE_PREFIX}{base_offset:020d}-{os.urandom(8).hex()}"
+        self.files.mkdir(location)
+        return PrivateSegment(location, SegmentFiles(self.files, location, base_offset))
+
+    def output(self, location: str, base_offset: int) -> SegmentFiles:
+        """As `SegmentStore.output`."""
+        return SegmentFiles(self.files, location, base_offset)
+
+    def discard(self, location: str) -> None:
+        """As `SegmentStore.discard`."""
+        if self.files.exists(location):
+            self.files.remove_tree(location)
+
+    def discard_outputs(self) -> None:
+        """As `SegmentStore.discard_outputs`."""
+        private = f"{self.directory}/{names.PRIVATE}"
+        if self.files.exists(private):
+            for name in self.files.listdir(private):
+                if name.startswith(names.REWRITE_PREFIX):
+                    self.discard(f"{private}/{name}")
+
+    def free_bytes(self) -> int:
+        """As `SegmentStore.free_bytes`."""
+        return self.files.free_bytes(self.directory)
+
+    # -------------------------------------------------------------- change the set
+
+    def replace(self, sources: Sequence[Segment], output: Segment) -> Segment:
+        """As `SegmentStore.replace`; see `swap` for every crash of it."""
+        return swap.publish(self.files, self.directory, sources, output)
+
+    def after_failed_replace(self, segments: SegmentSet) -> SegmentSet:
+        """As `SegmentStore.after_failed_replace`."""
+        files, directory = self.files, self.directory
+        swap.recover(files, directory)
+        logs = [base for base, _ in swap.decide(files, directory, files.listdir(directory)).logs]
+        known = {s.base_offset: s for s in segments}
+        kept: list[Segment] = []
+        for base in logs:
+            loaded = self._segment(base)
+            before = known.get(base)
+            kept.append(before if before is not None and before.id.number == loaded.id.number else loaded)
+        active = segments.active
+        return SegmentSet([*(s for s in kept if s.base_offset != active.base_offset), active])
+
+    def remove_front(self, gone: Sequence[Segment]) -> list[str]:
+        """As `SegmentStore.remove_front`; see `prefix`."""
+        return prefix.set_aside(self.files, self.directory, gone, self.files.listdir(self.directory))
+
+    def truncate(
+        self, segments: SegmentSet, offset: int, epoch: int, *, index_interval_bytes: int
+    ) -> SegmentSet:
+        """As `SegmentStore.truncate`; see `truncate`, steps 2 to 4."""
+        return truncate.cut_segments(
+            self.files, self.directory, segments, offset, epoch, index_interval_bytes=index_interval_bytes
+        )
+
+    def remove_all(self, segments: SegmentSet) -> None:
+        """As `SegmentStore.remove_all`."""
+        truncate.remove_segments(self.files, self.directory, list(segments))
+
+
+def _created(stored: SegmentFiles, create: Callable[[], SegmentAppender]) -> SegmentAppender:
+    try:
+        return create()
+    except FileTakenError:  # left by a roll that did not come to its end
+        for extension in names.SEGMENT_EXTENSIONS:
+            stored.remove(extension)
+        return create()
+
+
+def check_directory(files: Files, directory: str) -> None:
+    """Raise NotAPartitionError if something is there, and no directory: it may be a link, or a file."""
+    path = os.path.normpath(directory)
+    if files.is_link(path):
+        raise NotAPartitionError.link(path)
+    if not files.is_dir(path) and files.exists(path):
+        raise NotAPartitionError.of(path, "directory")
+
+
+def _log_files(listing: list[str]) -> list[str]:
+    """The names that decide what the log is; indexes come and go beside a writer and do not matter."""
+    return [n for n in listing if names.LOG in n or n.endswith(names.SUFFIXES)]
+
+
+def _range(checkpointed: int, segments: list[Segment]) -> tuple[int, int]:
+    """Log start and log end."""
+    if not segments:
+        return checkpointed, checkpointed
+    log_end = segments[-1].next_offset
+    first = segments[0].base_offset
+    return (checkpointed if first < checkpointed <= log_end else first), log_end
+
+
+def _log_start_file(files: Files, directory: str) -> FileFacts | None:
+    """The identity of the root's log start checkpoint, which is replaced as a whole."""
+    return files.stat(os.path.join(os.path.dirname(os.path.normpath(directory)), names.LOG_STARTS))
+
+
+def read_log_start(files: Files, directory: str) -> int:
+    """What the root's log-start checkpoint says of this partition; 0 if nothing that can be read."""
+    directory = os.path.normpath(directory)
+    path = os.path.join(os.path.dirname(directory), names.LOG_STARTS)
+    name = os.path.basename(directory)
+    found: dict[tuple[str, int], int] = {}
+    try:
+        lines = read_lines(files, path, 3)
+        for topic, partition, offset in lines:
+            found[topic, number(partition, path)] = number(offset, path)
+    except CorruptFileError:
+        return 0
+    if len(found) < len(lines):
+        return 0  # one partition twice: damaged, and not believed, as by the writer
+    return next((offset for tp, offset in found.items() if f"{tp[0]}-{tp[1]}" == name), 0)
+
+
+def _missed(segment: Segment, end: int | None) -> int | None:
+    """`end` if the last segment holds offsets above it and no batch ends there: one of them has a wrong base
+    offset, which no checksum covers."""
+    if end is None or not segment.base_offset < end < segment.next_offset:
+        return None
+    try:
+        return end if segment.end_before(end) != end else None
+    except DataError:
+        return None  # a read names it
+
+
+def end_of_sound_part(segment: Segment) -> tuple[int, int]:
+    """Position and next offset behind the last sound batch of a file; looks from where the index ends."""
+    file_size = segment.size
+    start, next_offset = segment.trusted_end(), segment.base_offset
+    while True:
+        end, next_offset = _sound_end(segment, start, next_offset, file_size)
+        if end == file_size:
+            return end, next_offset
+        damage = Damage(end, next_offset, "tail", "")
+        following = sound_batch_after(segment.handle, segment.file, damage, file_size, segment.base_offset)
+        if following is None:
+            return end, next_offset
+        start = following
+
+
+def _sound_end(segment: Segment, start: int, next_offset: int, file_size: int) -> tuple[int, int]:
+    """Walk from `start`; position and next offset behind the last batch whose checksum is right."""
+    walked: list[BatchHeader] = []
+    try:
+        for header in headers(segment.handle, segment.file, start, file_size, stop_at_partial_tail=True):
+            walked.append(header)
+    except DataError:
+        pass
+    while walked:
+        last = walked.pop()
+        data = segment.read_batch(last)
+        if len(data) == last.size and crc_ok(data, last, 0):
+            return last.end, last.next_offset
+    return start, next_offset
